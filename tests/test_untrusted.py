@@ -6,6 +6,7 @@ The bytes of traces have tests of their own (trace/test_fuzz.py).
 from __future__ import annotations
 
 import ast
+import base64
 import copy
 import json
 import logging
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -509,6 +511,12 @@ EVIL = "evil\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\u200b\u00adname\r\nROOT: ok"
 UNSEEN = "\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\xad\u200b\u202e"
 
 
+def _part(packed, data, name):
+    """Return the text of a packed part of the first rank's timeline."""
+    number = data["timeline"]["ranks"][0][name]
+    return packed.partition(f'id="part-{number}">')[2].partition("</script>")[0]
+
+
 class TestTerminals:
     """Names are shown, never obeyed."""
 
@@ -578,9 +586,12 @@ class TestTerminals:
         page, data = page.partition("</style>")[2].split('<script type="application/json"')
         assert r"evil\x1b]0;owned" in page
         assert not re.search(f"[\r{UNSEEN}]", page)
-        data = data.partition(">")[2].partition("</script>")[0]
-        assert "evil" in data
-        assert not re.search(f"[\r{UNSEEN}]", json.dumps(json.loads(data), ensure_ascii=False))
+        data, _, packed = data.partition(">")[2].partition("</script>")
+        loaded = json.loads(data)
+        names = zlib.decompress(base64.b64decode(_part(packed, loaded, "signatures"))).decode()
+        assert r"evil\\x1b]0;owned" in names
+        for text in (json.dumps(loaded, ensure_ascii=False), names):
+            assert not re.search(f"[\r{UNSEEN}]", text)
 
     def test_a_file_of_tables(self, evil, tmp_path):
         main(["summary", str(evil), "--views", "udf", "-o", str(tmp_path / "o")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +25,6 @@ from ppprof.analysis.report_data.operators_of_modules import mean_module_work
 from ppprof.analysis.report_data.places import PLACES
 from ppprof.analysis.report_data.rank import (
     BaselineData,
-    Details,
     RankReportData,
     collect_baseline_data,
     collect_rank_report_data,
@@ -44,11 +43,8 @@ from ppprof.topology import RankSelector
 
 _log = logging.getLogger("ppprof")
 
-_MOST_DRAWN = 16
-"""Most ranks with a timeline and a memory curve: more do not fit on a screen."""
-
-_SPANS = 48_000
-"""Most spans of all timelines together: about 2 MB of the page, redrawn within a frame."""
+_MOST_DRAWN = 64
+"""Most ranks with a timeline and a memory curve."""
 
 
 def collect_report_data(
@@ -121,7 +117,11 @@ def _of_traces(
             max(1, cluster.steps.height),
         ),
         roof=results[0].value.roof,
-        details=_on_one_clock(results, cluster),
+        details={
+            result.recording.rank: result.value.details
+            for result in results
+            if result.value.details is not None
+        },
         findings=advise(collect_evidence(run, cluster, indicators)),
         places=_places(results, cluster),
         module_work=mean_module_work(
@@ -259,7 +259,7 @@ def _rank_data(
     errors: list[str] = []
     results: list[WindowResult[RankReportData]] = []
     for work, part in (
-        (partial(collect, budget=_SPANS // max(len(drawn), 1)), _of_ranks(recordings, drawn)),
+        (partial(collect, share=1 / max(len(drawn), 1)), _of_ranks(recordings, drawn)),
         (collect, _of_ranks(recordings, set(run.ranks).difference(drawn))),
     ):
         try:
@@ -320,20 +320,3 @@ def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
             )
         )
     return pl.concat(parts)
-
-
-def _on_one_clock(
-    results: Sequence[WindowResult[RankReportData]], cluster: Cluster
-) -> Mapping[int, Details]:
-    """Return the timelines and memory of the drawn ranks, keyed by rank.
-
-    The times of ``lanes`` are converted to the reference clock.
-    """
-    drawn = {}
-    for result in results:
-        rank, details = result.recording.rank, result.value.details
-        if details is not None:
-            lanes = details.lanes.with_columns(rank=pl.lit(rank, pl.Int64))
-            lanes = to_reference_clock(lanes, cluster.clocks).drop("rank")
-            drawn[rank] = details._replace(lanes=lanes)
-    return drawn

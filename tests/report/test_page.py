@@ -258,9 +258,8 @@ def test_ranks_and_steps_can_be_chosen(runs):
 def test_training_on_two_gpus_is_drawn_stream_by_stream(tmp_path):
     tmp_path.joinpath("a").mkdir()
     found = collect_report_data(ppprof.open(write(tmp_path / "a" / "rank_0.pb", *training())))
-    lanes = found.details[0].lanes["lane"].unique(maintain_order=True).to_list()
-    assert lanes[:3] == ["steps", "phases", "operators"]
-    assert {"GPU 0 stream 7", "GPU 1 stream 20"} <= set(lanes)
+    streams = {(track.device, track.stream) for track in found.details[0].timeline.tracks}
+    assert {(0, 7), (1, 20)} <= streams
 
 
 # Behaviour of the page, in Chromium.
@@ -366,17 +365,18 @@ class TestInChromium:
         assert max(element[3] for element in seen) == 0
 
     def test_spans_can_be_walked_with_the_keyboard(self, opened):
-        found = opened("gpu")
+        found = opened("run")
         found.draw_all()
-        figure = found.page.locator('figure[data-chart="timeline"]')
+        figure = found.page.locator('figure[data-chart="pipeline"]')
         canvas, live = figure.locator("canvas"), figure.locator(".live")
         canvas.focus()
         said = []
-        for key in (">", ">", "ArrowDown", "ArrowDown", "ArrowDown", "<"):
+        for key in (">", ">", "ArrowDown", "ArrowDown", "<", ">"):
             found.page.keyboard.press(key)
             said.append(live.inner_text().split(": ", 1)[1].split(" · ")[0])
-        # A row down: what had begun last at the middle of the span, 145, 122 and 114 us. Then back.
-        assert said == ["ProfileStep#0", "ProfileStep#1", "GPT", "matmul", "gemm_grad", EVIL]
+        # Rows: ranks 0 and 2, of stage 0, then 1, of stage 1, which first waits for stage 0.
+        # A row down: what had begun last at the middle of the span.
+        assert said == ["F0", "F1", "F1", "F0", "Bubble", "F0"]
         before = found.page.evaluate("f => [f.lanes.from, f.lanes.to]", figure.element_handle())
         found.page.keyboard.press("+")
         after = found.page.evaluate("f => [f.lanes.from, f.lanes.to]", figure.element_handle())

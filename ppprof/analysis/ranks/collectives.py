@@ -78,15 +78,27 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     Returns:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
+    return collectives_with_rows(trace, rank).drop("row")
+
+
+def collectives_with_rows(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
+    """Return the result of `collectives` with a first column row (int64): the row of the span.
+
+    Args:
+        trace: the window.
+        rank: as for `collectives`.
+    """
+    schema = {"row": pl.Int64(), **COLLECTIVES}
     if unrecorded_device(trace):
-        return pl.DataFrame(schema=COLLECTIVES)
+        return pl.DataFrame(schema=schema)
     events = EventArrays(trace)
     spans = events.host_rows("Communication")
     spans = spans[np.argsort(events.start_ns[spans], kind="stable")]
     texts = trace.events[list(_READ)][spans].rows()
     is_collective = [peers is not None and "." not in name for name, peers, *_ in texts]
-    (start, end), is_timed = kernel_times(events, spans[np.array(is_collective, bool)])
-    times = zip(start.tolist(), end.tolist(), is_timed.tolist())
+    spans = spans[np.array(is_collective, bool)]
+    (start, end), is_timed = kernel_times(events, spans)
+    times = zip(spans.tolist(), start.tolist(), end.tolist(), is_timed.tolist())
     calls = [
         (name, role, one_peers, axis, step, one_bytes, time)
         for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)
@@ -96,15 +108,15 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
         calls = [call for call in calls if call[0] not in ("isend", "irecv")]
     indices: Counter[tuple[object, ...]] = Counter()
     rows = []
-    for name, role, peers, axis, step, num_bytes, (start_ns, end_ns, has_time) in calls:
+    for name, role, peers, axis, step, num_bytes, (row, start_ns, end_ns, has_time) in calls:
         members = {"send": f"{rank}>{peers}", "recv": f"{peers}>{rank}"}.get(role, peers)
         op = "send" if role else name
         index = indices[members, op, step]
         indices[members, op, step] += 1
         if has_time:
-            rows.append((members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
-    rows.sort(key=lambda row: row[6])
-    return pl.DataFrame(rows, COLLECTIVES, orient="row")
+            rows.append((row, members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
+    rows.sort(key=lambda row: row[7])
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 _READ = ("name", "peers", "axis", "step", "bytes")

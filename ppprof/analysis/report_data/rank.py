@@ -18,7 +18,7 @@ from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.operators_of_modules import module_work
 from ppprof.analysis.report_data.places import longest_events, peak_places
-from ppprof.analysis.report_data.timeline import lanes
+from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
 from ppprof.choices.steps import StepRange
 from ppprof.trace.schema import Trace
@@ -27,11 +27,18 @@ _NUM_LEVELS = 400
 """Number of points in the memory curve of a place."""
 
 
+MOST_EVENTS = 1_600_000
+"""Most events of all timelines of a page together: they take 3 to 6 bytes each."""
+
+MOST_SPANS = 100_000
+"""Most spans of all thinned timelines together: a browser draws them within a frame."""
+
+
 class Details(NamedTuple):
     """The timeline and memory of a rank that the report draws; it draws only some ranks."""
 
-    lanes: pl.DataFrame
-    """Columns of `ppprof.analysis.report_data.timeline.LANES`, on the rank's own clock."""
+    timeline: Timeline
+    """On the rank's own clock."""
     memory: Memory
     remote_flows: pl.DataFrame
     """The result of `ppprof.analysis.profile.remote_calls.remote_flows`, on the rank's own clock."""
@@ -78,7 +85,7 @@ def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
 
 
 def collect_rank_report_data(
-    trace: Trace, naming: Naming, steps: StepRange | None = None, budget: int = 0
+    trace: Trace, naming: Naming, steps: StepRange | None = None, share: float = 0.0
 ) -> RankReportData:
     """Return the report data of one rank's window.
 
@@ -86,12 +93,12 @@ def collect_rank_report_data(
         trace: the window.
         naming: how operators and kernels are named.
         steps: the steps to keep; None: all steps.
-        budget: approximate number of spans in the timeline; 0: ``details`` is not computed.
+        share: the rank's share of a page's timelines, 0 to 1; 0: ``details`` is not computed.
     """
     trace = with_step(trace)
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
-    details = _details(profile, budget) if budget else None
+    details = _details(profile, share) if share else None
     places = longest_events(profile, naming, costs.breakdown)
     if details is not None:
         places = pl.concat([places, peak_places(details.memory)])
@@ -108,6 +115,6 @@ def collect_rank_report_data(
     )
 
 
-def _details(profile: Profile, budget: int) -> Details:
-    memory = memory_levels(profile, _NUM_LEVELS)
-    return Details(lanes(profile, budget), memory, remote_flows(profile))
+def _details(profile: Profile, share: float) -> Details:
+    drawn = timeline(profile, int(MOST_EVENTS * share), int(MOST_SPANS * share))
+    return Details(drawn, memory_levels(profile, _NUM_LEVELS), remote_flows(profile))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.finding import Finding
@@ -46,7 +47,7 @@ class ReportData:
     roof: Roof
     """The roof of the first rank's device."""
     details: Mapping[int, Details]
-    """Timelines, on the reference clock, and memory, keyed by rank; only for ranks that are
+    """Timelines and memory, on each rank's own clock, keyed by rank; only for ranks that are
     drawn."""
     findings: Sequence[Finding]
     """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
@@ -75,15 +76,6 @@ class ReportData:
         return bool(self.sources)
 
     @cached_property
-    def origin_ns(self) -> int:
-        """The start of the drawn timelines, on the reference clock; 0 if none is drawn.
-
-        Times in the links of the page count from here.
-        """
-        starts = [details.lanes["start_ns"].min() for details in self.details.values()]
-        return min((start for start in starts if isinstance(start, int)), default=0)
-
-    @cached_property
     def steps(self) -> Sequence[int]:
         """Numbers of the recorded steps, ascending; without traces, of all steps."""
         steps = self.cluster.steps if self.has_traces else self.step_times
@@ -100,3 +92,17 @@ class ReportData:
         """The step time in nanoseconds, mean over steps and ranks; 0 if there are no steps."""
         mean = self.cluster.steps["step_ns"].mean()
         return float(mean) if isinstance(mean, (int, float)) else 0.0
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The start of the drawn timelines, on the reference clock; 0 without events.
+
+        ``#t=START-END`` in links to the page's timeline counts seconds from here.
+        """
+        starts = []
+        for rank, details in self.details.items():
+            if details.timeline.num_events:
+                clock = self.cluster.clocks.get(rank)
+                base = np.array([details.timeline.base_ns])
+                starts.append(int((base if clock is None else clock.to_reference(base))[0]))
+        return min(starts, default=0)

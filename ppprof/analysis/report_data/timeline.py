@@ -1,174 +1,368 @@
-"""One rank's window as lanes of spans, thinned out for drawing."""
+"""One rank's window as the timeline of a page: tracks of events, packed in parts.
+
+A track is a host thread or a stream of a device. Its events are sorted by start, parents before
+children, and cut into parts of `PART_EVENTS`, which the page unpacks when they come into view. An
+event that is still open where a part begins is repeated in it, so that each part can be drawn
+alone::
+
+    track   a================================      part 1: a b c d
+              b=====  d====  | f===  g====         part 2: a (repeated) f g h
+               c==           |  h=
+
+What many events have in common (name, shapes, FLOPs, peers ...) stands once, in a table of
+signatures. A thinned copy of the whole track shows windows that are too long for every event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.event_tree import Tree
-from ppprof.analysis.profile.profile import PHASES, Profile
-from ppprof.arrays import Int64
+from ppprof.analysis.profile.communication import Communication
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.collectives import collectives_with_rows
+from ppprof.analysis.report_data.packed import pack, pack_text
+from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures
+from ppprof.analysis.report_data.thinning import thinned
+from ppprof.arrays import Bool, Int64
+from ppprof.trace.communication_names import communicates
+from ppprof.trace.schema import Trace
 
-LANES = {
-    "lane": pl.String,
-    "category": pl.String,
-    "name": pl.String,
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-    "num": pl.Int64,
-    "busy_ns": pl.Int64,
-}
-"""Columns of `lanes`. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
-*GPU 0 stream 7*, or *other streams*. ``category`` and ``name``: those of the longest event in the
-span. ``num``: the number of events in the span. ``busy_ns``: the sum of their durations."""
+PART_EVENTS = 8192
+"""Events of a part: a browser unpacks it in 2 ms."""
+
+MOST_TRACKS = 200
+"""Tracks of a rank, threads first. A job has a few threads and streams per device."""
+
+MOST_ROWS = 60
+"""Rows of a track; deeper events share the last one."""
+
+_ROUNDING_NS = 1_000
+"""Events of a stream that overlap by less are neighbours: some traces hold whole microseconds."""
 
 
-MOST_STREAMS = 200
-"""Streams with a lane of their own. A job has a few per device; a page cannot show thousands."""
+class Part(NamedTuple):
+    """Some consecutive events of a track."""
+
+    start_ns: int
+    """Start of its first event that is not repeated, on the rank's own clock."""
+    end_ns: int
+    """Last end of its events."""
+    num: int
+    """Number of events, without repeated ones."""
+    num_repeated: int
+    """Number of repeated events, which stand first, outermost first."""
+    rows: tuple[int, int, int, int]
+    """Least and greatest row of its host and device events, then of its launches; -1 for none."""
+    blob: bytes
+    """Packed columns: start_ns (from the rank's `Timeline.base_ns`), dur_ns, signature, depth, rows
+    (of host or device events, then of launches), step + 1 (0: none), size (events below a host
+    event, itself excluded), has_link, and link of the events with one (same order as rows): the
+    launch of a device event, the first device event of a launch, the forward of a host event."""
 
 
-def lanes(profile: Profile, budget: int) -> pl.DataFrame:
-    """Return the lanes of the stepping thread and of the streams, thinned out for drawing.
+class Track(NamedTuple):
+    """A host thread or a stream."""
 
-    Neighbouring short events are merged into one span, about as wide as a pixel. Longer events
-    stay::
+    name: str
+    """The thread's name, if it has one; empty for streams."""
+    thread: int | None
+    device: int | None
+    stream: int | None
+    num_rows: int
+    """Number of rows: the nesting depth, or events that run at the same time on a stream."""
+    parts: Sequence[Part]
+    overview: bytes
+    """Packed columns of `ppprof.analysis.report_data.thinning.thinned`: start_ns (from
+    ``base_ns``), dur_ns, signature, depth, num, busy_ns; sorted by start."""
 
-        events   a=======  b c d   e==========     a lane with room for three
-        drawn    a=======  bcd===  e==========     num 1, 3, 1
 
-    Of more than `MOST_STREAMS` streams, those with the most work have a lane. The lane *other
-    streams* then holds one span, whose name says how many streams it stands for.
+class Timeline(NamedTuple):
+    """The timeline of one rank's window."""
+
+    base_ns: int
+    """Start of the first event, on the rank's own clock; 0 without events."""
+    end_ns: int
+    """End of the last event, on the rank's own clock."""
+    num_events: int
+    """Number of events on the tracks."""
+    num_left_out: int
+    """Number of events left out, the shortest first, if there are too many."""
+    left_out_below_ns: int
+    """Events shorter than this are left out; 0 if all stay."""
+    tracks: Sequence[Track]
+    signatures: bytes
+    """Deflated JSON: `ppprof.analysis.report_data.signatures.Signatures.json`."""
+    memory: bytes
+    """Packed columns: row of the host event, allocated bytes, freed bytes, and current bytes after
+    the last of these changes; empty without memory events."""
+    flows: pl.DataFrame
+    """row, members, op, step, index: communication that other ranks recorded, too; see
+    `ppprof.analysis.ranks.collectives.collectives_with_rows`. The own rank is -1."""
+
+
+def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
+    """Return the timeline of a window.
 
     Args:
         profile: one rank's window.
-        budget: approximate number of rows for all lanes together.
-
-    Returns:
-        Columns of `LANES`, sorted by lane (in the order that `LANES` gives) and start, on the
-        rank's own clock.
+        budget: most events. If there are more, the shortest are left out, but no steps, phases and
+            communication.
+        overview_budget: approximate number of spans in all overviews together.
     """
-    all_lanes = list(_spans(profile))
-    thinned_lanes, left = [pl.DataFrame(schema=LANES)], budget
-    # Small lanes come first: the others get the unused rest of their share.
-    for index, (name, spans) in enumerate(sorted(all_lanes, key=lambda lane: lane[1].height)):
-        thinned = _thinned(spans, max(left // (len(all_lanes) - index), 1))
-        left -= thinned.height
-        thinned_lanes.append(thinned.select(pl.lit(name).alias("lane"), *list(LANES)[1:]))
-    order = pl.Series([name for name, _ in all_lanes], dtype=pl.String)
-    position = pl.col("lane").replace_strict(order, pl.int_range(len(order), eager=True))
-    return pl.concat(thinned_lanes).sort(position, "start_ns", maintain_order=True)
-
-
-def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
-    """Yield each lane's name and disjoint events: category, name, start_ns, end_ns."""
-    tree = profile.tree
-    steps = tree.of_category("ProfileStep")
-    threads = steps["thread"].unique() if steps.height else tree.hosts["thread"].mode().head(1)
-    hosts = tree.hosts.filter(pl.col("thread").is_in(threads.implode()))
-    columns = ["category", "name", "start_ns", "end_ns"]
-    for lane, table in (
-        ("steps", hosts.filter(pl.col("category") == "ProfileStep")),
-        ("phases", _outermost(tree, hosts.filter(pl.col("category").is_in(PHASES)))),
-        ("operators", _outermost(tree, hosts.filter(pl.col("category") == "Operator"))),
-        (
-            "communication",
-            _outermost(tree, tree.hosts.filter(pl.col("category") == "Communication")),
-        ),
-    ):
-        if table.height:
-            yield (
-                lane,
-                table.select(pl.col(columns[:2]).cast(pl.String), *columns[2:]).sort("start_ns"),
-            )
-    communicates = np.zeros(tree.devices.height, bool)
-    communicates[profile.communication.device_rows] = True
-    devices = tree.devices.with_columns(
-        name=pl.col("name").cast(pl.String),
-        category=pl.when(pl.Series(communicates))
-        .then(pl.lit("Communication"))
-        .otherwise(pl.col("category").cast(pl.String)),
+    trace = profile.whole
+    communicating = _communicating(profile)
+    table = signatures(trace, communicating)
+    events = _columns(trace, table.of_event, profile.whole_tree.size)
+    kept, below_ns = _kept(events, table, budget)
+    base_ns = int(events.start.min()) if len(events.start) else 0
+    orders = list(_orders(trace, events, kept))
+    on_tracks = np.concatenate([order for _, order, _ in orders]) if orders else kept.nonzero()[0]
+    tracks = [
+        _track(
+            trace,
+            events,
+            *track,
+            base_ns,
+            max(500, overview_budget * len(track[1]) // len(on_tracks)),
+        )
+        for track in orders
+    ]
+    num_of = np.bincount(table.of_event[on_tracks], minlength=table.table.height)
+    return Timeline(
+        base_ns,
+        int((events.start + events.dur).max()) if len(events.start) else 0,
+        len(on_tracks),
+        len(events.start) - len(on_tracks),
+        below_ns,
+        tracks,
+        pack_text(table.json(num_of)),
+        _memory(trace),
+        collectives_with_rows(trace).select("row", "members", "op", "step", "index"),
     )
-    keys = ["device", "stream"]
-    devices, others = _busiest_streams(devices, keys)
-    for (device, stream), table in sorted(
-        devices.group_by(keys), key=lambda group: tuple(number or 0 for number in group[0])
-    ):
-        yield f"GPU {device} stream {stream}", table.select(columns).sort("start_ns")
-    if others.height:
-        num_others = others.n_unique(keys)
-        yield (
-            "other streams",
-            others.select(
-                category=pl.lit("Kernel"),
-                name=pl.lit(f"{num_others} streams with less work are not drawn"),
-                start_ns=pl.col("start_ns").min(),
-                end_ns=pl.col("end_ns").max(),
+
+
+class _Columns(NamedTuple):
+    """The events of a trace as arrays of one length; rows are its indices."""
+
+    start: Int64
+    dur: Int64
+    depth: Int64
+    """Of a launch: below its host event. -1 for device events, whose rows follow from overlaps."""
+    signature: Int64
+    step: Int64
+    """-1 outside steps."""
+    size: Int64
+    link: Int64
+    """-1 for none."""
+    is_launch: Bool
+
+
+def _columns(trace: Trace, signature: Int64, size: Int64) -> _Columns:
+    events = trace.events
+    num = events.height
+    num_hosts, num_devices = events["depth"].count(), events["device"].count()
+    parent = events["parent"].fill_null(-1).to_numpy()
+    depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
+    launches = slice(num_hosts, num - num_devices)
+    depth[launches] = np.append(depth, -1)[parent[launches]] + 1
+    link = np.full(num, -1, np.int64)
+    link[:num_hosts] = events["forward"].fill_null(-1).to_numpy()[:num_hosts]
+    launched = np.arange(num - num_devices, num)
+    link[launched] = parent[launched]
+    first_first = launched[::-1]  # of several device events of a launch, the first one stays
+    launchers = parent[first_first]
+    link[launchers[launchers >= 0]] = first_first[launchers >= 0]
+    is_launch = np.zeros(num, bool)
+    is_launch[launches] = True
+    return _Columns(
+        events["start_ns"].to_numpy(),
+        events["dur_ns"].to_numpy(),
+        depth,
+        signature,
+        events["step"].fill_null(-1).to_numpy(),
+        np.concatenate((size, np.zeros(num - len(size), np.int64))),
+        link,
+        is_launch,
+    )
+
+
+def _communicating(profile: Profile) -> Bool:
+    """Return whether each event is communication, shape (events,)."""
+    trace, tree = profile.whole, profile.whole_tree
+    communication = (
+        profile.communication
+        if tree is profile.tree
+        else Communication.from_tree(tree, is_recorded=not profile.unrecorded_device)
+    )
+    events = trace.events
+    result = np.zeros(events.height, bool)
+    result[communication.host_rows] = True
+    below = tree.below(communication.host_rows)
+    below[communication.host_rows] = True
+    num_devices = events["device"].count()
+    first = events.height - num_devices
+    parent = events["parent"].fill_null(-1).to_numpy()
+    host = np.append(parent, -1)[parent[first:]]  # of the launch
+    named = communicates(events["name"].slice(first)).to_numpy()
+    result[first:] = (named | np.append(below, False)[host]) & (
+        ~events["category"].slice(first).is_in(["Memcpy", "Memset"]).to_numpy()
+    )
+    return result
+
+
+def _kept(events: _Columns, table: Signatures, budget: int) -> tuple[Bool, int]:
+    """Return whether each event is kept, and the length below which events are left out."""
+    if len(events.start) <= budget:
+        return np.ones(len(events.start), bool), 0
+    always = np.isin(table.kind, [KINDS.index(kind) for kind in _ALWAYS])[table.of_event]
+    longest_out = len(events.dur) - budget - 1
+    least = int(np.partition(events.dur, longest_out)[longest_out]) + 1
+    return always | (events.dur >= least), least
+
+
+_ALWAYS = ("step", "forward", "backward", "optimization", "dataloader", "communication")
+
+
+class _Key(NamedTuple):
+    thread: int | None
+    device: int | None
+    stream: int | None
+
+
+def _orders(trace: Trace, events: _Columns, kept: Bool) -> Iterator[tuple[_Key, Int64, Int64]]:
+    """Yield each track with its rows of events, sorted, and their depths; see `MOST_TRACKS`.
+
+    Threads, those with steps first, then streams.
+    """
+    keys = trace.events.select("thread", "device", "stream", "category").with_columns(
+        row=pl.int_range(pl.len()), is_step=pl.col("category") == "ProfileStep"
+    )
+    tracks = (
+        keys.filter(pl.Series(kept))
+        .group_by(*_Key._fields, maintain_order=True)
+        .agg("row", pl.col("is_step").any())
+        .sort(pl.col("device").is_not_null(), ~pl.col("is_step"), "device", "stream", "thread")
+        .head(MOST_TRACKS)
+    )
+    for key, rows in zip(tracks.select(_Key._fields).iter_rows(), tracks["row"]):
+        order = _nested if key[1] is None else _side_by_side
+        yield _Key(*key), *order(events, rows.to_numpy())
+
+
+def _track(
+    trace: Trace,
+    events: _Columns,
+    key: _Key,
+    order: Int64,
+    depth: Int64,
+    base_ns: int,
+    budget: int,
+) -> Track:
+    return Track(
+        trace.extra_info.get(str(key.thread), "") if key.device is None else "",
+        *key,
+        int(depth.max()) + 1,
+        list(_parts(events, order, depth, base_ns)),
+        _overview(events, order, depth, base_ns, budget),
+    )
+
+
+def _nested(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
+    """Return a thread's events sorted by start, parents before children, and their depths.
+
+    Host events keep their order (pre-order) even if rounding lets one begin before its parent.
+    """
+    is_launch = events.is_launch[rows]
+    hosts, launches = rows[~is_launch], rows[is_launch]
+    start = events.start[hosts]
+    key = np.concatenate(
+        (np.maximum.accumulate(start) if len(start) else start, events.start[launches])
+    )
+    order = np.concatenate((hosts, launches))[np.argsort(key, kind="stable")]
+    return order, np.minimum(events.depth[order], MOST_ROWS - 1)
+
+
+def _side_by_side(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
+    """Return a stream's events sorted by start, and a row for each, so that none overlap in it."""
+    order = rows[np.argsort(events.start[rows], kind="stable")]
+    start = events.start[order]
+    end = start + events.dur[order]
+    depth = np.zeros(len(order), np.int64)
+    latest = np.maximum.accumulate(end)
+    if (latest[:-1] <= start[1:] + _ROUNDING_NS).all():
+        return order, depth
+    free: list[int] = []  # per row, when its last event ends
+    for index, (begin, finish) in enumerate(zip(start.tolist(), end.tolist())):
+        row = next((n for n, until in enumerate(free) if until <= begin + _ROUNDING_NS), len(free))
+        row = min(row, MOST_ROWS - 1)
+        free[row : row + 1] = [finish]
+        depth[index] = row
+    return order, depth
+
+
+def _parts(events: _Columns, order: Int64, depth: Int64, base_ns: int) -> Iterator[Part]:
+    start = events.start[order]
+    end = start + events.dur[order]
+    by_depth = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+    for first in range(0, len(order), PART_EVENTS):
+        last = min(first + PART_EVENTS, len(order))
+        repeated = [
+            int(indices[position - 1])
+            for indices in by_depth
+            if (position := np.searchsorted(indices, first))
+            and end[indices[position - 1]] > start[first]
+        ]
+        chosen = np.concatenate((np.array(repeated, np.int64), np.arange(first, last)))
+        rows = order[chosen]
+        is_launch = events.is_launch[rows]
+        by_place = np.concatenate((rows[~is_launch], rows[is_launch]))
+        link = events.link[by_place]
+        own = order[first:last]
+        yield Part(
+            int(start[first]),
+            int(end[chosen].max()),
+            last - first,
+            len(repeated),
+            (*_extent(own[~events.is_launch[own]]), *_extent(own[events.is_launch[own]])),
+            pack(
+                [
+                    *(start[chosen] - base_ns, events.dur[rows]),
+                    *(events.signature[rows], depth[chosen], by_place, events.step[rows] + 1),
+                    *(events.size[rows], (link >= 0).astype(np.int64), link[link >= 0]),
+                ],
+                [True, False, False, False, True, True, False, False, True],
             ),
         )
 
 
-def _busiest_streams(
-    devices: pl.DataFrame, keys: Sequence[str]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the events of the `MOST_STREAMS` streams with the most work, and all other events.
-
-    Args:
-        devices: device events; reads start_ns, end_ns and ``keys``.
-        keys: the columns that identify a stream.
-    """
-    work = pl.col("end_ns") - pl.col("start_ns")
-    streams = devices.group_by(keys, maintain_order=True).agg(work.sum().alias("work_ns"))
-    if streams.height <= MOST_STREAMS:
-        return devices, devices.clear()
-    busiest = streams.sort("work_ns", descending=True, maintain_order=True).head(MOST_STREAMS)
-    drawn = devices.join(busiest, on=keys, how="semi", nulls_equal=True, maintain_order="left")
-    others = devices.join(busiest, on=keys, how="anti", nulls_equal=True, maintain_order="left")
-    return drawn, others
+def _extent(rows: Int64) -> tuple[int, int]:
+    return (int(rows.min()), int(rows.max())) if len(rows) else (-1, -1)
 
 
-def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``events`` that are not below another row of ``events`` in the tree."""
-    rows = events["row"].to_numpy()
-    return events.filter(~pl.Series(tree.below(rows)[rows]))
+def _overview(events: _Columns, order: Int64, depth: Int64, base_ns: int, budget: int) -> bytes:
+    spans = thinned(events.start[order], events.dur[order], depth, budget)
+    signature = events.signature[order][spans.longest]
+    columns = [spans.start - base_ns, spans.dur, signature, spans.depth, spans.num, spans.busy]
+    return pack(columns, [True, *[False] * 5])
 
 
-def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
-    """Return at most about ``budget`` spans; see `lanes`."""
-    start, end = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
-    group, resolution = np.arange(1, len(start) + 1), 100
-    while group[-1] > budget:
-        group = _grouped(start, end, resolution)
-        resolution += resolution // 2
-    dur = pl.col("end_ns") - pl.col("start_ns")
-    return (
-        spans.with_columns(group=pl.Series(group))
-        .group_by("group", maintain_order=True)
+def _memory(trace: Trace) -> bytes:
+    is_change = pl.col("kind").cast(pl.String).is_in(["Allocate", "Free"])
+    changes = trace.memory.filter(is_change & pl.col("event").is_not_null())
+    table = (
+        changes.sort("time_ns", maintain_order=True)
+        .group_by("event")
         .agg(
-            pl.col("category", "name").get(dur.arg_max()),
-            pl.col("start_ns").min(),
-            pl.col("end_ns").max(),
-            num=pl.len().cast(pl.Int64),
-            busy_ns=dur.sum(),
+            allocated=pl.col("bytes").filter(pl.col("bytes") > 0).sum(),
+            freed=-pl.col("bytes").filter(pl.col("bytes") < 0).sum(),
+            current=pl.col("current_allocated").last().fill_null(0).clip(0),
         )
-        .drop("group")
+        .sort("event")
     )
-
-
-def _grouped(start: Int64, end: Int64, resolution: int) -> Int64:
-    """Return the group number of each event: neighbouring short events may share a group.
-
-    Short events share a group if they begin in one piece of time and no long event is between them.
-    An event that is not shorter than ``resolution`` is a group of its own.
-
-    Args:
-        start: ascending, shape (N,).
-        end: shape (N,).
-        resolution: the length of a piece of time, in nanoseconds.
-    """
-    is_short = end - start < resolution
-    piece = start // resolution
-    begins = np.ones(len(start), bool)
-    begins[1:] = ~is_short[1:] | ~is_short[:-1] | (piece[1:] != piece[:-1])
-    return np.cumsum(begins)
+    if table.is_empty():
+        return b""
+    return pack([column.to_numpy() for column in table], [True, False, False, True])

@@ -2,7 +2,7 @@
 
 `render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the scripts
 in the page. Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
-heat maps. ``lanes.js`` draws spans. The texts are in ``en.yaml`` and ``zh.yaml``.
+heat maps. ``lanes.js`` draws pipelines and trees, ``timeline/`` the timeline. The texts are in ``en.yaml`` and ``zh.yaml``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ppprof.report.html.blocks import Chart
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import sections
+from ppprof.report.html.timeline import Parts, timeline_data
 from ppprof.report.html.top import head, key_figures
 from ppprof.report.html.words import Words
 from ppprof.report.notebook import Page
@@ -37,8 +38,12 @@ from ppprof.run.run import Run
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars
 
+_TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "address", "timeline")
+"""The scripts of the timeline, in ``timeline/``."""
+
 _SCRIPTS = (
     *("echarts.min.js", "words.js", "charts.js", "lanes.js", "icicle.js", "tables.js"),
+    *(f"timeline/{name}.js" for name in _TIMELINE),
     *("module_filter.js", "page.js"),
 )
 """The scripts in the page, in the order in which the page runs them."""
@@ -67,7 +72,8 @@ def render(report: ReportData, language: str = "en") -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     links = Links(report)
     parts = sections(report, words, links)
-    data = chart_data(report, words, links)
+    packed = Parts()
+    data = {**chart_data(report, words, links), "timeline": timeline_data(report, packed)}
     for block in [block for part in parts for block in part.blocks]:
         if isinstance(block, Chart):
             for term in _shown_terms(block, data.get(block.name)):
@@ -79,7 +85,8 @@ def render(report: ReportData, language: str = "en") -> str:
         sections=parts,
         made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
         data=_visible({**data, "words": words.for_scripts}),
-        style=Markup(_file("page.css")),
+        packed=list(map(Markup, packed.texts)),
+        style=Markup(_file("page.css") + _file("timeline/timeline.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
     )

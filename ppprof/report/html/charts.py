@@ -55,7 +55,6 @@ def chart_data(report: ReportData, words: Words, links: Links) -> dict[str, Any]
             roofline=_roofline(report, links),
             modules=module_tree(report, links),
             memory=_memory(report),
-            timeline=_timeline(report),
         )
     if report.diff is not None:
         data["change_modules"] = module_changes(report, report.diff, links)
@@ -217,14 +216,13 @@ def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
     """Return the input of ``lanes.js``: the rows, and one list for each property of the spans.
 
     Args:
-        table: one row per span: row (an index of ``rows``), start_ns, end_ns, name, category, num,
-            busy_ns.
+        table: one row per span: row (an index of ``rows``), start_ns, end_ns, name, category.
         rows: label and group of each row of the chart.
 
     Returns:
-        ``rows`` unchanged; ``row``, ``start``, ``dur``, ``num``, ``busy``, each with one item per
-        span, times in ns, starting at 0; ``names`` and ``categorys``, the distinct texts; ``name``
-        and ``category``, an index of these texts per span.
+        ``rows`` unchanged; ``row``, ``start`` and ``dur``, each with one item per span, times in
+        ns, starting at 0; ``names`` and ``categorys``, the distinct texts; ``name`` and
+        ``category``, an index of these texts per span.
     """
     origin = int(table["start_ns"].to_numpy().min()) if table.height else 0
     table = table.sort("row", "start_ns")
@@ -236,23 +234,7 @@ def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
         data[name] = table.join(codes, on=name, how="left", maintain_order="left")["code"].to_list()
     data["start"] = (table["start_ns"] - origin).to_list()
     data["dur"] = (table["end_ns"] - table["start_ns"]).to_list()
-    data["num"] = table["num"].to_list()
-    data["busy"] = table["busy_ns"].to_list()
     return data
-
-
-def _timeline(report: ReportData) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    parts = []
-    for rank, details in report.details.items():
-        names = details.lanes["lane"].unique(maintain_order=True).to_list()
-        row = pl.col("lane").replace_strict(
-            pl.Series(names, dtype=pl.String),
-            pl.int_range(len(rows), len(rows) + len(names), eager=True),
-        )
-        parts.append(details.lanes.with_columns(row=row))
-        rows += [{"label": name, "group": label(report, rank)} for name in names]
-    return _spans(pl.concat(parts), rows) if parts else {"rows": []}
 
 
 def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
@@ -282,8 +264,6 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
                 "end_ns",
                 name=pl.lit(words.term("bubble")),
                 category=pl.lit("Bubble"),
-                num=pl.lit(1, pl.Int64),
-                busy_ns=pl.col("end_ns") - pl.col("start_ns"),
             )
         )
         parts.append(
@@ -297,8 +277,6 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
                 .then(pl.lit(".") + pl.col("chunk").cast(pl.String))
                 .otherwise(pl.lit("")),
                 category=pl.col("kind").str.to_titlecase(),
-                num=pl.lit(1, pl.Int64),
-                busy_ns=pl.col("end_ns") - pl.col("start_ns"),
             )
         )
         rows.append({"label": label(report, rank), "group": ""})

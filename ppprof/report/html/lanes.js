@@ -1,5 +1,5 @@
 "use strict";
-// Spans in rows on a canvas: timelines, pipelines and trees; zoomed by mouse and keyboard.
+// Spans in rows on a canvas: pipelines and trees; zoomed by mouse and keyboard.
 //
 // A model is { rows: [{label, group}], spans: row -> [{start, end, text, fill, tip, mark}] sorted by
 // start, unit: number -> text }. Only visible spans are drawn; spans narrower than a pixel are drawn
@@ -271,13 +271,9 @@ function zoomButtons(figure) {
   }));
 }
 
-const SPAN_COLOURS = {
-  ProfileStep: "#b9c3cf", Dataloader: "#e69f00", Forward: "#56b4e9", Backward: "#5fbf9c",
-  Optimization: "#cc79a7", Operator: "#8fb8de", Communication: "#f08a4b", Kernel: "#4f9fd6",
-  Bubble: "#d5d9de", Memcpy: "#f0e442", Memset: "#f0e442",
-};
+const SPAN_COLOURS = { Forward: "#56b4e9", Backward: "#5fbf9c", Bubble: "#d5d9de" };
 
-// A timeline or a pipeline: columns of `_spans` in charts.py, times in nanoseconds.
+// A pipeline: columns of `_spans` in charts.py, times in nanoseconds.
 function drawLanes(figure, found) {
   const spans = found.rows.map(() => []);
   for (let at = 0; at < found.row.length; at++) {
@@ -285,12 +281,9 @@ function drawLanes(figure, found) {
     const end = start + found.dur[at];
     const name = found.names[found.name[at]];
     const category = found.categorys[found.category[at]];
-    const num = found.num[at];
-    const busy = found.busy[at];
     spans[found.row[at]].push({
-      start, end, text: num > 1 ? `${num} × ${name}` : name, fill: SPAN_COLOURS[category] || "#c5cbd3",
-      tip: () => [name, `${category} · ${inTime((end - start) / 1e6)}`,
-        ...(num > 1 ? [say("stands_for", { num, busy: inTime(busy / 1e6) })] : [])].join("\n"),
+      start, end, text: name, fill: SPAN_COLOURS[category],
+      tip: () => `${name}\n${category} · ${inTime((end - start) / 1e6)}`,
     });
   }
   zoomButtons(figure);

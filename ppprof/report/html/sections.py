@@ -400,7 +400,7 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
         ),
     ]
     return words("about.timeline", ranks=words.ranks(report.details)), [
-        Chart("timeline", words("sections.timeline"), "lanes"),
+        Chart("timeline", words("sections.timeline"), "timeline"),
         Note(words("about.full_timeline"), commands),
     ]
 

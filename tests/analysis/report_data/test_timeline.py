@@ -1,203 +1,259 @@
-"""Timelines thinned out, and memory over time."""
+"""The timeline of a page: what stands in the packed parts, compared with small drawn traces."""
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import json
+import zlib
 
+import numpy as np
+import pytest
+
+import ppprof
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.report_data import timeline
-from ppprof.analysis.report_data.memory_timeline import memory_levels
-from ppprof.analysis.report_data.timeline import _thinned, lanes
+from ppprof.analysis.report_data import timeline as module
+from ppprof.analysis.report_data.packed import unpack
+from ppprof.analysis.report_data.signatures import KINDS, signatures
+from ppprof.analysis.report_data.timeline import timeline
 from ppprof.trace import read
 from tests.fixtures.timeline import (
     CPU,
     EPOCH_NS,
-    GPU0,
+    Shapes,
     Thread,
     alloc,
     free,
     kernel,
     launch,
-    reserve,
+    memcpy,
     span,
     write,
 )
+from tests.jobs.planted import COMMITTED
 
 
 def profile_of(tmp_path, *threads):
     return Profile(read(write(tmp_path / "a.pb", *threads)))
 
 
-def test_every_lane_of_a_step(tmp_path):
+def drawn(profile, budget=1000):
+    found = timeline(profile, budget, 1000)
+    return found, json.loads(zlib.decompress(found.signatures))
+
+
+def events_of(part, table, found):
+    """Rows (name, kind, start, duration, depth, row, step, link), as the page's script reads them."""
+    start, dur, signature, depth, rows, step, _, has_link, links = unpack(part.blob)
+    place = [table["place"][number] for number in signature]
+    by_place = [i for i, p in enumerate(place) if p != 1] + [
+        i for i, p in enumerate(place) if p == 1
+    ]
+    row, link, waiting = {}, {}, links.tolist()
+    for number, index in enumerate(by_place):
+        row[index] = int(rows[number])
+        link[index] = waiting.pop(0) if has_link[number] else None
+    return [
+        (
+            *(table["name"][signature[i]], KINDS[table["kind"][signature[i]]]),
+            *(int(start[i]) + found.base_ns - EPOCH_NS, int(dur[i]), int(depth[i])),
+            *(row[i], int(step[i]) - 1, link[i]),
+        )
+        for i in range(len(start))
+    ]
+
+
+def step_on_a_gpu():
     """
     ::
 
-        main     ProfileStep#0  ##############################   0 to 30
-                  Forward        ########                        1 to 9
-                    linear        ######                         2 to 8
-                      matmul       ####                          3 to 7
-                  all_reduce               ###                   12 to 15
-        loader   read           #####                            not on the thread that steps
-        stream 7 gemm                ######                      6 to 12
-        stream 9 nccl                      #####                 13 to 18
+        main     ProfileStep#4  ##############################   0 to 30      row 0
+                  Forward        ########                        1 to 9       row 1
+                    linear        ######                         2 to 8       row 2
+                      launch        #                            4 to 5       row 5
+                  all_reduce               ###                   12 to 15     row 3
+                    launch                  #                    13 to 14     row 6
+        loader   read           #####                            0 to 5       row 4
+        stream 7 gemm                ######                      6 to 12      row 7
+        stream 9 nccl                      #####                 13 to 18     row 8
     """
     main = Thread(1, "main").around(
-        span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("ProfileStep", "ProfileStep#4", 0, 30).around(
             span("Forward", "GPT", 1, 9).around(
-                span("Operator", "linear", 2, 8).around(
-                    span("Operator", "matmul", 3, 7, launch(4, 5, kernel("gemm", 6, 12)))
-                )
+                span("Operator", "linear", 2, 8, launch(4, 5, kernel("gemm", 6, 12)))
             ),
             span("Communication", "all_reduce", 12, 15).around(
-                launch(13, 14, kernel("ncclAllReduce", 13, 18, stream=9))
+                launch(13, 14, kernel("reduce", 13, 18, stream=9))
             ),
         ),
     )
-    loader = Thread(2, "loader", (span("Operator", "read", 0, 5),))
-    found = lanes(profile_of(tmp_path, main, loader), 100).with_columns(
-        pl.col("start_ns", "end_ns") - EPOCH_NS
-    )
-    assert found.rows() == [
-        ("steps", "ProfileStep", "ProfileStep#0", 0, 30, 1, 30),
-        ("phases", "Forward", "GPT", 1, 9, 1, 8),
-        ("operators", "Operator", "linear", 2, 8, 1, 6),
-        ("communication", "Communication", "all_reduce", 12, 15, 1, 3),
-        ("GPU 0 stream 7", "Kernel", "gemm", 6, 12, 1, 6),
-        ("GPU 0 stream 9", "Communication", "ncclAllReduce", 13, 18, 1, 5),
-    ]
+    return main, Thread(2, "loader", (span("Operator", "read", 0, 5),))
 
 
-def test_short_neighbours_become_one_and_long_ones_stay():
+def test_every_track_of_a_step(tmp_path):
+    found, table = drawn(profile_of(tmp_path, *step_on_a_gpu()))
+    tracks = {
+        (track.name, track.thread, track.device, track.stream): [
+            event for part in track.parts for event in events_of(part, table, found)
+        ]
+        for track in found.tracks
+    }
+    assert tracks == {
+        ("main", 1, None, None): [
+            ("ProfileStep#4", "step", 0, 30, 0, 0, 4, None),
+            ("GPT", "forward", 1, 8, 1, 1, 4, None),
+            ("linear", "operator", 2, 6, 2, 2, 4, None),
+            ("cudaLaunchKernel", "runtime", 4, 1, 3, 5, 4, 7),
+            ("all_reduce", "communication", 12, 3, 1, 3, 4, None),
+            ("cudaLaunchKernel", "runtime", 13, 1, 2, 6, 4, 8),
+        ],
+        ("loader", 2, None, None): [("read", "operator", 0, 5, 0, 4, 4, None)],
+        ("", None, 0, 7): [("gemm", "kernel", 6, 6, 0, 7, 4, 5)],
+        ("", None, 0, 9): [("reduce", "communication", 13, 5, 0, 8, 4, 6)],
+    }
+    assert [track.num_rows for track in found.tracks] == [4, 1, 1, 1]
+    assert (found.num_events, found.num_left_out, found.left_out_below_ns) == (9, 0, 0)
+    assert (found.base_ns, found.end_ns) == (EPOCH_NS, EPOCH_NS + 30)
+
+
+def test_an_open_event_is_repeated_in_later_parts(tmp_path, monkeypatch):
     """
     ::
 
-        a=========  b c d   e=========      three spans: a; b, c and d; e
+        a=============================     parts of two:  a b | (a) c d | (a) e
+          b==  c=====  d==  e===
     """
-    times = [
-        ("a", 0, 900),
-        ("b", 1000, 1010),
-        ("c", 1020, 1050),
-        ("d", 1060, 1070),
-        ("e", 2000, 2900),
+    monkeypatch.setattr(module, "PART_EVENTS", 2)
+    inner = [("b", 2, 5), ("c", 6, 12), ("d", 14, 17), ("e", 18, 22)]
+    outer = span("UserDefined", "a", 0, 30).around(*(span("Operator", *event) for event in inner))
+    found, table = drawn(profile_of(tmp_path, Thread(1, "main", (outer,))))
+    (track,) = found.tracks
+    names = [[event[0] for event in events_of(part, table, found)] for part in track.parts]
+    assert names == [["a", "b"], ["a", "c", "d"], ["a", "e"]]
+    assert [(part.num, part.num_repeated) for part in track.parts] == [(2, 0), (2, 1), (1, 1)]
+    assert [(p.start_ns - EPOCH_NS, p.end_ns - EPOCH_NS) for p in track.parts] == [
+        (0, 30),
+        (6, 30),
+        (18, 30),
     ]
-    found = _thinned(spans(times), 3)
-    assert found.rows() == [
-        ("Kernel", "a", 0, 900, 1, 900),
-        ("Kernel", "c", 1000, 1070, 3, 50),
-        ("Kernel", "e", 2000, 2900, 1, 900),
-    ]
+    assert [part.rows for part in track.parts] == [(0, 1, -1, -1), (2, 3, -1, -1), (4, 4, -1, -1)]
 
 
-def spans(times):
-    schema = {"name": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
-    table = pl.DataFrame(times, schema, orient="row")
-    return table.select(pl.lit("Kernel").alias("category"), pl.all())
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), min_size=1, max_size=60),
-    st.integers(1, 40),
-)
-def test_thinning_loses_no_event_and_no_time(lengths, budget):
-    gaps, durs = np.array(lengths).T
-    end = np.cumsum(gaps + durs)
-    table = spans([(str(index), int(e - d), int(e)) for index, (d, e) in enumerate(zip(durs, end))])
-    found = _thinned(table, budget)
-    assert found.height <= budget
-    assert found["num"].sum() == table.height
-    assert found["busy_ns"].sum() == durs.sum()
-    assert (found["start_ns"][0], found["end_ns"].max()) == (table["start_ns"][0], end[-1])
-    assert (found["start_ns"].to_numpy()[1:] >= found["end_ns"].to_numpy()[:-1]).all()
-    longest = int(durs[int(found["name"][0])])
-    assert longest == max(durs[: found["num"][0]])
-
-
-def test_a_trace_without_steps_shows_its_busiest_thread(tmp_path):
-    busy = Thread(1, "main", (span("Operator", "a", 0, 5), span("Operator", "b", 6, 9)))
-    other = Thread(2, "other", (span("Operator", "c", 0, 50),))
-    assert lanes(profile_of(tmp_path, busy, other), 10)["name"].to_list() == ["a", "b"]
-
-
-def test_of_too_many_streams_the_busiest_have_lanes(tmp_path, monkeypatch):
-    """The other streams share one span, which says so.
-
+def test_events_at_the_same_time_on_a_stream_get_rows(tmp_path):
+    """
     ::
 
-        stream 1   ##              2 ns
-        stream 2     ####          4 ns
-        stream 3          #####    5 ns
-        stream 4                #  1 ns
+        a =========        0 to 9 us     row 0
+        b    =========     3 to 12       row 1
+        c          =====   10 to 15      row 0
     """
-    monkeypatch.setattr(timeline, "MOST_STREAMS", 2)
-    times = {1: (10, 12), 2: (12, 16), 3: (17, 22), 4: (23, 24)}
-    kernels = [kernel("k", *time, stream=stream) for stream, time in times.items()]
+    times = {"a": (0, 9_000), "b": (3_000, 12_000), "c": (10_000, 15_000)}
+    kernels = [kernel(name, *time) for name, time in times.items()]
+    main = Thread(1, "main").around(span("Operator", "op", 0, 9, launch(2, 3, *kernels)))
+    found, table = drawn(profile_of(tmp_path, main))
+    rows = {event[0]: event[4] for event in events_of(found.tracks[1].parts[0], table, found)}
+    assert rows == {"a": 0, "b": 1, "c": 0}
+    assert found.tracks[1].num_rows == 2
+
+
+def test_the_shortest_events_are_left_out_first(tmp_path):
+    """Of 6 events there is room for 3: the step, and operators of 8 and 9 ns; the collective stays."""
+    inner = [span("Operator", f"op{n}", 10 * n, 10 * n + n) for n in (3, 8, 9)]
+    inner.append(span("Communication", "all_reduce", 95, 96))
+    inner.append(span("Operator", "op2", 97, 99))
+    main = Thread(1, "main").around(span("ProfileStep", "ProfileStep#0", 0, 100).around(*inner))
+    found, table = drawn(profile_of(tmp_path, main), budget=3)
+    names = [event[0] for event in events_of(found.tracks[0].parts[0], table, found)]
+    assert names == ["ProfileStep#0", "op8", "op9", "all_reduce"]
+    assert (found.num_events, found.num_left_out, found.left_out_below_ns) == (4, 2, 4)
+    assert sum(table["num"]) == 4
+
+
+def test_of_too_many_tracks_threads_and_the_first_streams_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TRACKS", 3)
+    kernels = [kernel("k", 10 * n, 10 * n + 5, stream=n) for n in (4, 2, 3)]
     main = Thread(1, "main").around(span("Operator", "a", 1, 9, launch(2, 3, *kernels)))
-    drawn = lanes(profile_of(tmp_path, main), 100)
-    shown = drawn.select("lane", "name", pl.col("start_ns", "end_ns") - EPOCH_NS)
-    assert shown.rows()[1:] == [
-        ("GPU 0 stream 2", "k", 12, 16),
-        ("GPU 0 stream 3", "k", 17, 22),
-        ("other streams", "2 streams with less work are not drawn", 10, 24),
+    found, _ = drawn(profile_of(tmp_path, main, Thread(2, "b", (span("Operator", "c", 0, 5),))))
+    assert [(track.thread, track.stream) for track in found.tracks] == [
+        (1, None),
+        (2, None),
+        (None, 2),
     ]
+    assert found.num_left_out == 2
 
 
-def test_nothing_recorded_is_no_lane(tmp_path):
-    assert lanes(profile_of(tmp_path, Thread(1, "main", ())), 10).is_empty()
-
-
-def test_memory_over_time_its_peak_and_who_allocated(tmp_path):
-    """
-    ::
-
-        ProfileStep#3  ############################
-          Forward       ##########
-            linear       #######      allocates 100 at 3; its matmul 50 at 5
-          Backward                 ########   linear_grad allocates 200 at 23, frees 100 at 25
-        outside every span: 10 at 60
-    """
-    main = Thread(1, "main").around(
-        span("ProfileStep", "ProfileStep#3", 0, 50).around(
-            span("Forward", "GPT", 1, 12).around(
-                span("Operator", "linear", 2, 10).around(
-                    alloc(3, 100),
-                    reserve(3, 512),
-                    span("OperatorInner", "linear compute", 4, 8, alloc(5, 50)),
-                )
-            ),
-            span("Backward", "Backward", 20, 40).around(
-                span("Operator", "linear_grad", 21, 30, alloc(23, 200), free(25, 100))
-            ),
-        ),
-        alloc(60, 10),
-        alloc(61, 5, CPU),
+def test_signatures_hold_what_the_page_shows_of_an_event(tmp_path):
+    """Of a product: 2 x 512 x 512 x 1024 FLOPs, 2 bytes for each element of inputs and result."""
+    shapes = Shapes(
+        {"X0": [[512, 512]], "X1": [[512, 1024]]}, {"X0": ["bfloat16"], "X1": ["bfloat16"]}
     )
-    found = memory_levels(profile_of(tmp_path, main), 3)
-    on_gpu = found.levels.filter(place=GPU0)
-    # Thirds of 3 to 61: from 3, from 22.3 and from 41.7.
-    assert on_gpu.select(
-        pl.col("time_ns") - EPOCH_NS, "allocated_bytes", "reserved_bytes"
-    ).rows() == [
-        (5, 150, 512),
-        (23, 350, 512),
-        (60, 260, 512),
-    ]
-    assert [(p.place, p.time_ns - EPOCH_NS, *p[2:]) for p in found.peaks] == [
-        (GPU0, 23, 350, 3, "Backward", "linear_grad"),
-        (CPU, 61, 5, None, None, None),
-    ]
-    assert found.allocators.rows() == [
-        (GPU0, "linear_grad", 1, 200, 200),
-        (GPU0, "linear", 2, 150, 100),
-        (GPU0, "-", 1, 10, 10),
-        (CPU, "-", 1, 5, 5),
+    product = span("Operator", "matmul", 0, 9).around(
+        shapes, launch(2, 3, kernel("gemm", 4, 9), memcpy(10, 12, 4096))
+    )
+    profile = profile_of(tmp_path, Thread(1, "main", (product,)))
+    none = np.zeros(profile.whole.events.height, bool)
+    found = signatures(profile.whole, none)
+    rows = {row["name"]: row for row in found.table.rows(named=True)}
+    assert (rows["matmul"]["shapes"], rows["matmul"]["dtypes"]) == (
+        "[512,512] [512,1024]",
+        "bfloat16",
+    )
+    assert rows["matmul"]["flops"] == 2 * 512 * 512 * 1024
+    assert rows["matmul"]["moved_bytes"] == 2 * (512 * 512 + 512 * 1024 + 512 * 1024)
+    assert (rows["gemm"]["grid_x"], rows["gemm"]["block_x"], rows["gemm"]["registers"]) == (
+        80,
+        256,
+        40,
+    )
+    assert (rows["MEMCPY_HtoD"]["bytes"], rows["MEMCPY_HtoD"]["grid_x"]) == (4096, None)
+    assert {name: row["place"] for name, row in rows.items()} == {
+        **{"matmul": 0, "cudaLaunchKernel": 1, "gemm": 2, "MEMCPY_HtoD": 2}
+    }
+
+
+def test_characters_that_reorder_a_text_are_written_out(tmp_path):
+    main = Thread(1, "main", (span("Operator", "a\u202eb\x1b[31m", 0, 5),))
+    assert drawn(profile_of(tmp_path, main))[1]["name"] == ["a\\u202eb\\x1b[31m"]
+
+
+def test_memory_belongs_to_the_innermost_event(tmp_path):
+    inner = span("OperatorInner", "compute", 4, 8, alloc(5, 50), alloc(6, 20), free(7, 50))
+    main = Thread(1, "main").around(
+        span("Operator", "linear", 2, 10).around(alloc(3, 100), inner), alloc(60, 10, CPU)
+    )
+    found, _ = drawn(profile_of(tmp_path, main))
+    assert [column.tolist() for column in unpack(found.memory)] == [
+        *([0, 1], [100, 70], [0, 50], [100, 120])
     ]
 
 
-@pytest.mark.parametrize("budget", [1, 400])
-def test_no_memory_event_is_no_level(tmp_path, budget):
-    found = memory_levels(profile_of(tmp_path, Thread(1, "main", ())), budget)
-    assert (found.levels.height, found.peaks, found.allocators.height) == (0, [], 0)
+def test_communication_with_other_ranks_has_its_row():
+    """Every row is a span of the same operation whose recorded peers are the members."""
+    profile = Profile(ppprof.open(COMMITTED / "eight_ranks").trace(rank=0))
+    found = timeline(profile, 100_000, 1000)
+    events = profile.whole.events
+    assert found.flows.height > 100
+    for row, op, members in found.flows.select("row", "op", "members").iter_rows():
+        name, peers = events["name"][row], events["peers"][row]
+        if op == "send":
+            sends = name in ("send", "isend")
+            assert members == (f"-1>{peers}" if sends else f"{peers}>-1")
+        else:
+            assert (op, members) == (name, peers)
+
+
+@pytest.mark.parametrize("threads", [(), (Thread(1, "main", ()),)])
+def test_nothing_recorded_is_no_track(tmp_path, threads):
+    found, _ = drawn(profile_of(tmp_path, *threads))
+    assert (found.tracks, found.num_events, found.base_ns) == ([], 0, 0)
+
+
+def test_a_child_that_begins_before_its_parent_stays_its_child(tmp_path):
+    """Paddle rounds times; the tree says which event is the parent."""
+    profile = profile_of(
+        tmp_path,
+        Thread(1, "main").around(span("Operator", "a", 10, 20, span("Operator", "b", 9, 15))),
+    )
+    found, table = drawn(profile)
+    events = [(e[0], e[4]) for e in events_of(found.tracks[0].parts[0], table, found)]
+    parents = profile.whole.events["parent"].to_list()
+    assert parents == [None, 0]
+    assert events == [("a", 0), ("b", 1)]

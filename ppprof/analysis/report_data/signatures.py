@@ -1,0 +1,154 @@
+"""What many events of a timeline have in common: name, category, shapes, FLOPs, peers ..."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.arrays import Bool, Int64
+from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
+from ppprof.trace.schema import Trace
+from ppprof.units import escape_control_chars
+
+KINDS = (
+    *("step", "forward", "backward", "optimization", "dataloader", "span"),
+    *("operator", "inner", "communication", "runtime", "kernel", "copy"),
+)
+"""Kinds of events, as the legend of a timeline lists them. ``inner`` is a part of an operator,
+``communication`` is on the host or on a device."""
+
+_KIND_OF_CATEGORY = {
+    **{"ProfileStep": "step", "Forward": "forward", "Backward": "backward"},
+    **{"Optimization": "optimization", "Dataloader": "dataloader", "Operator": "operator"},
+    **dict.fromkeys(("UserDefined", "PythonUserDefined", "PythonOp"), "span"),
+    **dict.fromkeys(("OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch"), "inner"),
+    **{"Communication": "communication", "CudaRuntime": "runtime"},
+    **dict.fromkeys(("Memcpy", "Memset"), "copy"),
+}
+
+_OF_EVENTS = (
+    *("bytes", "axis", "group", "dtype", "peers", "stage", "chunk"),
+    *("micro_batch", "phase", "shapes", "dtypes", "attributes", "callstack"),
+)
+_OF_KERNELS = (
+    *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+    *("registers", "shared_bytes", "blocks_per_sm", "occupancy"),
+)
+_MOST = 40_000
+"""Signatures of a rank. If there are more, only names, categories and bytes are kept."""
+
+
+class Signatures(NamedTuple):
+    """The distinct signatures of a window's events, the most frequent first."""
+
+    table: pl.DataFrame
+    """One row per signature: name, category, place (0 host, 1 launch, 2 device), further columns
+    of `ppprof.trace.schema.EVENTS` and `KERNELS`, flops and moved_bytes. shapes and dtypes are as
+    tables show them. A column without any value may be missing."""
+    kind: Int64
+    """Index in `KINDS` of each signature."""
+    of_event: Int64
+    """The signature of each event, shape (events,)."""
+
+    def json(self, num: Int64) -> str:
+        """Return the table as JSON, a list for each column, with the given number of events.
+
+        Invisible characters of texts are written out, as everywhere on a page.
+        """
+        columns = {
+            column.name: [text and escape_control_chars(text) for text in column]
+            if column.dtype == pl.String
+            else column.to_list()
+            for column in self.table
+        }
+        return json.dumps(
+            {**columns, "kind": self.kind.tolist(), "num": num.tolist()},
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+
+
+def signatures(trace: Trace, communicating: Bool) -> Signatures:
+    """Return the signatures of a window's events.
+
+    Args:
+        trace: the window.
+        communicating: whether each event is communication, shape (events,).
+    """
+    place = pl.when(pl.col("device").is_not_null()).then(2).when(pl.col("depth").is_null()).then(1)
+    columns = [n for n in _OF_EVENTS if trace.events[n].null_count() < trace.events.height]
+    events = trace.events.select(
+        *("name", "category"),
+        *columns,
+        place=place.otherwise(0),
+        communicates=pl.Series(communicating),
+    )
+    if trace.kernels.height:
+        kernels = trace.kernels.select("event", *_OF_KERNELS)
+        rows = events.select(event=pl.int_range(pl.len(), dtype=pl.Int64))
+        events = events.hstack(
+            rows.join(kernels, "event", "left", maintain_order="left").drop("event")
+        )
+    groups = _groups(events)
+    if groups.height > _MOST:
+        few = ("name", "category", "bytes", "place", "communicates")
+        groups = _groups(events.select(name for name in few if name in events.columns))
+    of_event = np.empty(events.height, np.int64)
+    of_event[groups["row"].explode().to_numpy()] = np.repeat(
+        np.arange(groups.height), groups["num"].to_numpy()
+    )
+    table = groups.drop("row").with_columns(pl.col(pl.Categorical).cast(pl.String))
+    return Signatures(_with_work(table.drop("communicates", "num")), _kinds(table), of_event)
+
+
+def _groups(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct rows of ``events``, with num and row: how many there are, and which."""
+    keys = events.columns
+    groups = events.with_columns(row=pl.int_range(pl.len())).group_by(keys, maintain_order=True)
+    return groups.agg("row", num=pl.len().cast(pl.Int64)).sort(
+        "num", descending=True, maintain_order=True
+    )
+
+
+def _kinds(table: pl.DataFrame) -> Int64:
+    """Return the index in `KINDS` of each row; a device event of an unknown category is a kernel."""
+    numbers = {category: KINDS.index(kind) for category, kind in _KIND_OF_CATEGORY.items()}
+    other = (
+        pl.when(pl.col("place") == 2)
+        .then(KINDS.index("kernel"))
+        .otherwise(
+            pl.when(pl.col("place") == 1)
+            .then(KINDS.index("runtime"))
+            .otherwise(KINDS.index("span"))
+        )
+    )
+    listed = pl.col("category").replace_strict(numbers, default=None, return_dtype=pl.Int64)
+    kind = (
+        pl.when("communicates")
+        .then(KINDS.index("communication"))
+        .otherwise(pl.coalesce(listed, other))
+    )
+    return table.select(kind.cast(pl.Int64)).to_series().to_numpy()
+
+
+def _with_work(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table with flops and moved_bytes of operators, and with readable inputs."""
+    inputs = ("shapes", "dtypes", "attributes")
+    if "shapes" not in table.columns:
+        return table
+    given = table.with_columns(
+        pl.lit(None, pl.String).alias(name) for name in inputs if name not in table.columns
+    )
+    work = work_of_operators(given).rename({"bytes": "moved_bytes"})
+    rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
+    worked = given.with_columns(rows).join(work, "row", "left", maintain_order="left").drop("row")
+    shown = {text: shapes_as_shown(text) for text in table["shapes"].drop_nulls().unique()}
+    types = {text: dtype_as_shown(text) for text in given["dtypes"].drop_nulls().unique()}
+    return worked.with_columns(
+        pl.col("shapes").replace_strict(shown, default=None, return_dtype=pl.String),
+        pl.col("dtypes").replace_strict(types, default=None, return_dtype=pl.String),
+    )

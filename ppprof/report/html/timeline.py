@@ -1,0 +1,159 @@
+"""The data of the page's timeline: packed parts as inert elements, and what the scripts need first.
+
+The scripts in ``timeline/`` unpack a part when it comes into view. Times in the page are nanoseconds
+since the start of the trace: the first event of all drawn ranks, on the reference clock.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.ranks.collectives import with_rank
+from ppprof.analysis.ranks.step_table import own_time
+from ppprof.analysis.report_data.packed import pack
+from ppprof.analysis.report_data.rank import Details
+from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.signatures import KINDS
+from ppprof.analysis.report_data.timeline import Timeline, Track
+from ppprof.report.html.sections import label
+
+
+class Parts:
+    """The packed parts of a page, as text of base64, numbered in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def add(self, blob: bytes) -> int:
+        """Add a blob; return its number."""
+        self.texts.append(base64.b64encode(blob).decode())
+        return len(self.texts) - 1
+
+
+def timeline_data(report: ReportData, parts: Parts) -> dict[str, Any] | None:
+    """Return the input of the timeline's scripts, and add its packed parts to ``parts``.
+
+    None if no event was recorded.
+    """
+    drawn = {rank: details for rank, details in report.details.items() if details.timeline.tracks}
+    if not drawn:
+        return None
+    origin = report.origin_ns
+    flows = _flows({rank: details.timeline for rank, details in drawn.items()})
+    hosts = dict(report.cluster.steps.select("rank", "host").unique("rank").iter_rows())
+    own = dict(
+        report.cluster.steps.group_by("rank").agg(own_time(report.cluster.steps).mean()).iter_rows()
+    )
+    slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+    return {
+        "kinds": KINDS,
+        "ranks": [
+            {
+                "rank": rank,
+                "label": label(report, rank),
+                "host": hosts.get(rank),
+                "is_slow": rank in slow,
+                "own": own.get(rank),
+                **_rank(report, rank, details, origin, parts),
+                "flows": parts.add(flows[rank]),
+            }
+            for rank, details in sorted(drawn.items())
+        ],
+    }
+
+
+def _rank(
+    report: ReportData, rank: int, details: Details, origin: int, parts: Parts
+) -> dict[str, Any]:
+    drawn = details.timeline
+    return {
+        "clock": _clock(report, rank, drawn.base_ns, origin),
+        "end": drawn.end_ns - drawn.base_ns,
+        "num": drawn.num_events,
+        "left_out": drawn.num_left_out,
+        "left_out_below": drawn.left_out_below_ns,
+        "signatures": parts.add(drawn.signatures),
+        "memory": parts.add(drawn.memory) if drawn.memory else None,
+        "levels": _levels(details, drawn.base_ns),
+        "tracks": [_track(track, drawn.base_ns, parts) for track in drawn.tracks],
+    }
+
+
+def _track(track: Track, base_ns: int, parts: Parts) -> dict[str, Any]:
+    return {
+        "name": track.name,
+        "thread": track.thread,
+        "device": track.device,
+        "stream": track.stream,
+        "rows": track.num_rows,
+        "overview": parts.add(track.overview),
+        "parts": [
+            [
+                parts.add(part.blob),
+                *(part.start_ns - base_ns, part.end_ns - base_ns, part.num, part.num_repeated),
+                *part.rows,
+            ]
+            for part in track.parts
+        ],
+    }
+
+
+def _clock(report: ReportData, rank: int, base_ns: int, origin: int) -> dict[str, Any]:
+    """Return how a script converts times since ``base_ns`` to times since ``origin``.
+
+    The script does as `ppprof.rundir.clocks.Clock.to_reference`: it adds ``shift`` and, interpolated
+    between the times ``at``, the differences ``drift``.
+    """
+    clock = report.cluster.clocks.get(rank)
+    if clock is None:
+        return {"shift": base_ns - origin, "at": [0], "drift": [0]}
+    first = clock.readings[0]
+    return {
+        "shift": base_ns + first.offset_ns - origin,
+        "at": [reading.at_ns - base_ns for reading in clock.readings],
+        "drift": [reading.offset_ns - first.offset_ns for reading in clock.readings],
+        "error": clock.error_ns,
+    }
+
+
+def _levels(details: Details, base_ns: int) -> list[dict[str, Any]]:
+    """Return the memory curve of each place: times since ``base_ns`` and allocated bytes."""
+    return [
+        {
+            "place": place,
+            "at": (table["time_ns"] - base_ns).to_list(),
+            "bytes": table["allocated_bytes"].to_list(),
+        }
+        for (place,), table in sorted(
+            details.memory.levels.group_by("place", maintain_order=True),
+            key=lambda group: str(group[0]),
+        )
+    ]
+
+
+def _flows(timelines: Mapping[int, Timeline]) -> Mapping[int, bytes]:
+    """Return, for each rank, its events of communication that another drawn rank recorded, too.
+
+    Packed columns: row of the event, and the number of the communication, which is the same on all
+    ranks; sorted by row.
+    """
+    keys = ["members", "op", "step", "index"]
+    tables = [
+        with_rank(timeline.flows.with_columns(rank=pl.lit(-1, pl.Int64)), rank)
+        for rank, timeline in timelines.items()
+    ]
+    ends = pl.concat(tables)
+    numbers = ends.group_by(keys, maintain_order=True).agg(num=pl.col("rank").n_unique())
+    numbers = numbers.filter(pl.col("num") > 1).with_row_index("flow")
+    joined = ends.join(numbers, on=keys, nulls_equal=True).sort("row")
+    return {
+        rank: pack(
+            [joined.filter(rank=rank)[name].cast(pl.Int64).to_numpy() for name in ("row", "flow")],
+            [True, True],
+        )
+        for rank in timelines
+    }

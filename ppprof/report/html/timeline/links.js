@@ -1,0 +1,146 @@
+"use strict";
+// What belongs to an event: its launch or kernels, the forward of a gradient, the same communication on
+// other ranks. An event of the timeline is { track, part, at } with its columns as properties.
+
+const MOST_LINKED = 24;
+
+async function eventAt(store, { part, at }) {
+  const events = await store.wait(part);
+  const { signatures } = part.track.rank;
+  const sig = events.sig[at];
+  return {
+    part, at, track: part.track, sig, start: events.start[at], dur: events.dur[at], depth: events.depth[at],
+    row: events.row[at], step: events.step[at] - 1, size: events.size[at], link: events.link[at],
+    parent: events.parent[at], place: signatures.place[sig], kind: store.kinds[signatures.kind[sig]],
+    name: signatures.name[sig], label: signatures.label[sig],
+    of: (column) => (signatures[column] ? signatures[column][sig] : null),
+  };
+}
+
+async function eventOfRow(store, rank, row, isLaunch) {
+  const spot = row < 0 ? null : await store.locate(rank, row, isLaunch);
+  return spot && eventAt(store, spot);
+}
+
+// The events around an event, innermost first; those of its launch for a device event.
+async function eventsAround(store, event) {
+  const around = [];
+  let inner = event;
+  if (event.place === PLACES.device) {
+    inner = await eventOfRow(store, event.track.rank, event.link, true);
+    if (!inner) return around;
+    around.push(inner);
+  }
+  for (let at = inner.parent; at >= 0;) {
+    const outer = await eventAt(store, { part: inner.part, at });
+    around.push(outer);
+    at = outer.parent;
+  }
+  return around;
+}
+
+// The device events that a launch, or the launches below a host event, started; at most MOST_LINKED,
+// and whether there are more.
+async function startedBy(store, event) {
+  const { rank } = event.track;
+  if (event.place === PLACES.device) return { events: [], more: false };
+  const events = [];
+  const firsts = event.place === PLACES.launch ? [[event.row, event.link]] : await launchesBelow(store, event);
+  for (const [launch, first] of firsts) {
+    for (let row = first; row >= 0; row++) {
+      const found = await eventOfRow(store, rank, row, false);
+      if (!found || found.link !== launch) break;
+      events.push(found);
+      if (events.length === MOST_LINKED) return { events, more: true };
+    }
+  }
+  return { events, more: firsts.isCut === true };
+}
+
+async function launchesBelow(store, event) {
+  const found = [];
+  const { place } = event.track.rank.signatures;
+  const { parts } = event.track;
+  for (let number = parts.indexOf(event.part); number < parts.length; number++) {
+    const part = parts[number];
+    if (part.start >= event.start + event.dur) break;
+    const { sig, depth, row, link } = await store.wait(part);
+    // A repeated event stands before events that are not below it.
+    const first = Math.max(part.repeated, part === event.part ? event.at + 1 : 0);
+    for (let at = first; at < sig.length; at++) {
+      if (depth[at] <= event.depth) return found;
+      if (place[sig[at]] === PLACES.launch && link[at] >= 0) found.push([row[at], link[at]]);
+      if (found.length >= MOST_LINKED) return Object.assign(found, { isCut: true });
+    }
+  }
+  return found;
+}
+
+// The same communication on the other ranks: events, in the order of ranks.
+async function peersOf(store, event, around) {
+  const { rank } = event.track;
+  let flow = -1;
+  for (const span of [event, ...around]) {
+    flow = span.place === PLACES.host ? await flowOf(rank, span.row) : -1;
+    if (flow >= 0) break;
+  }
+  if (flow < 0) return [];
+  const peers = [];
+  for (const other of store.ranks) {
+    if (other === rank) continue;
+    const { rows, flows } = await flowsOf(other);
+    const at = flows.indexOf(flow);
+    const found = at < 0 ? null : await eventOfRow(store, other, rows[at], false);
+    if (found) peers.push(found);
+    if (peers.length === MOST_LINKED) break;
+  }
+  return peers;
+}
+
+async function flowsOf(rank) {
+  rank.flowEnds ||= inflate(rank.flows).then((bytes) => {
+    const [rows, flows] = unpack(bytes, [Int32Array, Int32Array]);
+    return { rows, flows };
+  });
+  return rank.flowEnds;
+}
+
+async function flowOf(rank, row) {
+  const { rows, flows } = await flowsOf(rank);
+  const at = rows.indexOf(row);
+  return at < 0 ? -1 : flows[at];
+}
+
+// Bytes allocated and freed in a host event and below it, and the level after its last change.
+async function memoryOf(event) {
+  const { rank } = event.track;
+  if (rank.memory === null || event.place !== PLACES.host) return null;
+  rank.changes ||= inflate(rank.memory).then((bytes) => unpack(bytes, [Int32Array, Float64Array, Float64Array, Float64Array]));
+  const [rows, allocated, freed, current] = await rank.changes;
+  const total = { allocated: 0, freed: 0, current: null };
+  for (let at = 0; at < rows.length && rows[at] <= event.row + event.size; at++) {
+    if (rows[at] < event.row) continue;
+    total.allocated += allocated[at];
+    total.freed += freed[at];
+    total.current = current[at];
+  }
+  return total.current === null ? null : total;
+}
+
+// Arrows from an event along its links, as { from, to } with track, depth and time.
+function arrowsOf(event, { launch, started, forward, peers }) {
+  const end = (at, time) => ({ track: at.track, depth: at.depth, time });
+  const arrows = started.map((kernel) => {
+    // An operator's arrow leaves from within it, at the latest at its end.
+    const leaves = Math.min(event.start + event.dur, Math.max(event.start, kernel.start));
+    return { from: end(event, leaves), to: end(kernel, kernel.start) };
+  });
+  if (launch) arrows.push({ from: end(launch, launch.start + launch.dur), to: end(event, event.start) });
+  if (forward) arrows.push({ from: end(forward, forward.start + forward.dur), to: end(event, event.start) });
+  const receives = /recv/i.test(event.name);
+  for (const peer of peers) {
+    const [first, second] = receives || (!/send/i.test(event.name) && peer.start < event.start) ? [peer, event] : [event, peer];
+    arrows.push({ from: end(first, first.start), to: end(second, second.start + second.dur) });
+  }
+  return arrows;
+}

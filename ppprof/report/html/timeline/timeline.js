@@ -1,0 +1,480 @@
+"use strict";
+// The timeline: its state, its controls, and what connects store, painter, panel, input and address.
+
+const SHORTEST = 100; // ns: the shortest view
+const MOST_HITS = 200_000; // matches of a search that can be visited
+const MOST_MARKS = 2000; // matches marked on the minimap
+
+class Timeline {
+  constructor(figure, meta) {
+    this.figure = figure;
+    this.store = new TimelineStore(meta);
+    this.layout = new TimelineLayout(this.store);
+    Object.assign(this, { from: 0, to: this.store.end, arrows: [], selected: null, hovered: null, range: null, text: "", masks: null, dimmed: null, hits: null, marks: [] });
+    this.build();
+    this.painter = new TimelinePainter(this, this.head, this.body);
+    this.panel = new TimelinePanel(this, this.panelBox, this.live);
+    this.input = new TimelineInput(this, this.head, this.body);
+    this.address = new TimelineAddress(this);
+    this.store.onload = () => this.painter.request();
+    this.panel.clear();
+    this.resize();
+    new ResizeObserver(() => {
+      if (this.body.clientWidth !== this.width) this.resize();
+    }).observe(this.scroller);
+    this.ready = this.store.ready.then(() => {
+      this.isReady = true;
+      this.figure.querySelector(".drawing").inert = false;
+      this.buildLegend();
+      this.painter.request();
+      return this.address.follow();
+    });
+  }
+
+  build() {
+    const box = this.figure.querySelector(".drawing");
+    box.replaceChildren();
+    box.removeAttribute("style");
+    box.classList.add("tl");
+    box.inert = true; // until names are unpacked
+    const caption = this.figure.querySelector("figcaption").textContent;
+    this.head = make("canvas", { class: "tl-head", "aria-hidden": "true" });
+    this.body = make("canvas", { class: "tl-body", tabindex: 0, role: "application", "aria-label": `${caption}. ${say("timeline_help")}` });
+    this.content = make("div", { class: "tl-content" });
+    this.content.append(this.body);
+    this.scroller = make("div", { class: "tl-scroller" });
+    this.scroller.append(this.content);
+    this.scroller.addEventListener("scroll", () => this.painter.request(), { passive: true });
+    this.legend = make("div", { class: "tl-legend", role: "group", "aria-label": say("timeline_legend") });
+    this.panelBox = make("div", { class: "tl-panel" });
+    this.live = make("p", { class: "tl-live", "aria-live": "polite" });
+    box.append(this.buildBar(), this.legend, this.head, this.scroller, this.buildHelp(), this.panelBox, this.live, ...this.buildNotes());
+    this.buildRanks();
+  }
+
+  buildBar() {
+    const bar = make("div", { class: "tl-bar" });
+    this.searchBox = make("input", { type: "search", placeholder: say("timeline_search"), "aria-label": say("timeline_search"), autocomplete: "off", spellcheck: "false" });
+    this.searchBox.addEventListener("input", () => this.search(this.searchBox.value));
+    this.searchBox.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.nextMatch(event.shiftKey ? -1 : 1);
+      else if (event.key === "Escape") this.body.focus();
+      else return;
+      event.preventDefault();
+    });
+    this.found = make("output", { class: "tl-found" });
+    const button = (key, sign, act) => {
+      const made = make("button", { type: "button", title: say(key), "aria-label": say(key) }, sign);
+      made.addEventListener("click", act);
+      return made;
+    };
+    const group = (...elements) => Object.assign(wrapped(...elements), { className: "tl-group" });
+    bar.append(group(this.searchBox, button("timeline_previous", "↑", () => this.nextMatch(-1)), button("timeline_next", "↓", () => this.nextMatch(1)), this.found));
+    if (this.store.ranks.length > 1) {
+      this.filterBox = make("input", { type: "search", class: "tl-filter", placeholder: say("timeline_filter"), "aria-label": say("timeline_filter"), autocomplete: "off", spellcheck: "false" });
+      this.filterBox.addEventListener("input", () => this.arrange({ wanted: this.filterBox.value }));
+      const orders = Object.keys(RANK_ORDERS).filter((order) => order !== "slowest" || this.store.ranks.some(({ own }) => own !== null));
+      const order = choice(say("timeline_order"), orders.map((key) => [key, say(`timeline_order_${key}`)]), (key) => this.arrange({ order: key }));
+      this.shownRanks = make("output");
+      bar.append(group(this.filterBox, this.shownRanks, order,
+        button("timeline_unfold_all", "▾", () => this.foldAll(false)), button("timeline_fold_all", "▸", () => this.foldAll(true))));
+    }
+    bar.append(group(button("zoom_out", "−", () => this.zoom(1.6)), button("zoom_in", "+", () => this.zoom(0.6)), button("reset", "⤢", () => this.look(0, this.store.end))));
+    return bar;
+  }
+
+  buildHelp() {
+    const help = make("p", { class: "tl-keys" });
+    help.append(make("span", { class: "tl-touch" }, say("timeline_touch")));
+    for (const [keys, what] of say("timeline_keys").split("; ").map((text) => text.split(": "))) {
+      const item = make("span", { class: "tl-key" });
+      item.append(...keys.split(" ").map((key) => make("kbd", {}, key)), document.createTextNode(` ${what}`));
+      help.append(item, document.createTextNode(" "));
+    }
+    return help;
+  }
+
+  buildNotes() {
+    const cut = this.store.ranks.filter((rank) => rank.left_out);
+    if (!cut.length) return [];
+    const num = cut.reduce((sum, rank) => sum + rank.left_out, 0).toLocaleString();
+    const time = timeText(Math.max(...cut.map((rank) => rank.left_out_below)));
+    return [make("p", { class: "tl-note" }, say("timeline_left_out", { num, time }))];
+  }
+
+  buildRanks() {
+    for (const old of this.content.querySelectorAll("button")) old.remove();
+    this.content.style.height = `${this.layout.height}px`;
+    for (const rank of this.layout.ranks) {
+      const folded = this.layout.folded.has(rank);
+      const name = `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${rank.label}`;
+      const button = make("button", { type: "button", class: "tl-rank", "aria-expanded": String(!folded), title: `${name}${rank.host ? ` · ${rank.host}` : ""}` }, `${folded ? "▸" : "▾"} ${this.isNarrow ? `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${rank.rank}` : name}`);
+      button.style.top = `${this.layout.headOf(rank).y}px`;
+      button.addEventListener("click", () => this.fold(rank));
+      this.content.append(button);
+      rank.button = button;
+    }
+    if (this.shownRanks) this.shownRanks.textContent = say("timeline_ranks", { shown: this.layout.ranks.length, all: this.store.ranks.length });
+  }
+
+  buildLegend() {
+    const seen = new Set(this.store.ranks.flatMap((rank) => [...new Set(rank.signatures.kind)]));
+    this.legend.replaceChildren(...this.store.kinds.map((kind, number) => [kind, number]).filter(([, number]) => seen.has(number)).map(([kind, number]) => {
+      const button = make("button", { type: "button", "aria-pressed": "false", title: say("timeline_highlight") }, say(`timeline_kind_${kind}`));
+      button.prepend(this.panel.swatch(kind));
+      button.addEventListener("click", () => this.highlight(number));
+      return button;
+    }));
+    this.legendKinds = this.store.kinds.map((_, number) => number).filter((number) => seen.has(number));
+  }
+
+  // Another theme: the same state in other colours.
+  repaint() {
+    this.painter.refresh();
+    for (const swatch of this.figure.querySelectorAll(".tl-legend button")) {
+      const at = [...this.legend.children].indexOf(swatch);
+      swatch.firstChild.style.background = this.painter.shades[this.legendKinds[at]][1];
+    }
+    this.painter.request();
+  }
+
+  get isNarrow() { return this.body.clientWidth < 640; }
+
+  resize() {
+    this.width = this.body.clientWidth;
+    this.gutter = this.isNarrow ? 104 : 232;
+    this.figure.style.setProperty("--tl-gutter", `${this.gutter}px`);
+    const height = Math.max(160, Math.min(this.layout.height + 2, Math.round(innerHeight * 0.72)));
+    this.scroller.style.height = this.body.style.height = `${height}px`;
+    this.painter.refresh();
+    this.painter.request();
+  }
+
+  dispose() {} // kept for the next drawing
+
+  // The view.
+
+  get perPixel() { return (this.to - this.from) / Math.max(1, this.width - this.gutter); }
+  timeAt(x) { return this.from + (Math.max(this.gutter, Math.min(this.width, x)) - this.gutter) * this.perPixel; }
+
+  look(from, to, { writes = true } = {}) {
+    const length = Math.min(this.store.end, Math.max(SHORTEST, to - from));
+    const middle = to - from < SHORTEST ? (from + to - length) / 2 : from;
+    this.from = Math.max(0, Math.min(middle, this.store.end - length));
+    this.to = this.from + length;
+    if (writes) this.address.write();
+    this.painter.request();
+  }
+
+  pan(by) { this.look(this.from + by, this.to + by); }
+
+  zoom(factor, around = (this.from + this.to) / 2) {
+    const length = Math.min(this.store.end, Math.max(SHORTEST, (this.to - this.from) * factor));
+    const share = (around - this.from) / (this.to - this.from);
+    this.look(around - share * length, around + (1 - share) * length);
+  }
+
+  scroll(by) { this.scroller.scrollTop += by; }
+
+  lookAround({ start, dur }) {
+    const around = Math.max(dur * 0.15, SHORTEST / 2);
+    this.look(start - around, start + dur + around);
+  }
+
+  get view() {
+    return { from: this.from, to: this.to, rank: this.shownRank?.rank ?? null, find: this.text, select: this.selected };
+  }
+
+  async open({ from, to, rank, find, select }) {
+    if (from !== null && to > from) this.look(from, to, { writes: false });
+    if (find !== null && find !== this.text) {
+      this.searchBox.value = find;
+      this.search(find, { writes: false });
+    }
+    const shown = this.store.ranks.find((at) => at.rank === rank);
+    if (shown) this.show(shown);
+    if (!select) {
+      this.clearSelection();
+      return;
+    }
+    const owner = this.store.ranks.find((at) => at.rank === select.rank);
+    const event = owner && await eventOfRow(this.store, owner, select.row, null);
+    if (!event) return;
+    if (from === null) this.lookAround(event);
+    await this.select(event, { writes: false });
+  }
+
+  // Unfold a rank and scroll to it; with an event, to the event's row.
+  show(rank, event = null) {
+    this.shownRank = rank;
+    if (!this.layout.ranks.includes(rank) && this.filterBox) {
+      this.filterBox.value = "";
+      this.layout.wanted = "";
+    }
+    this.layout.fold(rank, false);
+    this.relayout();
+    const top = event ? this.layout.topOf(event.track, event.depth) : this.layout.headOf(rank).y;
+    const { scrollTop, clientHeight } = this.scroller;
+    if (event === null || top < scrollTop || top + ROW_HEIGHT > scrollTop + clientHeight) {
+      this.scroller.scrollTop = event ? top - clientHeight / 2 : top;
+    }
+  }
+
+  relayout() {
+    this.painter.mapImage = null;
+    this.buildRanks();
+    this.resize();
+  }
+
+  fold(rank) {
+    this.layout.fold(rank);
+    const had = document.activeElement === rank.button;
+    this.relayout();
+    if (had) rank.button.focus({ preventScroll: true });
+  }
+
+  foldRank() {
+    const rank = this.selected?.track.rank ?? this.rankAt(0);
+    if (rank) this.fold(rank);
+  }
+
+  foldAll(folds) {
+    this.layout.foldAll(folds);
+    this.relayout();
+  }
+
+  arrange(changes) {
+    Object.assign(this.layout, changes);
+    this.layout.arrange();
+    this.scroller.scrollTop = 0;
+    this.relayout();
+    if (this.text) this.search(this.text);
+  }
+
+  rankAt(y) {
+    const line = this.layout.lineAt(y + this.scroller.scrollTop);
+    return line ? line.rank : this.layout.ranks[0] ?? null;
+  }
+
+  // Events.
+
+  // The event at a point of the body, as drawn: the longest of those within some pixels.
+  spotAt(x, y, near) {
+    const line = this.layout.lineAt(y + this.scroller.scrollTop);
+    if (!line || !line.track || x < this.gutter) return null;
+    const row = Math.floor((y + this.scroller.scrollTop - line.y) / ROW_HEIGHT);
+    const [time, reach] = [this.timeAt(x), near * this.perPixel];
+    const [first, last] = this.store.partsIn(line.track, time - reach, time + reach);
+    let best = null;
+    for (const part of line.track.parts.slice(first, last)) {
+      const events = this.store.peek(part);
+      if (!events) continue;
+      const { start, dur, depth } = events;
+      for (let at = 0; at < start.length && start[at] <= time + reach; at++) {
+        if (depth[at] !== row || start[at] + dur[at] < time - reach) continue;
+        const away = Math.max(0, start[at] - time, time - start[at] - dur[at]);
+        if (!best || away < best.away || (away === best.away && dur[at] > best.dur)) best = { part, at, away, start: start[at], dur: dur[at], depth: row, track: line.track, sig: events.sig[at] };
+      }
+    }
+    return best;
+  }
+
+  hoverAt(x, y, event) {
+    this.pointerTime = x < this.gutter ? null : this.timeAt(x);
+    const spot = this.spotAt(x, y, 1);
+    this.hover(spot);
+    if (!spot) return;
+    const { name, kind } = spot.track.rank.signatures;
+    tip.show(`${name[spot.sig]}\n${say(`timeline_kind_${this.store.kinds[kind[spot.sig]]}`)} · ${timeText(spot.dur)}`, event.clientX, event.clientY);
+  }
+
+  hover(spot) {
+    if (!spot) tip.hide();
+    if (spot?.part === this.hovered?.part && spot?.at === this.hovered?.at) return;
+    this.hovered = spot;
+    this.painter.request();
+  }
+
+  async pickAt(x, y, near) {
+    const line = this.layout.lineAt(y + this.scroller.scrollTop);
+    if (line && !line.track && !line.curve) return;
+    let spot = this.spotAt(x, y, near);
+    if (!spot && line?.track) { // drawn thinned: unpack what is there
+      const [first, last] = this.store.partsIn(line.track, this.timeAt(x - near), this.timeAt(x + near));
+      await Promise.all(line.track.parts.slice(first, last).map((part) => this.store.wait(part)));
+      spot = this.spotAt(x, y, near);
+    }
+    if (!spot) {
+      this.clearSelection();
+      this.clearRange();
+      return;
+    }
+    await this.select(await eventAt(this.store, spot));
+  }
+
+  // Select an event. With `jumps`, bring it into view. Each selection is an entry of the history.
+  async select(event, { jumps = false, writes = true } = {}) {
+    if (writes) this.address.push();
+    this.selected = event;
+    this.range = null;
+    this.arrows = [];
+    const { rank } = event.track;
+    this.shownRank = rank;
+    if (jumps && (event.start + event.dur < this.from || event.start > this.to || event.dur > this.to - this.from)) {
+      const length = Math.max(this.to - this.from, event.dur * 1.3);
+      this.look(event.start + event.dur / 2 - length / 2, event.start + event.dur / 2 + length / 2, { writes: false });
+    }
+    if (jumps || !writes) this.show(rank, event);
+    this.panel.announce(say("timeline_selected", { name: event.name, length: timeText(event.dur), start: exactSeconds(event.start) }));
+    if (writes) this.address.replace();
+    this.painter.request();
+    const around = await eventsAround(this.store, event);
+    const [started, memory, peers] = await Promise.all([startedBy(this.store, event), memoryOf(event), peersOf(this.store, event, around)]);
+    const launch = event.place === PLACES.device ? around[0] ?? null : null;
+    const forward = event.place === PLACES.host ? await eventOfRow(this.store, rank, event.link, false) : null;
+    if (this.selected !== event) return;
+    const links = { launch, started: started.events, more: started.more, forward, peers };
+    this.panel.show(event, factsOf(event, this.store, around, memory, started), links);
+    this.arrows = arrowsOf(event, links);
+    this.painter.request();
+  }
+
+  clearSelection() {
+    if (!this.selected) return;
+    this.selected = null;
+    this.arrows = [];
+    this.panel.clear();
+    this.painter.request();
+    this.address.write();
+  }
+
+  // To the next or previous event of the selection's row; without a selection, to the first visible one.
+  async walk(way) {
+    const { selected } = this;
+    const line = selected ? null : this.layout.lines.find((at) => at.track && at.y + at.height > this.scroller.scrollTop);
+    const track = selected?.track ?? line?.track;
+    if (!track) return;
+    let number = selected ? track.parts.indexOf(selected.part) : this.store.partsIn(track, this.from, this.to)[0];
+    for (let at = selected ? selected.at + way : null; number >= 0 && number < track.parts.length; number += way, at = null) {
+      const part = track.parts[number];
+      const { start, dur, depth } = await this.store.wait(part);
+      for (at ??= way > 0 ? (selected ? part.repeated : 0) : start.length - 1; at >= (selected ? part.repeated : 0) && at < start.length; at += way) {
+        if (depth[at] !== (selected?.depth ?? 0) || (!selected && start[at] + dur[at] < this.from)) continue;
+        await this.select(await eventAt(this.store, { part, at }), { jumps: true });
+        return;
+      }
+    }
+  }
+
+  // To the event around the selection, or to the first one in it.
+  async climb(down) {
+    const { selected } = this;
+    if (!selected) return;
+    const events = await this.store.wait(selected.part);
+    const at = down < 0 ? selected.parent : events.parent.indexOf(selected.at);
+    if (at >= 0) await this.select(await eventAt(this.store, { part: selected.part, at }), { jumps: true });
+  }
+
+  // Ranges.
+
+  async setRange(one, other, rank, isDone) {
+    this.range = { from: Math.max(0, Math.min(one, other)), to: Math.min(this.store.end, Math.max(one, other)) };
+    this.painter.request();
+    if (!isDone) return;
+    const { range } = this;
+    this.selected = null;
+    this.arrows = [];
+    this.panel.showRange(range, rank, null);
+    const fill = rank ? await fillOfRange(this.store, rank, range) : [];
+    if (this.range !== range) return;
+    this.panel.showRange(range, rank, fill);
+    this.panel.announce(say("timeline_range", { length: timeText(range.to - range.from), from: exactSeconds(Math.round(range.from)), to: exactSeconds(Math.round(range.to)), rank: rank ? rank.label : "-" }));
+  }
+
+  markRange() {
+    const { start, dur, track } = this.selected ?? { start: this.from, dur: this.to - this.from, track: null };
+    this.setRange(start, start + dur, track?.rank ?? this.rankAt(0), true);
+  }
+
+  clearRange() {
+    if (!this.range) return;
+    this.range = null;
+    if (!this.selected) this.panel.clear();
+    this.painter.request();
+  }
+
+  // Search and highlights.
+
+  search(text, { writes = true } = {}) {
+    this.text = text.trim();
+    const wanted = this.text.toLowerCase();
+    this.masks = wanted ? new Map(this.store.ranks.map((rank) =>
+      [rank, Uint8Array.from(rank.signatures.name, (name) => name.toLowerCase().includes(wanted))])) : null;
+    this.dimmed = null;
+    this.pressLegend(-1);
+    this.marks = [];
+    this.hits = null;
+    let num = 0;
+    for (const rank of this.masks ? this.layout.ranks : []) {
+      const mask = this.masks.get(rank);
+      rank.signatures.num.forEach((count, sig) => { num += mask[sig] * count; });
+    }
+    this.numFound = num;
+    this.found.textContent = wanted ? say("timeline_matches", { num: num.toLocaleString() }) : "";
+    if (writes) this.address.write();
+    this.painter.request();
+    if (wanted && num) this.hits = this.collectHits(this.masks);
+  }
+
+  async collectHits(masks) {
+    const isStale = () => this.masks !== masks;
+    const hits = await this.store.find(this.layout.ranks, masks, Math.ceil(MOST_HITS / this.layout.ranks.length), isStale);
+    if (!hits) return [];
+    const all = [...hits.values()].flat();
+    const each = Math.max(1, Math.ceil(all.length / MOST_MARKS));
+    this.marks = all.filter((_, at) => at % each === 0).map(({ time }) => time);
+    this.painter.request();
+    return all; // rank by rank, by time in each
+  }
+
+  matchTimes() { return this.marks; }
+
+  async nextMatch(way) {
+    if (!this.hits) return;
+    const hits = await this.hits;
+    if (!hits.length) return;
+    const { selected } = this;
+    const at = selected ? hits.findIndex(({ part, at: index }) => part === selected.part && index === selected.at) : -1;
+    let next = at + way;
+    if (at < 0) { // from the view: the first match in it or behind it
+      next = hits.findIndex(({ time }) => time >= this.from);
+      if (way < 0) next -= 1;
+    }
+    next = (next + hits.length) % hits.length;
+    this.found.textContent = say("timeline_match", { at: (next + 1).toLocaleString(), num: this.numFound.toLocaleString() });
+    await this.select(await eventAt(this.store, hits[next]), { jumps: true });
+  }
+
+  highlight(kind) {
+    this.dimmed = this.dimmed === kind ? null : kind;
+    this.pressLegend(this.dimmed ?? -1);
+    this.painter.request();
+  }
+
+  pressLegend(kind) {
+    [...this.legend.children].forEach((button, at) => button.setAttribute("aria-pressed", String(this.legendKinds[at] === kind)));
+  }
+
+  // Which signatures of a rank are drawn in full colour; null: all.
+  maskOf(rank) {
+    if (this.dimmed !== null) return rank.signatures.kind.map((kind) => Number(kind === this.dimmed));
+    return this.masks ? this.masks.get(rank) : null;
+  }
+}
+
+// Draw the timeline; the next time, for another theme, keep its state.
+function drawTimeline(figure, found) {
+  if (figure.timeline) figure.timeline.repaint();
+  else figure.timeline = new Timeline(figure, found);
+  return figure.timeline;
+}
