@@ -41,7 +41,10 @@ def step_spans(events: pl.DataFrame) -> pl.DataFrame:
         .select(
             "start_ns",
             "end_ns",
-            step=pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64),
+            step=pl.col("name")
+            .cast(pl.String)
+            .str.extract(r"#(\d+)$")
+            .cast(pl.Int64, strict=False),
         )
         .drop_nulls()
         .sort("start_ns")

@@ -112,7 +112,9 @@ class Profile:
     def steps(self) -> list[int]:
         """Numbers of the recorded steps, ascending, one for each ProfileStep; some may be equal."""
         names = self.tree.of_category("ProfileStep")["name"].cast(pl.String)
-        return sorted(names.str.extract(r"#(\d+)$").cast(pl.Int64).drop_nulls().to_list())
+        return sorted(
+            names.str.extract(r"#(\d+)$").cast(pl.Int64, strict=False).drop_nulls().to_list()
+        )
 
     @cached_property
     def total_ns(self) -> int:

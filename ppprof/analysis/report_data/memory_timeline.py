@@ -129,7 +129,7 @@ def _peak(profile: Profile, place: str, highest: dict[str, object]) -> Peak:
     category = around["category"].cast(pl.String)
     phases = around.filter(category.is_in(PHASES)).sort("start_ns")["category"].cast(pl.String)
     steps = around.filter(category == "ProfileStep")["name"].cast(pl.String)
-    number = steps.str.extract(r"#(\d+)$").cast(pl.Int64).drop_nulls()
+    number = steps.str.extract(r"#(\d+)$").cast(pl.Int64, strict=False).drop_nulls()
     allocated = highest["current_allocated"]
     assert isinstance(allocated, (int, np.integer))
     return Peak(

@@ -165,6 +165,21 @@ def test_steps_that_are_not_there_leave_nothing(name, tmp_path):
     assert cut.events.schema == trace.events.schema
 
 
+def test_a_step_whose_number_exceeds_an_int64_has_no_number(tmp_path):
+    main = Thread(
+        1,
+        "main",
+        (
+            span("ProfileStep", "ProfileStep#1", 0, 100, span("Operator", "op", 10, 20)),
+            span("ProfileStep", f"ProfileStep#{10**20}", 100, 200, span("Operator", "op", 110, 120)),
+        ),
+    )
+    profile = Profile(read(write(tmp_path / "a.pb", main)))
+
+    assert profile.steps == [1]
+    assert profile.trace.events["step"].to_list() == [1, 1, None, None]
+
+
 def linked(events):
     """Each event with the start and the name of its parent."""
     parent = events["parent"]
