@@ -48,7 +48,7 @@ def load_ipython_extension(shell: Any) -> None:
     import_module("ppprof.report.notebook").register(shell.display_formatter.formatters)
 
 
-if "IPython" in sys.modules:
-    _shell = sys.modules["IPython"].get_ipython()
-    if _shell is not None:
-        load_ipython_extension(_shell)
+# A module in sys.modules may be None, or a stub that some test or script put there.
+_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+if _shell is not None:
+    load_ipython_extension(_shell)

@@ -86,3 +86,9 @@ def test_importing_ppprof_imports_nothing_of_notebooks_outside_of_them() -> None
     code = "import sys, ppprof; print('ppprof.report.notebook' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("module", ["None", "types.ModuleType('IPython')"])
+def test_importing_ppprof_does_not_fail_where_ipython_is_blocked_or_a_stub(module: str) -> None:
+    code = f"import sys, types; sys.modules['IPython'] = {module}; import ppprof"
+    subprocess.run([sys.executable, "-c", code], check=True)
