@@ -171,7 +171,9 @@ def test_a_step_whose_number_exceeds_an_int64_has_no_number(tmp_path):
         "main",
         (
             span("ProfileStep", "ProfileStep#1", 0, 100, span("Operator", "op", 10, 20)),
-            span("ProfileStep", f"ProfileStep#{10**20}", 100, 200, span("Operator", "op", 110, 120)),
+            span(
+                "ProfileStep", f"ProfileStep#{10**20}", 100, 200, span("Operator", "op", 110, 120)
+            ),
         ),
     )
     profile = Profile(read(write(tmp_path / "a.pb", main)))
