@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppprof.report.text import fitted
 from ppprof.report.text.fitted import draw, draw_rows
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.table import Column, Painted, Table
@@ -187,3 +188,20 @@ def test_painted_prose_has_no_colours_of_its_own() -> None:
     assert paint("a\x1b[31mb", "good") == "\x1b[32ma\\x1b[31mb\x1b[0m"
     assert paint("a\x1b[31mb") == "a\\x1b[31mb"
     assert Layout(40).paint("plain", "bad") == "plain"
+
+
+def test_each_cell_is_measured_a_few_times_only(monkeypatch) -> None:
+    """A table of 10,000 threads took minutes when each step of the layout measured all cells."""
+    rows = [
+        [f"void cutlass::Kernel<{row}, float>", "12.5 / 3.0 / 4.0 / 1.0 / 0.1"] for row in range(99)
+    ]
+    columns = [Column("Name", 10), Column("CPU Total / Avg / Max / Min / Ratio(%)", 10)]
+    measured = []
+
+    def counted(text: str) -> int:
+        measured.append(text)
+        return len(text)
+
+    monkeypatch.setattr(fitted, "width", counted)
+    draw(Table("Operators", columns, rows), 40, lambda text, *_: text)
+    assert len(measured) < 3 * 99 * 6  # to choose widths, to draw

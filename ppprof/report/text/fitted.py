@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from wcwidth import clip, width
 
@@ -50,17 +51,17 @@ class _Column:
         """The cells of all sections."""
         return (cell for cells in self.cells for cell in cells)
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """Whether no cell has a value other than 0."""
         return all(_EMPTY.fullmatch(cell) for cell in self.texts)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The columns of a terminal that the widest cell takes."""
         return max(map(width, (*self.headers, *self.texts)))
 
-    @property
+    @cached_property
     def is_number(self) -> bool:
         """Whether all cells are numbers: they are aligned on the right, and never cut."""
         return all(_NUMBER.fullmatch(cell) for cell in self.texts)
@@ -205,7 +206,10 @@ def _blocks(
 
 def _cut_widths(columns: Sequence[_Column], most: int) -> list[int]:
     """Return the width of each column; the widest names get narrower until the columns fit."""
-    widths = [column.width for column in columns]
+    widths = [
+        column.width if _is_whole(columns, place) else min(column.width, most)
+        for place, column in enumerate(columns)
+    ]
     names = [place for place in range(len(columns)) if not _is_whole(columns, place)]
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - most
     while excess > 0 and names:
