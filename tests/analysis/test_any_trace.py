@@ -32,7 +32,7 @@ def test_every_analysis_ends(
     runs = [ppprof.open(path) for path in paths]
     for path, run in zip(paths, runs):
         costs(read(path), Naming())
-        collect_rank_report_data(read(path), Naming(), budget=50)
+        collect_rank_report_data(read(path), Naming(), share=0.5)
         try:
             steps = run.breakdown()
             ppprof.advise(run)
