@@ -182,8 +182,7 @@ class DatasetConfig:
     )
 
     name: str = "GPTDataset"
-    """TokenizedText packs the text, and unpacks and tokenizes (byte pairs) a sample on each read of
-    it. With any other name, such as FleetX's GPTDataset, every byte of the text is a token."""
+    """Name of the dataset; without effect: every byte of the text is a token."""
     input: Optional[str] = None
     """A text file, directory or glob; blank for the source of Python's standard library."""
     split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)
@@ -193,6 +192,9 @@ class DatasetConfig:
     """Tokens of a sample; at most max_position_embeddings."""
     num_samples: Optional[int] = knob(None, minimum=1)
     """Most samples to use; blank for all samples."""
+    read_latency_ms: float = knob(0.0, minimum=0)
+    """Time that each read of a sample waits, in ms: a stand-in for a network file system or an object
+    store. The wait occupies no processor."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import itertools
 import os
 import shutil
 import sysconfig
 import uuid
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from ppprof.errors import UsageError
 NUM_TOKENS = 256
 """Number of byte values."""
 
-_SHARD_BYTES = 384 << 10
 _SEPARATOR = b"\x00"  # between files; text does not contain it
 _NOT_LIBRARY = frozenset(["test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__"])
 
@@ -97,35 +94,6 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
         raise DataError(
             f"cannot join the text to one file: {error}; set XDG_CACHE_HOME to change its directory"
         ) from error
-    return target
-
-
-def packed_file(tokens: Path) -> Path:
-    """Return the path of a zip file that holds the text in compressed shards of 384 KiB.
-
-    The zip file is written beside ``tokens`` on first use.
-
-    Args:
-        tokens: the path that `token_file` returned.
-
-    Raises:
-        DataError: the zip file cannot be written.
-    """
-    target = tokens.with_suffix(".zip")
-    if target.exists():
-        return target
-    hidden = tokens.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with zipfile.ZipFile(hidden, "x", zipfile.ZIP_BZIP2) as packed, tokens.open("rb") as text:
-            for number in itertools.count():
-                shard = text.read(_SHARD_BYTES)
-                if not shard:
-                    break
-                packed.writestr(f"{number:05d}.txt", shard)
-        hidden.replace(target)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise DataError(f"cannot pack the text: {error}") from error
     return target
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,6 @@ import numpy.typing as npt
 from paddle.io import BatchSampler, Dataset
 
 from ppprof.train.corpus import DataError
-from ppprof.train.tokenizer import NUM_BYTES, BytePairs
-
-_MOST_TOKENS = 4096
-"""Limit for the vocabulary that `TokenizedText` learns; learning a larger one takes too long."""
 
 
 class TextSamples(Dataset):
@@ -29,6 +24,7 @@ class TextSamples(Dataset):
         length: tokens of a sample.
         share: start and end of the part to use, as ratios of the file from 0 to 1.
         limit: the largest number of samples to use; None for no limit.
+        latency_ms: time that each read of a sample waits, in place of slow storage.
 
     Raises:
         DataError: the part is too short for one sample.
@@ -40,12 +36,14 @@ class TextSamples(Dataset):
         length: int,
         share: tuple[float, float] = (0.0, 1.0),
         limit: int | None = None,
+        latency_ms: float = 0.0,
     ) -> None:
         super().__init__()
         tokens: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
         first, last = (int(len(tokens) * ratio) for ratio in share)
         self._tokens = tokens[first:last]
         self._length = length
+        self._latency_s = latency_ms / 1000
         self._count = max(0, (len(self._tokens) - 1) // length)
         if limit is not None:
             self._count = min(self._count, limit)
@@ -60,74 +58,10 @@ class TextSamples(Dataset):
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the sample's tokens and, for each, the next token: two int64 arrays (length,)."""
+        if self._latency_s:
+            time.sleep(self._latency_s)
         start = index * self._length
         run = self._tokens[start : start + self._length + 1].astype(np.int64)
-        return run[:-1], run[1:]
-
-
-class TokenizedText(Dataset):
-    """A dataset over a share of a packed text that unpacks and tokenizes each sample on access.
-
-    Sample i holds the first ``length`` tokens of the i-th passage in the share, and for each token
-    the next one. A passage has ``4 * length`` bytes; one with too few tokens is repeated. Each
-    access unpacks the whole shard (a separately compressed part of the file) with the passage,
-    which is simple and costs much more than the sample itself.
-
-    Args:
-        path: a result of `ppprof.train.corpus.packed_file`.
-        length: tokens of a sample.
-        vocab_size: the largest number of distinct tokens; above 4096 it has no effect. The tokens
-            are the 256 bytes, and pairs of tokens that are learned from the first 64 KiB of the
-            text.
-        share: start and end of the part to use, as ratios of the passages from 0 to 1.
-        limit: the largest number of samples to use; None for no limit.
-
-    Raises:
-        DataError: the part holds no passage.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        length: int,
-        vocab_size: int,
-        share: tuple[float, float] = (0.0, 1.0),
-        limit: int | None = None,
-    ) -> None:
-        super().__init__()
-        # Read into memory: the data loader's workers would share an open file's position.
-        self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-        shards = self._shards.infolist()
-        beginning = self._shards.read(shards[0])[: 64 << 10]
-        self._pairs = BytePairs.learn(beginning, min(vocab_size, _MOST_TOKENS) - NUM_BYTES)
-        self._length = length
-        self._passage = 4 * length
-        passages = [
-            (shard, start)
-            for shard in shards
-            for start in range(0, shard.file_size - self._passage + 1, self._passage)
-        ]
-        first, last = (int(len(passages) * ratio) for ratio in share)
-        self._passages = passages[first:last][:limit]
-        if not self._passages:
-            raise DataError(
-                f"{last - first} of {len(passages)} passages of text are too few for a sample of "
-                f"max_seq_len {length} tokens"
-            )
-
-    def __len__(self) -> int:
-        return len(self._passages)
-
-    def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the sample's tokens and, for each, the next token: two int64 arrays (length,).
-
-        A passage with too few tokens is repeated.
-        """
-        shard, start = self._passages[index]
-        tokens = self._pairs.encode(self._shards.read(shard)[start : start + self._passage])
-        while len(tokens) <= self._length:  # a long row of one character is only a few tokens
-            tokens += tokens
-        run = np.array(tokens[: self._length + 1], np.int64)
         return run[:-1], run[1:]
 
 

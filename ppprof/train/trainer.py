@@ -19,8 +19,8 @@ from ppprof.config import Config
 from ppprof.config.validation import did_you_mean
 from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
-from ppprof.train.corpus import DataError, find_files, packed_file, token_file
-from ppprof.train.data import Share, StepBatches, TextSamples, TokenizedText
+from ppprof.train.corpus import DataError, find_files, token_file
+from ppprof.train.data import Share, StepBatches, TextSamples
 from ppprof.train.engine import make_engine
 from ppprof.train.grid import make_grid
 from ppprof.train.optim import notes
@@ -80,7 +80,7 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self._config = config
         # Check the amount of text first, so that an error comes before process groups are created.
-        self._samples: dict[str, TextSamples | TokenizedText] = {}
+        self._samples: dict[str, TextSamples] = {}
         for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
             try:
                 self._samples[purpose] = _samples(config, purpose)
@@ -212,7 +212,7 @@ class Trainer:
             print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {message}", flush=True)
 
 
-def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
+def _samples(config: Config, purpose: str) -> TextSamples:
     """Return the dataset for training or evaluation; write its token file on first use.
 
     Args:
@@ -225,11 +225,13 @@ def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
     dataset = getattr(config.Data, purpose).dataset
     shares = np.cumsum([0.0, *dataset.split]) / sum(dataset.split)
     index = {"Train": 0, "Eval": 1}[purpose]
-    path, length = token_file(find_files(dataset.input)), dataset.max_seq_len
-    share, limit = (float(shares[index]), float(shares[index + 1])), dataset.num_samples
-    if dataset.name == "TokenizedText":
-        return TokenizedText(packed_file(path), length, config.Model.vocab_size, share, limit)
-    return TextSamples(path, length, share, limit)
+    return TextSamples(
+        token_file(find_files(dataset.input)),
+        dataset.max_seq_len,
+        share=(float(shares[index]), float(shares[index + 1])),
+        limit=dataset.num_samples,
+        latency_ms=dataset.read_latency_ms,
+    )
 
 
 class _Clock:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.train.corpus import DataError, find_files, packed_file, token_file
-from ppprof.train.data import Share, StepBatches, TextSamples, TokenizedText
+from ppprof.train.corpus import DataError, find_files, token_file
+from ppprof.train.data import Share, StepBatches, TextSamples
 
 pytestmark = pytest.mark.paddle
 
@@ -88,6 +87,19 @@ def test_a_sample_and_the_tokens_that_follow_it(tmp_path: Path) -> None:
     assert tokens.dtype == labels.dtype == np.int64
 
 
+def test_each_read_waits_as_long_as_the_latency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(range(20)))
+    slow, fast = (TextSamples(path, length=4, latency_ms=ms) for ms in (25.0, 0.0))
+    assert [part.tolist() for part in slow[1]] == [part.tolist() for part in fast[1]]
+    slow[0]
+    assert waits == [0.025, 0.025]
+
+
 def test_too_little_text(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_bytes(b"1234")
     with pytest.raises(
@@ -158,56 +170,3 @@ def test_epochs_differ_in_order_and_seeds_do_too() -> None:
     assert order(1) == order(1)
     assert order(1)[0] != order(1)[1]
     assert order(1)[0] != order(2)[0]
-
-
-def _packed(folder: Path, text: bytes) -> Path:
-    tokens = folder / "tokens.u8"
-    tokens.write_bytes(text)
-    return packed_file(tokens)
-
-
-def test_a_packed_text_is_made_once_and_is_the_text(tmp_path: Path) -> None:
-    text = b"".join(b"%d words\n" % number for number in range(100_000))
-    path = _packed(tmp_path, text)
-    made = path.stat()
-    assert packed_file(tmp_path / "tokens.u8") == path
-    assert path.stat().st_mtime_ns == made.st_mtime_ns
-    with zipfile.ZipFile(path) as shards:
-        assert len(shards.namelist()) == 4
-        assert b"".join(map(shards.read, sorted(shards.namelist()))) == text
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "tokens.u8", path]
-
-
-def test_a_text_that_cannot_be_packed(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot pack the text: .*tokens.u8"):
-        packed_file(tmp_path / "tokens.u8")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tokenized_samples_are_the_beginnings_of_passages(tmp_path: Path) -> None:
-    text = (b"the cat sat on the mat; " * 4)[:64] + (b"=" * 64) + b"x" * 15
-    samples = TokenizedText(_packed(tmp_path, text), length=4, vocab_size=257)
-    assert len(samples) == 8  # of 16 bytes each; 15 are left over
-    tokens, labels = samples[0]  # one merge, of "at", which stands there 8 times
-    assert tokens.tolist() == [ord("t"), ord("h"), ord("e"), ord(" ")]
-    assert labels.tolist() == [ord("h"), ord("e"), ord(" "), ord("c")]
-    assert tokens.dtype == labels.dtype == np.int64
-
-
-def test_tokenized_samples_are_never_short(tmp_path: Path) -> None:
-    samples = TokenizedText(_packed(tmp_path, b" " * 4096), length=16, vocab_size=300)
-    assert {len(part) for index in range(len(samples)) for part in samples[index]} == {16}
-
-
-def test_shares_and_limits_of_tokenized_samples(tmp_path: Path) -> None:
-    path = _packed(tmp_path, np.random.default_rng(0).bytes(1 << 20))  # 3 shards
-    whole, first, rest = (
-        TokenizedText(path, 64, 256, share) for share in ((0, 1), (0, 0.67), (0.67, 1))
-    )
-    assert len(first) + len(rest) == len(whole) == (1 << 20) // 256
-    assert len(first) == int(0.67 * len(whole))
-    assert (first[0][0] == whole[0][0]).all()
-    assert (rest[0][0] == whole[len(first)][0]).all()
-    assert len(TokenizedText(path, 64, 256, limit=5)) == 5
-    with pytest.raises(DataError, match=r"0 of 4096 passages of text are too few for a sample of"):
-        TokenizedText(path, 64, 256, share=(0, 0.0001))
