@@ -15,7 +15,7 @@ from tests.jobs.launching import ROOT, environment
 
 PAGES = ("tutorial.md", "tutorial.zh-CN.md")
 TRIES = 3
-"""Two busy cores may hide what workers gain: then both runs are measured again."""
+"""A burst of other work may make one of the two runs slower: then both are measured again."""
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
@@ -56,17 +56,8 @@ class Reader:
 MEASURED = ("before", "after", "diff")
 
 
-COST = r"^reader cost +([\d.]+) +([\d.]+) +-?[\d.]+ +-?[\d.]+"
-
-
 def is_faster(done: dict[str, subprocess.CompletedProcess[str]]) -> bool:
     return "Step time: faster" in done["diff"].stdout
-
-
-def waits_less(done: dict[str, subprocess.CompletedProcess[str]]) -> bool:
-    """Whether the reader cost fell by a quarter at least."""
-    cost = re.search(COST, done["diff"].stdout, re.M)
-    return cost is not None and float(cost[2]) < 0.75 * float(cost[1])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +71,7 @@ def followed(
     reader = Reader(tmp_path_factory.mktemp("tutorial"))
     done = {name: reader.types(command) for name, command in written.items()}
     for _ in range(TRIES - 1):
-        if is_faster(done) and waits_less(done):
+        if is_faster(done):
             break
         reader = Reader(tmp_path_factory.mktemp("again"))
         done.update({name: reader.types(written[name]) for name in ("threads", *MEASURED)})
@@ -128,16 +119,10 @@ def test_the_advice_is_about_the_input(
     assert "Data.Train.loader.num_workers" in said
 
 
-def test_workers_make_it_wait_less_and_faster(
-    followed: dict[str, subprocess.CompletedProcess[str]],
-) -> None:
+def test_workers_make_it_faster(followed: dict[str, subprocess.CompletedProcess[str]]) -> None:
     said = seen(followed["diff"])
-    verdict = re.search(r"^Step time: .* \(95% interval .*\).*$", said, re.M)
-    assert verdict, said
-    assert "Data.Train.loader.num_workers: 0 -> 2" in said
-    assert waits_less(followed), said
-    if not is_faster(followed):  # 50 ms a step varied by 480 on a machine that others' were beside
-        pytest.skip(f"needs a machine whose steps vary less than workers gain: {verdict[0]}")
+    assert re.search(r"^Step time: faster: -.* \(95% interval -\S+% to -\S+%\)", said, re.M), said
+    assert "Data.Train.loader.num_workers: 0 -> 4" in said
     assert number(IPS, seen(followed["after"])) > number(IPS, seen(followed["before"]))
 
 
