@@ -84,11 +84,11 @@ class Replay:
             Nanoseconds, shape (whole_steps, replicas); 0 for a replica that cannot be replayed in
             a step.
         """
-        table, none, num = self._table, ~self.all, len(self.all)
-        dur = np.where(none if fixed is None else fixed, table[to], table["dur_ns"])
-        transfer_ns = np.where(
-            none if links is None else links, table["usual_transfer_ns"], table["transfer_ns"]
-        )
+        table, num = self._table, len(self.all)
+        dur = table["dur_ns"] if fixed is None else np.where(fixed, table[to], table["dur_ns"])
+        transfer_ns = table["transfer_ns"]
+        if links is not None:
+            transfer_ns = np.where(links, table["usual_transfer_ns"], transfer_ns)
         end = np.zeros(num + 2, np.int64)
         for wave in self._waves:
             previous = end[table["previous"][wave]] + table["gap_ns"][wave]

@@ -256,13 +256,14 @@ class _Repair(NamedTuple):
 
 def _repairs(replay: Replay) -> Iterator[_Repair]:
     """Yield each kind of operation, each stage, worker and link."""
-    none = ~replay.all
+    no_operation = ~replay.all
     for kind in replay.kinds:
         mask = replay.kind == kind
         one, others = replay.finished(mask), replay.finished(~mask, replay.all)
         yield _Repair("kind", one, others, kind=kind)
     if replay.pairs:
-        one, others = replay.finished(none, replay.all), replay.finished(replay.all, none)
+        one = replay.finished(no_operation, replay.all)
+        others = replay.finished(replay.all, no_operation)
         yield _Repair("kind", one, others, kind="transfer")
     for stage in replay.stages if len(replay.stages) > 1 else ():
         mask = replay.stage == stage
