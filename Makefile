@@ -1,6 +1,6 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
 # make profile-hybrid   the same on 8 processes: data, tensor and pipeline parallel
-# make check     lint, format, types, words, who imports whom
+# make check     lint, format, types, words, workflow files, who imports whom
 # make test      tests without training, except one shared capture: run it after each change
 # make test-jobs real launches, a browser, a server, an install: one case for each feature
 # make test-all  both, all other launches, and many more random examples: before a release
@@ -9,7 +9,7 @@
 # make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
 # make release   sdist, wheels, checksums and SBOM into dist/, built twice and compared
 # make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
-# make docs      the pages of docs/ as a site, in site/; any warning is an error
+# make docs      the pages of docs/ as a site, in site/; runs their trainings and compares their words
 # make bench     measure the numbers of the README again
 PYTHON ?= python3
 VENV ?= .venv
@@ -75,6 +75,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/check_words.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml examples/ci_gate.yml
+	$(BIN)/check-jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms \
+		$(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/python -m pytest -q tests/test_rooms.py
 	$(BIN)/python tools/audit.py requirements/dev.lock
 
@@ -119,10 +124,12 @@ $(TRAINERS): .venv-%/.installed: pyproject.toml
 	touch $@
 
 integrations: install trainers
-	$(PYTEST) tests/jobs/test_trainers.py tests/jobs/test_documented_integrations.py
+	$(PYTEST) tests/jobs/test_trainers.py tests/jobs/test_documented_integrations.py \
+		tests/jobs/test_examples.py::test_the_trainer_of_paddleformers
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(CORE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m tools.docs --trainings
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group docs $(addprefix --constraint ,$(LOCK))

@@ -10,9 +10,11 @@ for name in (
     "capture_overhead",
     "window_end",
     "trace_reading",
+    "kineto_reading",
     "cluster",
     "comparing",
     "page",
+    "stopwatch",
 ):
     print(f"\n== {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

@@ -3,7 +3,8 @@
 The trace repeats the recorded events of `tests/fixtures/kineto/gpu_ddp.json`, each time later and
 with other correlation ids, and prints them with the format strings of libkineto (output_json.cpp).
 `trace_reading` explains how the readers are measured; here, ppprof runs with both cores, and user
-CPU seconds stand beside the wall clock. HTA needs an environment of its own: ``--hta PYTHON``.
+CPU seconds stand beside the wall clock. HTA needs an environment of its own, as `make test-all`
+installs it: ``--hta .venv-peers/bin/python``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import random
 import statistics
 import sys
 import tempfile
@@ -19,9 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trace_reading import machine, run
+from benchmarks.trace_reading import PATIENCE_S, Measured, machine, run
+from ppprof.trace.fastpath import core
 
-SIZE_MB = 379
+SIZE_MB = 40
+FULL_SIZE_MB = 379
+PPPROF = "ppprof"
 _FIXTURE = Path(__file__).parents[1] / "tests" / "fixtures" / "kineto" / "gpu_ddp.json"
 _SUMMARY = ("-m", "ppprof", "summary", "--views", "all", "--no-cache")
 
@@ -74,64 +78,100 @@ def commands(path: Path, hta: str | None) -> dict[str, tuple[list[str], dict[str
         return [python, "-m", "benchmarks.peers", name, str(path)], {}
 
     ours = [sys.executable, *_SUMMARY, str(path)]
-    found = {
-        "ppprof": (ours, {}),
-        "ppprof, portable core": (ours, {"PPPROF_CORE": "python"}),
+    readers = {
+        PPPROF: (ours, {}),
+        "ppprof, portable core": (ours, {core.VARIABLE: core.PYTHON}),
         "floor: the bytes read once": peer("floor"),
         "orjson.loads alone": peer("orjson_loads"),
         "orjson.loads alone, gc off": peer("orjson_loads_without_gc"),
     }
     if hta:
-        found["HTA, kernel and communication tables"] = peer("hta_breakdown", hta)
-    return found
+        readers["HTA, kernel and communication tables"] = peer("hta_breakdown", hta)
+    return readers
+
+
+def measure(path: Path, hta: str | None, repeats: int) -> dict[str, Measured]:
+    """Run all readers in turn, in another order every round; return their measurements by name.
+
+    A first run warms up. A reader that fails, or takes longer than `PATIENCE_S`, runs only once.
+    """
+    readers = commands(path, hta)
+    measured: dict[str, Measured] = {}
+    for name, (command, variables) in readers.items():
+        print(f"  {name}", file=sys.stderr, flush=True)
+        measured[name] = _run(command, variables)
+    again = [
+        name
+        for name, first in measured.items()
+        if not first.error and first.seconds[0] <= PATIENCE_S
+    ]
+    for name in again:
+        measured[name] = Measured(peak_bytes=measured[name].peak_bytes)
+    for turn in range(repeats):
+        random.Random(turn).shuffle(again)
+        for name in again:
+            result = _run(*readers[name])
+            measured[name].seconds += result.seconds
+            measured[name].user_s += result.user_s
+            measured[name].peak_bytes = max(measured[name].peak_bytes, result.peak_bytes)
+            measured[name].error = measured[name].error or result.error
+    return measured
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str]) -> Measured:
+    os.environ.update(variables)
+    try:
+        return run(command)
+    finally:
+        for variable in variables:
+            del os.environ[variable]
+
+
+def table(measured: Mapping[str, Measured], size: int) -> str:
+    """Return a Markdown table; the ratios are of medians, ``size`` is the bytes of the file."""
+    lines = [
+        "| reader | seconds | / ppprof | user CPU s | / ppprof | peak MiB | peak / file |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    ours = measured[PPPROF]
+    for name, result in measured.items():
+        if result.error:
+            lines.append(f"| {name} | {result.error} | - | - | - | - | - |")
+            continue
+        cells = []
+        for own, base in ((result.seconds, ours.seconds), (result.user_s, ours.user_s)):
+            seconds = statistics.median(own)
+            ratio = f"{seconds / statistics.median(base):.2f}" if base else "-"
+            cells += [f"{seconds:.2f}", ratio]
+        cells += [f"{result.peak_bytes / 2**20:,.0f}", f"{result.peak_bytes / size:.2f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure all readers in turn and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=int, default=SIZE_MB, help=f"size of the trace ({SIZE_MB})")
+    parser.add_argument("--full", action="store_true", help=f"a trace of {FULL_SIZE_MB} MB")
+    parser.add_argument("--mb", type=int, help=f"size of the trace ({SIZE_MB})")
     parser.add_argument("--file", type=Path, help="read this trace instead")
-    parser.add_argument("--hta", metavar="PYTHON", help="interpreter that has HTA")
+    parser.add_argument(
+        "--hta",
+        metavar="PYTHON",
+        default=os.environ.get("PPPROF_PEERS_PYTHON"),
+        help="interpreter that has HTA ($PPPROF_PEERS_PYTHON)",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each reader (3)")
     options = parser.parse_args(argv)
     print(machine(), end="\n\n")
+    if not options.hta:
+        print("HTA is not measured: no --hta\n")
     with tempfile.TemporaryDirectory() as folder:
         path = options.file or Path(folder, "kineto.json")
         if not options.file:
-            num_events = write_trace(path, options.mb)
-            print(f"{path.stat().st_size / 1e6:.0f} MB, {num_events:,} events\n")
-        size = path.stat().st_size
-        readers = commands(path, options.hta)
-        seconds: dict[str, list[float]] = {name: [] for name in readers}
-        user: dict[str, list[float]] = {name: [] for name in readers}
-        peaks = dict.fromkeys(readers, 0)
-        errors: dict[str, str] = {}
-        for _ in range(options.repeats):
-            for name, (command, variables) in readers.items():
-                os.environ.update(variables)
-                before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-                result = run(command)
-                after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-                for variable in variables:
-                    del os.environ[variable]
-                if result.error:
-                    errors[name] = result.error
-                    continue
-                seconds[name] += result.seconds
-                user[name].append(after - before)
-                peaks[name] = max(peaks[name], result.peak_bytes)
-    print("| reader | seconds | user CPU s | / ppprof (CPU) | peak MiB | peak / file |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    ours = statistics.median(user["ppprof"])
-    for name in readers:
-        if not seconds[name]:
-            print(f"| {name} | {errors[name]} | - | - | - | - |")
-            continue
-        cpu = statistics.median(user[name])
-        print(
-            f"| {name} | {statistics.median(seconds[name]):.2f} | {cpu:.2f} | {cpu / ours:.2f} "
-            f"| {peaks[name] / 2**20:,.0f} | {peaks[name] / size:.2f} |"
-        )
+            size_mb = options.mb or (FULL_SIZE_MB if options.full else SIZE_MB)
+            num_events = write_trace(path, size_mb)
+            print(f"{path.stat().st_size / 1e6:.0f} MB, {num_events:,} events\n", flush=True)
+        print(table(measure(path, options.hta, options.repeats), path.stat().st_size))
 
 
 if __name__ == "__main__":

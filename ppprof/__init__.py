@@ -30,13 +30,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import on first use: training needs no polars, and reading a run needs no Paddle."""
-    if name == "remote":
-        return import_module("ppprof.remote")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name to exist
+
+    def __getattr__(name: str) -> Any:
+        """Import on first use: training needs no polars, and reading a run needs no Paddle."""
+        if name == "remote":
+            return import_module("ppprof.remote")
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

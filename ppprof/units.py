@@ -139,6 +139,26 @@ def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
     return f"{path}: partly read: {'; '.join(parts)}"
 
 
+def format_unusable(path: object, skipped: Mapping[str, int]) -> str:
+    """Return a message that says why a file gave no event.
+
+    Args:
+        path: the file.
+        skipped: as in `format_skipped`; empty if the file holds no event.
+
+    >>> format_unusable("bad.json", {"host events without time, process or thread": 5})
+    'bad.json: no event of it can be used: skipped 5 host events without time, process or thread'
+    >>> format_unusable("cut.json", {TRUNCATED: 1})
+    'cut.json: no event of it can be used: the file is truncated'
+    >>> format_unusable("empty.json", {})
+    'empty.json: the file has no events'
+    """
+    if not skipped:
+        return f"{path}: the file has no events"
+    reasons = format_skipped(path, skipped).removeprefix(f"{path}: partly read: ")
+    return f"{path}: no event of it can be used: {reasons}"
+
+
 def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
     """Return a message that names what a written file lacks because its format cannot hold it.
 

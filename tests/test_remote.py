@@ -15,7 +15,7 @@ import pytest
 
 import ppprof
 from ppprof.cli import main
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.remote_names import REMOTE
 from ppprof.trace import Trace, read
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

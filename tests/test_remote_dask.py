@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.remote_names import REMOTE
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 distributed = pytest.importorskip("distributed", reason="needs Dask: pip install distributed")

@@ -11,7 +11,10 @@ from pathlib import Path
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"arrays", "choices", "errors", "hardware", "paths", "safe_yaml", "topology", "units"}
+LEAVES = {
+    *("arrays", "choices", "errors", "hardware", "paths", "remote_names", "safe_yaml"),
+    *("topology", "units"),
+}
 MAY_IMPORT = {
     "config": LEAVES,
     "rundir": LEAVES,
@@ -31,7 +34,7 @@ INSIDE_FUNCTIONS = {"cli/doctor.py": {"capture"}}
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
 PUBLIC = {"capture", "cli", "remote", "report", "run"}
 TRAINERS = {"paddlenlp", "paddleformers"}
-LIGHT = {"choices", "cli/parsers", "errors", "paths", "topology", "units"}
+LIGHT = {"choices", "cli/parsers", "errors", "paths", "remote_names", "topology", "units"}
 """Rooms that are imported for every command line, so without packages that take long to import."""
 HEAVY = {"msgspec", "numpy", "pandas", "polars", "upath", "yaml"}
 MAX_LINES = 400

@@ -35,7 +35,7 @@ from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.remote_calls import read_calls
 from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import Topology
-from ppprof.trace import cache, read
+from ppprof.trace import cache, cache_files, read
 from tests.fixtures import gpu_traces
 from tests.fixtures.forged_caches import (
     FORGERIES,
@@ -439,7 +439,7 @@ class TestCache:
 
     @pytest.fixture
     def trace(self, tmp_path, monkeypatch) -> Path:
-        monkeypatch.setattr(cache, "SMALLEST_BYTES", 1)
+        monkeypatch.setattr(cache_files, "SMALLEST_BYTES", 1)
         from ppprof.trace import write_paddle_json
 
         path = tmp_path / "a.json"
@@ -449,11 +449,11 @@ class TestCache:
 
     @pytest.fixture
     def sound(self, trace) -> Sound:
-        key = cache.fingerprint(trace)
-        return taken_apart(cache._cache_path(trace), read(trace), key)
+        key = cache_files.fingerprint(trace)
+        return taken_apart(cache_files.cache_path(trace, cache.SUFFIX), read(trace), key)
 
     def forge(self, trace: Path, sound: Sound, forgery: Forge) -> None:
-        kept = cache._cache_path(trace)
+        kept = cache_files.cache_path(trace, cache.SUFFIX)
         kept.unlink()
         forgery(kept, sound)
 
@@ -492,13 +492,13 @@ class TestCache:
     def test_a_bomb_is_not_expanded(self, trace, sound, name):
         self.forge(trace, sound, FORGERIES[name])
         code = (
-            "import resource, sys; from ppprof.trace import cache, read\n"
-            "cache.SMALLEST_BYTES = 1\n"
+            "import resource, sys; from ppprof.trace import cache, cache_files, read\n"
+            "cache_files.SMALLEST_BYTES = 1\n"
             "read(sys.argv[1], cache=False)  # imports and starts all that reading needs\n"
             "pages = int(open('/proc/self/statm').read().split()[0])\n"
             "limit = pages * resource.getpagesize() + (128 << 20)\n"
             "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-            "assert not cache.load(sys.argv[1], cache.fingerprint(sys.argv[1]))\n"
+            "assert not cache.load(sys.argv[1], cache_files.fingerprint(sys.argv[1]))\n"
             "print(read(sys.argv[1]).events.height)\n"
         )
         done = subprocess.run(

@@ -1,20 +1,25 @@
 """Write the generated tables of the docs pages.
 
     python -m tools.docs
+    python -m tools.docs --trainings          # runs the trainings in pages, compares the words
+    python -m tools.docs --trainings --write  # and writes what they print into the pages
 
 ``docs/config.md`` gets a table of keys for each block, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
 Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue. Console
-sessions in all pages get the output that their commands print now, see `tools.doc_sessions`.
+sessions in all pages get the output that their commands print now, see `tools.doc_sessions`. For
+trainings see `tools.doc_trainings`.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -27,7 +32,7 @@ from ppprof.config.training import BLOCKS
 from ppprof.config.validation import expected
 from ppprof.report.text.advice import read_catalogue
 from ppprof.units import format_value
-from tools import doc_sessions
+from tools import doc_sessions, doc_trainings
 
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIG_MARKER = "<!-- written by python -m tools.docs -->\n"
@@ -187,8 +192,15 @@ def _docstrings(block: type[Any]) -> dict[str, str]:
     return docstrings
 
 
-def main() -> None:
-    """Update all pages."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Update all pages, or compare the output of their trainings; return the exit code."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of the pages.")
+    add = parser.add_argument
+    add("--trainings", action="store_true", help="run the trainings in pages; compare the words")
+    add("--write", action="store_true", help="with --trainings: write what differs")
+    options = parser.parse_args(argv)
+    if options.trainings:
+        return doc_trainings.compare(write=options.write)
     for name, update in UPDATES.items():
         path = DOCS / name
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -196,7 +208,8 @@ def main() -> None:
         for path in (*DOCS.rglob("*.md"), *DOCS.parent.glob("README*.md")):
             page = path.read_text(encoding="utf-8")
             path.write_text(doc_sessions.updated(page), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,17 +1,24 @@
-"""Take the README's pictures: ``python -m tools.screenshots PAGE.html FOLDER docs``.
+"""Take all pictures of the pages again: ``python -m tools.screenshots``.
 
-PAGE.html is the page of a run of 8 ranks; FOLDER holds ``profiler_log/``, a run of 2 ranks that a
-VisualDL server shows.
+The pictures show committed runs: the page of `EIGHT_RANKS`, and VisualDL on `TWO_RANKS`. They
+replace those in ``docs/``, or go to the folder that is named.
 """
 
 from __future__ import annotations
 
+import gzip
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.oracles import visualdl_server
 from tests.oracles.chromium import Opened, browser
+
+ROOT = Path(__file__).parents[1]
+EIGHT_RANKS = Path("tests/fixtures/runs/eight_ranks")
+TWO_RANKS = Path("tests/fixtures/runs/slow_rank_of_two")
 
 PICTURES: dict[str, tuple[Sequence[str], str]] = {
     "report": (("header", "#headline", "#findings", "#steps"), "light"),
@@ -27,10 +34,23 @@ _VISUALDL_MS = 8000
 """Time in which VisualDL's page draws its charts."""
 
 
-def main(page: Path, folder_of_log: Path, folder: Path) -> None:
+def main(folder: Path) -> None:
     """Write one PNG per picture."""
-    report(page, folder)
-    visualdl(folder_of_log, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        page = Path(scratch) / "page.html"
+        written = ["report", str(EIGHT_RANKS), "-o", str(page)]
+        subprocess.run([sys.executable, "-m", "ppprof", *written], cwd=ROOT, check=True)
+        report(page, folder)
+        visualdl(unpacked(ROOT / TWO_RANKS, Path(scratch) / "visualdl"), folder)
+
+
+def unpacked(run: Path, folder: Path) -> Path:
+    """Write a run's traces into ``folder/profiler_log`` as VisualDL reads them: not compressed."""
+    log = folder / "profiler_log"
+    log.mkdir(parents=True)
+    for path in run.glob("*.paddle_trace.json.gz"):
+        (log / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    return folder
 
 
 def visualdl(folder_of_log: Path, folder: Path) -> None:
@@ -76,4 +96,4 @@ def report(page: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(argument).resolve() for argument in sys.argv[1:4]))
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "docs")

@@ -7,7 +7,8 @@
 
 The training writes the numbers of windows to the helper's stdin, one a line. For each window the
 helper writes a line to a pipe: the window, its exit code, and where its tables, its stdout and its
-stderr end in the two files that hold the helper's output. After the tables, stdout holds the verdict. ``ppprof finish --serve`` is the helper's program.
+stderr end in the two files that hold the helper's output. After the tables, stdout holds the verdict.
+``ppprof finish --serve`` is the helper's program.
 """
 
 from __future__ import annotations

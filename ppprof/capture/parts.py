@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.device_memory import DeviceMemory
-from ppprof.capture.steps.step_log import StepRecord
+from ppprof.capture.steps.step_log import RecordValues, StepRecord
 
 if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor
@@ -36,6 +36,8 @@ log = logging.getLogger("ppprof")
 _NO_MEMORY = DeviceMemory()
 _RSS_NS = 10_000_000
 """How often the peak of memory is read: that takes 1 us."""
+_SEARCHED_STEPS = 3
+"""Steps ahead of which `ClockSync` may look for rank 0."""
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -113,6 +115,13 @@ class Part:
     def on_transition(self, transition: Transition) -> int:
         """Handle the change between two steps; return for how many ns this stalled the training."""
         return 0
+
+    def is_idle(self) -> bool:
+        """Return whether the part needs no `on_transition` until a window gets ready.
+
+        Asked outside windows after an `on_transition`, unless windows may open on demand.
+        """
+        return False
 
     def on_failure(self) -> None:
         """End the recording, since this part or another part has failed; step times go on."""
@@ -238,6 +247,10 @@ class RecordingPart(Part):
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
+    def is_idle(self) -> bool:
+        """Return whether no window waits for its tables."""
+        return not self._post_processor.is_working
+
     def on_failure(self) -> None:
         """Save an open window if a step has ended in it, and record nothing from now on."""
         windows, self._windows = self._windows, None
@@ -284,11 +297,20 @@ class DevicePart(Part):
     def __init__(self, ask: Callable[[], str]) -> None:
         self._ask = ask
         self._device = ask()
+        self._is_compared = False
 
-    def on_step(self, step: FinishedStep) -> None:
+    def is_idle(self) -> bool:
+        """Return whether the devices were compared."""
+        return self._is_compared
+
+    def on_transition(self, transition: Transition) -> int:
         """Compare the devices after the first step."""
-        if step.step:
-            return
+        if transition.step == 1:
+            self._is_compared = True
+            self._compare()
+        return 0
+
+    def _compare(self) -> None:
         device = self._ask()
         if device != self._device:
             log.warning(
@@ -305,10 +327,16 @@ class ClockSyncPart(Part):
 
     def __init__(self, clock_sync: ClockSync) -> None:
         self._clock_sync = clock_sync
+        self._is_searching = True
+
+    def is_idle(self) -> bool:
+        """Return whether rank 0 was looked for, which takes the first steps."""
+        return not self._is_searching
 
     def on_transition(self, transition: Transition) -> int:
         """Start a reading if a window has ended; a thread takes the reading beside the training."""
         self._clock_sync.advance(transition.before, transition.step)
+        self._is_searching = transition.step < _SEARCHED_STEPS
         return 0
 
     def wait(self, ending: Ending) -> None:
@@ -350,12 +378,12 @@ class StepsPart(Part):
 
         A step without a cost is added by `on_cost`, with the memory and the loss of now.
         """
-        record = self._record(step) if self._log is not None else None
+        values = self._values(step) if self._log is not None else None
         if step.batch_cost_ns is None:
             loss = self._scalars.read(step.loss) if self._scalars is not None else None
-            self._working.append((step, record, loss))
+            self._working.append((step, StepRecord._make(values) if values else None, loss))
         else:
-            self._add(step, record, step.loss)
+            self._add(step, values, step.loss)
 
     def on_cost(self, cost: StepCost) -> None:
         """Add an earlier step to the Perf Summary, to the step log and to the scalars."""
@@ -378,27 +406,30 @@ class StepsPart(Part):
             self._rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
         return self._rss_bytes
 
-    def _record(self, step: FinishedStep) -> StepRecord:
+    def _values(self, step: FinishedStep) -> RecordValues:
+        """Return the values of a `StepRecord`; making one takes as long as the rest of a step."""
         memory = self._device_memory() if self._device_memory is not None else _NO_MEMORY
-        return StepRecord(  # in the order of its fields: naming them takes as long again
-            step.step,
-            step.batch_cost_ns or 0,
-            step.reader_cost_ns,
-            step.num_samples,
-            step.num_tokens,
-            step.num_micro_batches,
-            step.num_flops,
+        (number, cost_ns, reader_ns, samples, tokens, micro_batches, flops, _) = step[:8]
+        (stall_ns, excluded, window, _, device_timed) = step[8:]
+        return (
+            number,
+            cost_ns or 0,
+            reader_ns,
+            samples,
+            tokens,
+            micro_batches,
+            flops,
             memory.peak_bytes,
             self._host_peak_bytes(),
-            step.stall_ns,
-            step.excluded,
-            step.window,
-            step.device_timed,
+            stall_ns,
+            excluded,
+            window,
+            device_timed,
             memory.peak_reserved_bytes,
             memory.total_bytes,
         )
 
-    def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:
+    def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:
         assert step.batch_cost_ns is not None
         self._summary.add(
             step.batch_cost_ns,
@@ -408,11 +439,15 @@ class StepsPart(Part):
             num_tokens=step.num_tokens,
             num_flops=step.num_flops,
         )
-        if self._log is None or record is None:
+        if self._log is None or values is None:
             return
-        self._log.add(record)
+        self._log.add(values)
         if self._scalars is not None:
-            self._scalars.add(record, loss)
+            self._scalars.add(StepRecord._make(values), loss)
+
+    def is_idle(self) -> bool:
+        """Return True: only the end of a window matters."""
+        return True
 
     def on_transition(self, transition: Transition) -> int:
         """Write all steps to disk if a window has ended."""

@@ -9,12 +9,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ppprof.config import WindowSchedule
+
+
+FOREVER = sys.maxsize
+"""A step that never begins."""
 
 
 class State(Enum):
@@ -91,6 +96,21 @@ class Schedule:
         if position < self.closed + self.ready:
             return State.READY
         return State.LAST if position == period - 1 else State.RECORD
+
+    def next_opening(self, step: int) -> int:
+        """Return the first step from ``step`` on that is not CLOSED; `FOREVER` if all are closed.
+
+        >>> [Schedule(closed=2, ready=1, record=1, repeat=2).next_opening(step) for step in range(5)]
+        [2, 2, 2, 3, 6]
+        """
+        if self.record is None:
+            return step
+        if not self.record or self.is_over(step):
+            return FOREVER
+        if step < self.skip_first:
+            return self.skip_first + self.closed
+        position = (step - self.skip_first) % (self.closed + self.ready + self.record)
+        return step + max(self.closed - position, 0)
 
     def num_recorded(self, step: int) -> int:
         """Return how many recorded steps come before ``step`` in the window of ``step``.

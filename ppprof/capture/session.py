@@ -28,6 +28,8 @@ _END_SECONDS = 3.0
 """How long a signal is delayed if it arrives after an exception has closed the session. Without the
 delay the process would end by the signal; a launcher should pass on the failure's exit code."""
 
+_new = tuple.__new__  # of a named tuple's values: its own takes three times as long
+
 Self = TypeVar("Self", bound="ProfilerSession")
 
 
@@ -179,6 +181,8 @@ class RecordingSession(ProfilerSession):
         self._rank = rank
         self._stop_training = stop_training
         self._step = 0
+        self._next_change = 0
+        """The first step ahead of which a part may need a transition."""
         self._stall_ns = 0
         self._excluded = False
         self._num_working = 0
@@ -254,7 +258,8 @@ class RecordingSession(ProfilerSession):
                     except Exception as error:
                         self._report(part.task, error)
             self._step += 1
-            self._advance()
+            if self._step >= self._next_change:
+                self._advance()
         if self._interruption is not None:
             self._raise_interruption()
 
@@ -300,18 +305,18 @@ class RecordingSession(ProfilerSession):
 
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
-        measured, cost = self._timer.step(), None
-        clock = self._clock
-        if measured.batch_cost_ns is None:  # a device may still work on the step
+        batch_cost_ns, reader_cost_ns, device_timed = self._timer.step()
+        clock, cost = self._clock, None
+        if batch_cost_ns is None:  # a device may still work on the step
             if clock.state is State.LAST:  # saving the window waits for the device in any case
                 self._timer.finish()
             cost = self._pass_costs_on()
             self._num_working += cost is None
         whole = self._whole_number
-        step = FinishedStep(
+        values = (
             self._step,
-            measured.batch_cost_ns,
-            measured.reader_cost_ns,
+            batch_cost_ns,
+            reader_cost_ns,
             None if samples is None else whole("num_samples", samples),
             None if tokens is None else whole("num_tokens", tokens),
             None if micro_batches is None else whole("num_micro_batches", micro_batches),
@@ -321,8 +326,9 @@ class RecordingSession(ProfilerSession):
             self._excluded,
             clock.window if clock.state.records else None,
             clock.next_window,
-            measured.device_timed,
+            device_timed,
         )
+        step = _new(FinishedStep, values)
         return step if cost is None else step.costing(cost)
 
     def _pass_costs_on(self) -> StepCost | None:
@@ -361,7 +367,8 @@ class RecordingSession(ProfilerSession):
     def _advance(self) -> None:
         """Begin step number ``self._step``: call `on_transition` of every part.
 
-        The `WindowClock` decides whether the step is recorded.
+        The `WindowClock` decides whether the step is recorded. Outside windows, it is not called
+        again before the next window if all parts are idle.
         """
         try:
             transition = self._clock.advance(self._step)
@@ -380,6 +387,10 @@ class RecordingSession(ProfilerSession):
             self._timer.stall(begins=False)
         self._stall_ns = stall_ns
         self._excluded = transition.excluded or stall_ns > 0
+        if self._excluded or self._clock.on_demand is not None:
+            return
+        if all(part.is_idle() for part in self._moving):
+            self._next_change = self._clock.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
         if os.getpid() != self._pid:

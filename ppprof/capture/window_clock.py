@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.schedule import FOREVER, Schedule, State
 
 
 class OnDemandWindows(Protocol):
@@ -119,6 +119,15 @@ class WindowClock:
         return Transition(
             step, self.window, before, after, own_before, own_after, is_provisional, excluded
         )
+
+    def next_change(self, step: int) -> int:
+        """Return the first step after ``step``, the current one, whose state may not be CLOSED.
+
+        Until then `advance` need not be called.
+        """
+        if self.on_demand is not None or self.state is not State.CLOSED:
+            return step + 1
+        return FOREVER if self.timer_only else self.schedule.next_opening(step + 1)
 
     def cut(self, transition: Transition) -> Transition:
         """Record no further step of the job's window on this rank, until the job's window ends.

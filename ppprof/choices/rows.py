@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ppprof.errors import UsageError
@@ -48,3 +49,26 @@ def sort_key(text: str) -> str:
     if key not in ("auto", *SORT_KEYS):
         raise UsageError(f"sorted_by {key!r}: expected auto or one of {', '.join(SORT_KEYS)}")
     return key
+
+
+@dataclass(frozen=True)
+class SummaryOptions:
+    """Options of the summaries.
+
+    >>> SummaryOptions("GPUMax").sorted_by
+    'gpu_max'
+
+    Raises:
+        UsageError: ``sorted_by`` is neither ``auto``, one of `SORT_KEYS`, nor a name of
+            ``paddle.profiler.SortedKeys``.
+    """
+
+    sorted_by: str = "auto"
+    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
+    name of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in `SORT_KEYS`."""
+    thread_sep: bool = False
+    """Whether operators and user-defined spans are listed thread by thread. If False, the threads
+    are merged."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sorted_by", sort_key(self.sorted_by))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import gc
 import io
 import os
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO, cast
 
+from ppprof.cli.importing import importing
 from ppprof.cli.parsers import COMMANDS, examples
 from ppprof.cli.terminal import Terminal, is_data, layout_of, log, logging_to_stderr
 from ppprof.errors import InputError, PpprofError, UsageError
@@ -149,10 +149,8 @@ def _run(argv: Sequence[str]) -> int:
     _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
     args.request = args.check(args) if args.check else None
-    gc.disable()  # modules stay until the end: looking for garbage in them takes 20 ms each time
-    run = import_module(f"ppprof.cli.{args.command}").run
-    gc.freeze()
-    gc.enable()
+    with importing():
+        run = import_module(f"ppprof.cli.{args.command}").run
     with contextlib.ExitStack() as stack:
         if args.command != "completion":  # a script for a shell
             args.layout = layout_of(args)

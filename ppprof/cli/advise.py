@@ -11,6 +11,7 @@ from ppprof.cli.output import show
 from ppprof.cli.parsers.advise import Request
 from ppprof.cli.runs import open_run
 from ppprof.report.markdown_findings import findings_markdown
+from ppprof.report.messages import logged_in
 from ppprof.report.text.advice import (
     findings_document,
     findings_table,
@@ -23,6 +24,11 @@ from ppprof.rundir.summaries import dumps
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the findings were shown, whatever they are."""
+    with logged_in(args.language):
+        return _show(args)
+
+
+def _show(args: argparse.Namespace) -> int:
     request: Request = args.request
     run = open_run(args, *args.paths)
     with executors.processes(request.workers, run) as executor:

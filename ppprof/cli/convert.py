@@ -7,24 +7,32 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from ppprof.cli import executors
 from ppprof.cli.parsers.convert import KinetoRequest
 from ppprof.cli.parsers.outputs import problem_of_output
 from ppprof.cli.runs import open_run
 from ppprof.cli.terminal import Progress, log
-from ppprof.errors import UsageError
-from ppprof.run.convert import kineto_paths, write_kineto_files
+from ppprof.errors import InputError, UsageError
+from ppprof.run.convert import has_events, kineto_paths, write_kineto_files
 from ppprof.trace import read, write
-from ppprof.units import format_omitted, format_ranges, format_skipped
+from ppprof.units import format_omitted, format_ranges, format_skipped, format_unusable
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 when OUT was written, even if parts of IN were skipped."""
+    """Return 0 when OUT was written, even if parts of IN were skipped.
+
+    Raises:
+        InputError: IN has no event that can be written.
+        UsageError: OUT cannot be written.
+    """
     if args.request is not None:
         return _to_kineto(args, args.request)
     progress = Progress.on_terminal()
     trace = read(
         args.source, progress=partial(progress, args.source) if progress else None, cache=False
     )
+    if not has_events(trace):
+        raise InputError(format_unusable(args.source, trace.skipped))
     if trace.skipped:
         log.warning("%s", format_skipped(args.source, trace.skipped))
     try:
@@ -43,7 +51,8 @@ def _to_kineto(args: argparse.Namespace, request: KinetoRequest) -> int:
     sources = [file for recording in run.recordings for file in recording.files]
     _check_targets(args.target, paths.values(), sources, args.force)
     try:
-        written = write_kineto_files(run, paths, request.steps)
+        with executors.processes(request.workers, run) as executor:
+            written = write_kineto_files(run, paths, request.steps, executor)
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
     log.info(

@@ -23,6 +23,7 @@ from ppprof.report.text.summary_notes import explain_empty
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
 from ppprof.rundir.recordings import Recording
+from ppprof.rundir.summaries import rows_of
 from ppprof.trace import Trace
 
 _IDLE_SECONDS = 60.0
@@ -140,5 +141,6 @@ def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])
     where = f"all: {every}, or summary/*.json"
     options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit, where)
-    text = f"{render_tables(tables.tables, options)}{explain_empty(tables.tables)}"
+    rows = rows_of(tables.tables)
+    text = f"{render_tables(rows, options)}{explain_empty(rows)}"
     print(f"{heading}\n\n{text}", end="", flush=True)

@@ -27,7 +27,7 @@ from ppprof.report.text.ranks import (
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
-from ppprof.rundir.summaries import document, dumps
+from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.units import format_ranges
 
 
@@ -140,7 +140,7 @@ def _json(result: _Result) -> str:
             for rank, clock in sorted(cluster.clocks.items())
         },
     }
-    return f"{dumps(document(tables, **identity))}\n"
+    return f"{dumps(document(rows_of(tables), **identity))}\n"
 
 
 def _csv(result: _Result) -> str:
@@ -148,7 +148,7 @@ def _csv(result: _Result) -> str:
 
 
 def _markdown(result: _Result) -> str:
-    return f"{markdown(result.table)}\n"
+    return f"{markdown(result.table.columns, result.table.rows(named=True))}\n"
 
 
 _FORMATS: Mapping[str, Callable[[_Result], str]] = {

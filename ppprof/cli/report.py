@@ -10,10 +10,16 @@ from ppprof.cli.runs import open_run
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.report.html import write_report
+from ppprof.report.messages import logged_in
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the page was written."""
+    with logged_in(args.language):
+        return _write(args)
+
+
+def _write(args: argparse.Namespace) -> int:
     request: Request = args.request
     run = open_run(args, *args.paths)
     baseline = None if args.baseline is None else open_run(args, args.baseline)

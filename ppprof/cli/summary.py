@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
-from ppprof.analysis.profile.profile import SummaryOptions
-from ppprof.analysis.summaries.views import ALL_VIEWS
-from ppprof.choices.views import ACROSS
+from ppprof.choices.rows import SummaryOptions
+from ppprof.choices.steps import StepRange
+from ppprof.choices.views import ACROSS, ALL_VIEWS, VIEWS
 from ppprof.cli.output import show
 from ppprof.cli.parsers.summary import TABLE_OPTIONS, Request
-from ppprof.cli.runs import open_located
+from ppprof.cli.runs import log_newest, open_located
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, PpprofError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
-from ppprof.report.text.summary import (
-    TableOptions,
-    render_tables,
-    title,
-    window_title,
-)
+from ppprof.report.text.summary import Row, TableOptions, render_tables, title, window_title
 from ppprof.report.text.summary_notes import explain_empty
-from ppprof.run.run import Run
-from ppprof.run.summary import AcrossRanks, WindowTables
-from ppprof.rundir.recordings import Recording, resolve_each
-from ppprof.rundir.summaries import document, dumps
+from ppprof.run.kept_tables import Facts, KeptTables
+from ppprof.run.problem_log import ProblemLog
+from ppprof.run.run_files import RunFiles
+from ppprof.rundir import JobFacts, read_job_facts
+from ppprof.rundir.recordings import Recording, RunLocation, resolve_each
+from ppprof.rundir.summaries import document, dumps, identity_of_window, rows_of
 from ppprof.units import format_ranges
+
+if TYPE_CHECKING:
+    from ppprof.run.run import Run
 
 DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
@@ -58,33 +58,26 @@ def run(args: argparse.Namespace) -> int:
 class _Window:
     """The tables of one window, of one rank or of several ranks together, before rendering."""
 
-    path: str
-    """The paths that the user gave for the run, joined by commas."""
     heading: str
     """The title of the tables, with rank and window."""
-    tables: WindowTables | AcrossRanks
-    """The tables of one rank, or the tables that several ranks share."""
+    rows: Mapping[str, Sequence[Row]]
+    """View -> the rows of its table."""
+    columns: Mapping[str, Sequence[str]]
+    """View -> the names of its columns."""
+    identity: Mapping[str, Any]
+    """The other values of `ppprof.rundir.summaries.document`."""
+    keys: Mapping[str, object]
+    """The values of the columns that precede each row of CSV: path, window and, of a table of one
+    rank, rank."""
     options: TableOptions
     """How `text` renders the tables."""
 
     def text(self) -> str:
         """Return the window's tables as text."""
-        if isinstance(self.tables, WindowTables):
-            return render_tables(self.tables.tables, self.options)
-        coordinates = {
-            tables.recording.rank: tables.recording.coordinate for tables in self.tables.ranks
-        }
-        return render_across(self.tables.tables, self.tables.by, coordinates, self.options)
-
-    def columns(self) -> Mapping[str, object]:
-        """Return the values of the columns that precede each row of CSV: path, rank and window.
-
-        Without rank if several ranks share the table.
-        """
-        if isinstance(self.tables, WindowTables):
-            recording = self.tables.recording
-            return {"path": self.path, "rank": recording.rank, "window": recording.window}
-        return {"path": self.path, "window": self.tables.window}
+        if "by" not in self.identity:
+            return render_tables(self.rows, self.options)
+        coordinates = {rank["rank"]: rank["coordinate"] for rank in self.identity["ranks"]}
+        return render_across(self.rows, self.identity["by"], coordinates, self.options)
 
 
 def _windows(args: argparse.Namespace, request: Request, failures: list[int]) -> Iterator[_Window]:
@@ -98,7 +91,8 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
         try:
             if isinstance(location, InputError):
                 raise location
-            run = open_located(args, location)
+            run = RunFiles(location)
+            log_newest(run, location)
             recordings = _recordings(request, run)
             block = run.profiler
         except PpprofError as error:
@@ -113,81 +107,143 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
             **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings},
             layout=args.layout,
         )
-        chosen = SummaryOptions(**settings)
-        for tables in _tables(request, run, recordings, views, chosen, failures):
-            heading = _heading(tables)
-            several = len(locations) > 1
-            yield _Window(path, f"{path}: {heading}" if several else heading, tables, options)
+        source = _Source(
+            args,
+            location,
+            views,
+            request.steps,
+            SummaryOptions(**settings),
+            options,
+            f"{path}: " if len(locations) > 1 else "",
+            path,
+        )
+        tasks: list[Callable[[], _Window]]
+        if request.by:
+            ranks = None  # all, and a warning of those that have no trace
+            if request.ranks not in (None, "all"):
+                ranks = sorted({recording.rank for recording in recordings})
+            tasks = [
+                partial(source.across, request.by, window, ranks)
+                for window in sorted({recording.window for recording in recordings})
+            ]
+        else:
+            tasks = [partial(source.of_one_rank, recording) for recording in recordings]
+        for task in tasks:
+            try:
+                window = task()
+            except PpprofError as error:
+                log.error("%s", error)
+                failures.append(error.exit_code)
+                continue
+            yield window
 
 
-def _tables(
-    request: Request,
-    run: Run,
-    recordings: Sequence[Recording],
-    views: Sequence[str],
-    options: SummaryOptions,
-    failures: list[int],
-) -> Iterator[WindowTables | AcrossRanks]:
-    """Yield the tables of each recording or, with ``--by``, of each window across ranks.
+@dataclass(frozen=True)
+class _Source:
+    """The windows of one run, read from its traces or from the tables kept beside them."""
 
-    Unreadable windows are logged and skipped; their exit codes are added to ``failures``.
-    """
-    tasks: list[Callable[[], WindowTables | AcrossRanks]]
-    if request.by:
-        ranks = None  # all, and a warning of those that have no trace
-        if request.ranks not in (None, "all"):
-            ranks = sorted({recording.rank for recording in recordings})
-        tasks = [
-            partial(
-                run.across,
-                views,
-                request.by,
-                window,
-                ranks=ranks,
-                steps=request.steps,
-                options=options,
-            )
-            for window in sorted({recording.window for recording in recordings})
-        ]
-    else:
-        tasks = [
-            partial(
-                run.tables,
-                views,
-                recording.rank,
-                recording.window,
-                steps=request.steps,
-                options=options,
-            )
-            for recording in recordings
-        ]
-    for task in tasks:
-        try:
-            tables = task()
-        except PpprofError as error:
-            log.error("%s", error)
-            failures.append(error.exit_code)
-            continue
-        if isinstance(tables, AcrossRanks) and tables.by == "name" and len(tables.ranks) == 1:
-            rank = tables.ranks[0].recording.rank
+    args: argparse.Namespace
+    location: RunLocation
+    views: Sequence[str]
+    steps: StepRange | None
+    options: SummaryOptions
+    table_options: TableOptions
+    prefix: str
+    """What precedes each heading."""
+    path: str
+    """The paths that the user gave for the run, joined by commas."""
+    problems: ProblemLog = field(default_factory=ProblemLog)
+
+    @cached_property
+    def run(self) -> Run:
+        """The run, opened when it is needed: it imports numpy and polars."""
+        return open_located(self.args, self.location, self.problems)
+
+    @cached_property
+    def job(self) -> JobFacts:
+        """What the manifest says."""
+        return read_job_facts(self.location.paths[0])
+
+    def of_one_rank(self, recording: Recording) -> _Window:
+        """Return the tables of one rank's window.
+
+        Raises:
+            PpprofError: they cannot be read.
+        """
+        kept = None
+        if not self.args.no_cache:
+            kept = KeptTables(recording, self.job, self.steps, self.options)
+            stored = kept.load(self.views)
+            if stored:
+                facts = stored.facts
+                self.problems.report(
+                    kept.path, facts.skipped, (), facts.notes, facts.unrecorded_device
+                )
+                return self._window_of_one_rank(
+                    recording, kept.path, stored.rows, stored.columns, facts
+                )
+        every = {*self.views, *VIEWS} if kept else self.views
+        tables = self.run.tables(
+            every, recording.rank, recording.window, steps=self.steps, options=self.options
+        )
+        facts = Facts(list(tables.steps), tables.sorted_by, dict(tables.skipped))
+        if kept and tables.source == kept.path:
+            trace = self.run.reader.trace(recording)[1]
+            facts.notes = list(self.run.reader.notes)
+            facts.unrecorded_device = trace.unrecorded_device
+            kept.save(facts, tables.tables)
+        chosen = {view: table for view, table in tables.tables.items() if view in self.views}
+        columns = {view: table.columns for view, table in chosen.items()}
+        return self._window_of_one_rank(
+            tables.recording, tables.source, rows_of(chosen), columns, facts
+        )
+
+    def _window_of_one_rank(
+        self,
+        recording: Recording,
+        source: Path,
+        rows: Mapping[str, Sequence[Row]],
+        columns: Mapping[str, Sequence[str]],
+        facts: Facts,
+    ) -> _Window:
+        identity = identity_of_window(recording, facts.steps, facts.sorted_by, facts.skipped)
+        return _Window(
+            self.prefix + title(recording.rank, recording.what, recording.window, facts.steps),
+            rows,
+            columns,
+            {"file": str(source), **identity},
+            {"path": self.path, "rank": recording.rank, "window": recording.window},
+            self.table_options,
+        )
+
+    def across(self, by: str, window: int, ranks: Sequence[int] | None) -> _Window:
+        """Return the tables of one window across ranks.
+
+        Raises:
+            PpprofError: no rank can be read.
+        """
+        tables = self.run.across(
+            self.views, by, window, ranks=ranks, steps=self.steps, options=self.options
+        )
+        if by == "name" and len(tables.ranks) == 1:
             log.warning(
                 "%s: window %d: only rank %d: no other rank to compare with",
-                run.path,
-                tables.window,
-                rank,
+                self.run.path,
+                window,
+                tables.ranks[0].recording.rank,
             )
-        yield tables
+        several = format_ranges("rank", (part.recording.rank for part in tables.ranks))
+        return _Window(
+            f"{self.prefix}{several}, {window_title(window, tables.steps)}",
+            rows_of(tables.tables),
+            {view: table.columns for view, table in tables.tables.items()},
+            tables.identity(),
+            {"path": self.path, "window": window},
+            self.table_options,
+        )
 
 
-def _heading(tables: WindowTables | AcrossRanks) -> str:
-    if isinstance(tables, WindowTables):
-        recording = tables.recording
-        return title(recording.rank, recording.what, recording.window, tables.steps)
-    ranks = format_ranges("rank", (part.recording.rank for part in tables.ranks))
-    return f"{ranks}, {window_title(tables.window, tables.steps)}"
-
-
-def _recordings(request: Request, run: Run) -> Sequence[Recording]:
+def _recordings(request: Request, run: RunFiles) -> Sequence[Recording]:
     """Return the windows of the selected ranks.
 
     Without ``--rank``, these are all ranks with ``--by``, else the ranks that the run's config
@@ -217,35 +273,41 @@ def _warn_of_no_effect(request: Request, views: Sequence[str]) -> None:
 def _text(windows: Iterable[_Window]) -> Iterator[str]:
     for window in windows:
         heading = window.options.layout.paint(window.heading, "title")
-        yield f"{heading}\n\n{window.text()}{explain_empty(window.tables.tables)}"
+        yield f"{heading}\n\n{window.text()}{explain_empty(window.rows)}"
 
 
 def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
     for window in windows:
         parts = [
-            f"### {view}\n\n{markdown(table)}\n\n"
-            for view, table in window.tables.tables.items()
-            if not table.is_empty()
+            f"### {view}\n\n{markdown(window.columns[view], rows)}\n\n"
+            for view, rows in window.rows.items()
+            if rows
         ]
-        yield f"## {window.heading}\n\n{''.join(parts)}{explain_empty(window.tables.tables)}"
+        yield f"## {window.heading}\n\n{''.join(parts)}{explain_empty(window.rows)}"
 
 
 def _json(windows: Iterable[_Window]) -> Iterator[str]:
-    documents = []
-    for window in windows:
-        tables, identity = window.tables, window.tables.identity()
-        if isinstance(tables, WindowTables):
-            identity = {"file": str(tables.source), **identity}
-        documents.append(document(tables.tables, **identity))
+    documents = [document(window.rows, **window.identity) for window in windows]
     if documents:
         yield f"{dumps(documents)}\n"
 
 
 def _csv(windows: Iterable[_Window]) -> Iterator[str]:
     for number, window in enumerate(windows):
-        (table,) = window.tables.tables.values()
-        columns = (pl.lit(value).alias(name) for name, value in window.columns().items())
-        yield table.select(*columns, pl.all()).write_csv(include_header=number == 0)
+        ((view, rows),) = window.rows.items()
+        lines: list[list[object]]
+        lines = [] if number else [[*window.keys, *window.columns[view]]]
+        lines += [[*window.keys.values(), *row.values()] for row in rows]
+        yield "".join(f"{','.join(map(_csv_cell, line))}\n" for line in lines)
+
+
+def _csv_cell(value: object) -> str:
+    """Return a cell of CSV (RFC 4180): null is an empty cell, an empty text is quoted."""
+    if value is None:
+        return ""
+    text = str(value)
+    is_plain = text and not any(mark in text for mark in ',"\r\n')
+    return text if is_plain else '"{}"'.format(text.replace('"', '""'))
 
 
 _FORMATS: Mapping[str, Callable[[Iterable[_Window]], Iterator[str]]] = {

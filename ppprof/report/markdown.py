@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-
-import polars as pl
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
 """Decimals of a float column, keyed by the last word of the column's name; others have 0."""
 
 
-def markdown(table: pl.DataFrame) -> str:
-    r"""Return a table in Markdown, with the table's own column names.
+def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    r"""Return rows, keyed by column, as a table in Markdown.
 
     Cells of a column ``name`` become code, nulls become blank cells.
 
-    >>> print(markdown(pl.DataFrame({"name": ["k<int>(a|b)"], "gpu_ratio": [0.5]})))
+    >>> print(markdown(["name", "gpu_ratio"], [{"name": "k<int>(a|b)", "gpu_ratio": 0.5}]))
     | name           |   gpu_ratio |
     |----------------|-------------|
     | `k<int>(a\|b)` |      0.5000 |
@@ -24,13 +24,13 @@ def markdown(table: pl.DataFrame) -> str:
 
     cells = [
         [
-            code(cell) if column == "name" and cell is not None else cell
-            for column, cell in zip(table.columns, row)
+            code(row[column]) if column == "name" and row[column] is not None else row[column]
+            for column in columns
         ]
-        for row in table.rows()
+        for row in rows
     ]
-    formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in table.columns]
-    return tabulate(cells, table.columns, tablefmt="github", floatfmt=formats)
+    formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in columns]
+    return tabulate(cells, columns, tablefmt="github", floatfmt=formats)
 
 
 def code(name: object) -> str:

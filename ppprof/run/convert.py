@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
@@ -20,7 +21,7 @@ from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 from ppprof.trace import Trace
 from ppprof.trace.kineto.writer import write_kineto_file
-from ppprof.units import format_omitted, format_ranges
+from ppprof.units import format_omitted, format_ranges, format_unusable
 
 if TYPE_CHECKING:
     from ppprof.run.run import Run
@@ -48,6 +49,7 @@ def write_kineto(
     window: int | None = None,
     steps: StepRange | str | int | None = None,
     gzip: bool = False,
+    executor: Executor | None = None,
 ) -> KinetoFiles:
     """Write one file for each rank as torch.profiler does, for HTA, TraceLens and Perfetto.
 
@@ -63,15 +65,16 @@ def write_kineto(
         window: the window; None: all windows.
         steps: the steps; None: all steps.
         gzip: whether the files of a directory are compressed.
+        executor: as in `ppprof.run.run.Run`; its processes read the windows and write the files.
 
     Raises:
-        InputError: no window can be read.
+        InputError: no window can be read, or none has events.
         UsageError: the run has no such rank, window or step; or ``target`` is one file, and there
             are several windows.
         OSError: a file cannot be written.
     """
     paths = kineto_paths(run, target, ranks, window, gzip)
-    return write_kineto_files(run, paths, StepRange.of(steps))
+    return write_kineto_files(run, paths, StepRange.of(steps), executor)
 
 
 def kineto_paths(
@@ -110,73 +113,124 @@ def kineto_paths(
 
 
 def write_kineto_files(
-    run: Run, paths: Mapping[Recording, Path], steps: StepRange | None = None
+    run: Run,
+    paths: Mapping[Recording, Path],
+    steps: StepRange | None = None,
+    executor: Executor | None = None,
 ) -> KinetoFiles:
-    """Write each window to its file; memory holds one window at a time.
+    """Write each window to its file; memory of a process holds one window at a time.
 
-    Times are on rank 0's clock where the capture compared the clocks. Windows that are unreadable, or
-    have none of the steps, are left out; the former with a warning.
+    Times are on rank 0's clock where the capture compared the clocks. Windows that are unreadable,
+    have no events, or have none of the steps, are left out; all but the last with a warning.
 
     Args:
         run: the run.
         paths: the files, from `kineto_paths`.
         steps: only these steps; None: all steps.
+        executor: any of ``concurrent.futures``, which converts several windows at once; its
+            processes write the files. None: this process.
 
     Raises:
-        InputError: no window can be read.
+        InputError: no window can be read, or none has events.
         UsageError: no window has any of the steps.
         OSError: a file cannot be written.
     """
-    files = KinetoFiles()
-    errors: list[str] = []
-    existing: set[int] = set()
+    stated = run.manifest.get("world_size")
+    world_size = stated if isinstance(stated, int) else max(run.ranks) + 1
     hosts = dict(run.places.select("rank", "host").iter_rows())
-    for recording, path in paths.items():
-        try:
-            trace = run.reader.trace(recording)[1]
-        except InputError as error:
-            errors.append(f"rank {recording.rank} is left out: {error}")
+    works = {
+        recording: _Conversion(
+            path,
+            steps,
+            recording.rank,
+            world_size,
+            bool(run.manifest),
+            hosts.get(recording.rank),
+            run.clocks.get(recording.rank),
+        )
+        for recording, path in paths.items()
+    }
+    files = KinetoFiles()
+    existing: set[int] = set()
+    empty: list[str] = []
+    for result in run.reader.map_works(works, executor):
+        converted = result.value
+        if not converted.has_events:
+            empty.append(format_unusable(result.source, result.skipped))
             continue
-        existing.update(trace.events["step"].drop_nulls().unique().to_list())
-        if steps is not None:
-            trace = select_steps(trace, steps)
-            if trace.events.is_empty():
-                continue
-        trace = _on_reference_clock(trace, run.clocks.get(recording.rank))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rank, world_size = _place(run, recording, trace)
-        omitted = write_kineto_file(trace, path, rank, world_size, hosts.get(recording.rank))
-        if omitted:
-            _log.warning("%s", format_omitted(path, omitted))
+        existing.update(converted.steps)
+        if converted.num_events is None:
+            continue
+        path, rank = paths[result.recording], result.recording.rank
+        if converted.omitted:
+            _log.warning("%s", format_omitted(path, converted.omitted))
         files.paths.append(path)
-        files.ranks += [recording.rank] if recording.rank not in files.ranks else []
-        files.num_events += trace.events.height
-    if errors and not files.paths and not existing:
-        raise InputError("\n".join(errors))
-    for message in errors:
+        files.ranks += [rank] if rank not in files.ranks else []
+        files.num_events += converted.num_events
+    if empty and not files.paths and not existing:
+        raise InputError("\n".join(empty))
+    for message in empty:
         _log.warning("%s", message)
     if not files.paths:
         raise UsageError(f"{run}: no step of {steps}; it has {format_ranges('step', existing)}")
     return files
 
 
-def _place(run: Run, recording: Recording, trace: Trace) -> tuple[int, int]:
-    """Return the rank of a window, and the number of ranks of its job.
+class _Converted(NamedTuple):
+    """The result of converting one window."""
 
-    torch's traces hold both. In other traces without a manifest, the job is taken to have the ranks
-    that were recorded.
-    """
-    information = trace.extra_info if not run.manifest else {}
-    rank, size = (information.get(key, "") for key in ("rank", "world_size"))
-    stated = run.manifest.get("world_size")
-    return (
-        int(rank) if rank.isdecimal() else recording.rank,
-        int(size)
-        if size.isdecimal()
-        else stated
-        if isinstance(stated, int)
-        else max(run.ranks) + 1,
-    )
+    has_events: bool
+    steps: tuple[int, ...] = ()
+    """The steps of the whole window."""
+    num_events: int | None = None
+    """Number of events in the file; None if no file was written: the window has no wanted step."""
+    omitted: Mapping[str, int] | None = None
+    """The result of `write_kineto_file`; None if no file was written."""
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """Write the trace of one window to a file; an executor's process can do it."""
+
+    path: Path
+    steps: StepRange | None
+    rank: int
+    world_size: int
+    """The number of ranks in the manifest, or of recorded ranks if there is no manifest."""
+    has_manifest: bool
+    host: str | None
+    clock: Clock | None
+
+    def __call__(self, trace: Trace) -> _Converted:
+        if not has_events(trace):
+            return _Converted(False)
+        steps = tuple(trace.events["step"].drop_nulls().unique().to_list())
+        if self.steps is not None:
+            trace = select_steps(trace, self.steps)
+            if trace.events.is_empty():
+                return _Converted(True, steps)
+        trace = _on_reference_clock(trace, self.clock)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        omitted = write_kineto_file(trace, self.path, *self._place(trace), self.host)
+        return _Converted(True, steps, trace.events.height, omitted)
+
+    def _place(self, trace: Trace) -> tuple[int, int]:
+        """Return the rank of the window, and the number of ranks of its job.
+
+        torch's traces hold both. In other traces without a manifest, the job is taken to have the
+        ranks that were recorded.
+        """
+        information = trace.extra_info if not self.has_manifest else {}
+        rank, size = (information.get(key, "") for key in ("rank", "world_size"))
+        return (
+            int(rank) if rank.isdecimal() else self.rank,
+            int(size) if size.isdecimal() else self.world_size,
+        )
+
+
+def has_events(trace: Trace) -> bool:
+    """Return whether a trace holds anything that can be written: events, memory events, frames."""
+    return any(table.height for table in (trace.events, trace.memory, trace.frames))
 
 
 def _on_reference_clock(trace: Trace, clock: Clock | None) -> Trace:

@@ -14,12 +14,14 @@ from pathlib import Path
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
+from ppprof.run.problem_log import launch_times_message
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import launch_times_message, notes_on, with_job_facts
+from ppprof.run.traces import notes_on, with_job_facts
 from ppprof.rundir import (
     TraceName,
     partial_files,
@@ -31,7 +33,7 @@ from ppprof.rundir import (
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.run_file import RunFile
-from ppprof.rundir.summaries import document, dumps
+from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.folded_phases import has_interleaved_phases
@@ -170,7 +172,7 @@ def _finish_window(
         view: tables.tables[view] if view in tables.tables else summarize(profile, view)
         for view in VIEWS
     }
-    RunFile(run, name.summary).write(dumps(document(every, **tables.identity())).encode())
+    RunFile(run, name.summary).write(dumps(document(rows_of(every), **tables.identity())).encode())
     max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if name.rank == 0:  # once for a job

@@ -12,29 +12,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps
+from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
-from ppprof.errors import ConfigError, InputError, UsageError
+from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
 from ppprof.run.merge import Merged, merge_ranks
+from ppprof.run.problem_log import ProblemLog
 from ppprof.run.ranks import cluster_of
+from ppprof.run.run_files import RunFiles
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
 from ppprof.rundir.clocks import Clocks, read_clocks
-from ppprof.rundir.recordings import Recording, RunLocation, join_paths, resolve
+from ppprof.rundir.recordings import Recording, RunLocation, resolve
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
-from ppprof.topology import AXES, RankSelector, Topology
+from ppprof.topology import AXES, RankSelector
 from ppprof.trace import Trace
 
 if TYPE_CHECKING:
-    from ppprof.config import ProfilerConfig
+    pass
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 _log = logging.getLogger("ppprof")
@@ -80,13 +82,21 @@ def open(
 
 
 def open_location(
-    location: RunLocation, *, cache: bool = True, progress: Progress | None = None
+    location: RunLocation,
+    *,
+    cache: bool = True,
+    progress: Progress | None = None,
+    problems: ProblemLog | None = None,
 ) -> Run:
-    """Open a run whose files are already looked up; ``cache`` and ``progress`` as in `open`."""
-    return Run(location, TraceReader(cache, progress, rundir.read_job_facts(location.paths[0])))
+    """Open a run whose files are already looked up.
+
+    ``problems`` is the log of the run's files, None for a new one; the others are as in `open`.
+    """
+    job = rundir.read_job_facts(location.paths[0])
+    return Run(location, TraceReader(cache, progress, job, problems))
 
 
-class Run:
+class Run(RunFiles):
     """The run that `open` returns. Its methods mirror the commands.
 
     Arguments that have the same meaning in all methods:
@@ -104,56 +114,9 @@ class Run:
     """
 
     def __init__(self, location: RunLocation, reader: TraceReader) -> None:
-        self.paths = location.paths
-        """The directories of the run, one for each node that wrote its own; or the trace file."""
-        self.path = self.paths[0]
-        """The first of ``paths``."""
-        self.recordings = location.recordings
-        """Every window of every rank, sorted by rank, then window."""
+        super().__init__(location)
         self.reader = reader
         """Reads the windows."""
-
-    def __str__(self) -> str:
-        """Return ``paths`` as text for messages, separated by commas."""
-        return join_paths(self.paths)
-
-    @property
-    def ranks(self) -> list[int]:
-        """The recorded ranks, ascending."""
-        return sorted({recording.rank for recording in self.recordings})
-
-    @property
-    def expected_ranks(self) -> list[int]:
-        """The ranks that the job was configured to record, and the recorded ranks, ascending."""
-        return sorted(selection.configured_ranks(self).union(self.ranks))
-
-    def windows(self, rank: int | None = None) -> list[int]:
-        """Return the numbers of a rank's windows, ascending; of all ranks' windows for None."""
-        return sorted({recording.window for recording in self.select(rank)})
-
-    @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        """The manifest: what the capture wrote about the job, and ``nodes``: rank -> host name.
-
-        Empty for traces that ppprof did not record.
-
-        Raises:
-            InputError: the manifest cannot be read, or a newer ppprof wrote it.
-        """
-        if not rundir.has_manifest(self.path):
-            return {}
-        nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
-        return {**rundir.read_manifest(self.path), "nodes": nodes}
-
-    @cached_property
-    def profiler(self) -> ProfilerConfig | None:
-        """The ``Profiler`` block of the job; None without a valid one (an invalid one is logged)."""
-        return _profiler(self)
-
-    @cached_property
-    def topology(self) -> Topology | None:
-        """The topology of the job; None if there is no manifest, or no valid topology in it."""
-        return rundir.topology_of(self.manifest)
 
     @cached_property
     def places(self) -> pl.DataFrame:
@@ -182,21 +145,6 @@ class Run:
     def clocks(self) -> Clocks:
         """Rank -> its clock relative to the reference clock; ranks that were not measured lack."""
         return {rank: clock for path in self.paths for rank, clock in read_clocks(path).items()}
-
-    def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
-        """Return the recordings of a rank and window, sorted by rank, then window; None: all."""
-        return selection.select(self, rank, window)
-
-    def select_ranks(
-        self, ranks: RankSelector | None = "all", window: int | None = None
-    ) -> list[Recording]:
-        """Return the recordings of several ranks, sorted by rank, then window.
-
-        ``ranks`` may also be None: the ranks in ``Profiler.print_ranks`` of the run's config; all
-        ranks if the run has no config, or if none of ``print_ranks`` was recorded. A warning names
-        selected ranks that the job was configured to record but that have no trace.
-        """
-        return selection.select_ranks(self, ranks, window)
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
         """Return events, memory, kernels and memsets of one window, on its rank's own clock."""
@@ -386,19 +334,6 @@ class Run:
             OSError: the file cannot be written.
         """
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)
-
-
-def _profiler(run: Run) -> ProfilerConfig | None:
-    values = run.manifest.get("profiler")
-    if not isinstance(values, Mapping):
-        return None
-    from ppprof.config import ProfilerConfig
-
-    try:
-        return ProfilerConfig.from_mapping(values)
-    except ConfigError as error:
-        _log.warning("%s: its Profiler block is ignored:\n%s", run, error)
-        return None
 
 
 def _places(run: Run) -> pl.DataFrame:

@@ -12,12 +12,12 @@ from ppprof.topology import RankSelector, Topology
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
-    from ppprof.run.run import Run
+    from ppprof.run.run_files import RunFiles
 
 _log = logging.getLogger("ppprof")
 
 
-def select(run: Run, rank: int | None = None, window: int | None = None) -> list[Recording]:
+def select(run: RunFiles, rank: int | None = None, window: int | None = None) -> list[Recording]:
     """Return the recordings of a rank and window, sorted by rank, then window.
 
     Args:
@@ -41,7 +41,7 @@ def select(run: Run, rank: int | None = None, window: int | None = None) -> list
     return selected
 
 
-def select_one(run: Run, rank: int | None = None, window: int | None = None) -> Recording:
+def select_one(run: RunFiles, rank: int | None = None, window: int | None = None) -> Recording:
     """Return the recording of a rank and window.
 
     Args:
@@ -65,7 +65,7 @@ def select_one(run: Run, rank: int | None = None, window: int | None = None) -> 
     return selected[0]
 
 
-def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
+def selected_ranks(run: RunFiles, ranks: RankSelector) -> frozenset[int]:
     """Return the ranks that a selector selects, also ranks that were not recorded.
 
     Args:
@@ -90,7 +90,7 @@ def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
 
 
 def select_ranks(
-    run: Run, ranks: RankSelector | None = "all", window: int | None = None
+    run: RunFiles, ranks: RankSelector | None = "all", window: int | None = None
 ) -> list[Recording]:
     """Return the recordings of several ranks, sorted by rank, then window.
 
@@ -132,7 +132,7 @@ def select_ranks(
     return [recording for recording in selected if window in (None, recording.window)]
 
 
-def _printed_ranks(run: Run, window: int | None) -> frozenset[int]:
+def _printed_ranks(run: RunFiles, window: int | None) -> frozenset[int]:
     """Return the recorded ranks in ``Profiler.print_ranks`` of the run's config.
 
     Other recorded ranks are named in the log. If the run has no valid config or no topology, or if
@@ -155,7 +155,7 @@ def _printed_ranks(run: Run, window: int | None) -> frozenset[int]:
     return printed
 
 
-def configured_ranks(run: Run) -> frozenset[int]:
+def configured_ranks(run: RunFiles) -> frozenset[int]:
     """Return the ranks that the job was configured to record; empty if they are unknown.
 
     They are unknown if the run has no manifest, or no topology in it.
@@ -168,7 +168,7 @@ def configured_ranks(run: Run) -> frozenset[int]:
         return frozenset()
 
 
-def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
+def warn_of_missing(run: RunFiles, ranks: Iterable[int]) -> None:
     """Log a warning that ``ranks``, which the job was configured to record, have no trace."""
     _log.warning(
         "%s: no trace of %s; if other nodes wrote them, give their directories too",
@@ -177,6 +177,6 @@ def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
     )
 
 
-def _check_recordings(run: Run) -> None:
+def _check_recordings(run: RunFiles) -> None:
     if not run.recordings:
         raise no_trace(run.paths)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.across_ranks import (
     by_name,
     by_rank,
@@ -19,12 +19,13 @@ from ppprof.analysis.summaries.across_ranks import (
     rank_view,
 )
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.choices.views import check_across
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording
-from ppprof.rundir.summaries import not_a_document, read_document
+from ppprof.rundir.summaries import identity_of_window, not_a_document, read_document
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -51,18 +52,8 @@ class WindowTables:
     """The tables, keyed by view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that identify the tables in `ppprof.rundir.summaries.document`.
-
-        The keys are rank, coordinate, window, steps, sorted_by, and lost (which is ``skipped``).
-        """
-        return {
-            "rank": self.recording.rank,
-            "coordinate": self.recording.coordinate,
-            "window": self.recording.window,
-            "steps": list(self.steps),
-            "sorted_by": self.sorted_by,
-            "lost": dict(self.skipped),
-        }
+        """Return the values that identify the tables in `ppprof.rundir.summaries.document`."""
+        return identity_of_window(self.recording, self.steps, self.sorted_by, self.skipped)
 
 
 @dataclass(frozen=True)
@@ -292,7 +283,7 @@ def _tables(
         if recording.files:
             _log.warning("%s", error)
         tables = saved_tables(recording, recording.saved, views, steps, options)
-        run.reader.report_skipped(tables.source, tables.skipped)
+        run.reader.problems.report(tables.source, tables.skipped)
         return tables
     profile = run.reader.profile(recording, steps, options)
     if steps is not None and not profile.steps:

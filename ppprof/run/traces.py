@@ -6,6 +6,7 @@ Every window is read in this module, so each problem with a file is logged here,
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
+from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, TraceError
+from ppprof.run.problem_log import ProblemLog, warn_each
 from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
@@ -26,7 +29,7 @@ from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.trace.schema import unknown_device_kinds
 from ppprof.trace.unrecorded_device import with_device
-from ppprof.units import format_skipped, format_time
+from ppprof.units import format_time
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -76,18 +79,25 @@ class TraceReader:
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
         job: facts in the run's manifest; None if unknown.
+        problems: the log of the run's files; None for a new one.
     """
 
     def __init__(
-        self, cache: bool, progress: Progress | None = None, job: JobFacts | None = None
+        self,
+        cache: bool,
+        progress: Progress | None = None,
+        job: JobFacts | None = None,
+        problems: ProblemLog | None = None,
     ) -> None:
         self._cache = cache
         self._job = job or JobFacts()
         self._progress = progress
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
-        self._reported: set[Path] = set()
-        self._is_device_reported = False
+        self.problems = problems or ProblemLog()
+        """Logs the problems of the files."""
+        self.notes: Sequence[str] = ()
+        """The result of `notes_on` for the trace that `trace` read last."""
 
     def trace(self, recording: Recording) -> tuple[Path, Trace]:
         """Return the preferred readable file of a window, and its trace.
@@ -102,9 +112,8 @@ class TraceReader:
             path, trace, errors = read_first_readable(
                 recording, self._cache, self._progress, self._job
             )
-            self.report_skipped(
-                path, trace.skipped, errors, notes_on(trace), trace.unrecorded_device
-            )
+            self.notes = notes_on(trace)
+            self.problems.report(path, trace.skipped, errors, self.notes, trace.unrecorded_device)
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -147,60 +156,37 @@ class TraceReader:
         Raises:
             InputError: no window can be read.
         """
+        return self.map_works(dict.fromkeys(recordings, work), executor)
+
+    def map_works(
+        self,
+        works: Mapping[Recording, Callable[[Trace], T]],
+        executor: Executor | None = None,
+    ) -> Iterator[WindowResult[T]]:
+        """Yield the result of each window's own function for its trace; see `map_windows`."""
         self._trace = self._profile = None  # memory holds one trace at a time
-        windows = tuple(recordings)
-        task = partial(process_window, work=work, cache=self._cache, job=self._job)
+        task = partial(process_window, cache=self._cache, job=self._job)
         if executor is None:
-            results: Iterable[WindowResult[T] | str] = map(
-                partial(task, progress=self._progress), windows
+            results: Iterable[WindowResult[T] | str] = itertools.starmap(
+                partial(task, progress=self._progress), works.items()
             )
         else:
-            results = map_windows(executor, task, windows)
+            results = map_windows(executor, task, works)
         errors = []
         is_any_read = False
         for result in results:
             if isinstance(result, str):
                 errors.append(result)
                 continue
-            _warn_each(errors)
+            warn_each(errors)
             errors, is_any_read = [], True
-            self.report_skipped(
+            self.problems.report(
                 result.source, result.skipped, result.errors, result.notes, result.unrecorded_device
             )
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
-        _warn_each(errors)
-
-    def report_skipped(
-        self,
-        path: Path,
-        skipped: Mapping[str, int],
-        errors: Iterable[str] = (),
-        notes: Iterable[str] = (),
-        unrecorded_device: str | None = None,
-    ) -> None:
-        """Log the problems with a file, and notes on it; do nothing if they are logged already.
-
-        That a trace lacks the events of its device is logged once for all files of the run.
-
-        Args:
-            path: the file that was read.
-            skipped: kind -> number of parts of the file that were skipped.
-            errors: errors of unreadable files of the same window that are preferred to ``path``.
-            notes: the result of `notes_on`.
-            unrecorded_device: the result of `ppprof.trace.unrecorded_device`; None if unknown.
-        """
-        if path in self._reported:
-            return
-        self._reported.add(path)
-        _warn_each(errors)
-        if skipped:
-            _log.warning("%s", format_skipped(path, skipped))
-        _warn_each(f"{path}: {note}" for note in notes)
-        if unrecorded_device and not self._is_device_reported:
-            self._is_device_reported = True
-            _log.warning("%s: %s", path, launch_times_message(unrecorded_device))
+        warn_each(errors)
 
 
 def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
@@ -210,14 +196,6 @@ def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
         only_axis=job.only_axis,
         stated_flops=job.peak_flops,
         stated_bytes_per_s=job.peak_bytes_per_s,
-    )
-
-
-def launch_times_message(device: str) -> str:
-    """Return the warning for a trace that lacks the events of ``device``, such as ``gpu:0``."""
-    return (
-        f"recorded on {device} without device events: its times are those of the host, which only "
-        "launches work; times of the device are unknown, and no table shows them"
     )
 
 
@@ -233,11 +211,6 @@ def notes_on(trace: Trace) -> list[str]:
             "no table and no average counts them"
         )
     return notes
-
-
-def _warn_each(messages: Iterable[str]) -> None:
-    for message in messages:
-        _log.warning("%s", message)
 
 
 def read_first_readable(
@@ -306,17 +279,17 @@ def process_window(
 
 def map_windows(
     executor: Executor,
-    task: Callable[[Recording], WindowResult[T] | str],
-    recordings: Sequence[Recording],
+    task: Callable[[Recording, Callable[[Trace], T]], WindowResult[T] | str],
+    works: Mapping[Recording, Callable[[Trace], T]],
 ) -> Iterator[WindowResult[T] | str]:
-    """Yield the result of ``task`` for each window, in the order of ``recordings``.
+    """Yield the result of ``task`` for each window and its function, in the order of ``works``.
 
     If the process that ran the task died, yield an error message instead. Tasks that have not
     begun when the iteration ends are cancelled.
     """
-    waiting = deque(_submitted(executor, task, recording) for recording in recordings)
+    waiting = deque(_submitted(executor, task, *item) for item in works.items())
     try:
-        for recording in recordings:
+        for recording in works:
             try:
                 yield waiting.popleft().result()
             except BrokenExecutor as error:
@@ -328,10 +301,10 @@ def map_windows(
 
 
 def _submitted(
-    executor: Executor, task: Callable[[Recording], T], recording: Recording
+    executor: Executor, task: Callable[[Recording, U], T], recording: Recording, work: U
 ) -> Future[T]:
     try:
-        return executor.submit(task, recording)
+        return executor.submit(task, recording, work)
     except BrokenExecutor as error:  # a process of the pool has already died
         future: Future[T] = Future()
         future.set_exception(error)

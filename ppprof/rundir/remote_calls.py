@@ -26,9 +26,6 @@ from ppprof.rundir.run_file import RunFile, matches
 _CALL = re.compile(r"(.*)\.json")
 _MOST_BYTES = 1 << 20  # limit for a call's file; a call takes about 400 bytes
 
-REMOTE = "#remote_op: "
-"""Separator in the name of a worker's event: the call, `REMOTE`, the event's name on the worker."""
-
 
 @dataclass(frozen=True)
 class RemoteCall:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from ppprof.errors import InputError
 from ppprof.paths import read_bounded, store_errors_as_oserror
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from ppprof.rundir.recordings import Recording
 
 SCHEMA_VERSION = 1
 """Version of a file. It increases when older readers would misread the file."""
@@ -20,18 +23,39 @@ _MOST_BYTES = 64 << 20
 Row = dict[str, Any]
 
 
-def document(tables: Mapping[str, pl.DataFrame], **identity: Any) -> dict[str, Any]:
+def document(rows: Mapping[str, Sequence[Mapping[str, Any]]], **identity: Any) -> dict[str, Any]:
     """Return tables as data: ``{"schema_version", <identity>, "tables": {view: [row...]}}``.
 
     A row is an object keyed by column, as `ppprof.analysis.summaries` documents the columns. Units
     end the key: ``cpu_total_ns``. Null stays null.
 
     Args:
-        tables: the tables, keyed by view.
+        rows: the rows of the tables, keyed by view.
         identity: values that identify the tables, such as ``rank=0, window=2``; keys of the result.
     """
-    rows = {view: table.rows(named=True) for view, table in tables.items()}
     return {"schema_version": SCHEMA_VERSION, **identity, "tables": rows}
+
+
+def rows_of(tables: Mapping[str, pl.DataFrame]) -> dict[str, list[Row]]:
+    """Return the rows of tables, keyed by view; a row is keyed by column."""
+    return {view: table.rows(named=True) for view, table in tables.items()}
+
+
+def identity_of_window(
+    recording: Recording, steps: Sequence[int], sorted_by: str, skipped: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the values that identify the tables of one rank's window in `document`.
+
+    The keys are rank, coordinate, window, steps, sorted_by, and lost (which is ``skipped``).
+    """
+    return {
+        "rank": recording.rank,
+        "coordinate": recording.coordinate,
+        "window": recording.window,
+        "steps": list(steps),
+        "sorted_by": sorted_by,
+        "lost": dict(skipped),
+    }
 
 
 def dumps(value: object) -> str:

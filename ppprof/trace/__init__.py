@@ -1,7 +1,7 @@
 """Read trace files into one columnar events table, and write them back.
 
-`Clock`, `Reading` and `REMOTE` belong to `ppprof.rundir`. They are exported here too, because
-`ppprof.analysis` needs them and may import only leaves and this package.
+`Clock` and `Reading` belong to `ppprof.rundir`. They are exported here too, because `ppprof.analysis`
+needs them and may import only leaves and this package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppprof.rundir.clocks import Clock, Reading
-    from ppprof.rundir.remote_calls import REMOTE
     from ppprof.trace.formats import read, write
     from ppprof.trace.kineto.writer import write_kineto_file
     from ppprof.trace.paddle.json_writer import write_paddle_json
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ppprof.trace.schema import Trace
 
 __all__ = [
-    "REMOTE",
     "Clock",
     "Reading",
     "Trace",
@@ -34,7 +32,6 @@ __all__ = [
 ]
 
 _MODULES = {
-    "REMOTE": "ppprof.rundir.remote_calls",
     "Clock": "ppprof.rundir.clocks",
     "Reading": "ppprof.rundir.clocks",
     "Trace": "ppprof.trace.schema",
@@ -48,17 +45,19 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name of this package on first use.
+if not TYPE_CHECKING:  # a type checker would take any name to exist
 
-    Nothing is imported earlier, because the processes of `fastpath.workers` import this package and
-    must load nothing but numpy.
+    def __getattr__(name: str) -> Any:
+        """Import a public name of this package on first use.
 
-    Raises:
-        AttributeError: ``name`` is not a public name of this package.
-    """
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+        Nothing is imported earlier, because the processes of `fastpath.workers` import this package and
+        must load nothing but numpy.
 
-    return getattr(import_module(_MODULES[name]), name)
+        Raises:
+            AttributeError: ``name`` is not a public name of this package.
+        """
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_MODULES[name]), name)

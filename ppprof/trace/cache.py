@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import struct
-import uuid
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,14 +23,11 @@ from typing import Any, Optional
 import msgspec
 import polars as pl
 
-from ppprof.paths import open_regular, to_path
+from ppprof.trace.cache_files import Fingerprint, cache_path, read_cache, write_cache
 from ppprof.trace.consistency import problem
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.packed_columns import Count, PackedTable, pack, unpack
 from ppprof.trace.schema import EVENTS, FRAMES, KERNELS, MEMORY, MEMSETS, Trace
-
-SMALLEST_BYTES = 4 << 20
-"""Smaller files are not cached, because parsing them is fast enough."""
 
 MOST_HEADER_BYTES = 4 << 20
 """A trace is not cached if all that is known about it besides its tables is longer, as JSON."""
@@ -46,7 +41,8 @@ MOST_TEXT_PER_BYTE = 40
 They are part of a JSON file, and gzip usually shrinks traces to a 15th to a 40th.
 """
 
-_END_BYTES = 1 << 16  # at each end of a file; their checksum is part of the fingerprint
+SUFFIX = ".bin"
+"""End of the name of a cache file."""
 _TABLES = {
     **{"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS},
     "frames": FRAMES,
@@ -54,34 +50,6 @@ _TABLES = {
 _FIELDS = tuple(field.name for field in dataclasses.fields(Trace) if field.name not in _TABLES)
 _MAGIC = b"ppprof\x00\x01"
 _PREFIX = struct.Struct("<8sII")  # magic, checksum of all that follows the prefix, header's length
-
-Fingerprint = dict[str, int]
-
-
-def fingerprint(path: str | Path) -> Fingerprint | None:
-    """Return the values that identify a file's content and the code that reads it.
-
-    They are the file's size, its time of modification, a checksum of its first and last 64 KiB, and
-    a checksum of the readers. None if the file is smaller than `SMALLEST_BYTES`, cannot be read, or
-    lies in a store.
-    """
-    try:
-        with to_path(path).open("rb") as file:
-            state = os.fstat(file.fileno())
-            if state.st_size < SMALLEST_BYTES:
-                return None
-            ends = zlib.crc32(file.read(_END_BYTES))
-            file.seek(-_END_BYTES, os.SEEK_END)
-            ends = zlib.crc32(file.read(), ends)
-    except OSError:
-        return None
-    return {
-        "size": state.st_size,
-        "mtime_ns": state.st_mtime_ns,
-        "ends": ends,
-        "code": _code(),
-    }
-
 
 _MaybeNumber = Optional[float]
 _MaybeText = Optional[str]  # msgspec evaluates annotations, also in Python 3.9
@@ -112,12 +80,7 @@ def load(path: str | Path, key: Fingerprint) -> Trace | None:
     """
     most_bytes = key["size"] * MOST_BYTES_PER_BYTE
     try:
-        with open_regular(_cache_path(path)) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
-            if num_bytes > most_bytes:
-                return None
-            content = file.read(num_bytes)
-        trace = _unpacked(content, key)
+        trace = _unpacked(read_cache(cache_path(path, SUFFIX), most_bytes), key)
     except (
         OSError,
         ValueError,
@@ -185,17 +148,8 @@ def save(path: str | Path, trace: Trace, key: Fingerprint) -> None:
     """
     if problem(trace) is not None:
         return
-    target = _cache_path(path)
-    hidden = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
     with contextlib.suppress(OSError, TypeError, ValueError, OverflowError):
-        parts = _packed(trace, key)
-        try:
-            with hidden.open("xb") as file:
-                file.writelines(parts)
-            if fingerprint(path) == key:
-                hidden.replace(target)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_cache(path, SUFFIX, _packed(trace, key), key)
 
 
 def _packed(trace: Trace, key: Fingerprint) -> list[bytes]:
@@ -221,18 +175,3 @@ def _packed(trace: Trace, key: Fingerprint) -> list[bytes]:
     for part in parts:
         checksum = zlib.crc32(part, checksum)
     return [_PREFIX.pack(_MAGIC, checksum, len(header)), header, *parts]
-
-
-def _cache_path(path: str | Path) -> Path:
-    # The name must not contain "paddle_trace": VisualDL opens any such file as a trace.
-    name = Path(path).name.replace("paddle_trace", "")
-    return Path(path).with_name(f".ppprof_cache_{name}.bin")
-
-
-def _code() -> int:
-    """Return a checksum of the names, sizes and modification times of all reading modules."""
-    code = 0
-    for module in sorted(Path(__file__).parent.rglob("*.py")):
-        state = module.stat()
-        code = zlib.crc32(f"{module.name} {state.st_size} {state.st_mtime_ns}".encode(), code)
-    return code

@@ -1,11 +1,14 @@
 """Check that the tables of a trace fit together, as every reader makes them.
 
 Readers guarantee what `EVENTS` and the other tables of `ppprof.trace.schema` say: the order of rows,
-trees in pre-order, and row numbers that exist. Analysis relies on it. A table from another source,
-such as a cache file that may be forged, is checked here first.
+trees in pre-order, row numbers that exist, and times whose sums fit an int64 (`with_sound_times`).
+Analysis relies on it. A table from another source, such as a cache file that may be forged, is
+checked here first.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import polars as pl
@@ -25,6 +28,33 @@ _NEVER_NULL = {
 
 _ENDLESS_NS = 2**62
 """Times and lengths stay within this, so that a start plus a length fits an int64."""
+
+
+_FIRST_NS = {"start_ns": -_ENDLESS_NS, "dur_ns": 0, "time_ns": -_ENDLESS_NS}
+"""Column of times -> its least value."""
+
+_UNSOUND = "times out of range"
+
+
+def with_sound_times(trace: Trace) -> Trace:
+    """Return the trace with all times and lengths in their range; ``skipped`` counts the others.
+
+    A length below 0 becomes 0: Paddle takes times from the wall clock, so an event during which the
+    clock is set back ends before it starts. Times out of range are cut to it.
+    """
+    num_unsound = 0
+    tables = {"events": trace.events, "frames": trace.frames, "memory": trace.memory}
+    for name, table in tables.items():
+        for column, first in _FIRST_NS.items():
+            if column in table.columns and not _are_between(table[column], first, _ENDLESS_NS):
+                sound = table[column].clip(first, _ENDLESS_NS - 1)
+                num_unsound += int((sound != table[column]).sum())
+                tables[name] = table = table.with_columns(sound)
+    if not num_unsound:
+        return trace
+    skipped = {**trace.skipped, _UNSOUND: num_unsound}
+    events, frames, memory = tables.values()
+    return dataclasses.replace(trace, events=events, frames=frames, memory=memory, skipped=skipped)
 
 
 def problem(trace: Trace) -> str | None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from ppprof.choices.formats import suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
-from ppprof.trace.cache import fingerprint, load, save
+from ppprof.trace.cache import load, save
+from ppprof.trace.cache_files import fingerprint
 from ppprof.trace.json_reader import looks_like_kineto, read_json
 from ppprof.trace.paddle.json_writer import write_paddle_json
 from ppprof.trace.paddle.pb_writer import write_paddle_pb

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.errors import TraceError
+from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.workers import scan_ranges, split_positions
@@ -61,6 +62,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         text = source.peek(_HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
         if _is_kineto(keys, text):
             columns = read_kineto_columns(source, keys, skipped, progress)
+            if source.size > _LARGE_BYTES:
+                _trim_heap()
             trace = kineto_trace(keys, columns)
         else:
             trace = _paddle_trace(source, dialect_of(text), keys, skipped)
@@ -79,7 +82,7 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         )
     if source.size > _LARGE_BYTES:
         _trim_heap()
-    return dataclasses.replace(trace, skipped={**trace.skipped, **skipped})
+    return with_sound_times(dataclasses.replace(trace, skipped={**trace.skipped, **skipped}))
 
 
 def _keys_before(source: TraceStream) -> Keys:

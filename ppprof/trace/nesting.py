@@ -14,10 +14,14 @@ clock. The order of the file can: Paddle's JSON writer walks each thread's tree 
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 from ppprof.arrays import Bool, Int64
+from ppprof.trace.fastpath import core
 
+_MOST_BITS = 63
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -49,26 +53,76 @@ def nest(
         Shape (N,), the index of the parent, -1 for an outermost event. Takes O(N log N) time for
         any depth.
     """
-    order = _order(thread, start_ns, end_ns)
-    end = end_ns[order]
-    least = np.maximum(end - slack_ns, start_ns[order] + 1)
-    before = _last_reaching(end if holds is None else np.where(holds[order], end, _NEVER), least)
-    sorted_thread = thread[order]
-    before[before < np.searchsorted(sorted_thread, sorted_thread)] = -1
+    order = order_of_calls(thread, start_ns, end_ns)
+    if order is None:
+        return _nest_sorted(thread, start_ns, end_ns, holds, slack_ns)
+    before = _nest_sorted(
+        thread[order],
+        start_ns[order],
+        end_ns[order],
+        None if holds is None else holds[order],
+        slack_ns,
+    )
     parent = np.empty_like(before)
     parent[order] = np.where(before >= 0, order[before], -1)
     return parent
 
 
-def _order(thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Return the events sorted by thread, then start; the longer of two that start together first."""
-    is_next = thread[1:] > thread[:-1]
-    is_same = thread[1:] == thread[:-1]
-    is_later = start_ns[1:] > start_ns[:-1]
-    is_shorter = (start_ns[1:] == start_ns[:-1]) & (end_ns[1:] <= end_ns[:-1])
-    if (is_next | (is_same & (is_later | is_shorter))).all():
-        return np.arange(len(thread))
+def order_of_calls(thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64 | None:
+    """Return the events sorted by thread, then start; the longer of two that start together first.
+
+    Of equal events, the one with the lower index comes first. None if they are in this order.
+
+    Args:
+        thread: shape (N,), any numbers.
+        start_ns: shape (N,).
+        end_ns: shape (N,).
+    """
+    if _are_sorted(thread, start_ns, end_ns):
+        return None
+    first, last = start_ns.min(), start_ns.max()
+    shift = int(last - first).bit_length() if first >= 0 else _MOST_BITS
+    lowest = thread.min()
+    if shift + int(thread.max() - lowest).bit_length() < _MOST_BITS and lowest >= 0:
+        # One sort of nearly sorted numbers: each thread's events come almost in order.
+        order = np.argsort((thread - lowest << shift) + (start_ns - first), kind="stable")
+        if _are_sorted(thread[order], start_ns[order], end_ns[order]):
+            return order
     return np.lexsort((-end_ns, start_ns, thread))
+
+
+def _are_sorted(thread: Int64, start_ns: Int64, end_ns: Int64) -> bool:
+    is_same = thread[1:] == thread[:-1]
+    is_sorted = start_ns[1:] > start_ns[:-1]
+    is_sorted |= (start_ns[1:] == start_ns[:-1]) & (end_ns[1:] <= end_ns[:-1])
+    is_sorted &= is_same
+    is_sorted |= thread[1:] > thread[:-1]
+    return bool(is_sorted.all())
+
+
+def _nest_sorted(
+    thread: Int64, start_ns: Int64, end_ns: Int64, holds: Bool | None, slack_ns: int
+) -> Int64:
+    """Return the parents as `nest`, of events in the order of `order_of_calls`."""
+    library = core.library()
+    if library is None:
+        least = np.maximum(end_ns - slack_ns, start_ns + 1)
+        values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
+        parent = _last_reaching(values, least)
+        parent[parent < np.searchsorted(thread, thread)] = -1
+        return parent
+    columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
+    holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
+    open_events, parent = (np.empty(len(thread), np.int64) for _ in range(2))
+    library.ppprof_nest.restype = None
+    library.ppprof_nest(
+        *(ctypes.c_void_p(column.ctypes.data) for column in columns),
+        None if holders is None else ctypes.c_void_p(holders.ctypes.data),
+        ctypes.c_int64(len(thread)),
+        ctypes.c_int64(slack_ns),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (open_events, parent)),
+    )
+    return parent
 
 
 def _last_reaching(values: Int64, least: Int64) -> Int64:

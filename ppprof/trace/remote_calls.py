@@ -8,15 +8,14 @@ Inside it come the events that the worker recorded, with times on the caller's c
                   rpc#f(worker0 -> worker1)#remote_op: relu ==     recorded in the call
 
 If a call is made inside another call, the other call's name stands before its own name; both
-together are its *chain*. The names alone mark remote events, in every format; `call_of` and
-`ends_of` parse them. Other tables would count some remote events as steps, phases or communication
+together are its *chain*. The names alone mark remote events, in every format; `ppprof.remote_names`
+parses them. Other tables would count some remote events as steps, phases or communication
 of the rank itself. So these events become user spans.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,8 +26,9 @@ import polars as pl
 
 from ppprof.errors import TraceError
 from ppprof.paths import to_path
+from ppprof.remote_names import REMOTE
 from ppprof.rundir.operator_calls import read_operator_calls
-from ppprof.rundir.remote_calls import REMOTE, RemoteCall, aligned, read_calls
+from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.operator_calls import with_operator_inputs
@@ -36,9 +36,6 @@ from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
 from ppprof.trace.step_numbers import steps_of
 
-_END = r"[^\s()]+"
-_CALLS = re.compile(rf"(?:rpc#[^\s()]*\({_END} -> {_END}\){REMOTE})+")
-_ENDS = re.compile(rf"\(({_END}) -> ({_END})\)")
 _RANK_CATEGORIES = (
     "Dataloader",
     "ProfileStep",
@@ -48,30 +45,6 @@ _RANK_CATEGORIES = (
     "Communication",
 )
 _SPAN = "PythonUserDefined"
-
-
-def call_of(name: str) -> str | None:
-    """Return the chain of remote calls in which an event was recorded; None for a local event.
-
-    The span of a call on the caller's side is a local event.
-
-    >>> call_of("rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)#remote_op: relu")
-    'rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)'
-    >>> call_of("rpc#f(w0 -> w1)"), call_of("relu")
-    (None, None)
-    """
-    match = _CALLS.match(name)
-    return match[0][: -len(REMOTE)] if match else None
-
-
-def ends_of(call: str) -> tuple[str, str]:
-    """Return the caller of a chain's outermost call, and the worker of its innermost call.
-
-    >>> ends_of("rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)")
-    ('w0', 'w2')
-    """
-    ends = _ENDS.findall(call)
-    return ends[0][0], ends[-1][1]
 
 
 def read_window(raw: str | Path) -> Trace:

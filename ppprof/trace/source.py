@@ -136,6 +136,7 @@ class TraceStream:
         self.num_readers = 1
         """Number of processes or threads that each read an equal share of the file at the same pace."""
         self._progress = progress
+        self._furthest = 0
         self._rest = b""
         self._unpacked: _GzipReader | None = None
         try:
@@ -199,6 +200,16 @@ class TraceStream:
         self._file.seek(here)
         return text
 
+    def skip_to(self, position: int) -> None:
+        """Continue at offset ``position``. Only for a file that is not packed with gzip.
+
+        The bytes up to there count as read: the progress is reported.
+        """
+        self._rest = b""
+        self._file.seek(position)
+        self.position = position
+        self._report_progress()
+
     def blocks(
         self,
         cut: Callable[[bytearray, int, int], int],
@@ -218,7 +229,8 @@ class TraceStream:
         Raises:
             TraceError: no event begins in more than `MAX_EVENT_BYTES` bytes.
         """
-        buffer = bytearray((num_bytes or BLOCK_BYTES) + 2 * MARGIN)
+        usual = (num_bytes or BLOCK_BYTES) + 2 * MARGIN
+        buffer = bytearray(usual)
         length = 0
         while True:
             if length > len(buffer) // 2:
@@ -243,6 +255,9 @@ class TraceStream:
             if is_last:
                 return
             length = 0
+            # Where a block ends must follow from the text alone, not from the blocks before it.
+            if len(buffer) > usual:
+                buffer = bytearray(usual)
 
     def read_into(self, room: memoryview) -> int:
         """Fill ``room`` and return the number of bytes read, fewer only at the end of the file.
@@ -270,9 +285,13 @@ class TraceStream:
             done += num
             self._refuse_bomb(done)
         self.position += done
-        if self._progress:
-            self._progress(min(self._file.tell() * self.num_readers, self.size), self.size)
+        self._report_progress()
         return done
+
+    def _report_progress(self) -> None:
+        if self._progress:
+            self._furthest = max(self._furthest, self._file.tell())
+            self._progress(min(self._furthest * self.num_readers, self.size), self.size)
 
     def _refuse_bomb(self, num_new: int) -> None:
         """Raise `TraceError` if a gzip file unpacks to far more bytes than were read from it.

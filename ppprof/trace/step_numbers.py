@@ -21,8 +21,9 @@ def steps_of(events: pl.DataFrame) -> pl.Series:
     Returns:
         int64, as long as ``events``; null outside of steps and for a device event without a launch.
     """
-    step = steps_at(step_spans(events), events["start_ns"].to_numpy())
     of_launch = events["device"].is_not_null().to_numpy()
+    step = np.full(events.height, -1, np.int64)
+    step[~of_launch] = steps_at(step_spans(events), events["start_ns"].to_numpy()[~of_launch])
     launch = events["parent"].fill_null(-1).to_numpy()[of_launch]
     step[of_launch] = np.where(launch >= 0, step[launch], -1)
     return nullable(step)

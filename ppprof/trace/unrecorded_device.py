@@ -57,7 +57,7 @@ def _unrecorded_device(trace: Trace, device: str | None) -> str:
     name = str(trace.devices[0].get("name") or "a device") if trace.devices else "a device"
     if _launches(trace):
         return name
-    if is_cpu or places or not trace.devices:
+    if is_cpu or places or not trace.devices or trace.events.is_empty():
         return ""
     return f"a machine with {name}"
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,12 +13,14 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.diff.costs import costs
 from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency.vocabulary import vocabulary_work
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import PARTS
 from ppprof.analysis.report_data.rank import collect_rank_report_data
 from ppprof.errors import PpprofError
 from ppprof.trace import read
 from tests.fixtures.random_traces import traces
-from tests.fixtures.timeline import Thread, write
+from tests.fixtures.timeline import Shapes, Thread, kernel, launch, span, write
 
 
 @given(threads=traces(newer_types=True), other=traces(newer_types=True))
@@ -69,3 +75,28 @@ def test_every_selection_of_steps_ends(
         run.summary("op", steps=steps)
     except PpprofError:
         pass
+
+
+def test_numbers_beyond_all_limits_end_no_analysis(tmp_path: Path) -> None:
+    """Names and shapes come from files, and Python converts no number of more than 4,300 digits."""
+    digits = "9" * 5000
+    shapes = {"X0": [[2**40, 2**40, 0]], "X1": [[0, 1]]}
+    thread = Thread(1, "main").around(
+        span("ProfileStep", f"ProfileStep#{digits}", 0, 50),
+        span("ProfileStep", "ProfileStep#3", 100, 200).around(
+            span("Operator", "matmul dygraph", 110, 190).around(
+                Shapes(shapes, {"X0": ["float32"], "X1": ["float32"]}),
+                launch(120, 130, kernel("gemm", 130, 180), name=f"Runtime API {digits}"),
+            ),
+        ),
+    )
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+    trace = replace(read(write(tmp_path / "a.pb", thread)), devices=(device,))
+    data = collect_rank_report_data(trace, Naming(), share=0.5)
+    assert data.analysis.breakdown.parts["step"].unique().to_list() == [3]
+    assert data.efficiency["flops"].to_list() == [0]
+    assert data.costs.runtime_calls["name"].to_list() == [f"Runtime API {digits}"]
+    text = pl.lit(f'{{"X":"[{digits}]"}}', pl.Categorical())
+    shapes_of_others = pl.when(pl.col("shapes").is_not_null()).then(text)
+    trace = replace(trace, events=trace.events.with_columns(shapes=shapes_of_others))
+    assert vocabulary_work(Profile(trace)).is_empty()

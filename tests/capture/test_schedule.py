@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.schedule import FOREVER, Schedule, State
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -85,3 +85,21 @@ def test_no_scheduler_records_every_step_and_is_never_over() -> None:
 )
 def test_a_schedule_says_in_words_when_it_records(scheduler: object, words: str) -> None:
     assert str(Schedule.of(scheduler)) == words  # type: ignore[arg-type]
+
+
+@given(
+    st.builds(
+        Schedule,
+        closed=SMALL,
+        ready=SMALL,
+        record=st.none() | SMALL,
+        repeat=SMALL,
+        skip_first=SMALL,
+    ),
+    st.integers(0, STEPS),
+)
+def test_all_steps_before_the_next_opening_are_closed(schedule: Schedule, step: int) -> None:
+    opening = schedule.next_opening(step)
+    closed = range(step, min(opening, 3 * STEPS))
+    assert all(schedule.state(number) is State.CLOSED for number in closed)
+    assert opening == FOREVER or schedule.state(opening) is not State.CLOSED

@@ -4,12 +4,15 @@ import dataclasses
 import gzip
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+import ppprof
 from ppprof.cli import main
 from ppprof.trace import Trace, read
 from tests.fixtures import gpu_job, gpu_traces
@@ -233,10 +236,84 @@ def test_an_unreadable_rank_is_left_out(job, tmp_path, capsys):
     broken.write_bytes(b"\x00" * 64)
     assert convert(job, tmp_path / "o", "--to", "kineto") == 0
     assert names_in(tmp_path / "o") == ["rank1.pt.trace.json"]
-    assert f"rank 0 is left out: {broken}: begins with zeros" in capsys.readouterr().err
+    assert f"{broken}: begins with zeros" in capsys.readouterr().err
     for path in job.iterdir():
         path.write_bytes(b"\x00" * 64)
     assert convert(job, tmp_path / "p", "--to", "kineto") == 3
+
+
+def test_several_processes_write_what_one_does(job, tmp_path, capsys):
+    (broken,) = job.glob("rank_00000*")
+    whole = broken.read_bytes()
+    for workers in ("1", "2"):
+        broken.write_bytes(whole)
+        out = tmp_path / workers
+        assert convert(job, out, "--to", "kineto", "--workers", workers) == 0
+        broken.write_bytes(b"\x00" * 64)
+        assert (
+            convert(job, tmp_path / f"part_{workers}", "--to", "kineto", "--workers", workers) == 0
+        )
+    said = capsys.readouterr().err
+    assert said.count(f"{broken}: begins with zeros") == 2
+    assert names_in(tmp_path / "1") == names_in(tmp_path / "2")
+    for name in names_in(tmp_path / "1"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    assert names_in(tmp_path / "part_1") == names_in(tmp_path / "part_2") == ["rank1.pt.trace.json"]
+    broken.write_bytes(whole)
+    with ThreadPoolExecutor(2) as pool:
+        tasks = []
+        executor = SimpleNamespace(submit=lambda *task: tasks.append(task) or pool.submit(*task))
+        files = ppprof.write_kineto(ppprof.open(job), tmp_path / "3", executor=executor)
+    assert (len(tasks), files.ranks) == (2, [0, 1])
+    unwritable = tmp_path / "file"
+    unwritable.write_text("mine")
+    assert convert(job, unwritable, "--to", "kineto", "--workers", "2") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"{unwritable}: File exists"
+
+
+TORCHS = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 1,
+    "tid": 1,
+    "ts": 1,
+    "dur": 5,
+    "args": {},
+}
+
+
+@pytest.mark.parametrize("to", ["paddle", "kineto"])
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (
+            [{**TORCHS, "pid": "x"}, {**TORCHS, "ts": "y"}],
+            "no event of it can be used: skipped 2 host events without time, process or thread",
+        ),
+        ([], "the file has no events"),
+        ([{"ph": "M", "name": "process_name", "pid": 1, "args": {}}], "the file has no events"),
+    ],
+)
+def test_a_file_without_a_usable_event_is_an_error(to, events, message, tmp_path, capsys):
+    source, target = tmp_path / "a.json", tmp_path / "out.json"
+    devices = [{"id": 0, "name": "NVIDIA A100"}]
+    source.write_text(
+        json.dumps({"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events})
+    )
+    assert convert(source, target, "--to", to) == 3
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith(f"{source}: {message}")
+    assert "device events" not in said
+    assert not target.exists()
+
+
+def test_a_rank_without_events_is_left_out(job, tmp_path, capsys):
+    (empty,) = job.glob("rank_00000*")
+    empty.write_text('{"schemaVersion": 1, "traceEvents": []}')
+    assert convert(job, tmp_path / "o", "--to", "kineto") == 0
+    assert names_in(tmp_path / "o") == ["rank1.pt.trace.json"]
+    assert f"{empty}: the file has no events" in capsys.readouterr().err
 
 
 def test_steps_that_do_not_exist_are_reported(job, tmp_path, capsys):
@@ -250,10 +327,11 @@ def test_options_of_other_formats_are_rejected(source, tmp_path, capsys):
         convert(source, tmp_path / "o", "--to", "chakra")
     assert end.value.code == 2
     assert "invalid choice: 'chakra'" in capsys.readouterr().err
-    assert convert(source, tmp_path / "o.json", "--rank", "0", "--gzip") == 2
+    assert convert(source, tmp_path / "o.json", "--rank", "0", "--gzip", "--workers", "2") == 2
     assert capsys.readouterr().err.splitlines() == [
         "--rank: has no effect without --to kineto",
         "--gzip: has no effect without --to kineto",
+        "--workers: has no effect without --to kineto",
     ]
     assert convert(source, tmp_path / "o.json", "--to", "kineto", "--gzip") == 2
     assert capsys.readouterr().err == (

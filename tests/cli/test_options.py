@@ -6,8 +6,7 @@ import argparse
 
 import pytest
 
-from ppprof.analysis.profile.profile import SummaryOptions
-from ppprof.choices.rows import SORT_KEYS
+from ppprof.choices.rows import SORT_KEYS, SummaryOptions
 from ppprof.cli import command_parser, main
 from ppprof.errors import UsageError
 from tests.fixtures import gpu_traces

@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 import tqdm
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.rendered import render
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
 from tests.run.test_run import make_run, only_tables, trace_name

@@ -68,14 +68,15 @@ def test_a_session_runs_ppprof_only() -> None:
 
 PYTHON = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PYTHON_SESSIONS = [
-    pytest.param(path, text, id=str(path.relative_to(ROOT)))
+    pytest.param(path, "\n".join(blocks), id=str(path.relative_to(ROOT)))
     for path in sorted(ROOT.glob("docs/**/*.md"))
-    for text in PYTHON.findall(path.read_text(encoding="utf-8"))
+    if (blocks := PYTHON.findall(path.read_text(encoding="utf-8")))
 ]
 
 
 @pytest.mark.parametrize(("path", "text"), PYTHON_SESSIONS)
 def test_a_page_shows_what_python_prints(path: Path, text: str) -> None:
+    """All blocks of a page are one session."""
     session = doctest.DocTestParser().get_doctest(text, {}, path.name, str(path), 0)
     assert len(session.examples) > 2
     output: list[str] = []

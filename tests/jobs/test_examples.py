@@ -40,10 +40,11 @@ def test_gpt_by_fleet_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_paddleformers(tmp_path: Path) -> None:
-    python = os.environ.get(
-        "PPPROF_PADDLEFORMERS_PYTHON", str(ROOT / ".venv-paddleformers/bin/python")
-    )
+    variable = "PPPROF_PADDLEFORMERS_PYTHON"
+    python = os.environ.get(variable, str(ROOT / ".venv-paddleformers/bin/python"))
     if not Path(python).exists():
-        pytest.skip(f"needs {python}: `make trainers` installs it")
+        pytest.skip(
+            f"needs paddleformers in an environment of its own: make integrations, or {variable}"
+        )
     run(tmp_path, EXAMPLES / "paddleformers_trainer.py", python=python)
     assert ppprof.open(tmp_path / "profiler_log").summary("model")["calls"][0] == 3

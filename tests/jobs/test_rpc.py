@@ -16,7 +16,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.remote_names import REMOTE
 from ppprof.trace.remote_calls import read_window
 from tests.jobs.launching import JOBS, environment
 from tests.jobs.rpc_job import NAP_S

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 from tests.report.runs_and_pages import gpu, page_of, pipeline, timer_only
+
+UNRECORDED = gpu_traces.without_device_events(gpu_traces.training(3))
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +25,7 @@ def runs(folder):
         "run": pipeline(folder / "run", forward=36_000_000),
         "gpu": gpu(folder / "gpu"),
         "timer": timer_only(folder / "timer"),
+        "unrecorded": write(folder / "unrecorded.pb", *UNRECORDED, devices=(0,)),
     }
 
 
@@ -31,6 +36,7 @@ def pages(folder, runs):
         "zh": page_of(folder, "zh", runs["run"], "--baseline", runs["base"], "--language", "zh"),
         "gpu": page_of(folder, "gpu", runs["gpu"]),
         "timer": page_of(folder, "timer", runs["timer"]),
+        "unrecorded": page_of(folder, "unrecorded", runs["unrecorded"]),
         "layer": page_of(
             folder, "layer", COMMITTED / "slow_layer", "--baseline", COMMITTED / "nothing"
         ),

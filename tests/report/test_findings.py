@@ -66,6 +66,9 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
     facts = set(triggered[rule.name].facts)
     assert placeholders(texts["what"]) <= facts
     assert placeholders(texts["short"]) <= facts
+    for name, text in texts.items():
+        if name.startswith(("what-", "short-")):
+            assert placeholders(text) <= facts
     assert triggered[rule.name].facts["remedy"] in texts["do"]
     for text in texts["do"].values():
         assert placeholders(text) <= facts
@@ -81,6 +84,23 @@ def test_every_finding_is_rendered(language, triggered):
         assert len(headers) == finding.evidence.width
         assert len(cells) == finding.evidence.height
     assert json.dumps(findings_document(list(triggered.values()), language), allow_nan=False)
+
+
+def test_every_column_of_evidence_has_a_header_in_both_languages(triggered):
+    named = read_catalogue("en")["columns"]
+    for finding in triggered.values():
+        for column in finding.evidence.columns:
+            kind = column.partition("_")[0]
+            assert column in named or f"{kind}_axis_ns" in named, (finding.rule, column)
+    (row,) = finding_rows([triggered["slow-rank"]], "zh")
+    assert row.evidence_cells[0] == ["rank", "角色", "同类数", "多出", "误差"]
+    axis = dataclasses.replace(
+        triggered["exposed-communication"],
+        evidence=pl.DataFrame({"rank": [0], "exposed_dp_ns": [1], "communication_dp_ns": [2]}),
+    )
+    english, chinese = (finding_rows([axis], language)[0] for language in LANGUAGES)
+    assert english.evidence_cells[0] == ["rank", "exposed dp", "communication dp"]
+    assert chinese.evidence_cells[0] == ["rank", "未掩盖的 dp", "dp 通信"]
 
 
 def test_a_finding_as_text(triggered):

@@ -23,7 +23,7 @@ from ppprof.report.html.words import Words
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
-from tests.fixtures.timeline import Thread, alloc, free, reserve, span, write
+from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, reserve, span, write
 from tests.fixtures.words import words
 from tests.jobs.planted import COMMITTED
 from tests.report.runs_and_pages import EVIL, in_browser, page_of, pipeline
@@ -210,6 +210,30 @@ def test_a_group_of_no_axis_is_shown_with_a_question_mark():
     _, blocks = _communication(report, english, Links(found))
     assert groups.height
     assert [row[1].text for row in blocks[1].rows] == ["?"] * groups.height
+
+
+def test_a_changed_operator_without_device_time_is_in_the_comparison(tmp_path):
+    """The table is sorted by the time on the device, which is 0 in all of its rows."""
+
+    def run(name, *more):
+        steps = [
+            span("ProfileStep", f"ProfileStep#{n}", 1000 * n, 1000 * n + 900).around(
+                span("Operator", "matmul", 1000 * n + 10, 1000 * n + 100).around(
+                    launch(
+                        1000 * n + 20, 1000 * n + 30, kernel("gemm", 1000 * n + 40, 1000 * n + 90)
+                    )
+                ),
+                *(span("Operator", extra, 1000 * n + 200, 1000 * n + 300) for extra in more),
+            )
+            for n in range(3)
+        ]
+        return write(tmp_path / f"{name}.pb", Thread(1, "main", tuple(steps)), devices=(0,))
+
+    base, path = run("base", "on the host"), tmp_path / "page.html"
+    assert main(["report", str(run("run")), "--baseline", str(base), "-o", str(path)]) == 0
+    _, _, table = path.read_text("utf-8").partition('data-table="change_operators"')
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", table.partition("</table>")[0])
+    assert cells[:2] == ["on the host", "gone"]
 
 
 def test_an_unknown_language_is_refused(runs):

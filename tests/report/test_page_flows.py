@@ -206,6 +206,17 @@ def test_a_table_is_copied(opened):
     assert lines[1].split("\t")[0] == EVIL
 
 
+def test_a_copied_name_is_no_formula_in_a_spreadsheet(opened):
+    page = opened("gpu", permissions=["clipboard-read", "clipboard-write"]).page
+    table = page.locator('figure[data-table="kernels"]')
+    table.locator("tbody td").first.evaluate("at => { at.textContent = '=HYPERLINK(0)'; }")
+    table.get_by_role("button", name="Copy").click()
+    page.wait_for_function("() => document.querySelector('[data-table=kernels] .said').textContent")
+    cells = page.evaluate("navigator.clipboard.readText()").splitlines()[1].split("\t")
+    assert cells[0] == "'=HYPERLINK(0)"
+    assert cells[1] == "1"
+
+
 # Modules.
 
 
@@ -228,6 +239,15 @@ def test_a_chosen_module_limits_the_operators_and_kernels(opened):
     operators.get_by_role("button", name="All modules").click()
     assert operators.locator("tbody tr").count() == kernels.locator("tbody tr").count() == 2
     assert operators.locator(".chip").count() == 0
+
+
+def test_the_numbers_of_a_module_can_be_pointed_at(opened):
+    """Their table has no headers, so no cell has a definition."""
+    found = opened("gpu")
+    found.draw_all()
+    found.page.locator('figure[data-chart="modules"] .module', has_text="Block").click()
+    found.page.locator(".chosen td").first.hover()
+    assert found.page.locator("#tip").is_hidden()
 
 
 def test_modules_are_walked_with_the_keyboard(opened):
@@ -297,6 +317,17 @@ def test_step_times_alone_have_a_page(opened):
     assert titles == ["What to do", "Steps", "Ranks", "Skipped inputs", "Definitions"]
     assert "timer_only" in found.page.locator("#findings").inner_text()
     assert found.page.locator("#ranks tbody tr").count() == 4
+
+
+def test_a_device_that_was_not_recorded_leaves_no_empty_chart(opened):
+    """The parts of a step, and the numbers of the heat map, are unknown then."""
+    found = opened("unrecorded")
+    found.draw_all()
+    charts = found.page.eval_on_selector_all(
+        "figure.chart", "all => all.map(at => at.dataset.chart)"
+    )
+    assert charts == ["phases", "modules", "memory", "timeline"]
+    assert min(found.colours().values()) > 1
 
 
 def test_definitions_are_closed_and_only_of_the_page(opened):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from urllib.parse import parse_qs
 
@@ -15,7 +16,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.cli import main
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, span, write
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 from tests.report.runs_and_pages import EVIL, gpu
@@ -30,6 +31,44 @@ FIGURE = 'figure[data-chart="timeline"]'
 T = f"document.querySelector('{FIGURE}').timeline"
 
 
+def torchs(path):
+    """An operator of 1 to 100 ms on thread 7, in eight Python functions, one in the other."""
+    frames = [
+        ("python_function", f"net.py({line}): f{line}", line, 110 - line) for line in range(8)
+    ]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 7, "args": {}}
+        | {"ts": 1e6 + start * 1000, "dur": (end - start) * 1000}
+        for cat, name, start, end in [
+            ("user_annotation", "ProfilerStep#0", 0, 110),
+            ("cpu_op", "aten::mm", 10, 90),
+            *frames,
+        ]
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def calling(folder):
+    """Two ranks. The first calls the second, a process of its own, and one whose events it has."""
+    us = 1000
+    recorded = "rpc#h(worker0 -> pool)"
+
+    def calls(name, start, *inside):
+        return span("PythonUserDefined", name, start * us, (start + 100) * us, *inside)
+
+    own = (
+        calls("rpc#f(worker0 -> worker1)", 100),
+        calls("rpc#g(worker0 -> encoder)", 300),
+        calls(recorded, 500, span("Operator", f"{recorded}#remote_op: relu", 520_000, 540_000)),
+    )
+    folder.mkdir()
+    for rank, inside in enumerate((own, ())):
+        step = span("ProfileStep", "ProfileStep#0", 0, 1000 * us, *inside)
+        write(folder / f"rank_{rank}.pb", Thread(1, "main", (step,)))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timelines")
@@ -37,6 +76,8 @@ def runs(tmp_path_factory):
         "gpu": gpu(folder / "gpu"),
         "job": write(folder / "job.pb", *gpu_job.threads(2, 6), devices=(0,)),
         "ranks": COMMITTED / "eight_ranks",
+        "calls": calling(folder / "calls"),
+        "torch": torchs(folder / "torch.json"),
     }
 
 
@@ -275,6 +316,75 @@ def test_a_send_leads_to_its_receive(opened, runs):
         "t.arrows.map(({from, to}) => [from.track.rank.rank, to.track.rank.rank, to.time])"
     )
     assert arrows == [[0, peer, receives["end_ns"][1]]]
+
+
+def test_a_remote_call_leads_to_the_rank_of_its_worker_or_names_it(opened, runs):
+    view, events = opened("calls"), table_of(runs["calls"])
+    arrows = (
+        "t.arrows.map(({from, to, text}) => [from.time, to && to.track.rank.rank, text ?? null])"
+    )
+
+    def select(name):
+        row = events.filter(pl.col("name") == name).row(0, named=True)
+        view.click(0, row["row"])
+        return row["start_ns"]
+
+    start = select("rpc#f(worker0 -> worker1)")
+    assert view.facts["Node ID"] == "worker1 · Rank 1"
+    assert view.eval(arrows) == [[start, 1, None]]
+    start = select("rpc#g(worker0 -> encoder)")
+    assert view.facts["Node ID"] == "encoder"
+    assert view.eval(arrows) == [[start, None, "encoder"]]
+    drawn = view.eval("t.body.toDataURL()")
+    view.eval("(t.arrows = [], t.painter.paint())")
+    assert view.eval("t.body.toDataURL()") != drawn
+    select("rpc#h(worker0 -> pool)")
+    assert view.facts["Node ID"] == "pool"
+    assert view.eval(arrows) == []  # its events are in the call
+
+
+def test_python_functions_are_rows_that_unfold(opened, runs):
+    view, num_events = opened("torch"), table_of(runs["torch"]).height
+    button = view.figure.locator(".tl-python")
+    assert button.inner_text() == "▸ Python, thread 7"
+    rows = (
+        "t.layout.lines.filter(({track}) => track).map(({track, rows}) => [track.is_python, rows])"
+    )
+    assert view.eval(rows) == [[False, 2], [True, 1]]
+    button.click()
+    view.settle()
+    assert (button.inner_text()[0], button.get_attribute("aria-expanded")) == ("▾", "true")
+    assert view.eval(rows) == [[False, 2], [True, 8]]
+    view.click(0, num_events + 7)
+    assert view.figure.locator(".tl-name").inner_text() == "net.py(7): f7"
+    assert view.facts["Kind"] == "Python function"
+    assert view.facts["Length"] == "96.0 ms"
+    view.page.keyboard.press("p")
+    view.settle()
+    assert view.eval("t.selected.name") == "net.py(6): f6"
+    button.click()  # the row of a folded track is that of the outermost functions
+    view.settle()
+    view.click(0, num_events)
+    assert view.eval("t.selected.name") == "net.py(0): f0"
+    view.eval("t.searchBox.value = 'f3', t.search('f3')")
+    view.eval("t.nextMatch(1)")
+    view.settle()
+    assert view.eval("t.selected.name") == "net.py(3): f3"
+    assert view.eval(rows) == [[False, 2], [True, 8]]
+
+
+def test_a_posted_send_has_one_arrow_to_the_posted_receive(opened, runs):
+    """And not to the recv that the irecv starts on another thread, which the send's arrow ends at."""
+    view, events = opened("ranks"), table_of(runs["ranks"])
+    posted = events.filter(name="isend", step=4).row(1, named=True)
+    peer = int(posted["peers"])
+    view.look(posted["start_ns"] - 1e6, posted["end_ns"] + 1e6)
+    view.click(0, posted["row"])
+    receive = table_of(runs["ranks"], peer).filter(name="irecv", step=4, peers="0")
+    assert view.eval("t.selected.name") == "isend"
+    arrows = view.eval("t.arrows.map(({from, to}) => [from.track.rank.rank, to.track.rank.rank])")
+    assert arrows == [[0, peer]]
+    assert view.eval("t.arrows[0].to.time") == receive["end_ns"][1]
 
 
 @pytest.mark.parametrize(

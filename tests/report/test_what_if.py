@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 
+import ppprof
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
+
+PLANTED = Path(__file__).parent.parent / "fixtures" / "runs"
 
 TABLE = pl.DataFrame(
     [
@@ -50,6 +55,43 @@ def test_what_stragglers_cost():
         "everything in step 12     -                 8.00          4.00          -         -",
         "------------------------  ----------------  ------------  ------------  --------  --------",
     ]
+
+
+def last_line_of_note(table):
+    return render_what_if(table).rstrip("-\n").splitlines()[-1]
+
+
+def with_share(table, fixed, share, **more):
+    row = pl.col("fixed") == fixed
+    values = {"share": share, **more}
+    return table.with_columns(
+        pl.when(row).then(pl.lit(value)).otherwise(name).alias(name)
+        for name, value in values.items()
+    )
+
+
+def test_a_large_share_of_the_last_stage_is_its_size_unless_a_slow_worker_explains_as_much():
+    too_large = "M_S: share of the last stage. Near 100%: its part of the model is too large"
+    assert last_line_of_note(TABLE) == f"{too_large}."
+    slow_worker = with_share(TABLE, "slowest", 0.95)
+    assert last_line_of_note(slow_worker) == (
+        f"{too_large}. Here slow workers in it explain the delay at least as well "
+        "(ranks 3: M_W): look at them first."
+    )
+    elsewhere = with_share(slow_worker, "slowest", 0.95, ranks="2")
+    assert last_line_of_note(elsewhere) == f"{too_large}."
+    one_replica = with_share(TABLE, "slowest", 0.95, ranks="1,3")
+    assert last_line_of_note(one_replica) == (
+        f"{too_large}, or its machines are slow (ranks 1,3); without another replica of the stage "
+        "the replay cannot separate the two."
+    )
+
+
+def test_the_note_names_the_slow_rank_of_a_recorded_job():
+    # Rank 3 computes longer; it shares a worker of stage 1 with rank 2.
+    run = ppprof.open(PLANTED / "slow_rank_and_link")
+    note = last_line_of_note(run.cluster().what_if)
+    assert "slow workers in it explain the delay at least as well (ranks 2,3: M_W)" in note
 
 
 def test_the_row_limit_hides_rows():

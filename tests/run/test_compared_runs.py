@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import ppprof
 from ppprof.cli import main
+from ppprof.run.report import collect_report_data
 from ppprof.trace.formats import framework_of
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, kernel, launch, span, write
 from tests.run.test_run import make_run, trace_name
 
 
@@ -72,3 +74,18 @@ def test_a_torch_trace_is_known_though_it_begins_with_python_functions(tmp_path)
     assert path.stat().st_size > 5 << 20
     assert framework_of(path) == "torch"
     assert framework_of(write(tmp_path / "b.pb", *gpu_traces.training())) == "paddle"
+
+
+def test_a_page_finds_no_change_between_equal_traces_without_steps(tmp_path):
+    """A whole trace without steps counts as one step, of the run and of its baseline."""
+    matmul = span("Operator", "matmul dygraph", 10, 90, launch(20, 30, kernel("gemm", 40, 80)))
+    layer = span("Forward", "Linear", 0, 100, matmul)
+    path = write(tmp_path / "a.pb", Thread(1, "main", (layer,)))
+    data = collect_report_data(ppprof.open(path), baseline=ppprof.open(path))
+    assert data.diff is not None
+    assert data.diff.modules["status"].unique().to_list() == ["both"]
+    assert data.diff.overview.select(is_equal=pl.col("baseline").eq_missing(pl.col("experiment")))[
+        "is_equal"
+    ].all()
+    assert data.module_work.height
+    assert data.module_work.equals(data.baseline_module_work)

@@ -17,8 +17,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError

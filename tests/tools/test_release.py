@@ -77,6 +77,12 @@ def test_the_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode == 1
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git repository")
+def test_the_changelog_has_this_version() -> None:
+    problems = release.problems_of(ROOT, release.read_version(ROOT))
+    assert [problem for problem in problems if problem.startswith("CHANGELOG")] == []
+
+
 @pytest.mark.all
 @pytest.mark.install
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git repository")

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from polars.testing import assert_frame_equal
 
-from ppprof.trace import Trace, formats, read, write_paddle_json
-from ppprof.trace import cache as cached
+from ppprof.trace import Trace, cache_files, formats, read, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
 
 @pytest.fixture(autouse=True)
 def worth_it(monkeypatch):
-    monkeypatch.setattr(cached, "SMALLEST_BYTES", 1 << 16)
+    monkeypatch.setattr(cache_files, "SMALLEST_BYTES", 1 << 16)
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_the_cache_can_be_switched_off(path, num_parsed):
 
 
 def test_a_small_file_is_not_cached(path, monkeypatch):
-    monkeypatch.setattr(cached, "SMALLEST_BYTES", path.stat().st_size + 1)
+    monkeypatch.setattr(cache_files, "SMALLEST_BYTES", path.stat().st_size + 1)
     read(path)
     assert kept_in(path.parent) == []
 
@@ -111,7 +110,7 @@ def test_a_change_within_one_tick_and_of_the_same_size_is_detected(path, num_par
 
 def test_the_cache_of_other_code_is_ignored(path, num_parsed, monkeypatch):
     read(path)
-    monkeypatch.setattr(cached, "_code", lambda: 1)
+    monkeypatch.setattr(cache_files, "_code", lambda: 1)
     read(path)
     assert len(num_parsed) == 2
 
@@ -120,10 +119,10 @@ def test_code_in_subfolders_counts_too(tmp_path, monkeypatch):
     reader = tmp_path / "paddle" / "reader.py"
     reader.parent.mkdir()
     reader.write_text("a = 1\n")
-    monkeypatch.setattr(cached, "__file__", str(tmp_path / "cache.py"))
-    before = cached._code()
+    monkeypatch.setattr(cache_files, "__file__", str(tmp_path / "trace" / "cache_files.py"))
+    before = cache_files._code()
     reader.write_text("a = 12\n")
-    assert cached._code() != before
+    assert cache_files._code() != before
 
 
 def test_a_damaged_cache_is_replaced(path, num_parsed):
@@ -167,7 +166,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_cached(path, monkeypatch):
 
 def test_processes_that_write_the_cache_at_once(path):
     code = (
-        "import sys; from ppprof.trace import cache, read; cache.SMALLEST_BYTES = 1 << 16;"
+        "import sys; from ppprof.trace import cache_files, read; cache_files.SMALLEST_BYTES = 1 << 16;"
         "print(read(sys.argv[1]).events.height)"
     )
     running = [

@@ -136,6 +136,12 @@ class Evidence:
         return float(pl.Series(lengths).median() or 0.0)  # type: ignore[arg-type]
 
     @cached_property
+    def mean_step_ns(self) -> float:
+        """The mean of `step_lengths`; 0 if no step time is known. A few long steps raise it."""
+        lengths = self.step_lengths["step_ns"].drop_nulls().to_numpy()
+        return float(lengths.mean()) if len(lengths) else 0.0
+
+    @cached_property
     def rank_means(self) -> pl.DataFrame:
         """One row per rank, ascending: the mean over its steps of every time column of `steps`.
 

@@ -35,8 +35,8 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
     """Return the gaps in steps of at least `LEAST_GAP_NS` that no event explains.
 
     A gap lies in a layer, phase, span or step of the training thread, between the events in it. Time
-    in which a device works, a thread computes, the training thread is in a runtime call, a remote call is
-    under way, or the stage waits for other stages is no gap::
+    is no gap if a device works, a thread computes, the training thread is in a runtime call, a remote
+    call is under way, or the stage waits for other stages::
 
         step        ####################
         Forward     ##########               a: an operator
@@ -49,11 +49,11 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
         bubbles: reads start_ns and end_ns: when the stage waits for other stages.
 
     Returns:
-        One row per gap: step; start_ns and end_ns; name, the path of the layers and spans around it, such as
-        ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns. The name
-        ends in what the trace has of the code: the Python function around the gap, ``GPT/Block
-        (train.py(31): wait)``, or the lines of the events beside it, ``GPT/Block (train.py:31 to
-        train.py:40)``.
+        One row per gap: step; start_ns and end_ns; name, the path of the layers and spans around it,
+        such as ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns, the
+        gap without the explained time in it. The name ends in what the trace has of the code: the
+        Python function around the gap, ``GPT/Block (train.py(31): wait)``, or the lines of the
+        events beside it, ``GPT/Block (train.py:31 to train.py:40)``.
     """
     tree = profile.tree
     hosts = tree.hosts.with_columns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import polars as pl
@@ -9,7 +10,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
-from ppprof.trace.remote_calls import ends_of
+from ppprof.remote_names import ends_of
 
 ALL_OF_IT = 0.5
 """If the wait for data is at least this share of a slow rank's excess, it is the cause."""
@@ -19,12 +20,17 @@ GOOD_BUBBLE_RATIO = 0.1
 smaller."""
 
 _AXES = ("dp", "mp", "sep", "sharding", "pp")
+_MOST_SAMPLES = 10**9
+"""A config with more samples in a step is broken, and its number has too many divisors to try."""
 
 
 def exposed_communication(evidence: Evidence) -> list[Finding]:
     """Report communication that no computation hides, one finding per axis.
 
-    The cost excludes the wait for late ranks and the excess of slow links.
+    The cost excludes the wait for late ranks and the excess of slow links. If the traces cannot
+    separate the wait from the transfer, such as that of a single rank, the cost contains it, and the
+    texts of the finding say so. In a run with a few very long steps, the cost is the communication's
+    share of all steps, so that these steps do not make it a larger share of the typical step.
     """
     findings: list[Finding] = []
     for column in evidence.rank_means.columns:
@@ -38,18 +44,21 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     ranks = evidence.rank_means.filter(pl.col(whole) > 0).select("rank", exposed, whole)
     if ranks.is_empty() or evidence.cluster is None:
         return []
-    # In a pipeline, the wait for the other side is bubble, so transfers do not include it.
-    ratio = 1.0 if axis == "pp" else _transfer_ratio(evidence, axis)
+    ratio = _transfer_ratio(evidence, axis)
+    if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
+        ratio = 1.0  # the wait for the other side is bubble, so transfers do not include it
     each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
     slow = evidence.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
+    typical = min(1.0, evidence.step_ns / evidence.mean_step_ns) if evidence.mean_step_ns else 1.0
+    cost_ns = each_ns * typical * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
     facts: dict[str, Fact] = {
         "axis": axis,
         "exposed_ns": each_ns,
         "communication_ns": float(ranks[whole].median() or 0.0),  # type: ignore[arg-type]
         "transfer_ratio": ratio,
+        "wording": "with-waiting" if ratio is None else None,
         "degree": evidence.degree(axis) if axis in _AXES else None,
         "remedy": f"{evidence.remedy}-{on_axis}",
         "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
@@ -115,6 +124,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     first = slow.row(0, named=True)
     place = evidence.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     means = evidence.rank_means.filter(pl.col("rank") == first["rank"]).row(0, named=True)
+    host_bound_ns = means.get("host_bound_ns")
     facts = {
         "rank": first["rank"],
         "host": place["host"],
@@ -123,7 +133,8 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "excess_ns": first["excess_ns"],
         "noise_ns": first["noise_ns"],
         "num_slow": slow.height,
-        "host_bound_ns": means.get("host_bound_ns"),
+        "host_bound_ns": host_bound_ns,
+        "remedy": evidence.remedy if host_bound_ns is None else f"{evidence.remedy}-device",
         "saved_ns": _saved(evidence, first["rank"]),
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
@@ -283,8 +294,12 @@ def num_chunks(evidence: Evidence) -> int:
 
 
 def samples(evidence: Evidence) -> int | None:
-    """Return the number of samples in a step of one replica, from the config; None if unknown."""
-    return evidence.number("Global.local_batch_size")
+    """Return the number of samples in a step of one replica, from the config.
+
+    None if unknown, or above `_MOST_SAMPLES`.
+    """
+    number = evidence.number("Global.local_batch_size")
+    return number if number is not None and number <= _MOST_SAMPLES else None
 
 
 def proposed_micro_batches(stages: int, present: int, chunks: int, samples: int | None) -> int:
@@ -305,8 +320,11 @@ def proposed_micro_batches(stages: int, present: int, chunks: int, samples: int 
         samples: the samples in a step of one replica; None if unknown: any number can be proposed.
     """
     needed = -(-round((stages - 1) * (1 / GOOD_BUBBLE_RATIO - 1)) // chunks)
+    least = max(present, needed)
     if samples is None:
-        return max(present, needed)
-    cuts = [number for number in range(present, samples + 1) if samples % number == 0]
-    enough = [number for number in cuts if number >= needed]
-    return enough[0] if enough else max(cuts, default=present)
+        return least
+    if samples <= least:
+        return max(present, samples)
+    small = [number for number in range(1, math.isqrt(samples) + 1) if samples % number == 0]
+    cuts = (*small, *(samples // number for number in small))
+    return min(number for number in cuts if number >= least)

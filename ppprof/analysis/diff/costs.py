@@ -13,8 +13,11 @@ from ppprof.analysis.efficiency.efficiency import operator_work
 from ppprof.analysis.modules.gaps import gaps
 from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import covered_within, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import name_of_call
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
@@ -60,8 +63,7 @@ class Device(NamedTuple):
     memory_bytes: int | None
     """Size of the first GPU's memory; None if unknown."""
     gpu_utilization: float | None
-    """Share of the time inside steps in which a kernel ran, 0 to 1, mean over devices; None if
-    unknown."""
+    """The result of `_gpu_utilization`."""
     cpu_utilization: float | None
     """CPU utilization of the process, as a share of all cores; None if unknown."""
     mean_bytes: float | None
@@ -301,19 +303,35 @@ def _device(profile: Profile) -> Device:
     trace = profile.trace
     properties = trace.devices[0] if trace.devices else {}
     name, memory_bytes = properties.get("name"), properties.get("totalGlobalMem")
-    table = device(profile)
-    gpus = table.filter(pl.col("device").str.starts_with("GPU"))["utilization"]
-    process = table.filter(device="CPU(Process)")["utilization"]
-    gpu = gpus.mean()
+    process = device(profile).filter(device="CPU(Process)")["utilization"]
     mean_bytes, peak_bytes = _memory(trace)
     return Device(
         str(name) if name else None,
         memory_bytes if isinstance(memory_bytes, int) and memory_bytes else None,
-        float(gpu) if isinstance(gpu, (int, float)) else None,
+        _gpu_utilization(profile),
         process.item() if process.len() else None,
         mean_bytes,
         peak_bytes,
     )
+
+
+def _gpu_utilization(profile: Profile) -> float | None:
+    """Return the share of the time inside steps in which a kernel ran, mean over devices.
+
+    The steps are those of the device (`ppprof.analysis.ranks.device_steps`), so the share is 0 to 1.
+    Paddle's Device Summary divides the time of all kernels by the time of the host's steps, which is
+    shorter if the host runs ahead. None without steps or device events.
+    """
+    steps = together(intervals_of(steps_of_rank(profile)))
+    whole_ns = int((steps[1] - steps[0]).sum())
+    events = profile.tree.devices
+    if not whole_ns or events.is_empty():
+        return None
+    shares = [
+        covered_within(together(intervals_of(kernels.filter(is_kernel()))), *steps).sum() / whole_ns
+        for kernels in events.partition_by("device")
+    ]
+    return float(np.mean(shares))
 
 
 def _memory(trace: Trace) -> tuple[float | None, int | None]:
@@ -330,7 +348,8 @@ def _memory(trace: Trace) -> tuple[float | None, int | None]:
     memory = memory.filter(pl.col("place") == place.sort("current_allocated")["place"][-1])
     time, level = memory["time_ns"].to_numpy(), memory["current_allocated"].to_numpy()
     whole = time[-1] - time[0]
-    mean = float((level[:-1] * np.diff(time)).sum() / whole) if whole else float(level.mean())
+    # In float64: 80 GB for a second, in bytes times nanoseconds, is more than an int64 holds.
+    mean = float(np.average(level[:-1], weights=np.diff(time)) if whole else level.mean())
     return mean, int(level.max())
 
 

@@ -144,9 +144,9 @@ class _Gate(NamedTuple):
         scale = baseline if self.threshold.is_ratio else 1.0
         if noise is None:
             return _Interval(delta / scale, None, None)
-        return _Interval(
-            delta / scale, (delta - _SURE * noise) / scale, (delta + _SURE * noise) / scale
-        )
+        # No time, size or number of calls is below 0: a mean decreases by all of it at most.
+        low = max(delta - _SURE * noise, min(delta, -baseline))
+        return _Interval(delta / scale, low / scale, (delta + _SURE * noise) / scale)
 
 
 _KINDS = {"op": "an operator", "kernel": "a kernel"}

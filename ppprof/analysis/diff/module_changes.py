@@ -42,8 +42,8 @@ def module_changes(
 
     Args:
         baseline: a table with stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`
-            and calls, summed over ranks, with the gaps between modules as modules of their own; and the number of ranks that recorded each step, keyed by
-            step.
+            and calls, summed over ranks, with the gaps between modules as modules of their own; and
+            the number of ranks that recorded each step, keyed by step.
         experiment: a pair like ``baseline``.
 
     Returns:

@@ -19,6 +19,8 @@ _CHANCE = 2.6
 """The 95% quantile of a variance of 4 means over its expectation (chi-square, 3 degrees of freedom)."""
 _MOST_NEEDED = 1_000_000
 _REPLICATES = 2000
+_SHORTEST_NS = 1.0
+"""Drawn mean step times below this count as this, since 0 has no logarithm."""
 _AT_ONCE = 100
 _CONFIDENCE = 0.95
 _PARTS = 4
@@ -104,6 +106,11 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     ends. Then the interval is widened by the drift between parts of one run, since two equal runs
     differ at least that much.
 
+    The interval is computed for the logarithm of the ratio of the means, and its ends are converted
+    to changes. The ratio itself has a skewed distribution, which a symmetric error does not fit: it
+    would allow changes below -100%. On the logarithm, twice and half as long are equally far from
+    no change, so swapping the runs swaps the ends.
+
     Args:
         baseline: one row per rank and step: rank, step, step_ns.
         experiment: a table like ``baseline``.
@@ -114,7 +121,9 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
 
     Source: moving block bootstrap, H. R. Künsch, "The jackknife and the bootstrap for general
     stationary observations" (1989); two-level resampling, T. Kalibera and R. Jones, "Rigorous
-    benchmarking in reasonable time" (2013).
+    benchmarking in reasonable time" (2013); interval of a ratio through its logarithm, B. Efron and
+    R. Tibshirani, "An Introduction to the Bootstrap" (1993), 12.6, 13.6 and 13.7. (Fieller's interval, 1954,
+    needs normal means, and is unbounded if the baseline's mean is uncertain.)
     """
     sides = [_matrix(table) for table in (baseline, experiment)]
     num = (sides[0].shape[1], sides[1].shape[1])
@@ -127,38 +136,57 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     if min(num) < LEAST_STEPS:
         reason = f"{min(num)} steps are too few: {LEAST_STEPS} of either run give an interval"
         return Change(ratio, None, None, *num, reason=reason)
+    if not means[1]:
+        return Change(ratio, None, None, *num, reason="the experiment's steps take no time")
     random = np.random.default_rng(_SEED)
     tail = (1 - _CONFIDENCE) / 2
-    low, high = ratio, ratio
+    log_ratio = math.log(means[1] / means[0])
+    low, high = log_ratio, log_ratio
     for is_single in (False, True):  # blocks hide alternating step times
         lengths = [1 if is_single else _block(number) for number in num]
         draws = [_draw_means(side, length, random) for side, length in zip(sides, lengths)]
-        ends = np.nanquantile(draws[1] / draws[0] - 1, [tail, 1 - tail])
+        logs = [np.log(np.maximum(draw, _SHORTEST_NS)) for draw in draws]
+        ends = np.quantile(logs[1] - logs[0], [tail, 1 - tail])
         low, high = min(low, float(ends[0])), max(high, float(ends[1]))
     noise = max(_drift(side) for side in sides)
     # Few blocks underestimate the variance: widen by Student's factor.
     num_blocks = min(number // _block(number) for number in num)
     few = _student(num_blocks - 1) / _student(None) * math.sqrt(num_blocks / (num_blocks - 1))
     drifted = _student(2 * (_PARTS - 1)) * noise
-    # Independent errors add up in squares.
-    below, above = few * (ratio - low), few * (high - ratio)
-    low = ratio - float(np.hypot(below, drifted))
-    high = ratio + float(np.hypot(above, drifted))
+    below, above = few * (log_ratio - low), few * (high - log_ratio)
     return Change(
         ratio,
-        low,
-        high,
+        *_interval(log_ratio, below, above, drifted),
         *num,
         noise,
         is_separated=_is_separated(*sides),
         needed_steps=_needed_steps(
-            ratio,
+            log_ratio,
             below if ratio > 0 else above,
             drifted,
             _student(2 * (_PARTS - 1)) * max(_lasting_drift(side) for side in sides),
             min(num),
         ),
     )
+
+
+def _interval(log_ratio: float, below: float, above: float, drifted: float) -> tuple[float, float]:
+    """Return the interval of the change, which is above -1 whatever the noise.
+
+    All lengths are differences of logarithms. Independent errors add up in squares: 3 and 4 make 5.
+
+    >>> low, high = _interval(math.log(2), 3 * math.log(2), 3 * math.log(2), 4 * math.log(2))
+    >>> round(low, 4), round(high, 4)  # 2 / 2**5 - 1 and 2 * 2**5 - 1
+    (-0.9375, 63.0)
+
+    Args:
+        log_ratio: the logarithm of the experiment's mean over the baseline's.
+        below: what the bootstrap adds below it.
+        above: what the bootstrap adds above it.
+        drifted: what the drift between parts of a run adds on both sides.
+    """
+    low = math.expm1(log_ratio - math.hypot(below, drifted))
+    return low, math.expm1(log_ratio + math.hypot(above, drifted))
 
 
 def _is_separated(baseline: Float64, experiment: Float64) -> bool:
@@ -172,12 +200,14 @@ def _is_separated(baseline: Float64, experiment: Float64) -> bool:
 
 
 def _needed_steps(
-    ratio: float, half: float, drifted: float, lasting: float, num_steps: int
+    log_ratio: float, half: float, drifted: float, lasting: float, num_steps: int
 ) -> int | None:
     """Return about how many steps an interval needs that excludes 0, or that lies within `MARGIN`.
 
+    All lengths are differences of logarithms.
+
     Args:
-        ratio: the change.
+        log_ratio: the logarithm of the ratio of the means.
         half: half of the interval, toward 0, without drift.
         drifted: what drift adds to it.
         lasting: the part of ``drifted`` that more steps do not shrink.
@@ -187,10 +217,11 @@ def _needed_steps(
         Two significant digits, rounded up; None if the lasting drift is too large, or above a
         million.
     """
+    edge = math.log1p(MARGIN) if log_ratio > 0 else -math.log1p(-MARGIN)
     shrinks = half**2 + drifted**2 - lasting**2  # with the number of steps
     needed = [
         num_steps * shrinks / (width**2 - lasting**2)
-        for width in (abs(ratio), MARGIN - abs(ratio))
+        for width in (abs(log_ratio), edge - abs(log_ratio))
         if width > lasting
     ]
     if not needed or min(needed) > _MOST_NEEDED:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import product_of, work_of_operators
+from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.operator_inputs import (
@@ -67,7 +67,7 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     """
     if profile.unrecorded_device:
         return pl.DataFrame(schema=EFFICIENCY)
-    calls = _calls(profile)
+    calls = profile.once(_calls)
     roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
     rows = _rates(calls.filter(pl.col("flops").is_not_null()), [])
     rows = _with_roof(rows, roof, has_device)
@@ -95,7 +95,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
     schema = EFFICIENCY_BY_STEP
     if profile.unrecorded_device or roof.bytes_per_s is None:
         return pl.DataFrame(schema=schema)
-    calls = _calls(profile).filter(pl.col("flops").is_not_null())
+    calls = profile.once(_calls).filter(pl.col("flops").is_not_null())
     calls = calls.with_columns(step=profile.trace.events["step"].gather(calls["row"]))
     rows = _with_roof(_rates(calls.drop_nulls("step"), ["step"]), roof, has_device)
     half = roof.flops("bfloat16") or roof.flops("float16")
@@ -118,7 +118,7 @@ def _calls(profile: Profile) -> pl.DataFrame:
     clock = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     is_operator = (tree.hosts["category"] == "Operator").to_numpy()
     own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
-    work = work_of_operators(profile.trace.events)
+    work = work_of_profile(profile)
     inputs = profile.trace.events.select(
         pl.int_range(pl.len()).alias("row"),
         pl.col("shapes", "dtypes", "attributes").cast(pl.String),
@@ -138,7 +138,11 @@ def operator_work(profile: Profile) -> pl.DataFrame:
         row (of the events), name and shapes as in `efficiency`, time_ns, flops, bytes; the last two
         and shapes null where unknown. No rows if the trace lacks the events of its device.
     """
-    calls = _calls(profile)
+    return profile.once(_operator_work)
+
+
+def _operator_work(profile: Profile) -> pl.DataFrame:
+    calls = profile.once(_calls)
     if profile.unrecorded_device:
         calls = calls.clear()
     texts = calls["shapes"].drop_nulls().unique()

@@ -19,7 +19,7 @@ from ppprof.analysis.efficiency.operator_work import (
     MOST_WORK,
     is_pointwise,
     item_bytes,
-    work_of_operators,
+    work_of_profile,
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
@@ -46,7 +46,7 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
         "row", "thread", pl.col("name").cast(pl.String), time_ns="device_ns"
     )
     calls = hosts.filter(pl.col("name").str.ends_with(" dygraph")).join(
-        work_of_operators(events), on="row", how="left", maintain_order="left"
+        work_of_profile(profile), on="row", how="left", maintain_order="left"
     )
     calls = calls.with_columns(
         pl.col("name").str.strip_suffix(" dygraph"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.efficiency.operator_work import work_of_profile
 from ppprof.analysis.efficiency.roof import roof_of
 from ppprof.analysis.modules.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
@@ -43,7 +43,7 @@ def layers(profile: Profile) -> pl.DataFrame:
     if profile.unrecorded_device:
         return pl.DataFrame(schema=LAYERS)
     events, hosts = profile.trace.events, profile.tree.hosts
-    work = work_of_operators(events).drop_nulls("flops")
+    work = work_of_profile(profile).drop_nulls("flops")
     work = work.filter(pl.col("row") < hosts.height)
     flops = np.zeros(hosts.height, np.int64)
     flops[work["row"].to_numpy()] = _without_nested(profile, work)

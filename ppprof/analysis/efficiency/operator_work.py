@@ -25,6 +25,7 @@ from ppprof.analysis.efficiency.operator_formulas import (
     movement,
     reduction,
 )
+from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
 
 MOST_WORK = 10**16
@@ -123,6 +124,15 @@ def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
     return with_shapes.join(kinds, on=key, nulls_equal=True, maintain_order="left").drop(key)
 
 
+def work_of_profile(profile: Profile) -> pl.DataFrame:
+    """Return `work_of_operators` of the rank's own events, which is computed once."""
+    return profile.once(_work_of_profile)
+
+
+def _work_of_profile(profile: Profile) -> pl.DataFrame:
+    return work_of_operators(profile.trace.events)
+
+
 _SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "elementwise_add"))
 """Operators whose gradient does not depend on their inputs, beside those that only move data."""
 
@@ -145,7 +155,8 @@ class Product(NamedTuple):
 def product_of(operator: str, shapes: str, attributes: str | None) -> Product | None:
     """Return the matrix product that an operator computes, or whose gradients it computes.
 
-    None for other operators. A batch that is multiplied with one matrix counts as one product.
+    None for other operators, and for a product with a number from `MOST_WORK` on. A batch that is
+    multiplied with one matrix counts as one product.
 
     Args:
         operator: as for `work_of`.
@@ -164,8 +175,10 @@ def product_of(operator: str, shapes: str, attributes: str | None) -> Product | 
         if len(x) < 2 or len(y) < 2 or max(len(x), len(y)) > MOST_DIMS or min(*x, *y) < 0:
             return None
         if len(y) == 2:
-            return Product(1, math.prod(x[:-1]), y[-1], x[-1])
-        return Product(math.prod(broadcast([x[:-2], y[:-2]])), x[-2], y[-1], x[-1])
+            product = Product(1, math.prod(x[:-1]), y[-1], x[-1])
+        else:
+            product = Product(math.prod(broadcast([x[:-2], y[:-2]])), x[-2], y[-1], x[-1])
+        return product if max(product) < MOST_WORK else None
     except (UnknownError, msgspec.DecodeError, TypeError, IndexError, ValueError):
         return None
 

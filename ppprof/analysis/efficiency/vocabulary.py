@@ -19,7 +19,7 @@ LEAST_WORDS = 8192
 
 _TABLES = {"embedding": 1, "c_embedding": 0}
 """Operator -> place of its table among the inputs."""
-_SHAPE = re.compile(r"\[(\d+(?:,\d+)*)\]")
+_SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 
 
 def vocabulary_work(profile: Profile) -> pl.DataFrame:

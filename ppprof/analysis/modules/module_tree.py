@@ -70,8 +70,9 @@ def modules(
         flops: a number for each host event, shape (hosts,), to be summed; None for none.
 
     Returns:
-        Columns of `MODULES`, and flops if it is given: the sum over the module and all below it. The step itself is a row, unless the trace has no ProfileStep. All
-        gradients of one module in one Backward are one row, with everything in them.
+        Columns of `MODULES`, and flops if it is given: the sum over the module and all below it. The
+        step itself is a row, unless the trace has no ProfileStep. All gradients of one module in one
+        Backward are one row, with everything in them.
 
         - path: the names from the outermost module on, each with its number among the siblings with
           that name, ``GPT\x1e0\x1fBlock\x1e1``; empty for the step itself. For gradients of a

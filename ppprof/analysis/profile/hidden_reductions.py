@@ -44,7 +44,8 @@ def hidden_reductions(tree: Tree) -> tuple[Int64, Intervals]:
     Returns:
         The row of the node in ``tree.hosts`` for each all-reduce, ascending, and their intervals.
         Each begins where a division ends and ends where the next event of the node begins, or the
-        node ends. None for a trace with device events, in which the all-reduces are kernels.
+        node ends. All arrays are empty for a trace with device events, in which the all-reduces are
+        kernels.
     """
     events, none = tree.events, np.empty(0, np.int64)
     if events.has_devices:

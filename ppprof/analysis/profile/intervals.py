@@ -14,6 +14,9 @@ from ppprof.arrays import Bool, Int64
 
 Intervals = tuple[Int64, Int64]
 
+_FEW_GROUPS = 32
+"""So many groups are handled one after another, which takes less memory than all at once."""
+
 
 def union(start: Int64, end: Int64) -> Intervals:
     """Return the instants of a set as a union: sorted, disjoint intervals.
@@ -31,8 +34,10 @@ def union(start: Int64, end: Int64) -> Intervals:
     """
     if not len(start):
         return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    end = np.maximum.accumulate(end)
     opens = np.concatenate(([True], start[1:] > end[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return start[opens], end[closes]
@@ -119,7 +124,7 @@ def covered_by_group(table: pl.DataFrame, group: str) -> pl.DataFrame:
     parts = [part.to_numpy() for part in groups["row"]]
     start, end = (table[column].to_numpy() for column in ("start_ns", "end_ns"))
     length = int(end.max()) - int(start.min()) + 1 if len(start) else 1
-    if length * len(parts) < 2**63:
+    if len(parts) > _FEW_GROUPS and length * len(parts) < 2**63:
         # One union serves all groups if each is moved to a range of time of its own.
         move = np.empty_like(start)
         for number, part in enumerate(parts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from ppprof.analysis.profile.grouping import grouped, intervals_of
 from ppprof.analysis.profile.intervals import covered
 from ppprof.analysis.profile.remote_calls import split_calls
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps
-from ppprof.choices.rows import sort_key
+from ppprof.choices.rows import SummaryOptions
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
 
@@ -24,30 +23,6 @@ T = TypeVar("T")
 
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 """The phases of a step; Paddle's "model perspective"."""
-
-
-@dataclass(frozen=True)
-class SummaryOptions:
-    """Options of the summaries.
-
-    >>> SummaryOptions("GPUMax").sorted_by
-    'gpu_max'
-
-    Raises:
-        UsageError: ``sorted_by`` is neither ``auto``, one of `SORT_KEYS`, nor a name of
-            ``paddle.profiler.SortedKeys``.
-    """
-
-    sorted_by: str = "auto"
-    """One of `ppprof.choices.rows.SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
-    name of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in
-    `SORT_KEYS`."""
-    thread_sep: bool = False
-    """Whether operators and user-defined spans are listed thread by thread. If False, the threads
-    are merged."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sorted_by", sort_key(self.sorted_by))
 
 
 class Profile:
@@ -88,7 +63,7 @@ class Profile:
     def remote(self) -> Mapping[str, Profile]:
         """The profile of the events recorded in each remote call, keyed by call.
 
-        A key is a chain of calls as `ppprof.trace.remote_calls.call_of` returns it, such as
+        A key is a chain of calls as `ppprof.remote_names.call_of` returns it, such as
         ``rpc#f(worker0 -> worker1)``. Empty if the trace has no remote calls.
         """
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}

@@ -10,14 +10,11 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_events
-from ppprof.trace import REMOTE
-from ppprof.trace.remote_calls import call_of, ends_of
+from ppprof.remote_names import REMOTE, call_of, ends_of
 from ppprof.trace.schema import Trace
 
 if TYPE_CHECKING:
     from ppprof.analysis.profile.profile import Profile
-
-__all__ = ["REMOTE", "call_of", "remote_calls", "remote_flows", "split_calls"]
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
@@ -58,7 +55,8 @@ def remote_calls(profile: Profile) -> pl.DataFrame:
     Each lasts from the sending of the call to the arrival of its result.
     """
     hosts = profile.tree.hosts
-    return hosts.filter(pl.col("name").cast(pl.String).str.starts_with("rpc#"))
+    is_call = profile.trace.names.where(lambda name: name.startswith("rpc#"))
+    return hosts.filter(pl.Series(is_call[: hosts.height]))
 
 
 def remote_flows(profile: Profile) -> pl.DataFrame:

@@ -41,7 +41,7 @@ _NAMES = {
 
 Source: the enumerations ``CUpti_runtime_api_trace_cbid`` and ``CUpti_driver_api_trace_cbid``.
 """
-_NUMBERED = re.compile(r"runtime api (\d+)")
+_NUMBERED = re.compile(r"runtime api ([0-9]{1,9})")
 _KINDS = {
     WAIT: re.compile(r"synchroni[sz]e|queuesync|syncdevice|^xpu_?wait"),
     LAUNCH: re.compile(r"launch(?!hostfunc)"),

@@ -18,6 +18,7 @@ import polars as pl
 
 from ppprof.analysis.profile.event_arrays import EventArrays
 from ppprof.analysis.profile.intervals import Intervals, extents_by_group
+from ppprof.analysis.ranks.posted_transfers import TransferSpan, started_transfers
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
@@ -66,8 +67,8 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     A host span and the kernels launched in it are one collective, timed by the kernels. A batch of
     transfers has a row for each transfer, all with the times of the batch. Three kinds
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
-    and, if the trace has ``send`` or ``recv`` spans, ``isend`` and ``irecv``, which only launch
-    them. In a trace with device events, a span without any is counted in ``index`` and has no row:
+    and ``isend`` and ``irecv`` that only start a ``send`` or ``recv`` span
+    (`ppprof.analysis.ranks.posted_transfers`). In a trace with device events, a span without any is counted in ``index`` and has no row:
     its own time is that of the host, which only launches. A trace that lacks the events of its
     device has no collectives for the same reason.
 
@@ -88,9 +89,34 @@ def collectives_with_rows(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFra
         trace: the window.
         rank: as for `collectives`.
     """
+    return _rows_and_posts(trace, rank)[0]
+
+
+def linked_rows(trace: Trace) -> pl.DataFrame:
+    """Return the spans that a picture can link to the same communication on other ranks.
+
+    Returns:
+        row, members, op, step and index as in `collectives_with_rows`, for an unknown rank; and
+        is_post (bool). An ``isend`` or ``irecv`` that only starts a transfer is a row, too, with the
+        transfer's values and is_post.
+    """
+    table, posts = _rows_and_posts(trace, _UNKNOWN_RANK)
+    keys = table.select("row", *KEYS)
+    started = pl.DataFrame(list(posts.items()), {"post": pl.Int64, "row": pl.Int64}, orient="row")
+    posting = started.join(keys, on="row").select(pl.col("post").alias("row"), *KEYS)
+    return pl.concat(
+        [
+            keys.with_columns(is_post=pl.lit(value=False)),
+            posting.with_columns(is_post=pl.lit(value=True)),
+        ]
+    )
+
+
+def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, int]]:
+    """Return the result of `collectives_with_rows`, and that of `started_transfers`."""
     schema = {"row": pl.Int64(), **COLLECTIVES}
     if unrecorded_device(trace):
-        return pl.DataFrame(schema=schema)
+        return pl.DataFrame(schema=schema), {}
     events = EventArrays(trace)
     spans = events.host_rows("Communication")
     spans = spans[np.argsort(events.start_ns[spans], kind="stable")]
@@ -104,8 +130,18 @@ def collectives_with_rows(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFra
         for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)
         for role, one_peers, one_bytes in _transfers(name, peers, num_bytes)
     ]
-    if any(name in ("send", "recv") for name, *_ in calls):
-        calls = [call for call in calls if call[0] not in ("isend", "irecv")]
+    posts = started_transfers(
+        TransferSpan(row, name, peers, num_bytes, thread, start_ns, end_ns)
+        for (name, peers, _, _, num_bytes), row, thread, start_ns, end_ns in zip(
+            compress(texts, is_collective),
+            spans.tolist(),
+            trace.events["thread"].gather(spans).to_list(),
+            events.start_ns[spans].tolist(),
+            events.end_ns[spans].tolist(),
+        )
+        if name in _ROLES
+    )
+    calls = [call for call in calls if call[-1][0] not in posts]
     indices: Counter[tuple[object, ...]] = Counter()
     rows = []
     for name, role, peers, axis, step, num_bytes, (row, start_ns, end_ns, has_time) in calls:
@@ -116,7 +152,7 @@ def collectives_with_rows(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFra
         if has_time:
             rows.append((row, members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
     rows.sort(key=lambda row: row[7])
-    return pl.DataFrame(rows, schema, orient="row")
+    return pl.DataFrame(rows, schema, orient="row"), posts
 
 
 _READ = ("name", "peers", "axis", "step", "bytes")
@@ -195,14 +231,17 @@ def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock
 
     Returns:
         Columns of `COLLECTIVES`, one row per collective and member, sorted by members, op, step,
-        index and rank. A collective that a member did not record has no rows.
+        index and rank. A collective has no rows if a member did not record it, or recorded it
+        twice, since windows of one rank have steps of equal numbers.
     """
     on_one_clock = [to_reference_clock(table, clocks) for table in tables]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
     members = pl.col("members").str.replace(">", ",", literal=True).str.split(",")
     joined = joined.filter(members.list.contains(pl.col("rank").cast(pl.String)))
     num_members = pl.col("members").str.count_matches(r"[,>]") + 1
-    return joined.filter(pl.len().over(KEYS) == num_members).sort(*KEYS, "rank")
+    num_ranks = pl.col("rank").n_unique().over(KEYS)
+    is_whole = (pl.len().over(KEYS) == num_members) & (num_ranks == num_members)
+    return joined.filter(is_whole).sort(*KEYS, "rank")
 
 
 def to_reference_clock(table: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:

@@ -49,7 +49,7 @@ def _number(name: str) -> int | None:
     return number if number is not None and number <= _MOST else None
 
 
-_NUMBER = re.compile(r"#([0-9]+)\Z")
+_NUMBER = re.compile(r"#([0-9]{1,19})\Z")
 _MOST = 2**63 - 1
 
 

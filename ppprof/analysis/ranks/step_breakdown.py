@@ -39,10 +39,10 @@ of many ranks. Every instant of a step belongs to the first of these parts that 
 - ``rest``: all other time. Without device events, this is Python between operators; with device
   events, copies and other waits.
 
-With device events, computation and communication are kernels, and a step lasts until the kernels are
-over that it launched (`ppprof.analysis.ranks.device_steps`). A pass then lasts from the start of its first device event
-to the end of its last. Between passes, only two kinds of time are then bubble: a send or receive
-runs, or the stepping thread waits in communication or in a synchronization.
+With device events, computation and communication are kernels, and a step lasts until the last of its
+kernels is over (`ppprof.analysis.ranks.device_steps`). A pass then lasts from the start of its first
+device event to the end of its last. Between passes, only two kinds of time are then bubble: a send or
+receive runs, or the stepping thread waits in communication or in a synchronization.
 """
 
 from __future__ import annotations

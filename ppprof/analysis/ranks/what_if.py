@@ -118,7 +118,8 @@ def what_if(
 
     Returns:
         Columns of `WHAT_IF`. No rows if nothing can be replayed, such as a pipeline without
-        recorded passes. ``fixed`` names the operations that take their usual time:
+        recorded passes, or if the usual times of a step are 0. ``fixed`` names the operations that
+        take their usual time:
 
         - ``recorded``: none; ``step_ns`` is the recorded time (lower median over ranks);
         - ``nothing``: none; ``step_ns`` is the time of the replay, T;
@@ -165,8 +166,6 @@ def what_if(
     rows = with_workers(pl.concat(aligned) if aligned else pl.DataFrame(schema=PASSES), topology)
     replay = Replay(operations_of(rows, topology.degree("pp")))
     ends = ends_of_steps(rows).join(pl.DataFrame({"step": replay.whole_steps}), "step").sort("step")
-    if ends.is_empty():
-        return pl.DataFrame(schema=WHAT_IF)
     tail_ns, recorded_ns = ends["tail_ns"].to_numpy(), ends["recorded_ns"].to_numpy()
 
     def step_ns(finished: Int64) -> Int64:
@@ -176,6 +175,8 @@ def what_if(
     def mean_ns(finished: Int64) -> float:
         return float(step_ns(finished).mean())
 
+    if ends.is_empty() or not step_ns(replay.ideal).all():
+        return pl.DataFrame(schema=WHAT_IF)
     members = members_of_workers(rows)
     base_ns, ideal_ns = step_ns(replay.finished()), step_ns(replay.ideal)
     base, ideal = float(base_ns.mean()), float(ideal_ns.mean())

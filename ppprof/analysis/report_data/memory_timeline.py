@@ -51,8 +51,7 @@ class Memory(NamedTuple):
     """One peak per place, sorted by allocated_bytes, the largest first."""
     allocators: pl.DataFrame
     """Columns of `ALLOCATORS`, sorted by allocated_bytes, the largest first. Each allocation counts
-    once: for the innermost operator around it, else for the host event around it, else for
-        ``-``."""
+    once: for the innermost operator around it, else for the host event around it, else for ``-``."""
 
 
 def memory_levels(profile: Profile, budget: int) -> Memory:

@@ -39,28 +39,6 @@ def pack_text(text: str) -> bytes:
     return zlib.compress(text.encode("utf-8", "replace"), _LEVEL)
 
 
-def unpack(blob: bytes) -> list[Int64]:
-    """Return the columns of a blob: the inverse of `pack`.
-
-    >>> [column.tolist() for column in unpack(pack([np.array([7, 3]), np.array([1])], [True, False]))]
-    [[7, 3], [1]]
-    """
-    data, columns, position = zlib.decompress(blob), [], 0
-    while position < len(data):
-        width, is_delta = data[position], data[position + 1]
-        length = int.from_bytes(data[position + 2 : position + 6], "little")
-        position += 6
-        planes = np.frombuffer(data, np.uint8, width * length, position).reshape(width, length)
-        position += width * length
-        values = np.zeros(length, np.int64)
-        for index, plane in enumerate(planes):
-            values |= plane.astype(np.int64) << (8 * index)
-        if is_delta:
-            values = np.cumsum((values >> 1) ^ -(values & 1))
-        columns.append(values)
-    return columns
-
-
 def _column(values: Int64, is_delta: bool) -> bytes:
     if is_delta:
         steps = np.diff(values, prepend=0)

@@ -80,7 +80,7 @@ def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
         trace: the window.
         naming: how operators and kernels are named.
     """
-    profile = Profile(trace)
+    profile = Profile(with_step(trace))
     return BaselineData(costs_of(profile, naming), module_work(profile, naming), len(profile.steps))
 
 

@@ -16,10 +16,10 @@ from ppprof.units import escape_control_chars
 
 KINDS = (
     *("step", "forward", "backward", "optimization", "dataloader", "span"),
-    *("operator", "inner", "communication", "runtime", "kernel", "copy"),
+    *("operator", "inner", "communication", "runtime", "kernel", "copy", "python"),
 )
 """Kinds of events, as the legend of a timeline lists them. ``inner`` is a part of an operator,
-``communication`` is on the host or on a device."""
+``communication`` is on the host or on a device, ``python`` is a call of a Python function."""
 
 _KIND_OF_CATEGORY = {
     **{"ProfileStep": "step", "Forward": "forward", "Backward": "backward"},
@@ -70,6 +70,28 @@ class Signatures(NamedTuple):
             separators=(",", ":"),
             ensure_ascii=False,
         )
+
+
+def with_names(signatures: Signatures, names: pl.Series, kind: str) -> Signatures:
+    """Return the signatures with further events, which have a name, a kind and nothing else.
+
+    Args:
+        signatures: the signatures of a window's events.
+        names: the name of each further event, shape (N,).
+        kind: their kind, one of `KINDS`.
+    """
+    distinct = names.unique(maintain_order=True)
+    new = pl.DataFrame({"name": distinct, "place": [0] * len(distinct)})
+    number = {name: len(signatures.kind) + index for index, name in enumerate(distinct)}
+    of_names = names.replace_strict(number, return_dtype=pl.Int64).to_numpy()
+    place = signatures.table.schema.get("place", pl.Int32)
+    return Signatures(
+        pl.concat(
+            [signatures.table, new.with_columns(pl.col("place").cast(place))], how="diagonal"
+        ),
+        np.append(signatures.kind, np.full(len(distinct), KINDS.index(kind))),
+        np.append(signatures.of_event, of_names),
+    )
 
 
 def signatures(trace: Trace, communicating: Bool) -> Signatures:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Bool, Int64
 
 _PIECES = 8192
 """Pieces of time that a window is cut into at first: more than a screen has pixels."""
@@ -23,8 +23,6 @@ class Spans(NamedTuple):
     """Index of its longest event."""
     num: Int64
     """Number of its events."""
-    busy: Int64
-    """Sum of their durations."""
 
 
 def thinned(start: Int64, dur: Int64, depth: Int64, budget: int) -> Spans:
@@ -53,7 +51,7 @@ def thinned(start: Int64, dur: Int64, depth: Int64, budget: int) -> Spans:
         if resolution > 2 * whole:
             break
     if not len(first):
-        return Spans(*[np.empty(0, np.int64)] * 6)
+        return Spans(*[np.empty(0, np.int64)] * 5)
     num = np.diff(first, append=len(start))
     group = np.repeat(np.arange(len(first)), num)
     maximal = np.flatnonzero(dur == np.maximum.reduceat(dur, first)[group])
@@ -64,14 +62,13 @@ def thinned(start: Int64, dur: Int64, depth: Int64, budget: int) -> Spans:
         row[first],
         order[longest],
         num,
-        np.add.reduceat(dur, first),
     )
     by_start = np.lexsort((spans.depth, spans.start))
     return Spans(*(column[by_start] for column in spans))
 
 
-def _begins(start: Int64, dur: Int64, row: Int64, resolution: int) -> Int64:
-    """Return whether each event begins a span.
+def _begins(start: Int64, dur: Int64, row: Int64, resolution: int) -> Bool:
+    """Return whether each event begins a span, shape (N,).
 
     Short events share a span if they begin in one piece of time of one row and no long event is
     between them. An event that is not shorter than ``resolution`` has a span of its own.

@@ -23,11 +23,13 @@ import polars as pl
 
 from ppprof.analysis.profile.communication import Communication
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.collectives import collectives_with_rows
+from ppprof.analysis.ranks.collectives import linked_rows
 from ppprof.analysis.report_data.packed import pack, pack_text
-from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures
+from ppprof.analysis.report_data.python_frames import PythonFrames, python_frames
+from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
 from ppprof.analysis.report_data.thinning import thinned
 from ppprof.arrays import Bool, Int64
+from ppprof.remote_names import REMOTE
 from ppprof.trace.communication_names import communicates
 from ppprof.trace.schema import Trace
 
@@ -35,10 +37,17 @@ PART_EVENTS = 8192
 """Events of a part: a browser unpacks it in 2 ms."""
 
 MOST_TRACKS = 200
-"""Tracks of a rank, threads first. A job has a few threads and streams per device."""
+"""Tracks of a rank: threads with steps, then streams, then other threads. A job has a few threads
+and streams per device."""
 
 MOST_ROWS = 60
 """Rows of a track; deeper events share the last one."""
+
+_MOST_REPEATED = 1_000
+"""Most events that a part repeats, outermost first."""
+
+_STEPS_END = 1 << 53
+"""Numbers of steps from here on are not exact in a script: their events are shown without a step."""
 
 _ROUNDING_NS = 1_000
 """Events of a stream that overlap by less are neighbours: some traces hold whole microseconds."""
@@ -58,8 +67,8 @@ class Part(NamedTuple):
     rows: tuple[int, int, int, int]
     """Least and greatest row of its host and device events, then of its launches; -1 for none."""
     blob: bytes
-    """Packed columns: start_ns (from the rank's `Timeline.base_ns`), dur_ns, signature, depth, rows
-    (of host or device events, then of launches), step + 1 (0: none), size (events below a host
+    """Packed columns: start_ns (from the rank's `Timeline.base_ns`), dur_ns, signature, depth (not
+    bounded by `MOST_ROWS` on a thread), rows (of host or device events, then of launches), step + 1 (0: none), size (events below a host
     event, itself excluded), has_link, and link of the events with one (same order as rows): the
     launch of a device event, the first device event of a launch, the forward of a host event."""
 
@@ -72,12 +81,14 @@ class Track(NamedTuple):
     thread: int | None
     device: int | None
     stream: int | None
+    is_python: bool
+    """Whether it holds the calls of Python functions on the thread."""
     num_rows: int
     """Number of rows: the nesting depth, or events that run at the same time on a stream."""
     parts: Sequence[Part]
     overview: bytes
     """Packed columns of `ppprof.analysis.report_data.thinning.thinned`: start_ns (from
-    ``base_ns``), dur_ns, signature, depth, num, busy_ns; sorted by start."""
+    ``base_ns``), dur_ns, signature, row, num; sorted by start."""
 
 
 class Timeline(NamedTuple):
@@ -91,6 +102,8 @@ class Timeline(NamedTuple):
     """Number of events on the tracks."""
     num_left_out: int
     """Number of events left out, the shortest first, if there are too many."""
+    num_elsewhere: int
+    """Number of further events on tracks beyond `MOST_TRACKS`."""
     left_out_below_ns: int
     """Events shorter than this are left out; 0 if all stay."""
     tracks: Sequence[Track]
@@ -100,8 +113,8 @@ class Timeline(NamedTuple):
     """Packed columns: row of the host event, allocated bytes, freed bytes, and current bytes after
     the last of these changes; empty without memory events."""
     flows: pl.DataFrame
-    """row, members, op, step, index: communication that other ranks recorded, too; see
-    `ppprof.analysis.ranks.collectives.collectives_with_rows`. The own rank is -1."""
+    """The result of `ppprof.analysis.ranks.collectives.linked_rows`: communication that other ranks
+    recorded, too. The own rank is -1."""
 
 
 def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
@@ -109,17 +122,20 @@ def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
 
     Args:
         profile: one rank's window.
-        budget: most events. If there are more, the shortest are left out, but no steps, phases and
-            communication.
+        budget: most events. If there are more, the shortest are left out, but no steps, phases,
+            communication, and events around these.
         overview_budget: approximate number of spans in all overviews together.
     """
     trace = profile.whole
     communicating = _communicating(profile)
     table = signatures(trace, communicating)
-    events = _columns(trace, table.of_event, profile.whole_tree.size)
+    frames = python_frames(trace)
+    if len(frames.names):
+        table = with_names(table, frames.names, "python")
+    events = _columns(trace, table.of_event, profile.whole_tree.size, frames)
     kept, below_ns = _kept(events, table, budget)
     base_ns = int(events.start.min()) if len(events.start) else 0
-    orders = list(_orders(trace, events, kept))
+    orders = list(_orders(trace, events, kept, frames))
     on_tracks = np.concatenate([order for _, order, _ in orders]) if orders else kept.nonzero()[0]
     tracks = [
         _track(
@@ -136,12 +152,13 @@ def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
         base_ns,
         int((events.start + events.dur).max()) if len(events.start) else 0,
         len(on_tracks),
-        len(events.start) - len(on_tracks),
+        int((~kept).sum()),
+        int(kept.sum()) - len(on_tracks),
         below_ns,
         tracks,
         pack_text(table.json(num_of)),
         _memory(trace),
-        collectives_with_rows(trace).select("row", "members", "op", "step", "index"),
+        linked_rows(trace),
     )
 
 
@@ -158,10 +175,13 @@ class _Columns(NamedTuple):
     size: Int64
     link: Int64
     """-1 for none."""
+    parent: Int64
+    """-1 for none."""
     is_launch: Bool
 
 
-def _columns(trace: Trace, signature: Int64, size: Int64) -> _Columns:
+def _columns(trace: Trace, signature: Int64, size: Int64, frames: PythonFrames) -> _Columns:
+    """Return the columns of the events, and behind them those of frames."""
     events = trace.events
     num = events.height
     num_hosts, num_devices = events["depth"].count(), events["device"].count()
@@ -178,15 +198,18 @@ def _columns(trace: Trace, signature: Int64, size: Int64) -> _Columns:
     link[launchers[launchers >= 0]] = first_first[launchers >= 0]
     is_launch = np.zeros(num, bool)
     is_launch[launches] = True
+    none = np.full(len(frames.names), -1)
+    step = events["step"].fill_null(-1).to_numpy()
     return _Columns(
-        events["start_ns"].to_numpy(),
-        events["dur_ns"].to_numpy(),
-        depth,
+        np.append(events["start_ns"].to_numpy(), frames.start_ns),
+        np.append(events["dur_ns"].to_numpy(), frames.dur_ns),
+        np.append(depth, frames.depth),
         signature,
-        events["step"].fill_null(-1).to_numpy(),
-        np.concatenate((size, np.zeros(num - len(size), np.int64))),
-        link,
-        is_launch,
+        np.append(np.where(step < _STEPS_END, step, -1), none),
+        np.concatenate((size, np.zeros(num - len(size), np.int64), frames.size)),
+        np.append(link, none),
+        np.append(parent, none),
+        np.append(is_launch, none == 0),
     )
 
 
@@ -199,10 +222,15 @@ def _communicating(profile: Profile) -> Bool:
         else Communication.from_tree(tree, is_recorded=not profile.unrecorded_device)
     )
     events = trace.events
+    rows = communication.host_rows
+    # The prefix "rpc#" of operators of remote calls is no sign of communication.
+    is_remote = events["category"].gather(rows) == "Operator"
+    is_remote &= events["name"].gather(rows).cast(pl.String).str.contains(REMOTE, literal=True)
+    rows = rows[~is_remote.to_numpy()]
     result = np.zeros(events.height, bool)
-    result[communication.host_rows] = True
-    below = tree.below(communication.host_rows)
-    below[communication.host_rows] = True
+    result[rows] = True
+    below = tree.below(rows)
+    below[rows] = True
     num_devices = events["device"].count()
     first = events.height - num_devices
     parent = events["parent"].fill_null(-1).to_numpy()
@@ -221,7 +249,13 @@ def _kept(events: _Columns, table: Signatures, budget: int) -> tuple[Bool, int]:
     always = np.isin(table.kind, [KINDS.index(kind) for kind in _ALWAYS])[table.of_event]
     longest_out = len(events.dur) - budget - 1
     least = int(np.partition(events.dur, longest_out)[longest_out]) + 1
-    return always | (events.dur >= least), least
+    kept = always | (events.dur >= least)
+    rows = np.flatnonzero(kept)
+    while len(rows):  # what is around a kept event, which the page finds by depth
+        above = events.parent[rows]
+        rows = np.unique(above[(above >= 0) & ~kept[above]])
+        kept[rows] = True
+    return kept, least
 
 
 _ALWAYS = ("step", "forward", "backward", "optimization", "dataloader", "communication")
@@ -231,26 +265,38 @@ class _Key(NamedTuple):
     thread: int | None
     device: int | None
     stream: int | None
+    is_python: bool = False
 
 
-def _orders(trace: Trace, events: _Columns, kept: Bool) -> Iterator[tuple[_Key, Int64, Int64]]:
+def _orders(
+    trace: Trace, events: _Columns, kept: Bool, frames: PythonFrames
+) -> Iterator[tuple[_Key, Int64, Int64]]:
     """Yield each track with its rows of events, sorted, and their depths; see `MOST_TRACKS`.
 
-    Threads, those with steps first, then streams.
+    Threads, those with steps first, each followed by the Python frames of the thread; then streams.
     """
+    num_events = trace.events.height
+    is_stream = pl.col("device").is_not_null()
     keys = trace.events.select("thread", "device", "stream", "category").with_columns(
         row=pl.int_range(pl.len()), is_step=pl.col("category") == "ProfileStep"
     )
     tracks = (
-        keys.filter(pl.Series(kept))
-        .group_by(*_Key._fields, maintain_order=True)
+        keys.filter(pl.Series(kept[:num_events]))
+        .group_by("thread", "device", "stream", maintain_order=True)
         .agg("row", pl.col("is_step").any())
-        .sort(pl.col("device").is_not_null(), ~pl.col("is_step"), "device", "stream", "thread")
+        .sort(~(is_stream | pl.col("is_step")), is_stream, "device", "stream", "thread")
         .head(MOST_TRACKS)
+        .sort(is_stream, ~pl.col("is_step"), maintain_order=True)
     )
-    for key, rows in zip(tracks.select(_Key._fields).iter_rows(), tracks["row"]):
-        order = _nested if key[1] is None else _side_by_side
-        yield _Key(*key), *order(events, rows.to_numpy())
+    for thread, device, stream, rows in tracks.select(
+        "thread", "device", "stream", "row"
+    ).iter_rows():
+        order = _nested if device is None else _side_by_side
+        yield _Key(thread, device, stream), *order(events, np.array(rows))
+        if device is None and thread is not None:
+            own = num_events + np.flatnonzero((frames.thread == thread) & kept[num_events:])
+            if len(own):
+                yield _Key(thread, None, None, is_python=True), *_nested(events, own)
 
 
 def _track(
@@ -262,12 +308,13 @@ def _track(
     base_ns: int,
     budget: int,
 ) -> Track:
+    row = np.minimum(depth, MOST_ROWS - 1)
     return Track(
         trace.extra_info.get(str(key.thread), "") if key.device is None else "",
         *key,
-        int(depth.max()) + 1,
+        int(row.max()) + 1,
         list(_parts(events, order, depth, base_ns)),
-        _overview(events, order, depth, base_ns, budget),
+        _overview(events, order, row, base_ns, budget),
     )
 
 
@@ -283,7 +330,7 @@ def _nested(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
         (np.maximum.accumulate(start) if len(start) else start, events.start[launches])
     )
     order = np.concatenate((hosts, launches))[np.argsort(key, kind="stable")]
-    return order, np.minimum(events.depth[order], MOST_ROWS - 1)
+    return order, events.depth[order]
 
 
 def _side_by_side(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
@@ -307,16 +354,10 @@ def _side_by_side(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
 def _parts(events: _Columns, order: Int64, depth: Int64, base_ns: int) -> Iterator[Part]:
     start = events.start[order]
     end = start + events.dur[order]
-    by_depth = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
     for first in range(0, len(order), PART_EVENTS):
         last = min(first + PART_EVENTS, len(order))
-        repeated = [
-            int(indices[position - 1])
-            for indices in by_depth
-            if (position := np.searchsorted(indices, first))
-            and end[indices[position - 1]] > start[first]
-        ]
-        chosen = np.concatenate((np.array(repeated, np.int64), np.arange(first, last)))
+        repeated = np.flatnonzero(end[:first] > start[first])[:_MOST_REPEATED]
+        chosen = np.concatenate((repeated, np.arange(first, last)))
         rows = order[chosen]
         is_launch = events.is_launch[rows]
         by_place = np.concatenate((rows[~is_launch], rows[is_launch]))
@@ -343,11 +384,11 @@ def _extent(rows: Int64) -> tuple[int, int]:
     return (int(rows.min()), int(rows.max())) if len(rows) else (-1, -1)
 
 
-def _overview(events: _Columns, order: Int64, depth: Int64, base_ns: int, budget: int) -> bytes:
-    spans = thinned(events.start[order], events.dur[order], depth, budget)
+def _overview(events: _Columns, order: Int64, row: Int64, base_ns: int, budget: int) -> bytes:
+    spans = thinned(events.start[order], events.dur[order], row, budget)
     signature = events.signature[order][spans.longest]
-    columns = [spans.start - base_ns, spans.dur, signature, spans.depth, spans.num, spans.busy]
-    return pack(columns, [True, *[False] * 5])
+    columns = [spans.start - base_ns, spans.dur, signature, spans.depth, spans.num]
+    return pack(columns, [True, *[False] * 4])
 
 
 def _memory(trace: Trace) -> bytes:

@@ -11,7 +11,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.trace import REMOTE
+from ppprof.remote_names import REMOTE
 
 _SORTED = ("op", "kernel", "udf")
 """Views that are sorted by the sort key; the other views of `ACROSS` have a fixed order."""

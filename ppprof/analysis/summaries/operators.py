@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.efficiency.operator_work import work_of_profile
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int64
-from ppprof.trace import REMOTE
+from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.operator_inputs import shapes_as_shown
-from ppprof.trace.remote_calls import ends_of
 from ppprof.trace.schema import is_kernel
 
 Row = Mapping[str, Any]
@@ -37,6 +36,8 @@ SPANS = {
     "cpu_ratio": pl.Float64(),
     "gpu_ratio": pl.Float64(),
 }
+
+USER_SPANS = {**SPANS, "node": pl.String()}
 
 SHAPES = {
     "name": pl.String(),
@@ -72,22 +73,32 @@ def operators(profile: Profile) -> pl.DataFrame:
           calls with several; relative to the operator.
 
         CPU columns are null in rows of device events. flops is the sum over the calls of an
-        ``operator`` or ``shape`` (`ppprof.analysis.efficiency.operator_work`); null if it is unknown of one of them, as
-        in a trace without shapes (Paddle's own table then has 0), and in all other rows.
+        ``operator`` or ``shape`` (`ppprof.analysis.efficiency.operator_work`). It is null in all other
+        rows, and if the FLOPs of one call are unknown, as in a trace without shapes (Paddle's own
+        table then has 0).
+    """
+    return _with_remote_calls(profile, _operators)
+
+
+def _with_remote_calls(
+    profile: Profile, table_of: Callable[[Profile, str | None], pl.DataFrame]
+) -> pl.DataFrame:
+    """Return the rows of the rank's own events, then those of each remote call.
+
+    Args:
+        profile: the profile of a rank.
+        table_of: makes the table of a profile; the second argument is the node: the rank's own name
+            in its calls, or the worker of a call; None in a trace without remote calls. The
+            column ``name`` of a call's table gets the call as a prefix.
     """
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
-    return pl.concat(
-        [
-            _operators(profile, own),
-            *(
-                _operators(call_profile, ends[call][1]).with_columns(
-                    name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
-                )
-                for call, call_profile in profile.remote.items()
-            ),
-        ]
-    )
+    tables = [table_of(profile, own)]
+    for call, call_profile in profile.remote.items():
+        table = table_of(call_profile, ends[call][1])
+        name = pl.concat_str(pl.lit(f"{call}{REMOTE}"), pl.col("name").cast(pl.String))
+        tables.append(table.with_columns(name.cast(table.schema["name"]).alias("name")))
+    return pl.concat(tables)
 
 
 def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
@@ -168,7 +179,7 @@ def _with_inputs(calls: pl.DataFrame, profile: Profile) -> pl.DataFrame:
     events = profile.trace.events
     texts = events["shapes"].gather(calls["row"]).cast(pl.String)
     shown = {text: shapes_as_shown(text) for text in texts.drop_nulls().unique()}
-    work = work_of_operators(events).select("row", "flops")
+    work = work_of_profile(profile).select("row", "flops")
     return calls.with_columns(
         shapes=texts.replace_strict(shown, default=None, return_dtype=pl.String)
     ).join(work, on="row", how="left", maintain_order="left")
@@ -303,12 +314,20 @@ def memory_manipulation(profile: Profile) -> pl.DataFrame:
 def user_defined(profile: Profile) -> pl.DataFrame:
     """Return spans recorded from Python with ``RecordEvent``, one row per name.
 
-    The columns are those of `memory_manipulation`, whose spans are not repeated here. Sorted by the
-    sort key. With ``thread_sep``, the first column is thread, and each thread has a block of rows.
+    The rank's own spans come first, then the functions and spans in each remote call, whose names
+    begin with the call. The columns are those of `memory_manipulation`, whose spans are not repeated
+    here, and node (the worker; null in a trace without remote calls). In remote calls, which have
+    no steps, cpu_ratio is null and gpu_ratio 0. Sorted by the sort key. With ``thread_sep``, the first column is
+    thread, and each thread has a block of rows.
     """
+    return _with_remote_calls(profile, _user_defined)
+
+
+def _user_defined(profile: Profile, node: str | None) -> pl.DataFrame:
     spans = profile.tree.of_category("PythonUserDefined").filter(~_is_copy())
     keys = ["thread", "name"] if profile.options.thread_sep else ["name"]
     table = _with_step_ratios(profile, grouped(spans, keys, gpu="device_ns"))
+    table = table.with_columns(pl.lit(node, pl.String).alias("node"))
     return sort_by(table, profile.sorted_by, within=keys[:-1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ppprof.choices.formats import suffix_of
 from ppprof.choices.steps import StepRange
 from ppprof.cli.parsers import COMMANDS
-from ppprof.cli.parsers.options import Checks, add_selection
+from ppprof.cli.parsers.options import Checks, add_selection, add_workers
 from ppprof.cli.parsers.outputs import is_same
 from ppprof.errors import UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
@@ -45,6 +45,7 @@ def register(subparsers: Any) -> None:
     )
     add_selection(parser)
     add("--gzip", action="store_true", default=None, help="compress the files in the directory OUT")
+    add_workers(parser)
     add("--force", action="store_true", help="replace OUT where it exists")
     parser.set_defaults(command="convert", check=check, no_cache=True)
 
@@ -60,6 +61,8 @@ class KinetoRequest:
     """The steps to write; None for all steps."""
     gzip: bool
     """Whether the files in a directory are compressed."""
+    workers: int | None
+    """The number of processes; None for the default."""
 
 
 def check(args: argparse.Namespace) -> KinetoRequest | None:
@@ -71,11 +74,12 @@ def check(args: argparse.Namespace) -> KinetoRequest | None:
     checks = Checks(args)
     if args.to == "kineto":
         ranks, window, steps = checks.ranks("all"), checks.window(), checks.steps()
+        workers = checks.workers()
         if args.target.name.endswith((".json", ".json.gz")):
             checks.no_effect(("gzip",), "on a file: the name OUT says whether it is compressed")
         checks.done()
-        return KinetoRequest(ranks, window, steps, bool(args.gzip))
-    checks.no_effect(("rank", "window", "steps", "gzip"), "without --to kineto")
+        return KinetoRequest(ranks, window, steps, bool(args.gzip), workers)
+    checks.no_effect(("rank", "window", "steps", "gzip", "workers"), "without --to kineto")
     checks.done()
     _check_target(args)
     return None

@@ -48,14 +48,20 @@ def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") ->
 
 def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
     """Add ``--workers``, if ``workers`` is True, and ``--no-cache``."""
-    add = parser.add_argument
     if workers:
-        add(
-            "--workers",
-            metavar="N",
-            help="read traces in N processes; default: one per processor for 16 windows each",
-        )
-    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+        add_workers(parser)
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep parsed events and tables"
+    )
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Add ``--workers``; `Checks.workers` returns its value."""
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        help="read traces in N processes; default: one per processor for 16 windows each",
+    )
 
 
 def add_rows(parser: argparse.ArgumentParser, rows: str, default: str) -> None:

@@ -11,6 +11,7 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +26,7 @@ from ppprof.choices.formats import LANGUAGES
 from ppprof.choices.steps import StepRange
 from ppprof.errors import UsageError
 from ppprof.paths import to_path, write_atomically
-from ppprof.report.html.blocks import Chart
+from ppprof.report.html.blocks import Chart, Section
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import sections
@@ -38,7 +39,7 @@ from ppprof.run.run import Run
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars
 
-_TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "address", "timeline")
+_TIMELINE = ("store", "tracks", "paint", "links", "remote", "panel", "input", "address", "timeline")
 """The scripts of the timeline, in ``timeline/``."""
 
 _SCRIPTS = (
@@ -71,12 +72,12 @@ def render(report: ReportData, language: str = "en") -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     links = Links(report)
-    parts = sections(report, words, links)
     packed = Parts()
     data = {**chart_data(report, words, links), "timeline": timeline_data(report, packed)}
+    parts = _drawable(sections(report, words, links), data)
     for block in [block for part in parts for block in part.blocks]:
         if isinstance(block, Chart):
-            for term in _shown_terms(block, data.get(block.name)):
+            for term in _shown_terms(block, data[block.name]):
                 words.term(term)
     return environment.from_string(_file("template.html")).render(
         words=words,
@@ -141,10 +142,23 @@ def write_report(
     return None
 
 
+def _drawable(parts: Iterable[Section], data: Mapping[str, Any]) -> list[Section]:
+    """Return the sections without the charts that have no data."""
+    return [
+        replace(
+            part,
+            blocks=[
+                block
+                for block in part.blocks
+                if not isinstance(block, Chart) or data.get(block.name)
+            ],
+        )
+        for part in parts
+    ]
+
+
 def _shown_terms(chart: Chart, data: Any) -> Iterable[str]:
     """Return the terms of a chart that its script shows: those with data."""
-    if data is None:
-        return ()
     entries = data if isinstance(data, Mapping) else {}
     groups = [entries[key] for key in ("parts", "families") if key in entries]
     named = {entry["term"] for group in groups for entry in group}

@@ -110,6 +110,8 @@ def _reason(diff: Diff, words: Words) -> str:
         return words("verdicts.no_steps")
     if change.ratio is None:
         return words("verdicts.no_time")
+    if change.ratio == -1:
+        return words("verdicts.no_time_experiment")
     if num < LEAST_STEPS:
         return words("verdicts.few_steps", num=num, least=LEAST_STEPS)
     if bases[0] != bases[1]:
@@ -166,10 +168,11 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         ("name", "text", linked_name(_PLACES[view], links)),
         ("status", "text", lambda row: Cell(_STATUS[row["status"]], row["status"])),
     ]
-    values = [value for value in VALUES[kind] if _is_used(table, value)]
-    for value in values:
-        spec += _sub_columns(value)
-    shown = diff.sort_value(kind).removesuffix("_ns")
+    by = diff.sort_value(kind)
+    for value in VALUES[kind]:
+        if value == by or _is_used(table, value):
+            spec += _sub_columns(value)
+    shown = by.removesuffix("_ns")
     sort_column = next(
         index
         for index, (column, _, _) in enumerate(spec)

@@ -78,8 +78,10 @@ def _parts(report: ReportData) -> list[tuple[str, str, str]]:
     return parts
 
 
-def _steps(report: ReportData, links: Links) -> dict[str, Any]:
+def _steps(report: ReportData, links: Links) -> dict[str, Any] | None:
     parts = _parts(report)
+    if not parts:
+        return None
     means = (
         report.cluster.steps.group_by("step")
         .agg(pl.col("step_ns", *(column for column, _, _ in parts)).mean())
@@ -135,11 +137,18 @@ _HEAT = {
 """The numbers of the heat map: term -> column."""
 
 
-def _heat(report: ReportData, links: Links) -> dict[str, Any]:
+def _heat(report: ReportData, links: Links) -> dict[str, Any] | None:
     steps = _heat_steps(report)
     numbers = list(report.steps)[-max(1, _MAX_CELLS // max(len(report.ranks), 1)) :]
     cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
     filled = cells.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
+    metrics = {
+        term: [_ms(part) for part in filled[column].reshape((len(report.ranks), -1)).to_list()]
+        for term, column in _HEAT.items()
+        if column in filled.columns and filled[column].sum()
+    }
+    if not metrics:
+        return None
     slow = set()
     if report.has_traces:
         slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
@@ -164,11 +173,7 @@ def _heat(report: ReportData, links: Links) -> dict[str, Any]:
         ],
         "axes": axes,
         "steps": numbers,
-        "metrics": {
-            term: [_ms(part) for part in filled[column].reshape((len(report.ranks), -1)).to_list()]
-            for term, column in _HEAT.items()
-            if column in filled.columns and filled[column].sum()
-        },
+        "metrics": metrics,
     }
 
 

@@ -6,7 +6,6 @@
 
 const BOX_COLOURS = ["#9ecae1", "#fdd0a2", "#a1d99b", "#dadaeb", "#fcbba1", "#c7e9c0", "#e3d3b8", "#bcbddc", "#fee391", "#99d8c9"];
 const ROW = 26; // pixels
-const hash = (text) => [...text].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) >>> 0, 7);
 
 class Icicle {
   constructor(figure, found, { onChoose, changed }) {

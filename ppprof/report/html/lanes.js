@@ -155,7 +155,7 @@ class Lanes {
     this.canvas.style.height = `${this.height}px`;
     this.pen = this.canvas.getContext("2d");
     this.pen.setTransform(scale, 0, 0, scale, 0, 0);
-    this.paint();
+    this.paintNow(); // at once: a printer waits for no frame
   }
 
   paint() {

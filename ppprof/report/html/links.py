@@ -1,7 +1,7 @@
 """Links to places in the timeline: ``#t=12.1-12.9&rank=3&find=matmul``.
 
 ``t`` is a range in seconds since the start of the drawn timelines, ``rank`` a rank, and ``find`` the
-name of the events to highlight.
+name of the events to highlight; a link to a step has none.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Links:
 
     def _link(self, place: dict[str, Any]) -> str:
         times = place["start_ns"], place["end_ns"]
-        return link(self.report.origin_ns, *times, place["rank"], place["event"])
+        event = "" if place["kind"] == "step" else place["event"]  # all in a step matters
+        return link(self.report.origin_ns, *times, place["rank"], event)
 
     @cached_property
     def _places(self) -> dict[tuple[str, str], list[dict[str, Any]]]:

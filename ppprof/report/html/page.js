@@ -5,7 +5,6 @@ const drawn = new Map();
 
 function draw(figure) {
   const { chart, drawnBy } = figure.dataset;
-  if (!data[chart]) return;
   if (drawn.has(figure)) drawn.get(figure).dispose();
   drawn.set(figure, drawers[drawnBy](figure, data[chart], chart));
   figure.dataset.drawn = "yes";
@@ -20,7 +19,7 @@ for (const figure of document.querySelectorAll("figure.chart")) seen.observe(fig
 
 // Draw invisible charts too: the keyboard reaches them before they scroll into view.
 function drawNext() {
-  const next = [...document.querySelectorAll("figure.chart")].find((at) => data[at.dataset.chart] && !drawn.has(at));
+  const next = [...document.querySelectorAll("figure.chart")].find((at) => !drawn.has(at));
   if (!next) return;
   draw(next);
   requestIdleCallback(drawNext);

@@ -35,6 +35,7 @@ from ppprof.report.html.name_tables import (
     operators,
 )
 from ppprof.report.html.words import Words
+from ppprof.report.messages import translated
 from ppprof.report.text import advice
 
 PART_TERMS = (
@@ -406,4 +407,6 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
 
 
 def _unread(report: ReportData, words: Words, links: Links) -> Content:
-    return "" if report.unread else words("about.unread"), list(map(Note, report.unread))
+    return "" if report.unread else words("about.unread"), [
+        Note(translated(message, words.language)) for message in report.unread
+    ]

@@ -152,7 +152,7 @@ class DataTable {
   }
 
   async copy(live) {
-    const text = this.values().map((row) => row.map((cell) => cell.replace(/[\t\n\r]/g, " ")).join("\t")).join("\n");
+    const text = this.values().map((row) => row.map((cell) => harmless(cell).replace(/[\t\n\r]/g, " ")).join("\t")).join("\n");
     if (navigator.clipboard) await navigator.clipboard.writeText(text).catch(() => copyOldWay(text));
     else copyOldWay(text);
     live.textContent = say("copied", { num: this.values().length - 1 });
@@ -168,8 +168,12 @@ class DataTable {
 }
 
 // A name that a spreadsheet would take for a formula gets an apostrophe.
+function harmless(text) {
+  return /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+}
+
 function quoted(text) {
-  const safe = /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+  const safe = harmless(text);
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 

@@ -19,6 +19,7 @@ from ppprof.analysis.report_data.rank import Details
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.analysis.report_data.signatures import KINDS
 from ppprof.analysis.report_data.timeline import Timeline, Track
+from ppprof.remote_names import ends_of
 from ppprof.report.html.sections import label
 
 
@@ -57,6 +58,7 @@ def timeline_data(report: ReportData, parts: Parts) -> dict[str, Any] | None:
                 "label": label(report, rank),
                 "host": hosts.get(rank),
                 "is_slow": rank in slow,
+                "node": _node(rank, details),
                 "own": own.get(rank),
                 **_rank(report, rank, details, origin, parts),
                 "flows": parts.add(flows[rank]),
@@ -64,6 +66,12 @@ def timeline_data(report: ReportData, parts: Parts) -> dict[str, Any] | None:
             for rank, details in sorted(drawn.items())
         ],
     }
+
+
+def _node(rank: int, details: Details) -> str:
+    """Return the name of a rank in remote calls: that in its own calls, else that of ppprof."""
+    calls = details.remote_flows["name"]
+    return ends_of(calls[0])[0] if len(calls) else f"worker{rank}"
 
 
 def _rank(
@@ -76,6 +84,7 @@ def _rank(
         "num": drawn.num_events,
         "left_out": drawn.num_left_out,
         "left_out_below": drawn.left_out_below_ns,
+        "elsewhere": drawn.num_elsewhere,
         "signatures": parts.add(drawn.signatures),
         "memory": parts.add(drawn.memory) if drawn.memory else None,
         "levels": _levels(details, drawn.base_ns),
@@ -89,6 +98,7 @@ def _track(track: Track, base_ns: int, parts: Parts) -> dict[str, Any]:
         "thread": track.thread,
         "device": track.device,
         "stream": track.stream,
+        "is_python": track.is_python,
         "rows": track.num_rows,
         "overview": parts.add(track.overview),
         "parts": [
@@ -138,8 +148,8 @@ def _levels(details: Details, base_ns: int) -> list[dict[str, Any]]:
 def _flows(timelines: Mapping[int, Timeline]) -> Mapping[int, bytes]:
     """Return, for each rank, its events of communication that another drawn rank recorded, too.
 
-    Packed columns: row of the event, and the number of the communication, which is the same on all
-    ranks; sorted by row.
+    Packed columns: row of the event; the number of the communication, which is the same on all
+    ranks; and whether the event only starts a transfer that another event does. Sorted by row.
     """
     keys = ["members", "op", "step", "index"]
     tables = [
@@ -152,8 +162,11 @@ def _flows(timelines: Mapping[int, Timeline]) -> Mapping[int, bytes]:
     joined = ends.join(numbers, on=keys, nulls_equal=True).sort("row")
     return {
         rank: pack(
-            [joined.filter(rank=rank)[name].cast(pl.Int64).to_numpy() for name in ("row", "flow")],
-            [True, True],
+            [
+                joined.filter(rank=rank)[name].cast(pl.Int64).to_numpy()
+                for name in ("row", "flow", "is_post")
+            ],
+            [True, True, False],
         )
         for rank in timelines
     }

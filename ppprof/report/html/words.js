@@ -18,12 +18,14 @@ function withUnit(value, units) {
 const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
 const inBytes = (bytes) => withUnit(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
 
+const MOST_SHOWN = 2000; // letters of a tooltip: names can have millions
+
 // One tooltip for all terms with a definition, by mouse and by keyboard; Escape hides it.
 const tip = {
   element: document.getElementById("tip"),
   of: null,
   show(text, x, y) {
-    this.element.textContent = text;
+    this.element.textContent = text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text;
     this.element.hidden = false;
     const { width, height } = this.element.getBoundingClientRect();
     const left = Math.min(x + 12, innerWidth - width - 8);
@@ -44,7 +46,7 @@ function definitionOf(element) {
   const cell = element.closest("td");
   if (!cell || cell.cellIndex === 0) return null;
   const head = cell.closest("table").tHead?.rows[0];
-  const button = head?.cells[cell.cellIndex].querySelector("[data-term]");
+  const button = head?.cells[cell.cellIndex]?.querySelector("[data-term]");
   return button ? [cell, words.terms[button.dataset.term][1]] : null;
 }
 
@@ -67,6 +69,13 @@ document.addEventListener("mouseout", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") tip.hide();
 });
+
+// A number for a text, to choose a colour by.
+function hash(text) {
+  let sum = 7;
+  for (let at = 0; at < text.length; at++) sum = (sum * 31 + text.charCodeAt(at)) >>> 0;
+  return sum;
+}
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-import polars as pl
-
-from ppprof.analysis.profile.remote_calls import call_of
-from ppprof.analysis.summaries.views import VIEWS
-from ppprof.report.text.summary import Row, TableOptions, kernel_name, percent
+from ppprof.choices.views import VIEWS
+from ppprof.remote_names import call_of
+from ppprof.report.text.summary import Row, Rows, TableOptions, kernel_name, percent
 from ppprof.report.text.table import Column, Line, Table
 
 T = TypeVar("T")
@@ -60,7 +58,7 @@ _LIMITED = ("op", "kernel", "memcpy", "udf")
 
 
 def render_across(
-    tables: Mapping[str, pl.DataFrame],
+    tables: Mapping[str, Rows],
     by: str,
     coordinates: Mapping[int, str | None],
     options: TableOptions,
@@ -70,7 +68,7 @@ def render_across(
     Views without rows print nothing.
 
     Args:
-        tables: the tables, keyed by view.
+        tables: the rows of the tables, keyed by view.
         by: ``rank`` for tables of `by_rank`, ``name`` for tables of `by_name`.
         coordinates: the coordinate of every combined rank, such as ``dp0_pp0_sharding0_mp0``, keyed
             by rank; None for an unknown coordinate.
@@ -81,7 +79,7 @@ def render_across(
     return "".join(
         options.layout.table(table_of(view, tables[view], nodes, options))
         for view in VIEWS
-        if view in tables and not tables[view].is_empty()
+        if tables.get(view)
     )
 
 
@@ -103,43 +101,39 @@ def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
     return {rank: f"{rank} ({label})" if label else f"{rank}" for rank, label in labels.items()}
 
 
-def _by_rank(
-    view: str, table: pl.DataFrame, nodes: Mapping[int, str], options: TableOptions
-) -> Table:
-    no_device = "gpu_total_ns" in table.columns and not table["gpu_total_ns"].sum()
+def _by_rank(view: str, rows: Rows, nodes: Mapping[int, str], options: TableOptions) -> Table:
+    no_device = not any(row.get("gpu_total_ns") for row in rows)
     columns = {
         header: column
         for header, column in _COLUMNS.items()
-        if column in table.columns and not (no_device and column.startswith("gpu_"))
+        if column in rows[0] and not (no_device and column.startswith("gpu_"))
     }
     blocks: dict[str, list[Row]] = {}
-    for row in table.rows(named=True):
+    for row in rows:
         blocks.setdefault(row["name"], []).append(row)
     shown, cut = _limited(view, list(blocks.values()), options)
     lines: list[Line] = [
         (_name(view, row), *_cells(row, columns.values(), options), _node(row, nodes))
-        for rows in shown
-        for row in rows
+        for own in shown
+        for row in own
     ]
     headers = ("Name", *columns, "Node ID")
     note = _SELF_NOTE if "cpu_self_ns" in columns.values() else ""
     return _table(f"{_TITLES[view]} Summary by rank", headers, [*lines, *cut], options, note)
 
 
-def _by_name(
-    view: str, table: pl.DataFrame, nodes: Mapping[int, str], options: TableOptions
-) -> Table:
+def _by_name(view: str, rows: Rows, nodes: Mapping[int, str], options: TableOptions) -> Table:
     columns = {
         header: column
         for header, column in _STATS.items()
-        if column != "calls" or table["calls"].count()
+        if column != "calls" or any(row["calls"] is not None for row in rows)
     }
-    shown, cut = _limited(view, table.rows(named=True), options)
+    shown, cut = _limited(view, rows, options)
     lines: list[Line] = [
         (_name(view, row), *_cells(row, columns.values(), options), nodes.get(row["max_rank"], "-"))
         for row in shown
     ]
-    clock, _, stat = str(table["compared"][0]).partition("_")
+    clock, _, stat = str(rows[0]["compared"]).partition("_")
     compared = f"{clock.upper()} {stat}" if stat else clock.capitalize()
     headers = ("Name", *columns, "Node ID of max")
     ranks = "1 rank" if len(nodes) == 1 else f"{len(nodes)} ranks"

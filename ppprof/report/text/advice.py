@@ -26,8 +26,6 @@ SCHEMA_VERSION = 1
 _MEANINGS = {"major": "bad", "moderate": "warning"}
 """How a terminal shows a severity: one of the meanings of `Layout.paint`."""
 
-_SUFFIXES = ("_ns", "_bytes")
-
 
 @dataclass(frozen=True)
 class FindingRow:
@@ -57,6 +55,8 @@ class FindingRow:
     """The definition of the numbers, with thresholds."""
     evidence: pl.DataFrame
     """The finding's evidence, unchanged."""
+    evidence_headers: Sequence[str]
+    """The headers of the columns of ``evidence``."""
 
     @property
     def evidence_cells(self) -> tuple[list[str], list[list[str]]]:
@@ -66,7 +66,7 @@ class FindingRow:
             [format_value(name, value) for name, value in zip(columns, row)]
             for row in self.evidence.rows()
         ]
-        return [_header(name) for name in columns], cells
+        return list(self.evidence_headers), cells
 
 
 def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
@@ -101,10 +101,11 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 _cost(finding, words),
                 finding.confidence,
                 words["confidence"][finding.confidence],
-                texts["what"].format_map(facts),
+                _text(texts, "what", finding).format_map(facts),
                 texts["do"][finding.facts["remedy"]].format_map(settings),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 finding.evidence,
+                [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
             )
         )
     return translated
@@ -187,7 +188,8 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
     parts: list[str] = []
     for finding in sorted(findings, key=lambda finding: finding.share is None):
         if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT:
-            short = catalogue["rules"][finding.rule]["short"].format_map(_facts(finding, words))
+            text = _text(catalogue["rules"][finding.rule], "short", finding)
+            short = text.format_map(_facts(finding, words))
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
     shown = ", ".join(parts) or words["verdict_nothing"]
     return str(words["verdict"]).format(step=format_time(step_ns), parts=shown)
@@ -310,6 +312,19 @@ def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     return {name: format_value(name, value) for name, value in facts.items()}
 
 
+def _text(texts: Mapping[str, Any], name: str, finding: Finding) -> str:
+    """Return a text of a rule, in the wording that the finding asks for if there is one.
+
+    Args:
+        texts: the texts of the rule.
+        name: ``what`` or ``short``. With the fact ``wording``, "with-waiting" for example, the text
+            is that of ``what-with-waiting``.
+        finding: the finding.
+    """
+    wording = finding.facts.get("wording")
+    return str(texts[name if wording is None else f"{name}-{wording}"])
+
+
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
@@ -328,7 +343,18 @@ def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _header(name: str) -> str:
-    for suffix in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name.replace("_", " ")
+def _header(column: str, headers: Mapping[str, str]) -> str:
+    """Return the header of a column of evidence; the column's name if it has none.
+
+    >>> _header("exposed_dp_ns", {"exposed_axis_ns": "exposed {axis}"})
+    'exposed dp'
+
+    Args:
+        column: the column.
+        headers: the group ``columns`` of `read_catalogue`.
+    """
+    if column in headers:
+        return headers[column]
+    kind, _, rest = column.partition("_")
+    header = headers.get(f"{kind}_axis_ns", column)
+    return header.format(axis=rest.removesuffix("_ns"))

@@ -3,7 +3,7 @@
 Source of the layout: ``_build_table`` of paddle 3.3's profiler_statistic.py. ppprof adds:
 
 - the rows ``gradient accumulation`` and ``Exposed Communication``;
-- operators of remote calls, below their call, with the Node ID of PyTorch's RFC
+- operators and spans of remote calls, below their call, with the Node ID of PyTorch's RFC
   (pytorch/pytorch issue 39675);
 - a different note below the Distribution Summary of a trace without device events;
 - a line with the number of hidden rows, below a table that the row limit cuts.
@@ -16,13 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import polars as pl
-
-from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.remote_calls import REMOTE, call_of
-from ppprof.analysis.summaries.views import summarize
 from ppprof.choices.formats import TIME_UNITS, check_time_unit
 from ppprof.choices.views import ALL_VIEWS
+from ppprof.remote_names import REMOTE, call_of
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.summary_notes import (
     DEVICE_NOTE,
@@ -35,6 +31,8 @@ from ppprof.report.text.summary_notes import (
 from ppprof.report.text.table import Column, Line, Table
 
 Row = Mapping[str, Any]
+Rows = Sequence[Row]
+"""The rows of a table of `ppprof.analysis.summaries`, keyed by column."""
 T = TypeVar("T")
 
 
@@ -82,22 +80,13 @@ class TableOptions:
         return shown, [line] if hidden else []
 
 
-def render(profile: Profile, views: Sequence[str], options: TableOptions) -> str:
-    """Return the selected views as text, in Paddle's order.
+def render_tables(tables: Mapping[str, Rows], options: TableOptions) -> str:
+    """Return summary tables as text, in Paddle's order.
 
     Most views without rows print nothing; ``device`` and ``overview`` print an empty table.
 
-    Raises:
-        UsageError: unknown view.
-    """
-    return render_tables({view: summarize(profile, view) for view in views}, options)
-
-
-def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> str:
-    """Return summary tables as text, like `render`.
-
     Args:
-        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
+        tables: rows of `ppprof.analysis.summaries.views.summarize`, keyed by view.
         options: time unit, details, row limit and layout.
     """
     return "".join(
@@ -138,15 +127,15 @@ _CPU_STATS = Column("CPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 _GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 
 
-def _device(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    lines = [(row["device"], percent(row["utilization"])) for row in table.rows(named=True)]
+def _device(rows: Rows, options: TableOptions) -> list[Table]:
+    lines = [(row["device"], percent(row["utilization"])) for row in rows]
     columns = (Column("Device", 30), Column("Utilization (%)", 20))
     return [Table("Device Summary", columns, lines, note=DEVICE_NOTE)]
 
 
-def _overview(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _overview(rows: Rows, options: TableOptions) -> list[Table]:
     lines: dict[str, list[Line]] = {"cpu": [], "gpu": []}
-    for row in table.rows(named=True):
+    for row in rows:
         side = lines[row["side"]]
         is_first = row["side"] == "cpu" and not side
         name = row["event_type"] if is_first else f"  {row['event_type']}"
@@ -163,15 +152,15 @@ def _overview(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     ]
 
 
-def _model(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _model(rows: Rows, options: TableOptions) -> list[Table]:
     columns = (Column("Name", 15), _CALLS, _CPU_STATS, _GPU_STATS)
-    lines = [(_below_step(row), *_stats(row, options)) for row in table.rows(named=True)]
+    lines = [(_below_step(row), *_stats(row, options)) for row in rows]
     if not lines:
         return []
     return [Table("Model Summary", columns, lines, options.time_unit, note=MODEL_NOTE)]
 
 
-def _distributed(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _distributed(rows: Rows, options: TableOptions) -> list[Table]:
     columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
     lines = [
         (
@@ -179,12 +168,12 @@ def _distributed(table: pl.DataFrame, options: TableOptions) -> list[Table]:
             "-" if row["time_ns"] is None else options.time(row["time_ns"]),
             percent(row["ratio"]),
         )
-        for row in table.rows(named=True)
+        for row in rows
     ]
     if not lines:
         return []
-    computed_by = table["computed_by"].drop_nulls().to_list() or ["kernels"]
-    note = _DISTRIBUTED_NOTES[computed_by[0]]
+    computed_by = next((row["computed_by"] for row in rows if row["computed_by"]), "kernels")
+    note = _DISTRIBUTED_NOTES[computed_by]
     return [Table("Distribution Summary", columns, lines, options.time_unit, note=note)]
 
 
@@ -195,15 +184,16 @@ _DISTRIBUTED_NOTES = {
 }
 
 _OPERATOR_NAME = Column("Name", 52)
+_NODE = Column("Node ID", 10, grows=True)
 _OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2, "shape": 2}
 
 
-def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _operators(rows: Rows, options: TableOptions) -> list[Table]:
     lines: list[Line] = []
-    for thread, rows in _by_thread(table):
+    for thread, own in _by_thread(rows):
         lines.append(thread)
         blocks: dict[str | None, list[list[Row]]] = {}
-        for row in rows:
+        for row in own:
             if row["kind"] == "operator":
                 operators = blocks.setdefault(call_of(row["name"]), [])
                 operators.append([])
@@ -221,15 +211,15 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
                     lines.append((name, *_stats(row, options), _flops(row["flops"]), node))
             lines += cut
     columns = [_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
-    if table["node"].count():
-        columns.append(Column("Node ID", 10, grows=True))
+    if any(row["node"] is not None for row in rows):
+        columns.append(_NODE)
     else:
         lines = [line if isinstance(line, str) else line[:-1] for line in lines]
     return [Table("Operator Summary", columns, lines, options.time_unit)] if lines else []
 
 
-def _shapes(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(table.rows(named=True), "operators")
+def _shapes(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(rows, "operators")
     lines: list[Line] = [
         (row["name"], _cut(row["shapes"] or "-", 48), *_stats(row, options), _flops(row["flops"]))
         for row in shown
@@ -253,8 +243,8 @@ def _local(name: str) -> str:
     return name if call is None else name[len(call) + len(REMOTE) :]
 
 
-def _kernels(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(table.rows(named=True), "kernels")
+def _kernels(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(rows, "kernels")
     lines: list[Line] = [
         (kernel_name(row["name"]), row["calls"], _stat(row, "gpu", options)) for row in shown
     ]
@@ -265,20 +255,31 @@ def _kernels(table: pl.DataFrame, options: TableOptions) -> list[Table]:
 _SPAN_COLUMNS = (Column("Name", 0, grows=True), _CALLS, _CPU_STATS, _GPU_STATS)
 
 
-def _memory_manipulation(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(table.rows(named=True), "spans")
+def _memory_manipulation(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(rows, "spans")
     lines: list[Line] = [(row["name"], *_stats(row, options)) for row in shown]
     title = "Memory Manipulation Summary"
     return [Table(title, _SPAN_COLUMNS, lines + cut, options.time_unit)] if lines else []
 
 
-def _user_defined(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _user_defined(rows: Rows, options: TableOptions) -> list[Table]:
     lines: list[Line] = []
-    for thread, rows in _by_thread(table):
-        shown, cut = options.limited(rows, "spans")
-        lines += [thread, *((row["name"], *_stats(row, options)) for row in shown), *cut]
+    is_remote = any(row["node"] is not None for row in rows)
+    for thread, own in _by_thread(rows):
+        lines.append(thread)
+        blocks: dict[str | None, list[Row]] = {}
+        for row in own:
+            blocks.setdefault(call_of(row["name"]), []).append(row)
+        for call, spans in blocks.items():
+            lines += [call] if call else []
+            shown, cut = options.limited(spans, "spans")
+            for row in shown:
+                node = [row["node"]] if is_remote else []
+                lines.append((_local(row["name"]), *_stats(row, options), *node))
+            lines += cut
+    columns = [*_SPAN_COLUMNS, *([_NODE] if is_remote else [])]
     title = "UserDefined Summary"
-    return [Table(title, _SPAN_COLUMNS, lines, options.time_unit, closed=False)] if lines else []
+    return [Table(title, columns, lines, options.time_unit, closed=False)] if lines else []
 
 
 _MEMORY_COLUMNS = {
@@ -292,15 +293,17 @@ _MEMORY_COLUMNS = {
 }
 
 
-def _memory(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+def _memory(rows: Rows, options: TableOptions) -> list[Table]:
     tables = []
-    for (place,), part in table.group_by("place", maintain_order=True):
-        rows = part.rows(named=True)
-        shown, cut = options.limited(rows, "rows")
+    places: dict[str, list[Row]] = {}
+    for row in rows:
+        places.setdefault(row["place"], []).append(row)
+    for place, own in places.items():
+        shown, cut = options.limited(own, "rows")
         lines: list[Line] = [[row[column] for column in _MEMORY_COLUMNS] for row in shown]
         peaks = (
-            f"Peak Allocated Memory: {rows[0]['peak_allocated_bytes']}",
-            f"Peak Reserved Memory: {rows[0]['peak_reserved_bytes']}",
+            f"Peak Allocated Memory: {own[0]['peak_allocated_bytes']}",
+            f"Peak Reserved Memory: {own[0]['peak_reserved_bytes']}",
         )
         is_remote = any(call_of(row["name"]) for row in shown)
         name = replace(_MEMORY_COLUMNS["name"], grows=is_remote)
@@ -310,9 +313,11 @@ def _memory(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     return tables
 
 
-def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    known = table.filter(pl.col("name").is_not_null())
-    shown, cut = options.limited(known.rows(named=True), "operators")
+def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
+    if not rows:
+        return []
+    known = [row for row in rows if row["name"] is not None]
+    shown, cut = options.limited(known, "operators")
     lines: list[Line] = [
         (
             row["name"],
@@ -329,11 +334,10 @@ def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
         )
         for row in shown
     ]
-    if table.is_empty():
-        return []
-    total_ns = int(table["time_ns"].sum())
-    unknown_ns = total_ns - int(known["time_ns"].sum())
-    preamble = [f"Work is unknown of {percent(unknown_ns / total_ns)}% of the operators' time"]
+    total_ns = sum(row["time_ns"] for row in rows)
+    unknown_ns = total_ns - sum(row["time_ns"] for row in known)
+    unknown = percent(unknown_ns / total_ns if total_ns else 0.0)
+    preamble = [f"Work is unknown of {unknown}% of the operators' time"]
     columns = [
         *(Column("Operator", 20, grows=True), Column("Inputs", 24, grows=True)),
         *(Column("Dtype", 8, grows=True), Column("Calls", 6), Column("Time", 10)),
@@ -347,8 +351,8 @@ def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     ]
 
 
-def _layers(table: pl.DataFrame, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(table.rows(named=True), "layers")
+def _layers(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(rows, "layers")
     lines: list[Line] = [
         (
             f"{'  ' * row['depth']}{row['name']}",
@@ -399,7 +403,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-_RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = {
+_RENDERERS: Mapping[str, Callable[[Rows, TableOptions], list[Table]]] = {
     "device": _device,
     "overview": _overview,
     "model": _model,
@@ -415,15 +419,15 @@ _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = 
 }
 
 
-def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
+def _by_thread(rows: Rows) -> list[tuple[str, list[Row]]]:
     """Return (heading line, rows) for each thread; one pair if the threads are merged."""
     blocks: dict[int | None, list[Row]] = {}
-    for row in table.rows(named=True):
+    for row in rows:
         blocks.setdefault(row.get("thread"), []).append(row)
     merged = "All threads merged"
     return [
-        (f"Thread: {thread if thread is not None else merged}", rows)
-        for thread, rows in blocks.items()
+        (f"Thread: {thread if thread is not None else merged}", own)
+        for thread, own in blocks.items()
     ]
 
 

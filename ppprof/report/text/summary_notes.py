@@ -6,9 +6,7 @@ All but `DISTRIBUTED_HOST_NOTE`, `DISTRIBUTED_LAUNCH_NOTE` and the line on Expos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import polars as pl
+from collections.abc import Mapping, Sequence
 
 DEVICE_NOTE = """\
 CPU(Process) Utilization = Current process CPU time over all cpu cores / elapsed time, so max \
@@ -93,15 +91,15 @@ _WHY_EMPTY = {
 }
 
 
-def explain_empty(tables: Mapping[str, pl.DataFrame]) -> str:
+def explain_empty(tables: Mapping[str, Sequence[object]]) -> str:
     """Return a line for each table without rows that says why; "" if every table has rows.
 
     Args:
-        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
+        tables: rows of `ppprof.analysis.summaries.views.summarize`, keyed by view.
     """
     lines = [
         f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
-        for view, table in tables.items()
-        if table.is_empty()
+        for view, rows in tables.items()
+        if not rows
     ]
     return "".join([*lines, "\n"]) if lines else ""

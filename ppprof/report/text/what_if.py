@@ -38,8 +38,18 @@ S: step time relative to the row "everything". For a single step, Saved is of th
 Alone: step time if only this worker, stage, link or kind is slower than usual, relative to the row "everything" \
 (S_w for workers, S_t for kinds; a stage relative to "stages balanced").
 M_W: share of the 3% of workers that are slowest alone (at least one). Near 100%: these workers cause the delay.
-M_S: share of the last stage. Near 100%: its part of the model is too large.
+M_S: share of the last stage. Near 100%: {stage_cause}.
 """
+
+_STAGE_TOO_LARGE = "its part of the model is too large"
+_STAGE_OR_WORKER = (
+    "its part of the model is too large, or its machines are slow (ranks {ranks}); without another "
+    "replica of the stage the replay cannot separate the two"
+)
+_SLOW_WORKER = (
+    "its part of the model is too large. Here slow workers in it explain the delay at least as well "
+    "(ranks {ranks}: M_W): look at them first"
+)
 
 
 def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> str:
@@ -56,10 +66,12 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
     replayed = next(row for row in rows if row["fixed"] == "nothing")
     ideal = next(row for row in rows if row["fixed"] == "all")
     slowest = next(row for row in rows if row["fixed"] == "slowest")
-    last = table.filter(fixed="stage").sort("stage")["share"].to_list()[-1:]
+    stages = sorted((row for row in rows if row["fixed"] == "stage"), key=lambda row: row["stage"])
+    last = stages[-1] if stages else None
+    of_last_stage = last["share"] if last else None
     preamble = (
         f"S {ideal['slowdown']:.2f}, M_W {_percent(slowest['share'])}, "
-        f"M_S {_percent(last[0] if last else None)}",
+        f"M_S {_percent(of_last_stage)}",
         f"The replay differs from the recording by {_percent(replayed['error_ratio'])}, mean over steps",
     )
     shown, hidden = options.limited(rows, "rows")
@@ -83,9 +95,27 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
         Column("Alone", 8),
     )
     title = "What-if Summary"
+    note = _NOTE.format(stage_cause=_stage_cause(last, slowest))
     return options.layout.table(
-        Table(title, columns, [*lines, *hidden], options.time_unit, preamble, note=_NOTE)
+        Table(title, columns, [*lines, *hidden], options.time_unit, preamble, note=note)
     )
+
+
+def _stage_cause(last: Mapping[str, Any] | None, slowest: Mapping[str, Any]) -> str:
+    """Return what a large share of the last stage means, given the slowest workers.
+
+    Args:
+        last: the row of the last stage; None with a single stage.
+        slowest: the row of the slowest workers.
+    """
+    if last is None or last["share"] is None or slowest["share"] is None:
+        return _STAGE_TOO_LARGE
+    in_stage, slow = (set((row["ranks"] or "").split(",")) for row in (last, slowest))
+    if in_stage <= slow:
+        return _STAGE_OR_WORKER.format(**last)
+    if slow < in_stage and slowest["share"] >= last["share"]:
+        return _SLOW_WORKER.format(**slowest)
+    return _STAGE_TOO_LARGE
 
 
 def _saved_ns(row: Mapping[str, Any]) -> float:

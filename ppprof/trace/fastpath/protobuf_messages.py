@@ -22,9 +22,6 @@ NUMBER, TEXT, MESSAGE, MESSAGES = range(4)
 """What to read of a field: the last number, text or message with its number in each message; or the
 byte ranges of all of them. The numbers are repeated in native/protobuf.c."""
 
-MAX_FIELD = 63
-"""The highest field number that can be read."""
-
 PADDING = 32
 """Zero bytes after the end of the file, so that a field can be read without a check for the end."""
 

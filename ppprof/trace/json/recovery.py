@@ -29,6 +29,7 @@ INVALID_EVENTS = "events that are not valid JSON"
 MISFIT_FIELDS = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
+_BEFORE_KEY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode())
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode())
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
@@ -53,19 +54,31 @@ def start_of_events(text: bytes) -> int:
     return match.end() if match else -1
 
 
-def last_event_start(text: bytes | bytearray, first: int, end: int) -> int:
-    """Return the offset of the last event in ``text[first:end]``.
+def last_event_start(
+    text: bytes | bytearray, first: int, end: int, pattern: re.Pattern[bytes] = _BEFORE_KEY
+) -> int:
+    """Return the offset of the last event with a key in ``text[first:end]``.
 
-    It is ``first`` if no event begins after ``first``.
+    It is ``first`` if no event begins after ``first``. It is in no string of valid JSON, where
+    quotation marks are escaped.
     """
     window = 1 << 14
     while True:
         start = first
-        for match in _BETWEEN.finditer(text, max(end - window, first), end):
+        for match in pattern.finditer(text, max(end - window, first), end):
             start = match.end()
         if start > first or window >= end - first:
             return start
         window *= 8
+
+
+def first_event_start(text: bytes) -> int | None:
+    """Return the offset of the first event with a key after another event; None without one.
+
+    It is in no string of valid JSON, where quotation marks are escaped.
+    """
+    match = _BEFORE_KEY.search(text)
+    return match.end() if match else None
 
 
 def keys_before(text: bytes) -> Keys:
@@ -376,4 +389,4 @@ def _middle(body: bytes) -> int:
     It is 0 if ``body`` is a single event. Events may be invalid JSON.
     """
     after = _BETWEEN.search(body, len(body) // 2)
-    return after.end() if after else last_event_start(body, 0, len(body))
+    return after.end() if after else last_event_start(body, 0, len(body), _BETWEEN)

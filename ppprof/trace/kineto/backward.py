@@ -70,7 +70,7 @@ def backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
 def with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return ``table`` with the rows in a called Backward moved to the thread of its caller.
 
-    The rows are sorted by start_ns. So the step contains all work of the backward pass, as in
+    So the step contains all work of the backward pass, as in
     Paddle, whose backward pass runs on the calling thread. HTA's call graph also hangs the engine's
     stack below the caller's.
 
@@ -78,14 +78,17 @@ def with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         table: events; changes key and thread.
         calls: from `backward_calls`.
     """
-    joined = table.sort("start_ns").join_asof(
-        calls, left_on="start_ns", right_on="begin_ns", by="key", check_sortedness=False
-    )
-    is_called = pl.col("start_ns") < pl.col("until_ns")
-    return joined.with_columns(
-        key=pl.when(is_called).then("caller_key").otherwise("key"),
-        thread=pl.when(is_called).then("caller").otherwise("thread"),
-    ).drop("caller_key", "caller", "begin_ns", "until_ns", strict=False)
+    key, thread = (table[column].to_numpy().copy() for column in ("key", "thread"))
+    start = table["start_ns"].to_numpy()
+    for (engine,), runs in calls.group_by("key"):
+        runs = runs.sort("begin_ns")
+        rows = np.flatnonzero(key == engine)
+        last = np.searchsorted(runs["begin_ns"], start[rows], side="right") - 1
+        # The last item is for events before the first run: index -1.
+        called = start[rows] < np.append(runs["until_ns"].to_numpy(), np.iinfo(np.int64).min)[last]
+        key[rows[called]] = runs["caller_key"].to_numpy()[last[called]]
+        thread[rows[called]] = runs["caller"].to_numpy()[last[called]]
+    return table.with_columns(pl.Series("key", key), pl.Series("thread", thread))
 
 
 def forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:

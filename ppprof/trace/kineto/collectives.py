@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.trace.kineto.host_tree import INNER, nest_hosts
+from ppprof.trace.kineto.lookup import looked_up
 from ppprof.trace.kineto.terms import SCALAR_TYPES
 
 
@@ -92,12 +93,12 @@ def with_annotations(hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: i
             pl.col("group", "dtype", "peers").drop_nulls().first(),
         )
     )
-    row = pl.int_range(pl.len())
-    return (
-        hosts.with_columns(
-            row=row,
-            category=pl.when(row.is_in(rows[is_inner])).then(INNER).otherwise("category"),
-        )
-        .join(sums, on="row", how="left", maintain_order="left")
-        .drop("row")
+    inner = np.zeros(hosts.height, np.bool_)
+    inner[rows[is_inner]] = True
+    row = np.full(hosts.height, -1, np.int64)
+    owned = sums.with_row_index("place").filter(pl.col("row") >= 0)
+    row[owned["row"].to_numpy()] = owned["place"].to_numpy()
+    return hosts.with_columns(
+        looked_up(sums.drop("row"), row),
+        category=pl.when(pl.lit(pl.Series(inner))).then(INNER).otherwise("category"),
     )

@@ -46,6 +46,8 @@ class KinetoColumns:
         """Kind -> number of events that cannot be used."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._pending: _Events = []
+        self._has_tables = False
+        """Whether each table has a part, if only an empty one."""
 
     @classmethod
     def from_batches(cls, batches: Iterable[Sequence[KinetoEvent]]) -> KinetoColumns:
@@ -73,6 +75,9 @@ class KinetoColumns:
 
     def _convert_pending(self) -> None:
         """Convert the pending events to tables, so that their objects can be freed."""
+        if self._has_tables and not self._pending:
+            return
+        self._has_tables = True
         by_kind: dict[str, _Events] = {kind: [] for kind in SPANS}
         pending, self._pending = self._pending, []
         for position, event in pending:
@@ -126,7 +131,7 @@ class KinetoColumns:
     def _table(self, name: str) -> pl.DataFrame:
         """Return the events of a table in the order of the file. Called once for each table."""
         self._convert_pending()
-        table = pl.concat(self._parts.pop(name))
+        table = pl.concat(self._parts.pop(name), rechunk=True)
         return table if table["index"].is_sorted() else table.sort("index")
 
     def tables(self, base_ns: int) -> dict[str, pl.DataFrame]:

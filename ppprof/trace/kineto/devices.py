@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ppprof.trace.json.values import drop_nonportable_numbers
+from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, sorted_by
 from ppprof.trace.kineto.terms import DEVICES, PLACES
-from ppprof.trace.schema import KERNELS, MEMORY, conform
+from ppprof.trace.schema import KERNELS, MEMORY, conform, nullable
 
 
 def device_events(
@@ -25,25 +27,24 @@ def device_events(
         launches: reads correlation and row, the launch's row in the events table.
         annotations: the result of `_annotations` for device events.
     """
-    launched = launches.drop_nulls("correlation").unique(
-        "correlation", keep="first", maintain_order=True
+    launch = first_rows(launches["correlation"], devices["correlation"])
+    parent = np.append(launches["row"].to_numpy(), -1)[launch]
+    annotated = looked_up(
+        annotations.drop("index"), first_rows(annotations["index"], devices["index"])
     )
-    kind = pl.col("cat").cast(pl.String).replace(DEVICES).cast(pl.Categorical())
-    return (
-        devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
-        .join(annotations, on="index", how="left", suffix="_annotated")
-        .sort("parent", "index", nulls_last=True)
-        .with_columns(
-            category=kind,
-            bytes=pl.coalesce("bytes", "bytes_annotated"),
-            # Until torch 1.11 some events lack device and stream in their args.
-            device=pl.coalesce("device", "process"),
-            stream=pl.coalesce("stream", "thread"),
-            correlation_id="correlation",
-            process=None,
-            thread=None,
+    if annotated.width:
+        devices = devices.with_columns(
+            annotated.drop("bytes"), bytes=devices["bytes"].fill_null(annotated["bytes"])
         )
-    )
+    devices = devices.with_columns(
+        parent=nullable(parent),
+        category=mapped(devices["cat"], DEVICES),
+        # Until torch 1.11 some events lack device and stream in their args.
+        device=pl.coalesce("device", "process"),
+        stream=pl.coalesce("stream", "thread"),
+        correlation_id="correlation",
+    ).drop("index", "cat", "process", "thread", "correlation")
+    return sorted_by(devices, np.where(parent < 0, np.iinfo(np.int64).max, parent))
 
 
 def kernel_table(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:

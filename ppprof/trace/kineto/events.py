@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ppprof.trace.kineto.backward import backward_calls, backward_events, forwards, with_caller
@@ -55,6 +56,7 @@ from ppprof.trace.kineto.host_tree import (
     with_parent,
     with_threads,
 )
+from ppprof.trace.kineto.lookup import first_rows, looked_up, sorted_by
 from ppprof.trace.schema import EVENTS, MEMSETS, Trace, conform, empty
 from ppprof.trace.step_numbers import steps_of
 
@@ -97,31 +99,35 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
     calls = backward_calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
     # Before events move from an engine's thread to its caller: each thread counts its own nodes.
-    numbered = columns.details("sequences").join(hosts.select("index", counter="key"), on="index")
+    numbered = columns.details("sequences")
+    rows = first_rows(hosts["index"], numbered["index"])
+    counters = pl.Series("counter", np.append(hosts["key"].to_numpy(), -1)[rows])
+    numbered = numbered.with_columns(counters).filter(pl.Series(rows >= 0))
     hosts, launches, memory = (with_caller(table, calls) for table in (hosts, launches, memory))
     num_hosts = hosts.height
     hosts = nested(hosts, slack_ns)
     columns.ignored["operators inside one of the same name"] += num_hosts - hosts.height
     forward = forwards(hosts, numbered)
     hosts = with_annotations(hosts, host_annotations, slack_ns)
-    hosts = hosts.join(columns.details("inputs"), on="index", how="left", maintain_order="left")
+    inputs = columns.details("inputs")
+    hosts = hosts.with_columns(
+        looked_up(inputs.drop("index"), first_rows(inputs["index"], hosts["index"]))
+    )
     memory = memory_table(with_parent(hosts, memory))
-    launches = (
-        with_parent(hosts, launches)
-        .sort("parent", "index")
-        .with_columns(
-            row=pl.int_range(hosts.height, hosts.height + pl.len()),
-            category=pl.lit("CudaRuntime", pl.Categorical()),
-        )
+    launches = with_parent(hosts, launches)
+    launches = sorted_by(launches, launches["parent"].fill_null(-1).to_numpy()).with_columns(
+        row=pl.int_range(hosts.height, hosts.height + pl.len()),
+        category=pl.lit("CudaRuntime", pl.Categorical()),
     )
     devices = device_events(devices, launches, device_annotations)
     kernels = kernel_table(devices, first_device=hosts.height + launches.height)
     forward = forward.extend_constant(None, launches.height + devices.height)
     # A correlation id marks a launch, so every launch needs one.
     launches = launches.with_columns(correlation_id=pl.col("correlation").fill_null(0))
-    # Each table first gets the columns of the result, so that no other column is copied.
-    hosts, launches, devices = (conform(table, EVENTS) for table in (hosts, launches, devices))
-    events = pl.concat([hosts, launches, devices])
+    launches = launches.drop("row", "index", "key", "cat", "correlation")
+    parts = [hosts, launches, devices]
+    del hosts, launches, devices
+    events = _joined(parts)
     ends = events.select("name", "category", "start_ns", "device", "parent").with_columns(
         end_ns=events["start_ns"] + events["dur_ns"]
     )
@@ -142,6 +148,30 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
         skipped=dict(columns.skipped),
         ignored=dict(columns.ignored),
     )
+
+
+def _joined(tables: list[pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows of all tables, with the columns of `EVENTS`.
+
+    A column that is null in all rows takes no memory before it is used. The tables are freed column
+    by column: ``tables`` is empty afterwards.
+    """
+    columns: dict[str, pl.Series] = {}
+    heights = [table.height for table in tables]
+    parts = [{name: table[name] for name in table.columns if name in EVENTS} for table in tables]
+    tables.clear()
+    for name, (dtype, _) in EVENTS.items():
+        values = [part.pop(name, None) for part in parts]
+        if any(part is not None and part.null_count() < len(part) for part in values):
+            columns[name] = pl.concat(
+                [
+                    pl.repeat(None, height, dtype=dtype, eager=True)
+                    if part is None
+                    else part.cast(dtype)
+                    for part, height in zip(values, heights)
+                ]
+            ).alias(name)
+    return conform(pl.DataFrame(columns), EVENTS) if columns else empty(EVENTS)
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:

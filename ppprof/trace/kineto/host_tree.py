@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.kineto.terms import DDP, EVALUATE, MODULE, OPERATORS, STEP
-from ppprof.trace.nesting import nest
+from ppprof.trace.nesting import nest, order_of_calls
 from ppprof.trace.schema import nullable
 from ppprof.trace.tree_arrays import pre_order
 
@@ -26,10 +26,23 @@ def with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
     The numbers ascend by thread id, then by process id. They are the same in all tables.
     """
-    threads = pl.concat([table.select("thread", "process") for table in tables]).unique()
+    runs = [_runs_of_threads(table) for table in tables]
+    threads = pl.concat([heads for heads, _ in runs]).unique()
     keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
-    for table in tables:
-        yield table.join(keys, on=["thread", "process"], maintain_order="left")
+    for table, (heads, lengths) in zip(tables, runs):
+        key = heads.join(keys, on=["thread", "process"], maintain_order="left")["key"]
+        yield table.with_columns(key=np.repeat(key.to_numpy(), lengths))
+
+
+def _runs_of_threads(table: pl.DataFrame) -> tuple[pl.DataFrame, Int64]:
+    """Return thread and process of each run of rows of one thread, and the lengths of the runs.
+
+    The file lists many events of one thread after another.
+    """
+    thread, process = (table[column].to_numpy() for column in ("thread", "process"))
+    is_next = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
+    first = np.flatnonzero(np.append(table.height > 0, is_next))
+    return table.select("thread", "process")[first], np.diff(np.append(first, table.height))
 
 
 def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
@@ -78,8 +91,9 @@ def nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     Duplicates (`_is_duplicate`) are left out. A node inside its own evaluate_function becomes
     OperatorInner.
     """
-    hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "index", maintain_order=True)
-    hosts = hosts.filter(~_is_duplicate(hosts, nest_hosts(hosts, slack_ns)))
+    hosts = in_order_of_calls(hosts)
+    is_duplicate = _is_duplicate(hosts, nest_hosts(hosts, slack_ns))
+    hosts = hosts.filter(~is_duplicate) if is_duplicate.any() else hosts
     parent = nest_hosts(hosts, slack_ns)
     _, depth = pre_order(parent)
     evaluated = hosts["node"].gather(nullable(parent))
@@ -88,6 +102,12 @@ def nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
         depth=pl.Series(depth.astype(np.int32)),
         category=pl.when(pl.lit(evaluated) == pl.col("name")).then(INNER).otherwise("category"),
     )
+
+
+def in_order_of_calls(hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return the host events sorted by key, start, descending length and index."""
+    order = order_of_calls(*_times(hosts))
+    return hosts if order is None else hosts[order]
 
 
 def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
@@ -153,7 +173,10 @@ def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int64:
 
 def nest_hosts(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int64:
     """Return the row of each event's parent, -1 for an outermost event; see `nest`."""
-    thread, start, end = (hosts[column].to_numpy() for column in ("key", "start_ns", "end_ns"))
     return nest(
-        thread, start, end, holds=None if holds is None else holds.to_numpy(), slack_ns=slack_ns
+        *_times(hosts), holds=None if holds is None else holds.to_numpy(), slack_ns=slack_ns
     )
+
+
+def _times(hosts: pl.DataFrame) -> Iterator[Int64]:
+    return (hosts[column].to_numpy() for column in ("key", "start_ns", "end_ns"))

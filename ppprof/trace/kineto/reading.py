@@ -1,17 +1,20 @@
 """Read the events of a Kineto file into columns, in the fastest way.
 
-The compiled core reads blocks of valid JSON, and the decoder what the core leaves. Without the core,
-the decoder reads everything. The result is the same: the file is divided into the same blocks, and a
-block that is not valid JSON is read by the decoder alone.
+The compiled core reads blocks of valid JSON, and the decoder what the core leaves. A long file is
+divided into parts, which threads scan. Without the core, the decoder reads everything. The result is
+the same: the file is divided into the same parts and blocks, and a block that is not valid JSON is
+read by the decoder alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from ppprof.trace.fastpath import core
-from ppprof.trace.json.batches import decoded_batches
+from ppprof.trace.fastpath.workers import num_processors
+from ppprof.trace.json.batches import decoded_batches, part_bounds
 from ppprof.trace.json.recovery import EventDecoder
 from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.fields import KinetoEvent
@@ -35,16 +38,25 @@ def read_kineto_columns(
     """
     columns = KinetoColumns()
     decoder = EventDecoder(KinetoEvent, source.path, skipped)
+    bounds = part_bounds(source)
     library = core.library()
     if library is None:
-        for first, events in decoded_batches(source, decoder, keys):
+        for first, events in decoded_batches(source, decoder, keys, None, bounds):
             columns.add_decoded(first, events)
         return columns
     # Its arrays are of numpy; `--version` and the portable core need none of it.
+    from ppprof.trace.kineto.part_scans import PartScans
     from ppprof.trace.kineto.scanned import add_scanned, new_reader
 
-    reader = new_reader(library)
-    for first, events in decoded_batches(source, decoder, keys, reader.add):
-        columns.add_decoded(first, events)
-    add_scanned(columns, reader)
+    with PartScans(
+        source.path,
+        source.position,
+        bounds,
+        partial(new_reader, library),
+        partial(add_scanned, columns),
+        num_processors(),
+    ) as scans:
+        for first, events in decoded_batches(source, decoder, keys, scans, bounds):
+            columns.add_decoded(first, events)
+        scans.finish()
     return columns

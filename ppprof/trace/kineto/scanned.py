@@ -167,7 +167,7 @@ class _Texts:
             ],
             dtype=dtype,
         )
-        place = np.full(len(self._texts) + 1, len(used), np.int64)
+        place = np.full(len(self._texts) + 1, len(used), np.uint32)
         place[used] = np.arange(len(used))
         # The last item is null, for -1.
         return distinct.extend_constant(None, 1).gather(place[numbers])

@@ -7,8 +7,9 @@ Differences from Paddle's own writer (chrometracing_logger.cc, paddle 3.3):
 - No value is ever ``inf`` or ``nan``.
 - All times are exact to the nanosecond, including ``ts``.
 - Host events come in pre-order with their ``depth``, so that a reader need not guess the tree.
-- Host events have their annotations in ``args``, and only those keys of operators' inputs that have a value. An event that computes a gradient has the number
-  of its forward event as ``forward``; the forward event has this number as ``sequence``.
+- Host events have their annotations in ``args``, and only those keys of operators' inputs that have a
+  value. An event that computes a gradient has the number of its forward event as ``forward``; the
+  forward event has this number as ``sequence``.
 - Each event is one line without white space, and ``traceEvents`` does not end in an empty object.
 - ``span_indx``, which VisualDL 2.5.3 reads, stands beside ``span_index``.
 - Around spans of one phase that follow each other in a step stands one more, ``folded``, for VisualDL's

@@ -17,6 +17,7 @@ from ppprof.arrays import Array, Int64
 from ppprof.errors import TraceError
 from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jumps
+from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.protobuf_messages import PADDING
 from ppprof.trace.fastpath.protobuf_native import message_buffer
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
@@ -55,7 +56,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
     first_launch = len(messages.hosts.numbers["parent"])
     first_device = first_launch + len(messages.launches.numbers["parent"])
     jumps, events = _events(messages, first_launch)
-    return Trace(
+    trace = Trace(
         events=events,
         memory=_memory(messages.memory, jumps),
         kernels=_kernels(messages.kernels, first_device),
@@ -70,6 +71,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
         },
         ignored={"roots of threads": messages.num_roots},
     )
+    return with_sound_times(trace)
 
 
 def _content(path: str | Path) -> tuple[bytearray, int]:

@@ -13,8 +13,9 @@ import pytest
 import ppprof
 from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
+from ppprof.analysis.advice.waiting import proposed_micro_batches
 from ppprof.errors import InputError, UsageError
-from ppprof.report.text.advice import render_findings
+from ppprof.report.text.advice import render_findings, verdict
 from ppprof.topology import Topology
 from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
@@ -615,6 +616,28 @@ def test_samples_that_cannot_be_cut_finer(tmp_path):
     assert found.cost_ns == pytest.approx(80 * US * 8 / 9)
 
 
+def test_a_batch_size_beyond_all_trainings_is_unknown(tmp_path):
+    """Its divisors, which are tried one by one, would take days."""
+    (found,) = (
+        finding
+        for finding in findings(tmp_path, **batches(1, samples=10**15))
+        if finding.rule == "pipeline-bubble"
+    )
+    assert found.facts["local_batch_size"] is None
+    assert found.facts["proposed_micro_batches"] == 9
+
+
+@pytest.mark.parametrize("present", [1, 4, 6])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_micro_batches_divide_the_samples(present, stages):
+    needed = 9 * (stages - 1)  # a tenth of (stages - 1) / (needed + stages - 1)
+    for samples in range(1, 100):
+        cuts = [number for number in range(present, samples + 1) if samples % number == 0]
+        enough = [number for number in cuts if number >= needed]
+        least = min(enough, default=max(cuts, default=present))
+        assert proposed_micro_batches(stages, present, 1, samples) == least
+
+
 def test_step_times_alone_find_slow_data(tmp_path):
     lines = [{**line, "reader_cost_ns": 480 * US} for line in step_lines(1000 * US, noise=0)]
     others = step_lines(1000 * US, noise=0)
@@ -814,3 +837,68 @@ def test_memory_of_a_device_without_memory_events(tmp_path, reserved_gib, rules)
     shown = dict(metrics.select("metric", "experiment").iter_rows())
     memory = [shown[name] for name in ("peak_memory", "peak_reserved_memory", "device_memory")]
     assert memory == [70 * GIB, reserved_gib * GIB, 80 * GIB]
+
+
+def computing_on_device(until, waits):
+    """##__##rr: two kernels with the device idle for ``waits`` between them, then an all_reduce."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+
+    def make(at):
+        reduced = kernel("ncclAllReduce", at + until * US, at + 1000 * US)
+        yield op(at, 0, until, "matmul dygraph", *on_device(at, (0, 100), (100 + waits, until)))
+        end = at + 1000 * US
+        start = launch(end - 2 * US, end - 1 * US, reduced)
+        yield span("Communication", facts, at + until * US, end, start)
+
+    return thread(make)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy", "sentence"),
+    [
+        (computing, "code", False),
+        (lambda until: computing_on_device(until, 100), "code-device", True),
+    ],
+)
+def test_the_wait_of_a_slow_ranks_device_is_given_where_a_device_was_recorded(
+    make, remedy, sentence, tmp_path
+):
+    path = run(tmp_path / "log", [make(500), make(900)])
+    findings = ppprof.advise(ppprof.open(path))
+    (finding,) = (finding for finding in findings if finding.rule == "slow-rank")
+    assert finding.facts["remedy"] == remedy
+    text = render_findings([finding])
+    assert ("Time per step in which its device waits for the host: 100 us." in text) == sentence
+    assert "not set" not in text
+
+
+def test_communication_of_one_rank_may_be_waiting(tmp_path):
+    (alone,) = communication_of(run(tmp_path / "alone", [computing(800)]))
+    assert alone.facts["transfer_ratio"] is None
+    assert verdict(1e6, [alone]) == (
+        "step 1 ms: 20% communication over dp or waiting for other ranks in it"
+    )
+    assert "This contains waiting for other ranks" in render_findings([alone])
+    (both,) = communication_of(run(tmp_path / "both", [computing(800), computing(800)]))
+    assert verdict(1e6, [both]) == "step 1 ms: 20% communication over dp that no computation hides"
+
+
+def test_a_few_very_long_steps_are_not_all_communication(tmp_path):
+    """Five steps communicate for 200 of 1000, and one for 9200 of 10000."""
+
+    def make(at):
+        step = at // (1000 * US)
+        end = 10_000 if step == 5 else 1000
+        facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+        yield op(at, 0, 800)
+        yield span("Communication", facts, at + 800 * US, at + end * US)
+
+    path = run(tmp_path / "log", [thread(make, lengths=[1000] * 5 + [10_000])])
+    (finding,) = communication_of(path)
+    assert finding.share == pytest.approx(10_200 / 15_000)  # 1700 is more than a typical step
+    assert finding.facts["exposed_ns"] == 1700 * US
+
+
+def communication_of(path):
+    findings = ppprof.advise(ppprof.open(path))
+    return [finding for finding in findings if finding.rule == "exposed-communication"]

@@ -646,6 +646,27 @@ def test_a_module_in_one_of_its_name_counts_once(tmp_path):
     assert (outcome.status, outcome.detail[:6]) == ("pass", "+10 ns")
 
 
+def test_no_module_loses_more_than_all_of_its_time(tmp_path):
+    """12 or 60 ns in turn, then 4: 32 less than 36, with a standard error of 10.7."""
+
+    def steps(*lengths):
+        spans = (
+            span("ProfileStep", f"ProfileStep#{step}", start, start + 90).around(
+                span("Forward", "Seq", start + 1, start + 1 + length)
+            )
+            for step, (start, length) in enumerate(zip(range(0, 600, 100), lengths * 6))
+        )
+        return Thread(1, "main", tuple(spans))
+
+    diff = compared(tmp_path, steps(12, 60), steps(4))
+    for rule, detail in [
+        ("module.Seq > 5%", "-88.9%, 95% interval -100.0% to -29.3%"),
+        ("module.Seq > 12ns", "-32 ns, 95% interval -36 ns to -10.5 ns"),
+    ]:
+        outcome = outcome_of(Threshold.parse(rule), diff)
+        assert (outcome.status, outcome.detail) == ("pass", detail)
+
+
 def test_modules_of_a_trace_without_steps(tmp_path):
     threads = [Thread(1, "main", (span("Forward", "A", 0, length),)) for length in (5, 8)]
     tree = compared(tmp_path, *threads).modules.filter(name="A")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import polars as pl
@@ -8,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.diff.significance import LEAST_STEPS, Change, _is_separated, step_change
+from ppprof.analysis.diff.significance import (
+    LEAST_STEPS,
+    Change,
+    _interval,
+    _is_separated,
+    step_change,
+)
 
 RANKS = 4
 
@@ -52,6 +59,59 @@ def test_a_change_of_ten_percent_is_seen_above_a_noise_of_three(factor, verdict)
         assert change.verdict == verdict
         assert change.low < factor - 1 < change.high
         assert change.ratio == pytest.approx(factor - 1, abs=0.03)
+
+
+def heavy_tailed(seed, steps, factor=1.0):
+    """Independent steps, of which a few take many times as long as most."""
+    times = factor * 100e6 * np.random.default_rng(seed).lognormal(0.0, 1.0, steps)
+    return pl.DataFrame({"rank": 0, "step": range(steps), "step_ns": times.astype(np.int64)})
+
+
+def test_an_interval_on_the_logarithm_is_above_minus_one():
+    """A quarter of the time, and an error of 3 and 4 doublings: 2**-2 / 2**5 and 2**-2 * 2**5."""
+    two = math.log(2)
+    assert _interval(-2 * two, 3 * two, 0.0, 4 * two) == pytest.approx((2**-7 - 1, 2**2 - 1))
+    assert _interval(-2 * two, 0.0, 3 * two, 4 * two) == pytest.approx((2**-6 - 1, 2**3 - 1))
+    assert _interval(0.0, 0.0, 0.0, 0.0) == (0.0, 0.0)
+
+
+def test_no_change_is_below_minus_a_hundred_percent():
+    """An interval of the ratio itself, which its drift of 1.1 widens, would begin at about -3.3."""
+
+    def quarters(*means):
+        times = [mean for mean in means for _ in range(3)]
+        return pl.DataFrame({"rank": 0, "step": range(len(times)), "step_ns": times})
+
+    change = step_change(quarters(1000, 1000, 1000, 6000), quarters(500, 500, 500, 3000))
+    assert change.ratio == -0.5
+    assert -1 < change.low < -0.9
+    assert change.high > 1
+
+
+def test_swapped_runs_have_the_swapped_interval():
+    one, other = run(1, noise=0.3), run(2, mean=150e6, noise=0.3)
+    change, back = step_change(one, other), step_change(other, one)
+    assert 1 + back.ratio == pytest.approx(1 / (1 + change.ratio))
+    assert 1 + back.low == pytest.approx(1 / (1 + change.high), rel=0.02)  # other draws
+    assert 1 + back.high == pytest.approx(1 / (1 + change.low), rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [12, pytest.param(40, marks=pytest.mark.all)])
+def test_the_interval_of_steps_that_vary_much_has_the_true_change(steps):
+    changes = [
+        step_change(heavy_tailed(seed, steps), heavy_tailed(seed + 1000, steps, 0.4))
+        for seed in range(100)
+    ]
+    assert all(change.low > -1 for change in changes)
+    assert sum(change.low <= -0.6 <= change.high for change in changes) >= 95
+
+
+def test_an_experiment_of_no_time_has_no_interval():
+    nothing = run(1).with_columns(step_ns=pl.lit(0, pl.Int64))
+    change = step_change(run(1), nothing)
+    assert str(change) == "inconclusive: -100.0%; the experiment's steps take no time"
+    few = run(1).with_columns(step_ns=pl.when(pl.col("step") == 0).then("step_ns").otherwise(0))
+    assert -1 <= step_change(run(1), few).low < -0.9  # most draws take no time
 
 
 def test_a_run_that_drifts_says_little():

@@ -10,12 +10,17 @@ from typing import Any
 import polars as pl
 import pytest
 
+from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency import operator_work as work_module
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operator_work
 from ppprof.analysis.efficiency.fusible import fusible_chains
+from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.report_data.rank import collect_rank_report_data
 from ppprof.analysis.summaries.views import summarize
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
+from tests.fixtures.rendered import render
 from tests.fixtures.timeline import Shapes, Span, Thread, kernel, launch, span, write
 
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 2039 GB/s
@@ -252,3 +257,17 @@ def test_rates_of_huge_operators_are_not_negative(tmp_path: Path) -> None:
     ]
     (row,) = efficiency(profile_of(tmp_path, *calls)).rows(named=True)
     assert row["flops_per_s"] == pytest.approx(9000 * n * 1e9 / 9000)
+
+
+def test_the_work_of_a_window_is_computed_once(tmp_path, monkeypatch):
+    """The rules of advice ask three times for it, and for a page it is needed five times."""
+    computed = []
+
+    def counted(events):
+        computed.append(events.height)
+        return work_of_operators(events)
+
+    monkeypatch.setattr(work_module, "work_of_operators", counted)
+    profile = profile_of(tmp_path, operator("matmul dygraph", 0, 9, [4, 8], [8, 4], device_ns=5))
+    collect_rank_report_data(profile.trace, Naming())
+    assert len(computed) == 1

@@ -10,9 +10,10 @@ import pytest
 
 from ppprof.analysis.efficiency.module_work import LAYERS, layers
 from ppprof.analysis.profile.profile import Profile
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from ppprof.trace.schema import Trace
+from tests.fixtures.rendered import render
 from tests.fixtures.timeline import Shapes, Span, Thread, span, write
 
 MS = 1_000_000

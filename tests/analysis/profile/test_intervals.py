@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppprof.analysis.profile import intervals as interval_sets
 from ppprof.analysis.profile.intervals import (
     covered,
     covered_by_group,
@@ -73,14 +75,21 @@ def test_difference_by_group_is_the_difference_of_each_group(groups: list[tuple[
     assert kept == [pair for pairs in each for pair in pairs]
 
 
+@pytest.mark.parametrize("most", [0, 2, 32])
 @given(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_size=4))
-def test_covered_by_group_counts_the_ticks_of_each_group(groups: list[tuple[str, Pairs]]) -> None:
+def test_covered_by_group_counts_the_ticks_of_each_group(
+    most: int, groups: list[tuple[str, Pairs]]
+) -> None:
+    """One after another up to ``most`` groups, else all at once."""
     rows = [(name, *pair) for name, pairs in groups for pair in pairs]
     table = pl.DataFrame(rows, {"name": str, "start_ns": int, "end_ns": int}, orient="row")
     expected = {}
     for name, *pair in rows:
         expected.setdefault(name, []).append(tuple(pair))
-    assert covered_by_group(table, "name").rows() == [
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interval_sets, "_FEW_GROUPS", most)
+        covered_ns = covered_by_group(table, "name").rows()
+    assert covered_ns == [
         (name, len(pairs), len(_ticks(pairs))) for name, pairs in expected.items()
     ]
 

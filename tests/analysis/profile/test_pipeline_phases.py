@@ -5,10 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.choices.rows import SummaryOptions
+from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
+from tests.fixtures.rendered import render
 from tests.fixtures.timeline import Thread, span, write
 
 STEP = 1_000

@@ -14,6 +14,7 @@ from ppprof.analysis.ranks.collectives import (
     COLLECTIVES,
     collectives,
     kernel_times,
+    linked_rows,
     match_collectives,
 )
 from ppprof.rundir.clocks import Clock, Reading
@@ -71,6 +72,44 @@ def test_a_ranks_collectives_and_transfers_are_table(tmp_path):
 def test_a_blocking_isend_without_a_send_is_the_transfer(tmp_path):
     trace = read(write(tmp_path / "a.pb", Thread(1, "main", (comm_span("isend", 3, 9, "3"),))))
     assert collectives(trace, 1).select("members", "op").rows() == [("1>3", "send")]
+
+
+def test_a_posted_transfer_is_the_transfer_if_it_starts_no_other_span(tmp_path):
+    """
+    ::
+
+        main     send  isend   isend    irecv (a recv in it)   irecv
+        sender                  send
+    """
+    main = Thread(1, "main").around(
+        comm_span("send", 0, 4, "3"),
+        comm_span("isend", 10, 12, "3"),
+        comm_span("isend", 20, 22, "3", 128),
+        comm_span("irecv", 30, 40, "3").around(comm_span("recv", 31, 39, "3")),
+        comm_span("irecv", 50, 52, "3"),
+    )
+    sender = Thread(2, "sender", (comm_span("send", 21, 60, "3", 128),))
+    trace = read(write(tmp_path / "a.pb", main, sender))
+    table = collectives(trace, 1)
+    assert table.select("members", "index", "bytes", pl.col("start_ns") - EPOCH_NS).rows() == [
+        ("1>3", 0, 64, 0),
+        ("1>3", 1, 64, 10),
+        ("1>3", 2, 128, 21),
+        ("3>1", 0, 64, 31),
+        ("3>1", 1, 64, 50),
+    ]
+    rows = linked_rows(trace)
+    names = trace.events["name"].cast(pl.String).gather(rows["row"])
+    linked = rows.select("members", "index", "is_post", name=names).sort("members", "index", "name")
+    assert linked.rows() == [
+        ("-1>3", 0, False, "send"),
+        ("-1>3", 1, False, "isend"),
+        ("-1>3", 2, True, "isend"),
+        ("-1>3", 2, False, "send"),
+        ("3>-1", 0, True, "irecv"),
+        ("3>-1", 0, False, "recv"),
+        ("3>-1", 1, False, "irecv"),
+    ]
 
 
 def test_kernels_time_their_collective(tmp_path):
@@ -134,6 +173,12 @@ def test_only_collectives_of_all_members_are_matched():
 def test_a_rank_outside_the_group_is_not_matched():
     parts = [collectives_of(("0,2", "barrier", 1, 0, 0, 9), rank=rank) for rank in (0, 1)]
     assert match_collectives(parts, {}).is_empty()
+
+
+def test_two_windows_of_one_rank_are_no_two_members():
+    """Both windows number their steps from 0, and rank 1 has no trace."""
+    twice = [("0,1", "all_reduce", 0, 0, start, start + 9) for start in (0, 1000)]
+    assert match_collectives([collectives_of(*twice, rank=0)], {}).is_empty()
 
 
 def test_the_last_rank_costs_the_others():

@@ -537,3 +537,21 @@ def test_what_computation_hides_is_no_waiting(tmp_path):
     trace = read(write(tmp_path / "a.pb", main))
     found = passes(Profile(trace), 0).filter(kind="own")
     assert (found["end_ns"] - found["start_ns"]).to_list() == [80]
+
+
+@pytest.mark.parametrize("own_ns", [(0, 0), (0, 10)])
+def test_steps_whose_usual_times_are_0_are_not_replayed(own_ns):
+    """The lower median of both ranks' work is 0, and nothing comes after it: no ratio to it exists."""
+    length = max(own_ns)
+    tables = [
+        pl.DataFrame(
+            [
+                (rank, 1, "step", None, None, 5, 5 + length),
+                (rank, 1, "own", None, None, 5, 5 + own),
+            ],
+            PASSES,
+            orient="row",
+        )
+        for rank, own in enumerate(own_ns)
+    ]
+    assert what_if(tables, Topology.of(dp=2)).is_empty()

@@ -11,7 +11,6 @@ import pytest
 import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.report_data import timeline as module
-from ppprof.analysis.report_data.packed import unpack
 from ppprof.analysis.report_data.signatures import KINDS, signatures
 from ppprof.analysis.report_data.timeline import timeline
 from ppprof.trace import read
@@ -28,6 +27,7 @@ from tests.fixtures.timeline import (
     span,
     write,
 )
+from tests.fixtures.unpacked import unpack
 from tests.jobs.planted import COMMITTED
 
 
@@ -167,17 +167,78 @@ def test_the_shortest_events_are_left_out_first(tmp_path):
     assert sum(table["num"]) == 4
 
 
-def test_of_too_many_tracks_threads_and_the_first_streams_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_TRACKS", 3)
-    kernels = [kernel("k", 10 * n, 10 * n + 5, stream=n) for n in (4, 2, 3)]
-    main = Thread(1, "main").around(span("Operator", "a", 1, 9, launch(2, 3, *kernels)))
-    found, _ = drawn(profile_of(tmp_path, main, Thread(2, "b", (span("Operator", "c", 0, 5),))))
-    assert [(track.thread, track.stream) for track in found.tracks] == [
-        (1, None),
-        (2, None),
-        (None, 2),
+def test_of_too_many_tracks_those_of_steps_and_streams_are_drawn_first(tmp_path, monkeypatch):
+    """The training's thread, both streams, and one of the two other threads."""
+    monkeypatch.setattr(module, "MOST_TRACKS", 4)
+    kernels = [kernel("k", 10 * n, 10 * n + 5, stream=n) for n in (4, 2)]
+    main = Thread(5, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 100).around(
+            span("Operator", "a", 1, 9, launch(2, 3, *kernels))
+        )
+    )
+    others = [Thread(n, "b", (span("Operator", "c", 0, 5),)) for n in (1, 7)]
+    found, _ = drawn(profile_of(tmp_path, main, *others))
+    tracks = [(track.thread, track.stream) for track in found.tracks]
+    assert tracks == [(5, None), (1, None), (None, 2), (None, 4)]
+    assert (found.num_events, found.num_left_out, found.num_elsewhere) == (6, 0, 1)
+
+
+def test_the_events_around_a_kept_event_are_kept(tmp_path):
+    """There is room for the step; the collective stays, too, and so does the short span around it."""
+    inner = span("UserDefined", "hook", 10, 13, span("Communication", "all_reduce", 11, 12))
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 100).around(inner, span("Operator", "a", 20, 23))
+    )
+    found, table = drawn(profile_of(tmp_path, main), budget=1)
+    names = [event[0] for event in events_of(found.tracks[0].parts[0], table, found)]
+    assert names == ["ProfileStep#0", "hook", "all_reduce"]
+
+
+def nested(num):
+    """``num`` spans, each 2 ns shorter than the one around it, and an operator in the innermost."""
+    inner = span("Operator", "leaf", num, num + 10)
+    for level in reversed(range(num)):
+        inner = span("UserDefined", f"d{level}", level, 2 * num + 10 - level, inner)
+    return inner
+
+
+def test_deep_events_share_a_row_and_keep_their_depth(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PART_EVENTS", 100)
+    found, table = drawn(profile_of(tmp_path, Thread(1, "main", (nested(299),))))
+    (track,) = found.tracks
+    assert track.num_rows == 60
+    depths = [[event[4] for event in events_of(part, table, found)] for part in track.parts]
+    assert depths == [list(range(100)), list(range(200)), list(range(300))]
+    assert max(unpack(track.overview)[3]) == 59
+
+
+def test_a_long_event_is_repeated_behind_short_ones_of_its_row(tmp_path, monkeypatch):
+    """
+    ::
+
+        a =====================      a, b and c share the only row; parts: a b | (a) c
+        b    ===
+        c            ===
+    """
+    monkeypatch.setattr(module, "PART_EVENTS", 2)
+    monkeypatch.setattr(module, "MOST_ROWS", 1)
+    times = {"a": (0, 90_000), "b": (10_000, 20_000), "c": (50_000, 60_000)}
+    kernels = [kernel(name, *time) for name, time in times.items()]
+    main = Thread(1, "main").around(span("Operator", "op", 0, 9, launch(2, 3, *kernels)))
+    found, table = drawn(profile_of(tmp_path, main))
+    parts = found.tracks[1].parts
+    names = [[event[0] for event in events_of(part, table, found)] for part in parts]
+    assert names == [["a", "b"], ["a", "c"]]
+
+
+def test_a_number_of_a_step_that_a_script_cannot_hold_is_left_out(tmp_path):
+    steps = [
+        span("ProfileStep", f"ProfileStep#{number}", 10 * n, 10 * n + 9)
+        for n, number in enumerate((2**53 - 1, 2**53, 2**63 - 1))
     ]
-    assert found.num_left_out == 2
+    found, table = drawn(profile_of(tmp_path, Thread(1, "main", tuple(steps))))
+    events = events_of(found.tracks[0].parts[0], table, found)
+    assert [event[6] for event in events] == [2**53 - 1, -1, -1]
 
 
 def test_signatures_hold_what_the_page_shows_of_an_event(tmp_path):
@@ -238,6 +299,25 @@ def test_communication_with_other_ranks_has_its_row():
             assert members == (f"-1>{peers}" if sends else f"{peers}>-1")
         else:
             assert (op, members) == (name, peers)
+
+
+def test_an_operator_of_a_remote_call_is_an_operator(tmp_path):
+    """Paddle counts operators with "rpc" in their names as communication."""
+    call = "rpc#f(w0 -> w1)"
+    inside = [
+        span("Operator", f"{call}#remote_op: relu", 2, 8),
+        span("Operator", "rpc_sync", 9, 10),
+    ]
+    profile = profile_of(
+        tmp_path, Thread(1, "main", (span("PythonUserDefined", call, 1, 20, *inside),))
+    )
+    found, table = drawn(profile)
+    events = [event[:2] for event in events_of(found.tracks[0].parts[0], table, found)]
+    assert events == [
+        (call, "span"),
+        (f"{call}#remote_op: relu", "operator"),
+        ("rpc_sync", "communication"),
+    ]
 
 
 @pytest.mark.parametrize("threads", [(), (Thread(1, "main", ()),)])

@@ -6,11 +6,13 @@ import json
 
 import pytest
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.choices.rows import SummaryOptions
+from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.rendered import render
 from tests.fixtures.saved_tables import to_json
 from tests.fixtures.timeline import Shapes, Thread, kernel, launch, span, write
 
@@ -159,3 +161,53 @@ def test_flops_are_unknown_if_those_of_one_call_are(tmp_path):
         thread = Thread(31, "main", (span("ProfileStep", "ProfileStep#0", 0, 90, *calls, last),))
         table = summarize(profile_of(tmp_path, thread), "op")
         assert table.filter(kind="operator")["flops"].to_list() == [flops]
+
+
+CALL = "rpc#f(w0 -> w1)"
+
+
+def test_the_functions_of_remote_calls_have_a_node_id(tmp_path):
+    """::
+
+    main  ProfileStep    mine ..
+    w1    rpc#f ...........      100: the call
+            f =======             60: the function
+              load ==             20: a span in it
+    """
+
+    def spanning(name, start, end, *inside):
+        return span("PythonUserDefined", name, start, end, *inside)
+
+    load = spanning(f"{CALL}#remote_op: load", 40, 60)
+    function = spanning(f"{CALL}#remote_op: f", 30, 90, load)
+    main = Thread(
+        1, "main", (span("ProfileStep", "ProfileStep#0", 0, 200, spanning("mine", 5, 15)),)
+    )
+    profile = profile_of(tmp_path, main, Thread(9, "w1", (spanning(CALL, 10, 110, function),)))
+    table = summarize(profile, "udf")
+    assert table.select("name", "calls", "cpu_total_ns", "cpu_ratio", "node").rows() == [
+        (CALL, 1, 100, 0.5, "w0"),
+        ("mine", 1, 10, 0.05, "w0"),
+        (f"{CALL}#remote_op: f", 1, 60, None, "w1"),
+        (f"{CALL}#remote_op: load", 1, 20, None, "w1"),
+    ]
+    lines = text_of(profile, "udf")
+    header = next(line for line in lines if line.startswith("Name"))
+    assert header.split()[-2:] == ["Node", "ID"]
+    first = lines.index(header) + 2
+    cells = [line.strip("-").split() for line in lines[first : first + 6]]
+    names = [(row[0], row[-1]) for row in cells]
+    assert names == [
+        ("Thread:", "merged"),
+        (CALL.split()[0], "w0"),
+        ("mine", "w0"),
+        (CALL.split()[0], "w1)"),
+        ("f", "w1"),
+        ("load", "w1"),
+    ]
+
+
+def test_without_remote_calls_spans_have_no_node_id(tmp_path):
+    profile = profile_of(tmp_path, *gpu_traces.no_step())
+    assert summarize(profile, "udf")["node"].to_list() == [None]
+    assert "Node ID" not in "\n".join(text_of(profile, "udf"))

@@ -8,10 +8,12 @@ from collections import defaultdict
 
 from hypothesis import given
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.report.text.summary import TableOptions, render_tables
 from ppprof.run.summary import read_tables
+from ppprof.rundir.summaries import rows_of
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -112,7 +114,9 @@ def test_without_communication_there_is_no_table(tmp_path):
 
 def test_as_printed_and_as_printed_from_data(tmp_path):
     profile = profile_of(tmp_path / "a.pb", *two_threads())
-    lines = render_tables({"dist": summarize(profile, "dist")}, TableOptions("ns")).splitlines()
+    lines = render_tables(
+        rows_of({"dist": summarize(profile, "dist")}), TableOptions("ns")
+    ).splitlines()
     assert [line.split() for line in lines[5:10]] == [
         ["ProfileStep", "60.00", "100.00"],
         ["Communication", "34.00", "56.67"],
@@ -124,7 +128,9 @@ def test_as_printed_and_as_printed_from_data(tmp_path):
 
     (tmp_path / "w0.json").write_text(to_json(profile), encoding="utf-8")
     _, tables = read_tables(tmp_path / "w0.json")
-    assert render_tables({"dist": tables["dist"]}, TableOptions("ns")).splitlines() == lines
+    assert (
+        render_tables(rows_of({"dist": tables["dist"]}), TableOptions("ns")).splitlines() == lines
+    )
 
 
 def test_tables_of_older_runs_keep_paddles_note(tmp_path):
@@ -134,7 +140,7 @@ def test_tables_of_older_runs_keep_paddles_note(tmp_path):
     (tmp_path / "w0.json").write_text(older, encoding="utf-8")
     _, tables = read_tables(tmp_path / "w0.json")
     assert "Computation time: Kernel time" in render_tables(
-        {"dist": tables["dist"]}, TableOptions()
+        rows_of({"dist": tables["dist"]}), TableOptions()
     )
 
 

@@ -23,9 +23,11 @@ import polars as pl
 import pytest
 from hypothesis import given
 
-from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
+from ppprof.choices.rows import SummaryOptions
 from ppprof.report.text.summary import TableOptions, render_tables
+from ppprof.rundir.summaries import rows_of
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -71,7 +73,7 @@ def ours(
     tables = {view: summarize(profile, view) for view in views}
     if "op" in tables:  # before it is printed: a long number in these rows widens the table
         tables["op"] = tables["op"].filter(~pl.col("kind").is_in(["accumulation", "shape"]))
-    text = render_tables(tables, TableOptions(time_unit, op_detail, row_limit=None))
+    text = render_tables(rows_of(tables), TableOptions(time_unit, op_detail, row_limit=None))
     text = FLOPS.sub(r"\1", text)
     return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
 

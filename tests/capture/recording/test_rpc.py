@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.remote_names import REMOTE
 from ppprof.trace import read
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

@@ -98,6 +98,17 @@ def test_a_stall_of_the_profiler_is_in_no_number() -> None:
     assert (stalled.num_steps, stalled.num_left_out) == (clean.num_steps + 1, 1)
 
 
+def test_steps_that_are_added_together_count_like_single_ones() -> None:
+    together, single = PerfSummary(1e12), PerfSummary(1e12)
+    for step in range(600):
+        values = ((step % 7 + 1) * MS, MS if step % 3 else None, step % 5, step % 11 == 0)
+        for summary in (together, single):
+            summary.add(*values, num_tokens=9 if step != 500 else None, num_flops=step * 10**6)
+        assert single.has_table == (step >= 10)  # reading takes in what is new
+    assert together.text() == single.text()
+    assert (together.num_steps, together.num_left_out) == (600, single.num_left_out)
+
+
 def test_too_few_steps_are_said_to_be_too_few() -> None:
     summary = PerfSummary()
     for _ in range(10):

@@ -51,6 +51,16 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
     )
 
 
+def test_truth_values_are_those_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "rank_00000.jsonl"
+    log = StepLog(run_file(path))
+    log.add(record(1)._replace(excluded=True, device_timed=False, num_samples=0))
+    log.flush()
+    line = json.loads(path.read_text())
+    assert (line["excluded"], line["device_timed"]) == (True, False)
+    assert (line["step"], line["num_samples"], type(line["num_samples"])) == (1, 0, int)
+
+
 def test_a_disk_error_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = StepLog(run_file(tmp_path / "gone" / "rank_00000.jsonl"))
     for step in range(3):

@@ -3,11 +3,13 @@
  * Each file is read whole, in memory of exactly its length. A short file is also read up to each of
  * its bytes. Then the file is read again and again with one allocation more before memory "runs out",
  * until it no longer does.
+ * Two threads also read each file at the same time, each with a reader of its own.
  * Prints the rows, texts and ranges of all files. A sanitizer ends the program at the first read out
  * of bounds, at undefined behaviour, and for memory that was not freed.
  */
 #define FUZZED "events.c"
 #include "fuzzing.h"
+#include <pthread.h>
 
 static const uint64_t secret[2] = {1, 2};
 
@@ -49,6 +51,32 @@ static int read_twice(Content program, const uint8_t *text, size_t length, int i
     return status == -1 ? -1 : 0;
 }
 
+typedef struct {
+    Content program;
+    const uint8_t *text;
+    size_t length;
+    int status;
+} Part;
+
+static void *read_part(void *argument)
+{
+    Part *part = argument;
+    part->status = read_twice(part->program, part->text, part->length, 0);
+    return NULL;
+}
+
+static void read_in_threads(Content program, Content text)
+{
+    Part parts[2] = {{program, text.bytes, text.length, 0}, {program, text.bytes, text.length, 0}};
+    pthread_t threads[2];
+    for (int number = 0; number < 2; number++)
+        if (pthread_create(&threads[number], NULL, read_part, &parts[number]))
+            exit(2);
+    for (int number = 0; number < 2; number++)
+        if (pthread_join(threads[number], NULL) || parts[number].status)
+            abort();
+}
+
 /* Reject every program that ends too early, without reading behind its end. */
 static void check_short_programs(Content program)
 {
@@ -73,6 +101,7 @@ int main(int argc, char **argv)
         Content text = content_of(argv[number]);
         if (read_twice(program, text.bytes, text.length, 1))
             return 1;
+        read_in_threads(program, text);
         for (size_t length = 0; text.length < 1 << 12 && length < text.length; length++)
             if (read_twice(program, text.bytes, length, 0))
                 return 1;

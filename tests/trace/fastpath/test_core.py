@@ -430,6 +430,7 @@ def test_hostile_events_under_sanitizers(tmp_path):
         compiled(tmp_path / "fuzz", source=FUZZ_EVENTS),
         compiled(tmp_path / "portable", *PORTABLE, source=FUZZ_EVENTS),
     ]
+    in_threads = compiled(tmp_path / "threads", source=FUZZ_EVENTS, sanitizers="thread")
     code = tmp_path / "program"
     code.write_bytes(FORMS.program)
     rng = random.Random(1)
@@ -444,6 +445,7 @@ def test_hostile_events_under_sanitizers(tmp_path):
         paths.append(tmp_path / f"{index}")
         paths[-1].write_bytes(content)
     assert_sound(programs, code, paths)
+    assert_sound([programs[0], in_threads], code, paths[-60:])
 
 
 def assert_sound(programs: list[Path], code: Path, paths: list[Path]) -> None:
@@ -459,13 +461,15 @@ def assert_sound(programs: list[Path], code: Path, paths: list[Path]) -> None:
     assert outputs[0] == outputs[1]
 
 
-def compiled(program: Path, *options: str, source: Path = FUZZ) -> Path:
+def compiled(
+    program: Path, *options: str, source: Path = FUZZ, sanitizers: str = "address,undefined"
+) -> Path:
     """The program of ``source`` with sanitizers."""
     if not shutil.which("cc"):
         pytest.skip("needs gcc or clang as cc")
     built = subprocess.run(
         [
-            *("cc", "-std=c99", "-g", "-O1", "-fsanitize=address,undefined", *options),
+            *("cc", "-std=c99", "-g", "-O1", "-pthread", f"-fsanitize={sanitizers}", *options),
             *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, source),
         ],
         capture_output=True,

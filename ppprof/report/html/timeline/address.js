@@ -4,7 +4,8 @@
 //   #t=START-END     the shown time, in seconds since the start of the trace: #t=12.1-12.9. The start is
 //                    the first event of all drawn ranks, on the reference clock (ReportData.origin_ns)
 //   &rank=R          unfold rank R and scroll to it
-//   &find=TEXT       search for TEXT; matches are highlighted, all else is dimmed
+//   &find=TEXT       search for TEXT; matches are highlighted, all else is dimmed. Without it, the
+//                    search ends
 //   &select=RANK.ROW select an event: rank, and its row in the rank's events table, as the report reads
 //                    it: only the chosen steps, without an incomplete last one
 //
@@ -24,18 +25,18 @@ function addressOf(hash) {
     from: range && Number(range[1]) * 1e9,
     to: range && Number(range[2]) * 1e9,
     rank: /^\d+$/.test(parts.get("rank") || "") ? Number(parts.get("rank")) : null,
-    find: parts.get("find"),
+    find: (parts.get("find") ?? "").trim(),
     select: spot && { rank: Number(spot[1]), row: Number(spot[2]) },
   };
 }
 
 function hashOf({ from, to, rank, find, select }) {
   const seconds = (time) => (time / 1e9).toFixed(9).replace(/\.?0+$/, "");
-  const parts = [`t=${seconds(from)}-${seconds(to)}`];
-  if (rank !== null) parts.push(`rank=${rank}`);
-  if (find) parts.push(`find=${encodeURIComponent(find)}`);
-  if (select) parts.push(`select=${select.track.rank.rank}.${select.row}`);
-  return `#${parts.join("&")}`;
+  const parts = new URLSearchParams({ t: `${seconds(from)}-${seconds(to)}` });
+  if (rank !== null) parts.set("rank", rank);
+  if (find) parts.set("find", find);
+  if (select) parts.set("select", `${select.track.rank.rank}.${select.row}`);
+  return `#${parts}`;
 }
 
 class TimelineAddress {
@@ -44,6 +45,11 @@ class TimelineAddress {
     this.waiting = null;
     addEventListener("hashchange", () => this.follow());
     addEventListener("popstate", () => this.follow());
+    document.addEventListener("click", (event) => { // a link to the present address changes nothing
+      if (event.target.closest("a[href^='#']")?.getAttribute("href") !== location.hash) return;
+      this.isOurs = null;
+      this.follow();
+    });
     this.isOurs = null; // the hash that was written last
   }
 
@@ -54,10 +60,12 @@ class TimelineAddress {
     this.isOurs = location.hash;
     clearTimeout(this.waiting);
     if (!address) return;
+    const hash = this.isOurs;
+    const isStale = () => hash !== this.isOurs;
     await this.timeline.store.ready;
-    if (location.hash !== this.isOurs) return;
+    if (isStale()) return;
     this.timeline.figure.scrollIntoView({ block: "start" });
-    await this.timeline.open(address);
+    await this.timeline.open(address, isStale);
   }
 
   write() {

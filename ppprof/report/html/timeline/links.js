@@ -8,9 +8,12 @@ async function eventAt(store, { part, at }) {
   const events = await store.wait(part);
   const { signatures } = part.track.rank;
   const sig = events.sig[at];
+  if (at < part.repeated) { // to the part in which it begins
+    return eventOfRow(store, part.track.rank, events.row[at], signatures.place[sig] === PLACES.launch);
+  }
   return {
-    part, at, track: part.track, sig, start: events.start[at], dur: events.dur[at], depth: events.depth[at],
-    row: events.row[at], step: events.step[at] - 1, size: events.size[at], link: events.link[at],
+    part, at, track: part.track, sig, start: events.start[at], dur: events.dur[at],
+    depth: events.depth[at], level: events.level[at], row: events.row[at], step: events.step[at] - 1, size: events.size[at], link: events.link[at],
     parent: events.parent[at], place: signatures.place[sig], kind: store.kinds[signatures.kind[sig]],
     name: signatures.name[sig], label: signatures.label[sig],
     of: (column) => (signatures[column] ? signatures[column][sig] : null),
@@ -31,10 +34,9 @@ async function eventsAround(store, event) {
     if (!inner) return around;
     around.push(inner);
   }
-  for (let at = inner.parent; at >= 0;) {
-    const outer = await eventAt(store, { part: inner.part, at });
-    around.push(outer);
-    at = outer.parent;
+  while (inner.parent >= 0) {
+    inner = await eventAt(store, { part: inner.part, at: inner.parent });
+    around.push(inner);
   }
   return around;
 }
@@ -64,11 +66,11 @@ async function launchesBelow(store, event) {
   for (let number = parts.indexOf(event.part); number < parts.length; number++) {
     const part = parts[number];
     if (part.start >= event.start + event.dur) break;
-    const { sig, depth, row, link } = await store.wait(part);
+    const { sig, level, row, link } = await store.wait(part);
     // A repeated event stands before events that are not below it.
     const first = Math.max(part.repeated, part === event.part ? event.at + 1 : 0);
     for (let at = first; at < sig.length; at++) {
-      if (depth[at] <= event.depth) return found;
+      if (level[at] <= event.level) return found;
       if (place[sig[at]] === PLACES.launch && link[at] >= 0) found.push([row[at], link[at]]);
       if (found.length >= MOST_LINKED) return Object.assign(found, { isCut: true });
     }
@@ -79,18 +81,17 @@ async function launchesBelow(store, event) {
 // The same communication on the other ranks: events, in the order of ranks.
 async function peersOf(store, event, around) {
   const { rank } = event.track;
-  let flow = -1;
+  let own = null;
   for (const span of [event, ...around]) {
-    flow = span.place === PLACES.host ? await flowOf(rank, span.row) : -1;
-    if (flow >= 0) break;
+    own = span.place === PLACES.host ? await flowOf(rank, span.row) : null;
+    if (own) break;
   }
-  if (flow < 0) return [];
+  if (!own) return [];
   const peers = [];
   for (const other of store.ranks) {
     if (other === rank) continue;
-    const { rows, flows } = await flowsOf(other);
-    const at = flows.indexOf(flow);
-    const found = at < 0 ? null : await eventOfRow(store, other, rows[at], false);
+    const row = rowOfFlow(await flowsOf(other), own);
+    const found = row < 0 ? null : await eventOfRow(store, other, row, false);
     if (found) peers.push(found);
     if (peers.length === MOST_LINKED) break;
   }
@@ -99,16 +100,27 @@ async function peersOf(store, event, around) {
 
 async function flowsOf(rank) {
   rank.flowEnds ||= inflate(rank.flows).then((bytes) => {
-    const [rows, flows] = unpack(bytes, [Int32Array, Int32Array]);
-    return { rows, flows };
+    const [rows, flows, posts] = unpack(bytes, [Int32Array, Int32Array, Uint8Array]);
+    return { rows, flows, posts };
   });
   return rank.flowEnds;
 }
 
 async function flowOf(rank, row) {
-  const { rows, flows } = await flowsOf(rank);
+  const { rows, flows, posts } = await flowsOf(rank);
   const at = rows.indexOf(row);
-  return at < 0 ? -1 : flows[at];
+  return at < 0 ? null : { flow: flows[at], post: posts[at] };
+}
+
+// The row of a communication on another rank; -1 if there is none. An isend leads to the irecv, and the
+// send that it started to the recv, if the other rank has both.
+function rowOfFlow({ rows, flows, posts }, { flow, post }) {
+  let chosen = -1;
+  for (let at = flows.indexOf(flow); at >= 0; at = flows.indexOf(flow, at + 1)) {
+    if (posts[at] === post) return rows[at];
+    if (chosen < 0) chosen = rows[at];
+  }
+  return chosen;
 }
 
 // Bytes allocated and freed in a host event and below it, and the level after its last change.

@@ -11,6 +11,7 @@ const KIND_COLOURS = {
   step: [215, 18, 82, 40], forward: [208, 72, 76, 42], backward: [152, 42, 68, 36], optimization: [318, 46, 81, 45],
   dataloader: [38, 92, 70, 42], span: [258, 55, 86, 50], operator: [183, 44, 75, 36], inner: [205, 16, 87, 33],
   communication: [20, 88, 72, 47], runtime: [75, 34, 77, 36], kernel: [228, 72, 82, 52], copy: [50, 86, 66, 40],
+  python: [292, 26, 84, 41],
 };
 const DARK_SATURATION = 0.58; // of that on light ground
 
@@ -41,7 +42,6 @@ class TimelinePainter {
   }
 
   request() {
-    if (!this.timeline.isReady) return;
     this.waiting ||= requestAnimationFrame(() => {
       this.waiting = null;
       this.paint();
@@ -60,7 +60,7 @@ class TimelinePainter {
   paint() {
     const { timeline } = this;
     const [width, height] = [this.body.clientWidth, this.body.clientHeight];
-    if (!this.head.width || !width) return; // not shown
+    if (!this.timeline.isReady || !this.head.width || !width) return; // not shown
     this.width = width;
     this.height = height;
     this.frames += 1;
@@ -123,7 +123,7 @@ class TimelinePainter {
   }
 
   // Sort the visible events of a part into buckets by colour; at most one narrow event per pixel.
-  collect(track, events, { y: top }, part, first) {
+  collect(track, events, { y: top, rows }, part, first) {
     const { from, to, gutter } = this.timeline;
     const { start, dur, sig, depth, num } = events;
     const { kind, tone } = track.rank.signatures;
@@ -137,6 +137,7 @@ class TimelinePainter {
       const end = begin + dur[at];
       if (end < from) continue;
       const row = depth[at];
+      if (row >= rows) continue;
       const above = y + row * ROW_HEIGHT;
       if (above + ROW_HEIGHT < 0 || above > this.height) continue;
       let left = gutter + (begin - from) * perTime;
@@ -272,7 +273,8 @@ class TimelinePainter {
     const room = gutter - indent - 8;
     const shown = Math.max(Math.min(top, this.height - ROW_HEIGHT), Math.min(0, top + line.height - ROW_HEIGHT));
     pen.fillStyle = line.track ? this.colours.text : this.colours.soft;
-    pen.fillText(shortened(pen, text, room), indent, shown + ROW_HEIGHT / 2 + 0.5);
+    // The name of a track that folds is a button.
+    if (!line.track || !canFold(line.track)) pen.fillText(shortened(pen, text, room), indent, shown + ROW_HEIGHT / 2 + 0.5);
     if (line.curve && line.height > 30) {
       pen.fillStyle = this.colours.soft;
       pen.fillText(say("timeline_most", { bytes: inBytes(Math.max(...line.curve.bytes)) }), indent, top + ROW_HEIGHT * 1.5);
@@ -299,7 +301,11 @@ class TimelinePainter {
   }
 
   paintArrows(pen) {
-    for (const { from, to } of this.timeline.arrows) {
+    for (const { from, to, text } of this.timeline.arrows) {
+      if (!to) {
+        this.paintFlag(pen, from, text);
+        continue;
+      }
       const [above, below] = [from, to].map(({ track, depth }) => this.timeline.layout.topOf(track, depth));
       if (above === null || below === null) continue;
       const [x, y] = [this.x(from.time), above - this.top + ROW_HEIGHT / 2];
@@ -317,6 +323,23 @@ class TimelinePainter {
       pen.lineTo(endX - 7, endY + 4);
       pen.fill();
     }
+  }
+
+  // An arrow that leaves the page: the name of where it leads, above the event or below it.
+  paintFlag(pen, { track, depth, time }, text) {
+    const row = this.timeline.layout.topOf(track, depth);
+    if (row === null) return;
+    const [x, top] = [this.x(time), row - this.top];
+    if (x < this.timeline.gutter || x > this.width) return;
+    const shown = `→ ${text}`;
+    const wide = pen.measureText(shown).width + 12;
+    const left = Math.max(this.timeline.gutter, Math.min(x, this.width - wide));
+    const y = top >= ROW_HEIGHT ? top - ROW_HEIGHT : top + ROW_HEIGHT;
+    pen.fillStyle = this.colours.text;
+    pen.fillRect(Math.round(x), Math.min(y, top), 1.5, 2 * ROW_HEIGHT);
+    pen.fillRect(left, y, wide, ROW_HEIGHT - 2);
+    pen.fillStyle = this.colours.back;
+    pen.fillText(shown, left + 6, y + ROW_HEIGHT / 2);
   }
 
   paintRange(pen) {
@@ -349,7 +372,7 @@ class TimelinePainter {
     pen.lineWidth = 1.5;
     pen.strokeRect(at(timeline.from), 0.75, Math.max(3, at(timeline.to) - at(timeline.from) - 0.75), MAP - 1.5);
     pen.fillStyle = this.colours.text;
-    for (const time of timeline.matchTimes()) pen.fillRect(at(time), MAP - 6, 1, 6);
+    for (const time of timeline.marks) pen.fillRect(at(time), MAP - 6, 1, 6);
     pen.fillStyle = this.colours.soft;
     pen.fillText(say("timeline_whole", { time: timeText(all) }), 8, MAP / 2);
     this.paintAxis(pen);

@@ -1,5 +1,6 @@
 "use strict";
-// Below the tracks: what is known about the selected event, and what fills the selected range.
+// Below the tracks: the keys, what is known about the selected event, what fills the selected range,
+// and what is left out.
 
 const MOST_FILLED = 12; // names listed for a range at first
 
@@ -17,7 +18,7 @@ class TimelinePanel {
     const title = make("h3", { class: "tl-name" }, event.name);
     const swatch = this.swatch(event.kind);
     title.prepend(swatch);
-    const close = this.button("timeline_close", "×", () => this.timeline.clearSelection());
+    const close = this.leaving("timeline_close", "×", () => this.timeline.clearSelection());
     const list = make("dl", { class: "tl-facts" });
     for (const [name, text, more] of facts) {
       if (text === null || text === undefined || text === "") continue;
@@ -43,7 +44,7 @@ class TimelinePanel {
       for (const event of events) {
         const where = name === "same" ? `${nameOf("rank")} ${event.track.rank.rank} · ` : "";
         const text = `${where}${event.label} · ${timeText(event.dur)}`;
-        row.append(this.button(null, text, () => this.timeline.select(event, { jumps: true }), event.name));
+        row.append(this.leaving(null, text, () => this.timeline.select(event, { jumps: true }), event.name));
       }
       return row;
     });
@@ -57,7 +58,7 @@ class TimelinePanel {
       length: timeText(length), from: exactSeconds(Math.round(range.from)), to: exactSeconds(Math.round(range.to)), rank: rank ? rank.label : "-",
     })));
     top.append(this.button("timeline_zoom_range", say("timeline_zoom_range"), () => this.timeline.look(range.from, range.to)));
-    top.append(this.button("timeline_close", "×", () => this.timeline.clearRange()));
+    top.append(this.leaving("timeline_close", "×", () => this.timeline.clearRange()));
     this.box.replaceChildren(top);
     if (!fill) {
       this.box.append(make("p", {}, say("timeline_counting")));
@@ -74,7 +75,10 @@ class TimelinePanel {
       if (names.length > MOST_FILLED) {
         const more = this.button(null, say("timeline_more", { num: names.length - MOST_FILLED }), () => {
           more.remove();
-          table.replaceWith(this.fillTable("name", names, length));
+          const whole = this.fillTable("name", names, length);
+          whole.tabIndex = -1;
+          table.replaceWith(whole);
+          whole.focus({ preventScroll: true });
         });
         group.append(more);
       }
@@ -104,6 +108,14 @@ class TimelinePanel {
     const swatch = make("i", { class: "tl-swatch", "aria-hidden": "true" });
     swatch.style.background = this.timeline.painter.shades[this.timeline.store.kinds.indexOf(kind)][1];
     return swatch;
+  }
+
+  // A button that goes away when it is pressed: the keyboard is on the tracks then.
+  leaving(key, text, onClick, title) {
+    return this.button(key, text, () => {
+      this.timeline.body.focus({ preventScroll: true });
+      onClick();
+    }, title);
   }
 
   button(key, text, onClick, title = key && say(key)) {
@@ -137,6 +149,7 @@ function factsOf(event, store, around, memory, started) {
     ["rank", `${rank.label}${rank.host ? ` · ${rank.host}` : ""}`],
     [event.track.isHost ? "thread_of" : "stream_of", trackName(event.track)],
     ["step", event.step < 0 ? null : String(event.step)],
+    ["node", calleeText(calleeOf(store, event))],
     ["module", modules.map(({ name }) => name).reverse().join(" › ")],
     ["device_time", event.place === PLACES.device || !device ? null : `${timeText(device)}${started.more ? " +" : ""}`],
     ["shapes", all("shapes")],
@@ -179,4 +192,23 @@ async function fillOfRange(store, rank, { from, to }) {
     if (kinds.size) all.push({ track, kinds: sorted(kinds), names: sorted(names) });
   }
   return all;
+}
+
+function keyHelp() {
+  const help = make("p", { class: "tl-keys" });
+  help.append(make("span", { class: "tl-touch" }, say("timeline_touch")));
+  for (const [keys, what] of say("timeline_keys").split("; ").map((text) => text.split(": "))) {
+    const item = make("span", { class: "tl-key" });
+    item.append(...keys.split(" ").map((key) => make("kbd", {}, key)), document.createTextNode(` ${what}`));
+    help.append(item, document.createTextNode(" "));
+  }
+  return help;
+}
+
+// What the page leaves out of the tracks.
+function notesOf({ ranks }) {
+  const total = (key) => ranks.reduce((sum, rank) => sum + rank[key], 0);
+  const note = (key, num, values) => (num ? [make("p", { class: "tl-note" }, say(key, { num: num.toLocaleString(), ...values }))] : []);
+  const time = timeText(Math.max(...ranks.map((rank) => rank.left_out_below)));
+  return [...note("timeline_left_out", total("left_out"), { time }), ...note("timeline_elsewhere", total("elsewhere"), {})];
 }

@@ -36,8 +36,7 @@ function unpack(bytes, types) {
         values[at] = before += half * 2 === values[at] ? half : -half - 1;
       }
     }
-    const column = type === Float64Array ? values : new type(values);
-    return column;
+    return type === Float64Array ? values : new type(values);
   });
 }
 
@@ -88,10 +87,10 @@ class TimelineStore {
       label: table.name.map(labelOf), tone: Uint8Array.from(table.name, toneOf), width: new Float32Array(table.name.length),
     };
     await Promise.all(rank.tracks.map(async (track) => {
-      const [start, dur, sig, depth, num, busy] = unpack(await inflate(track.packed),
-        [Float64Array, Float64Array, Int32Array, Uint8Array, Int32Array, Float64Array]);
+      const [start, dur, sig, depth, num] = unpack(await inflate(track.packed),
+        [Float64Array, Float64Array, Int32Array, Uint8Array, Int32Array]);
       for (let at = 0; at < start.length; at++) start[at] = rank.shared(start[at]);
-      track.overview = { start, dur, sig, depth, num, busy };
+      track.overview = { start, dur, sig, depth, num };
     }));
   }
 
@@ -200,12 +199,13 @@ class TimelineStore {
   }
 }
 
-// The events of a part; `parent` is an index in the part, -1 for none.
+// The events of a part; `parent` is an index in the part, -1 for none. `level` is the nesting depth,
+// `depth` the row that an event is drawn in.
 function eventsOf(part, bytes) {
-  const { rank, isHost } = part.track;
+  const { rank, isHost, rows: numRows } = part.track;
   const { place } = rank.signatures;
-  const [start, dur, sig, depth, rows, step, size, hasLink, links] = unpack(bytes,
-    [Float64Array, Float64Array, Int32Array, Uint8Array, Int32Array, Float64Array, Int32Array, Uint8Array, Int32Array]);
+  const [start, dur, sig, level, rows, step, size, hasLink, links] = unpack(bytes,
+    [Float64Array, Float64Array, Int32Array, Int32Array, Int32Array, Float64Array, Int32Array, Uint8Array, Int32Array]);
   const num = sig.length;
   const row = new Int32Array(num);
   const link = new Int32Array(num).fill(-1);
@@ -219,15 +219,16 @@ function eventsOf(part, bytes) {
       row[at] = rows[next++];
     }
   }
-  const open = new Int32Array(256).fill(-1); // per depth: the last event
+  const open = []; // per level: the last event
   for (let at = 0; at < num; at++) {
     if (isHost) {
-      open[depth[at]] = at;
-      if (depth[at] > 0) parent[at] = open[depth[at] - 1];
+      open[level[at]] = at;
+      parent[at] = open[level[at] - 1] ?? -1;
     }
     start[at] = rank.shared(start[at]);
   }
-  return { num, start, dur, sig, depth, row, step, size, link, parent };
+  const depth = level.map((nesting) => Math.min(nesting, numRows - 1));
+  return { num, start, dur, sig, level, depth, row, step, size, link, parent };
 }
 
 // The name of a C++ function without return type, template arguments and parameters.
@@ -238,7 +239,6 @@ function labelOf(name) {
 }
 
 function toneOf(name) {
-  let sum = 7;
-  for (let at = 0; at < name.length; at++) sum = (sum * 31 + name.charCodeAt(at)) >>> 0;
+  const sum = hash(name);
   return ((sum ^ (sum >>> 11)) >>> 0) % 4;
 }

@@ -2,6 +2,7 @@
 // The timeline: its state, its controls, and what connects store, painter, panel, input and address.
 
 const SHORTEST = 100; // ns: the shortest view
+const FINEST = 2 ** -45; // of the whole trace: a number holds a time no finer than 2 ** -53 of it
 const MOST_HITS = 200_000; // matches of a search that can be visited
 const MOST_MARKS = 2000; // matches marked on the minimap
 
@@ -10,6 +11,7 @@ class Timeline {
     this.figure = figure;
     this.store = new TimelineStore(meta);
     this.layout = new TimelineLayout(this.store);
+    this.shortest = Math.max(SHORTEST, this.store.end * FINEST);
     Object.assign(this, { from: 0, to: this.store.end, arrows: [], selected: null, hovered: null, range: null, text: "", masks: null, dimmed: null, hits: null, marks: [] });
     this.build();
     this.painter = new TimelinePainter(this, this.head, this.body);
@@ -48,7 +50,7 @@ class Timeline {
     this.legend = make("div", { class: "tl-legend", role: "group", "aria-label": say("timeline_legend") });
     this.panelBox = make("div", { class: "tl-panel" });
     this.live = make("p", { class: "tl-live", "aria-live": "polite" });
-    box.append(this.buildBar(), this.legend, this.head, this.scroller, this.buildHelp(), this.panelBox, this.live, ...this.buildNotes());
+    box.append(this.buildBar(), this.legend, this.head, this.scroller, keyHelp(), this.panelBox, this.live, ...notesOf(this.store));
     this.buildRanks();
   }
 
@@ -83,59 +85,48 @@ class Timeline {
     return bar;
   }
 
-  buildHelp() {
-    const help = make("p", { class: "tl-keys" });
-    help.append(make("span", { class: "tl-touch" }, say("timeline_touch")));
-    for (const [keys, what] of say("timeline_keys").split("; ").map((text) => text.split(": "))) {
-      const item = make("span", { class: "tl-key" });
-      item.append(...keys.split(" ").map((key) => make("kbd", {}, key)), document.createTextNode(` ${what}`));
-      help.append(item, document.createTextNode(" "));
-    }
-    return help;
-  }
-
-  buildNotes() {
-    const cut = this.store.ranks.filter((rank) => rank.left_out);
-    if (!cut.length) return [];
-    const num = cut.reduce((sum, rank) => sum + rank.left_out, 0).toLocaleString();
-    const time = timeText(Math.max(...cut.map((rank) => rank.left_out_below)));
-    return [make("p", { class: "tl-note" }, say("timeline_left_out", { num, time }))];
-  }
-
   buildRanks() {
     for (const old of this.content.querySelectorAll("button")) old.remove();
     this.content.style.height = `${this.layout.height}px`;
-    for (const rank of this.layout.ranks) {
-      const folded = this.layout.folded.has(rank);
-      const name = `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${rank.label}`;
-      const button = make("button", { type: "button", class: "tl-rank", "aria-expanded": String(!folded), title: `${name}${rank.host ? ` · ${rank.host}` : ""}` }, `${folded ? "▸" : "▾"} ${this.isNarrow ? `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${rank.rank}` : name}`);
-      button.style.top = `${this.layout.headOf(rank).y}px`;
-      button.addEventListener("click", () => this.fold(rank));
+    const foldButton = (className, text, title, isFolded, y, act) => {
+      const button = make("button", { type: "button", class: className, "aria-expanded": String(!isFolded), title }, `${isFolded ? "▸" : "▾"} ${text}`);
+      button.style.top = `${y}px`;
+      button.addEventListener("click", act);
       this.content.append(button);
-      rank.button = button;
+      return button;
+    };
+    for (const rank of this.layout.ranks) {
+      const name = (text) => `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${text}`;
+      const title = `${name(rank.label)}${rank.host ? ` · ${rank.host}` : ""}`;
+      rank.button = foldButton("tl-rank", name(this.isNarrow ? rank.rank : rank.label), title,
+        this.layout.folded.has(rank), this.layout.headOf(rank).y, () => this.fold(rank));
+    }
+    for (const { track, y } of this.layout.lines.filter((line) => line.track && canFold(line.track))) {
+      track.button = foldButton("tl-rank tl-python", trackName(track), trackName(track),
+        this.layout.foldedTracks.has(track), y, () => this.foldTrack(track));
     }
     if (this.shownRanks) this.shownRanks.textContent = say("timeline_ranks", { shown: this.layout.ranks.length, all: this.store.ranks.length });
   }
 
   buildLegend() {
     const seen = new Set(this.store.ranks.flatMap((rank) => [...new Set(rank.signatures.kind)]));
-    this.legend.replaceChildren(...this.store.kinds.map((kind, number) => [kind, number]).filter(([, number]) => seen.has(number)).map(([kind, number]) => {
+    this.legendKinds = [...seen].sort((one, other) => one - other);
+    this.legend.replaceChildren(...this.legendKinds.map((number) => {
+      const kind = this.store.kinds[number];
       const button = make("button", { type: "button", "aria-pressed": "false", title: say("timeline_highlight") }, say(`timeline_kind_${kind}`));
       button.prepend(this.panel.swatch(kind));
       button.addEventListener("click", () => this.highlight(number));
       return button;
     }));
-    this.legendKinds = this.store.kinds.map((_, number) => number).filter((number) => seen.has(number));
   }
 
   // Another theme: the same state in other colours.
   repaint() {
     this.painter.refresh();
-    for (const swatch of this.figure.querySelectorAll(".tl-legend button")) {
-      const at = [...this.legend.children].indexOf(swatch);
-      swatch.firstChild.style.background = this.painter.shades[this.legendKinds[at]][1];
-    }
-    this.painter.request();
+    this.painter.paint(); // at once: a printer waits for no frame
+    [...this.legend.children].forEach((button, at) => {
+      button.firstChild.style.background = this.painter.shades[this.legendKinds[at]][1];
+    });
   }
 
   get isNarrow() { return this.body.clientWidth < 640; }
@@ -158,8 +149,8 @@ class Timeline {
   timeAt(x) { return this.from + (Math.max(this.gutter, Math.min(this.width, x)) - this.gutter) * this.perPixel; }
 
   look(from, to, { writes = true } = {}) {
-    const length = Math.min(this.store.end, Math.max(SHORTEST, to - from));
-    const middle = to - from < SHORTEST ? (from + to - length) / 2 : from;
+    const length = Math.min(this.store.end, Math.max(this.shortest, to - from));
+    const middle = to - from < this.shortest ? (from + to - length) / 2 : from;
     this.from = Math.max(0, Math.min(middle, this.store.end - length));
     this.to = this.from + length;
     if (writes) this.address.write();
@@ -169,7 +160,7 @@ class Timeline {
   pan(by) { this.look(this.from + by, this.to + by); }
 
   zoom(factor, around = (this.from + this.to) / 2) {
-    const length = Math.min(this.store.end, Math.max(SHORTEST, (this.to - this.from) * factor));
+    const length = Math.min(this.store.end, Math.max(this.shortest, (this.to - this.from) * factor));
     const share = (around - this.from) / (this.to - this.from);
     this.look(around - share * length, around + (1 - share) * length);
   }
@@ -177,7 +168,7 @@ class Timeline {
   scroll(by) { this.scroller.scrollTop += by; }
 
   lookAround({ start, dur }) {
-    const around = Math.max(dur * 0.15, SHORTEST / 2);
+    const around = Math.max(dur * 0.15, this.shortest / 2);
     this.look(start - around, start + dur + around);
   }
 
@@ -185,9 +176,9 @@ class Timeline {
     return { from: this.from, to: this.to, rank: this.shownRank?.rank ?? null, find: this.text, select: this.selected };
   }
 
-  async open({ from, to, rank, find, select }) {
+  async open({ from, to, rank, find, select }, isStale) {
     if (from !== null && to > from) this.look(from, to, { writes: false });
-    if (find !== null && find !== this.text) {
+    if (find !== this.text) {
       this.searchBox.value = find;
       this.search(find, { writes: false });
     }
@@ -199,7 +190,7 @@ class Timeline {
     }
     const owner = this.store.ranks.find((at) => at.rank === select.rank);
     const event = owner && await eventOfRow(this.store, owner, select.row, null);
-    if (!event) return;
+    if (!event || isStale()) return;
     if (from === null) this.lookAround(event);
     await this.select(event, { writes: false });
   }
@@ -212,6 +203,7 @@ class Timeline {
       this.layout.wanted = "";
     }
     this.layout.fold(rank, false);
+    if (event) this.layout.foldTrack(event.track, false);
     this.relayout();
     const top = event ? this.layout.topOf(event.track, event.depth) : this.layout.headOf(rank).y;
     const { scrollTop, clientHeight } = this.scroller;
@@ -231,6 +223,12 @@ class Timeline {
     const had = document.activeElement === rank.button;
     this.relayout();
     if (had) rank.button.focus({ preventScroll: true });
+  }
+
+  foldTrack(track) {
+    this.layout.foldTrack(track);
+    this.relayout();
+    track.button.focus({ preventScroll: true });
   }
 
   foldRank() {
@@ -335,7 +333,7 @@ class Timeline {
     if (this.selected !== event) return;
     const links = { launch, started: started.events, more: started.more, forward, peers };
     this.panel.show(event, factsOf(event, this.store, around, memory, started), links);
-    this.arrows = arrowsOf(event, links);
+    this.arrows = [...arrowsOf(event, links), ...arrowsOfCall(event, calleeOf(this.store, event))];
     this.painter.request();
   }
 
@@ -370,21 +368,26 @@ class Timeline {
   async climb(down) {
     const { selected } = this;
     if (!selected) return;
-    const events = await this.store.wait(selected.part);
-    const at = down < 0 ? selected.parent : events.parent.indexOf(selected.at);
-    if (at >= 0) await this.select(await eventAt(this.store, { part: selected.part, at }), { jumps: true });
+    const { part } = selected;
+    const at = down < 0 ? selected.parent : (await this.store.wait(part)).parent.indexOf(selected.at);
+    const isBehind = at < 0 && down > 0 && selected.size > 0; // the first event inside is in a later part
+    const event = isBehind ? await eventOfRow(this.store, part.track.rank, selected.row + 1, false)
+      : at >= 0 && await eventAt(this.store, { part, at });
+    if (event) await this.select(event, { jumps: true });
   }
 
   // Ranges.
 
   async setRange(one, other, rank, isDone) {
-    this.range = { from: Math.max(0, Math.min(one, other)), to: Math.min(this.store.end, Math.max(one, other)) };
+    const from = Math.max(0, Math.min(one, other));
+    this.range = { from, to: Math.max(from + 1, Math.min(this.store.end, Math.max(one, other))) };
     this.painter.request();
     if (!isDone) return;
     const { range } = this;
     this.selected = null;
     this.arrows = [];
     this.panel.showRange(range, rank, null);
+    this.address.write();
     const fill = rank ? await fillOfRange(this.store, rank, range) : [];
     if (this.range !== range) return;
     this.panel.showRange(range, rank, fill);
@@ -437,8 +440,6 @@ class Timeline {
     return all; // rank by rank, by time in each
   }
 
-  matchTimes() { return this.marks; }
-
   async nextMatch(way) {
     if (!this.hits) return;
     const hits = await this.hits;
@@ -447,7 +448,8 @@ class Timeline {
     const at = selected ? hits.findIndex(({ part, at: index }) => part === selected.part && index === selected.at) : -1;
     let next = at + way;
     if (at < 0) { // from the view: the first match in it or behind it
-      next = hits.findIndex(({ time }) => time >= this.from);
+      const behind = hits.findIndex(({ time }) => time >= this.from);
+      next = behind < 0 ? hits.length : behind;
       if (way < 0) next -= 1;
     }
     next = (next + hits.length) % hits.length;
@@ -474,6 +476,12 @@ class Timeline {
 
 // Draw the timeline; the next time, for another theme, keep its state.
 function drawTimeline(figure, found) {
+  if (!window.DecompressionStream) {
+    const box = figure.querySelector(".drawing");
+    box.removeAttribute("style");
+    box.replaceChildren(make("p", { class: "tl-note" }, say("timeline_old_browser")));
+    return { resize() {}, dispose() {} };
+  }
   if (figure.timeline) figure.timeline.repaint();
   else figure.timeline = new Timeline(figure, found);
   return figure.timeline;

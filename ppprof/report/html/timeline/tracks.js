@@ -6,6 +6,7 @@ const HEAD = 28; // the line of a rank
 const GAP = 8; // below a track
 const CURVE = 34; // a memory curve
 const MOST_UNFOLDED = 4;
+const MOST_PYTHON_ROWS = 6; // a track of Python functions with more rows is folded at first
 
 const RANK_ORDERS = {
   rank: (one, other) => one.rank - other.rank,
@@ -30,12 +31,14 @@ class TimelineLayout {
     this.wanted = "";
     this.order = "rank";
     this.folded = new Set(store.ranks.slice(store.ranks.length > MOST_UNFOLDED ? 1 : store.ranks.length));
+    this.foldedTracks = new Set(store.ranks.flatMap((rank) => rank.tracks)
+      .filter((track) => track.is_python && track.rows > MOST_PYTHON_ROWS));
     this.arrange();
   }
 
   arrange() {
     this.ranks = this.store.ranks.filter((rank) => isMeant(rank, this.wanted)).sort(RANK_ORDERS[this.order]);
-    this.lines = []; // { rank, y, height, track or curve; neither for the line of the rank }
+    this.lines = []; // { rank, y, height, track and rows or curve; none of them for the line of the rank }
     let y = 0;
     const add = (line, height, gap = 0) => {
       this.lines.push({ ...line, y, height });
@@ -44,7 +47,10 @@ class TimelineLayout {
     for (const rank of this.ranks) {
       add({ rank }, HEAD);
       if (this.folded.has(rank)) continue;
-      for (const track of rank.tracks) add({ rank, track }, track.rows * ROW_HEIGHT, GAP);
+      for (const track of rank.tracks) {
+        const rows = this.foldedTracks.has(track) ? 1 : track.rows; // a folded track shows its outermost events
+        add({ rank, track, rows }, rows * ROW_HEIGHT, GAP);
+      }
       for (const curve of rank.levels) add({ rank, curve }, CURVE, GAP);
     }
     this.height = y;
@@ -59,7 +65,7 @@ class TimelineLayout {
   // The top of an event's row; that of the rank's line if the rank is folded; null if it is not shown.
   topOf(track, depth) {
     const line = this.lines.find((at) => at.track === track);
-    if (line) return line.y + depth * ROW_HEIGHT;
+    if (line) return line.y + Math.min(depth, line.rows - 1) * ROW_HEIGHT;
     const head = this.headOf(track.rank);
     return head && head.y + (HEAD - ROW_HEIGHT) / 2;
   }
@@ -70,14 +76,23 @@ class TimelineLayout {
     this.arrange();
   }
 
+  foldTrack(track, folds = !this.foldedTracks.has(track)) {
+    if (folds) this.foldedTracks.add(track);
+    else this.foldedTracks.delete(track);
+    this.arrange();
+  }
+
   foldAll(folds) {
     this.folded = new Set(folds ? this.store.ranks : []);
     this.arrange();
   }
 }
 
+const canFold = (track) => track.is_python && track.rows > 1;
+
 function trackName(track) {
   if (!track.isHost) return say("timeline_stream", { device: track.device, stream: track.stream ?? "-" });
+  if (track.is_python) return say("timeline_python", { thread: track.thread ?? "-" });
   const number = say("timeline_thread", { thread: track.thread ?? "-" });
   return track.name ? `${track.name} · ${number}` : number;
 }

@@ -44,3 +44,46 @@ EXPORT int64_t ppprof_pre_order(const int64_t *parent, int64_t num_nodes, int32_
     }
     return count;
 }
+
+/* Write the index of each event's parent to `parent`, -1 for an outermost event.
+ *
+ * The events are sorted by thread, then by start; of two that start together, the longer comes first.
+ * The parent is the last event before it, on its thread, that holds others and ends at or after
+ * `end - slack`, but after the event's start. `holds` may be NULL: then every event may be a parent.
+ *
+ * `open` lists the events that may still be parents, their ends descend: an event that ends no later
+ * than one after it is never the parent. So each search is a bisection of that list. All arrays have
+ * room for `num_events` items.
+ */
+EXPORT void ppprof_nest(const int64_t *thread, const int64_t *start, const int64_t *end,
+                        const uint8_t *holds, int64_t num_events, int64_t slack, int64_t *open,
+                        int64_t *parent)
+{
+    int64_t num_open = 0;
+    for (int64_t event = 0; event < num_events; event++) {
+        if (event && thread[event] != thread[event - 1])
+            num_open = 0;
+        while (num_open && end[open[num_open - 1]] <= start[event])
+            num_open--;
+        /* An event of no length at the last instant has no parent. */
+        int64_t least = start[event] < INT64_MAX ? start[event] + 1 : INT64_MAX;
+        if (end[event] >= INT64_MIN + slack && end[event] - slack > least)
+            least = end[event] - slack;
+        int64_t low = 0, high = num_open; /* those below `low` end late enough */
+        if (num_open && end[open[num_open - 1]] >= least)
+            low = num_open; /* mostly */
+        while (low < high) {
+            int64_t middle = low + (high - low) / 2;
+            if (end[open[middle]] >= least)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        parent[event] = low ? open[low - 1] : -1;
+        if (holds && !holds[event])
+            continue;
+        while (num_open && end[open[num_open - 1]] <= end[event])
+            num_open--;
+        open[num_open++] = event;
+    }
+}

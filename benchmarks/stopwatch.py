@@ -1,0 +1,345 @@
+"""From the first command to the answer: `paddle.profiler` and VisualDL against ppprof.
+
+::
+
+    python -m benchmarks.stopwatch          # prints the result
+    python -m benchmarks.stopwatch --write  # and writes it into docs/stopwatch.md and its Chinese page
+
+Each task of `TASKS` has a planted cause. Its commands run in an empty folder, as a user types them;
+seconds are medians over rounds in which all tasks run in turn. ``stopwatch_job/train.py`` knows no
+profiler; ``train_profiled.py`` is the same with the lines of `paddle.profiler` added. VisualDL's
+seconds end when its server has sent the data of two pages for each run and rank, Overview and
+Operator. What a person reads and compares is counted, not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.trace_reading import machine
+from tests.jobs.launching import environment
+from tests.oracles import visualdl_server
+
+DOCS = Path(__file__).parents[1] / "docs"
+JOB = Path(__file__).with_name("stopwatch_job")
+MARKER = "<!-- written by python -m benchmarks.stopwatch --write -->\n"
+ALONE = "train.py"
+PROFILED = "train_profiled.py"
+_VISUALDL = "visualdl --logdir ."
+# VisualDL 2.5.3 shows nothing of a trace by Paddle 3.2 or later without the key of Paddle 3.1.
+_MEND = """sed -i '0,/"span_index"/s//"span_indx": "0", "span_index"/' {}"""
+_LAUNCH = "python -m paddle.distributed.launch --nproc_per_node 8"
+
+
+class Way(NamedTuple):
+    """How one set of tools answers a question."""
+
+    commands: Sequence[str]
+    answers: Sequence[str] = ()
+    """Patterns of the parts of the answer in all that the commands print; empty if none print it."""
+    script: str = ALONE
+    runs: Mapping[str, int] = {}
+    """The folders that VisualDL shows, and their number of ranks; empty without VisualDL."""
+
+
+TASKS: Mapping[str, Mapping[str, Way]] = {
+    "slow": {
+        "alone": Way((f"python {ALONE} data neck",)),
+        "raw": Way(
+            (f"python {PROFILED} data neck", _MEND.format("profiler_log/*.json"), _VISUALDL),
+            (r"^  Dataloader +\d+ +[\d.]+ +([\d.]+) ",),
+            PROFILED,
+            {"profiler_log": 1},
+        ),
+        "ppprof": Way(
+            (f"ppprof run {ALONE} data neck", "ppprof advise profiler_log"),
+            (r"^rank 0, window 0: (step .*)",),
+        ),
+    },
+    "changed": {
+        "alone": Way((f"python {ALONE}", f"python {ALONE} neck")),
+        "raw": Way(
+            (
+                f"python {PROFILED}",
+                "mv profiler_log before",
+                f"python {PROFILED} neck",
+                "mv profiler_log after",
+                _MEND.format("before/*.json after/*.json"),
+                _VISUALDL,
+            ),
+            script=PROFILED,
+            runs={"before": 1, "after": 1},
+        ),
+        "ppprof": Way(
+            (
+                f"ppprof run --log before {ALONE}",
+                f"ppprof run --log after {ALONE} neck",
+                "ppprof diff before after",
+            ),
+            (r"^(Step time: .*?);", r"^ +Neck +[\d.]+ +[\d.]+ +[+]([\d.]+) "),
+        ),
+    },
+    "ranks": {
+        "alone": Way((f"{_LAUNCH} {ALONE} rank",)),
+        "raw": Way(
+            (f"{_LAUNCH} {PROFILED} rank", _MEND.format("profiler_log/*.json"), _VISUALDL),
+            script=PROFILED,
+            runs={"profiler_log": 8},
+        ),
+        "ppprof": Way(
+            (f"ppprof run --nproc 8 {ALONE} rank", "ppprof ranks profiler_log"),
+            (
+                r"^(Slow computation: rank 5[^:]*: \S+ ms a step|Most time of its own.* rank 5 in \d+)",
+            ),
+        ),
+    },
+}
+"""Question -> tools -> commands, in the order of the page; `alone` is the script without tools."""
+
+
+class Words(NamedTuple):
+    """The texts of the result in one language."""
+
+    head: Sequence[str]
+    questions: Mapping[str, str]
+    raw: Mapping[str, str]
+    """What the raw tools offer for each question."""
+    ours: Mapping[str, str]
+
+
+PAGES = {
+    "stopwatch.md": Words(
+        (
+            "Question",
+            "Tools",
+            "Commands",
+            "Lines added to the script",
+            "Seconds",
+            "Seconds of the script alone",
+            "Tables printed",
+            "Pages to open",
+        ),
+        {
+            "slow": "A script that knows nothing: what is slow?",
+            "changed": "Two runs: what changed?",
+            "ranks": "Eight ranks: who is slow?",
+        },
+        {
+            "slow": "A person reads the tables. The Overview Summary has the wait for data, in % of the steps: "
+            "`Dataloader` {0}. The layer is in no table and on no page of tables ({views}): they have phases and operators, "
+            "and no operator runs while the layer sleeps. The trace has it: in chrome://tracing or Perfetto, a person "
+            "finds `Neck` in the timeline.",
+            "changed": "No tool compares the two runs: VisualDL shows one run at a time ({views}), and its server "
+            "answers requests for a comparison with nothing. A person compares the tables of the two runs by eye. "
+            "Forward is longer in the second; the layer is in no table.",
+            "ranks": "The launcher prints the tables of rank 0; those of the others are in `log/workerlog.N`. VisualDL "
+            "shows one rank at a time ({views}), and all ranks have about the same step time, since they wait for "
+            "each other. A person who compares the Overview pages of all ranks finds that Forward is longer on rank 5.",
+        },
+        {
+            "slow": "ppprof prints: `{0}`",
+            "changed": "ppprof prints `{0}`, and a table of modules in which `Neck` takes {1} ms a step more.",
+            "ranks": "ppprof prints: `{0}`",
+        },
+    ),
+    "stopwatch.zh-CN.md": Words(
+        (
+            "问题",
+            "工具",
+            "命令数",
+            "脚本增加的行数",
+            "秒",
+            "只运行脚本的秒数",
+            "打印的表",
+            "要打开的页面",
+        ),
+        {
+            "slow": "一个什么都不知道的脚本：慢在哪里？",
+            "changed": "两次运行：变了什么？",
+            "ranks": "八个 rank：谁慢？",
+        },
+        {
+            "slow": "由人来读表。Overview Summary 里有等待数据的时间，单位是占 step 的百分比：`Dataloader` {0}。那一层不在任何表里，也不在任何带表的页面里"
+            "（{views}）：它们只有阶段和算子，而那一层睡眠时没有算子在运行。trace 里有它：在 chrome://tracing 或 Perfetto 的时间线里，人可以找到 `Neck`。",
+            "changed": "没有工具比较两次运行：VisualDL 一次只显示一次运行（{views}），它的服务器对比较的请求不返回任何内容。人用眼睛比较两次运行的表。"
+            "第二次的 Forward 更长；那一层不在任何表里。",
+            "ranks": "启动器打印 rank 0 的表，其他 rank 的表在 `log/workerlog.N` 里。VisualDL 一次只显示一个 rank（{views}），"
+            "而所有 rank 的 step 时间差不多，因为它们互相等待。人比较所有 rank 的 Overview 页面后会发现 rank 5 的 Forward 更长。",
+        },
+        {
+            "slow": "ppprof 打印：`{0}`",
+            "changed": "ppprof 打印 `{0}`，以及一张模块表，其中 `Neck` 每个 step 多用 {1} 毫秒。",
+            "ranks": "ppprof 打印：`{0}`",
+        },
+    ),
+}
+"""The pages of the result, and their texts."""
+
+_TOOLS = {"raw": "paddle.profiler + VisualDL", "ppprof": "ppprof"}
+
+
+class Measured(NamedTuple):
+    """What one way took."""
+
+    seconds: list[float]
+    """Of each command."""
+    answers: Sequence[str] = ()
+    num_tables: int = 0
+    """Tables that the commands print."""
+    num_pages: int = 0
+    """Pages of VisualDL with tables, over all runs and ranks."""
+    views: Sequence[str] = ()
+    """VisualDL's kinds of pages."""
+
+
+Results = Mapping[str, Mapping[str, Measured]]
+"""Question -> tools -> what they took."""
+
+
+def measure(way: Way, folder: Path) -> Measured:
+    """Run the commands of one way in a folder.
+
+    Raises:
+        subprocess.CalledProcessError: a command fails.
+        LookupError: no command prints the answer.
+    """
+    folder.mkdir(parents=True)
+    shutil.copy(JOB / way.script, folder)
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    seconds, outputs, num_pages = [], [], 0
+    views: Sequence[str] = ()
+    for command in way.commands:
+        begin = time.perf_counter()
+        if command == _VISUALDL:
+            views, num_pages = _open_pages(folder, way.runs)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=folder,
+                env=environment(folder, PATH=programs),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=True,
+            )
+            outputs.append(done.stdout)
+        seconds.append(time.perf_counter() - begin)
+    text = "\n".join(outputs)
+    return Measured(seconds, _answers(way.answers, text), _num_tables(text), num_pages, views)
+
+
+def _open_pages(folder: Path, runs: Mapping[str, int]) -> tuple[Sequence[str], int]:
+    """Start VisualDL and load Overview and Operator of each rank; return its views, the number."""
+    views: Sequence[str] = ()
+    num_pages = 0
+    with visualdl_server.serve(folder) as server:
+        for name, num_workers in runs.items():
+            run = server.run_of(folder / name, num_workers)
+            views = sorted(run.views)
+            for worker in run.workers("Overview"):
+                query = {"worker": worker, "span": run.span(worker), "time_unit": "ms"}
+                assert run.get("overview/model_perspective", **query)["cpu"]
+                by_name = {"group_by": "op_name", "search_name": ""}
+                assert run.get("operator/table", **by_name, **query)["events"]
+                num_pages += 2
+    return views, num_pages
+
+
+def _answers(patterns: Sequence[str], text: str) -> list[str]:
+    matches = [re.search(pattern, text, re.MULTILINE) for pattern in patterns]
+    missing = [pattern for pattern, match in zip(patterns, matches) if match is None]
+    if missing:
+        raise LookupError(f"no command printed {missing[0]!r} but:\n{text[-3000:]}")
+    return [match[1] for match in matches if match]
+
+
+def _num_tables(text: str) -> int:
+    return len(re.findall(r"^[-=]{5,}[A-Z][\w ()]+[-=]{5,}$", text, re.MULTILINE))
+
+
+def added_lines(script: str) -> int:
+    """Return how many lines a script has more than the one without a profiler."""
+    lines = [(JOB / name).read_text(encoding="utf-8").splitlines() for name in (ALONE, script)]
+    return sum(line.startswith("+ ") for line in difflib.ndiff(*lines))
+
+
+def measure_all(rounds: int) -> Results:
+    """Return what each way took: the median of each command's seconds, the last round's rest."""
+    measured: dict[str, dict[str, list[Measured]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for turn in range(rounds):
+            for question, ways in TASKS.items():
+                print(f"round {turn + 1} of {rounds}: {question}", file=sys.stderr, flush=True)
+                for tools, way in ways.items():
+                    all_rounds = measured.setdefault(question, {}).setdefault(tools, [])
+                    all_rounds.append(measure(way, Path(scratch, str(turn), question, tools)))
+    return {
+        question: {
+            tools: all_rounds[-1]._replace(
+                seconds=[
+                    statistics.median(times)
+                    for times in zip(*(measure.seconds for measure in all_rounds))
+                ]
+            )
+            for tools, all_rounds in ways.items()
+        }
+        for question, ways in measured.items()
+    }
+
+
+def result_section(results: Results, words: Words) -> str:
+    """Return the table, and for each question the commands with their seconds and the answers."""
+    rows = [list(words.head), ["---"] * 2 + ["---:"] * (len(words.head) - 2)]
+    parts = []
+    for question, ways in results.items():
+        alone_s = sum(ways["alone"].seconds)
+        parts.append(f"## {words.questions[question]}\n")
+        for tools, title in _TOOLS.items():
+            way, measure = TASKS[question][tools], ways[tools]
+            numbers = [len(way.commands), added_lines(way.script), sum(measure.seconds), alone_s]
+            numbers += [measure.num_tables, measure.num_pages]
+            cells = [f"{number:.0f}" for number in numbers]
+            rows.append([words.questions[question], title, *cells])
+            lines = [
+                f"{command}  # {seconds:.1f} s"
+                for command, seconds in zip(way.commands, measure.seconds)
+            ]
+            texts = words.raw if tools == "raw" else words.ours
+            text = texts[question].format(*measure.answers, views=", ".join(measure.views))
+            parts.append("```bash\n" + "\n".join(lines) + "\n```\n")
+            parts.append(f"{text}\n")
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return table + "\n" + "\n".join(parts)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print or write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3, help="medians of so many rounds (3)")
+    parser.add_argument("--write", action="store_true", help="into docs/, in both languages")
+    options = parser.parse_args(argv)
+    results = measure_all(options.rounds)
+    for name, words in PAGES.items():
+        section = f"{machine()}\n\n{result_section(results, words)}"
+        if not options.write:
+            print(section)
+            return
+        path = DOCS / name
+        text, marker, _ = path.read_text(encoding="utf-8").partition(MARKER)
+        path.write_text(f"{text}{marker}\n{section}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
