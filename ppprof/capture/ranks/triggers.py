@@ -11,6 +11,9 @@ Rank 0 decides between two steps and sends its plan through the `control_channel
 some steps later: as many as ranks may be apart, and as many as messages may take. A rank that gets
 the plan after the start logs that and joins; after the end, it logs that it missed the window.
 Rank 0 alone counts the cool-down and the windows, so their limits hold for the whole job.
+
+All ranks know one window from the start: that for settled step times, at step 20. A plan moves it up
+if step times settle before, unless its steps are so short that a message takes until then.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ _AHEAD_SECONDS = 0.5
 _TIMED_STEPS = 5
 """Steps to be timed before a window is opened, since the first steps take longer."""
 _LATEST_START = 20
-"""Step at which the window that waits for settled step times starts in any case."""
+"""Step at which the window that waits for settled step times starts in any case, unless the schedule
+has a window there."""
+_SEARCHED_STEPS = 20_000
+"""Steps in which room for that window is looked for."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -126,10 +132,10 @@ class Triggers:
         self._has_failed = False
         self.is_short_logged = False
         """Whether it was logged that the training ended ahead of the window, or within it."""
-        self._settled_steps = config.settled if rank == 0 else None
-        """On rank 0, the steps of the window that opens once step times have settled; None once it is
-        planned."""
         self._settled_plan: Plan | None = None
+        """The window for settled step times: at its latest steps until rank 0 moves it up."""
+        self._can_move_up = False
+        """On rank 0, whether step times may still settle before that window."""
         self._step = 0
         self._pending_reason = ""
         """On rank 0, the slow step for which a window should open; "" without such a step."""
@@ -151,9 +157,11 @@ class Triggers:
         self.keep_decisions: dict[int, bool] = {}
         """Whether each decided provisional window is kept, keyed by the window's number. The session
         removes the decisions that it applies."""
-        if rank == 0 and config.file:
-            with self._suppress_and_report():
+        with self._suppress_and_report():
+            if rank == 0 and config.file:
                 triggers.accept_requests(run)
+            if config.settled is not None:
+                self._plan_for_settled_times(config.settled)
 
     def state(self, step: int) -> State:
         """Return the job's state at a step in the agreed window; CLOSED without an agreed window."""
@@ -241,14 +249,15 @@ class Triggers:
             plan: the window that is planned or open; None for none.
         """
         num = self._step
-        if self._settled_steps is None and (plan is None or plan is not self._settled_plan):
+        if self._rank != 0 or plan is None or plan is not self._settled_plan:
             return
-        is_open = plan is not None and plan.start < num
-        recorded = f"only {_steps(plan.start, num)} were recorded" if plan and is_open else ""
+        if plan.start < num:
+            recorded = f"only {_steps(plan.start, num)} were recorded"
+        else:
+            recorded = f"before {plan}: nothing was recorded"
         self.is_short_logged = True
         log.warning(
-            f"rank 0: the training ended after {num} steps, "
-            f"{recorded or 'before step times had settled: nothing was recorded'}; to choose the steps: "
+            f"rank 0: the training ended after {num} steps, {recorded}; to choose the steps: "
             "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
         )
 
@@ -329,23 +338,50 @@ class Triggers:
             request = self._consume_request()
             if request is not None:
                 self._answer(request, step, window)
-        if self._settled_steps is not None:
-            self._open_once_settled(self._settled_steps, step, window)
+        if self._can_move_up and self._settled_plan is not None:
+            self._move_up_once_settled(self._settled_plan, step, window)
         if self._pending_reason:
             why, self._pending_reason = self._pending_reason, ""
             self._open_for_slow_step(why, step, window)
 
-    def _open_once_settled(self, steps: int, step: int, window: int) -> None:
-        start = step + self._ahead()
-        has_settled = self._steps.has_settled
-        if self._busy(step, start + steps) or not (has_settled or start >= _LATEST_START):
+    def _plan_for_settled_times(self, steps: int) -> None:
+        """Plan the window for settled step times where all ranks begin it without any message.
+
+        That is at step 20, or as soon after it as the schedule has room.
+        """
+        num_closed = window = 0
+        for step in range(_SEARCHED_STEPS + steps):
+            state = self._schedule.state(step)
+            window += state is State.LAST
+            is_free = state is State.CLOSED and step >= _LATEST_START - 1
+            num_closed = num_closed + 1 if is_free else 0
+            if num_closed > steps:  # a step to warm up, then those of the window
+                plan = Plan(window, step + 1 - steps, steps, self._config.ranks, False)
+                self._plan = self._settled_plan = plan
+                self._members = self._topology.select(plan.ranks) & self._recorded
+                self._can_move_up = self._rank == 0
+                return
+        if self._rank == 0:
+            log.warning(
+                f"rank 0: no window for settled step times: the schedule is {self._schedule}"
+            )
+
+    def _move_up_once_settled(self, latest: Plan, step: int, window: int) -> None:
+        """Move the window for settled step times up to the first step that all ranks can begin at."""
+        if step >= latest.start - 1:
+            self._can_move_up = False
+            self._log_opening(latest, f"step {step} is reached")
             return
-        if step < _LATEST_START and self._channel.unconfirmed():
+        start = step + self._ahead()
+        if not self._steps.has_settled or start >= latest.start:
+            return
+        if self._busy_schedule(step, start + latest.steps):
+            return
+        if self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
-        why = "step times have settled" if has_settled else f"step {step} is reached"
-        self._settled_steps = None
-        self._settled_plan = plan = Plan(window, start, steps, self._config.ranks, False)
-        self._open(plan, step, why)
+        self._can_move_up = False
+        self._settled_plan = plan = Plan(window, start, latest.steps, latest.ranks, False)
+        self._open(plan, step, "step times have settled")
 
     def _consume_request(self) -> TriggerRequest | None:
         """Return the pending request; None without one, or if it cannot be deleted (logged once)."""
@@ -413,8 +449,10 @@ class Triggers:
         self._channel.send({"kind": "plan", "plan": vars(plan)})
         self._accept_plan(plan, step)
         self._announced = plan
-        ranks = format_ranges("rank", self._members)
-        log.info(f"rank 0: {plan}, on {ranks}: {why}")
+        self._log_opening(plan, why)
+
+    def _log_opening(self, plan: Plan, why: str) -> None:
+        log.info(f"rank 0: {plan}, on {format_ranges('rank', self._members)}: {why}")
 
     def _decide(self, step: float) -> None:
         """Decide on provisional windows, and send the decisions to the other ranks.
@@ -451,6 +489,9 @@ class Triggers:
         """
         if self._plan is not None:
             return f"already recording: {self._plan}"
+        return self._busy_schedule(step, end)
+
+    def _busy_schedule(self, step: int, end: int) -> str | None:
         if self._schedule.state(step).records:
             return f"already recording: the schedule is {self._schedule}"
         if any(self._schedule.state(n) is not State.CLOSED for n in range(step, end)):

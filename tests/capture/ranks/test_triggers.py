@@ -363,6 +363,8 @@ def test_a_request_that_is_no_file_is_refused_and_removed(
         ([900, 500, *[250] * 14], 10 * "." + "rRL...."),
         # Never alike: the window starts at step 20.
         ([900, 100] * 16, 19 * "." + "rRL" + 11 * "."),
+        # A message takes up to 102 steps: all ranks know that step 20 is the latest.
+        ([5] * 31, 19 * "." + "rRL" + 10 * "."),
     ],
 )
 def test_a_window_opens_once_when_step_times_have_settled(
@@ -384,6 +386,36 @@ def test_it_waits_until_all_ranks_can_be_reached(tmp_path: Path) -> None:
     assert job.timeline == 2 * [14 * "." + "rRL" + 4 * "."]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "timeline"),
+    [
+        (
+            Schedule(closed=8, ready=1, record=2, repeat=3),
+            8 * "." + "rRL" + 8 * "." + "rRL" + "rRRRRL" + 2 * "." + "rRL" + 7 * ".",
+        ),
+        (Schedule(closed=0, ready=0, record=None, repeat=1), 40 * "R"),
+    ],
+)
+def test_the_latest_steps_are_those_that_the_schedule_leaves_free(
+    tmp_path: Path, schedule: Schedule, timeline: str
+) -> None:
+    job = Job(tmp_path, settled=5, file=False, schedule=schedule).go(39, 5)
+    assert job.timeline == [timeline, timeline]
+
+
+def test_a_request_ahead_of_that_window_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, settled=2).go(6, 5)
+    write_request(tmp_path, None, None)
+    job.now += 1
+    job.go(1, 5)
+    refused = "no window, asked for by request: already recording: window 0, steps 20 to 21"
+    assert refused in capsys.readouterr().err
+    job.go(30, 5)
+    assert job.timeline[0].strip(".") == job.timeline[1].strip(".") == "rRL"
+
+
 def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(30)
     assert job.timeline == [5 * "." + "rRRL" + 22 * "."]
@@ -394,11 +426,11 @@ def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
     [
         (
             3,
-            "the training ended after 3 steps, before step times had settled: nothing was recorded; ",
+            "the training ended after 3 steps, before window 0, steps 20 to 22: nothing was recorded; ",
         ),
         (
             6,
-            "the training ended after 6 steps, before step times had settled: nothing was recorded; ",
+            "the training ended after 6 steps, before window 0, steps 6 to 8: nothing was recorded; ",
         ),
         (8, "the training ended after 8 steps, only steps 6 to 7 were recorded; "),
         (9, None),
