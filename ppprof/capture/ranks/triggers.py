@@ -23,17 +23,17 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppprof.capture.ranks.plans import Plan, latest_plan, why_no_room
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.slow_steps import RunningSteps
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
-from ppprof.topology import RankSelector, Topology
+from ppprof.topology import Topology
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -50,40 +50,8 @@ _AHEAD_SECONDS = 0.5
 """How long messages may take, including some lost packets."""
 _TIMED_STEPS = 5
 """Steps to be timed before a window is opened, since the first steps take longer."""
-_LATEST_START = 20
-"""Step at which the window that waits for settled step times starts in any case, unless the schedule
-has a window there."""
-_SEARCHED_STEPS = 20_000
-"""Steps in which room for that window is looked for."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A window that the ranks have agreed on."""
-
-    window: int
-    start: int
-    steps: int
-    ranks: RankSelector
-    """Ranks that record the window, if they are among the ranks that record at all."""
-    is_provisional: bool
-    """Whether the window is deleted unless one of its steps is slow."""
-
-    @property
-    def end(self) -> int:
-        """Number of the step after the window's last step."""
-        return self.start + self.steps
-
-    def state(self, step: int) -> State:
-        """Return the job's state at a step: READY for one step, RECORD, then LAST; else CLOSED."""
-        if self.start <= step < self.end:
-            return State.LAST if step == self.end - 1 else State.RECORD
-        return State.READY if step == self.start - 1 else State.CLOSED
-
-    def __str__(self) -> str:
-        return f"window {self.window}, {_steps(self.start, self.end)}"
 
 
 class Triggers:
@@ -161,7 +129,7 @@ class Triggers:
             if rank == 0 and config.file:
                 triggers.accept_requests(run)
             if config.settled is not None:
-                self._plan_for_settled_times(config.settled)
+                self._plan_without_message(config.settled)
 
     def state(self, step: int) -> State:
         """Return the job's state at a step in the agreed window; CLOSED without an agreed window."""
@@ -243,23 +211,14 @@ class Triggers:
             self._channel.close()
 
     def _report_short_training(self, plan: Plan | None) -> None:
-        """Log that the training ended before the end of the window for settled step times.
+        """Log on rank 0 that the training ended before the end of the window for settled step times.
 
         Args:
             plan: the window that is planned or open; None for none.
         """
-        num = self._step
-        if self._rank != 0 or plan is None or plan is not self._settled_plan:
-            return
-        if plan.start < num:
-            recorded = f"only {_steps(plan.start, num)} were recorded"
-        else:
-            recorded = f"before {plan}: nothing was recorded"
-        self.is_short_logged = True
-        log.warning(
-            f"rank 0: the training ended after {num} steps, {recorded}; to choose the steps: "
-            "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
-        )
+        if self._rank == 0 and plan is not None and plan is self._settled_plan:
+            self.is_short_logged = True
+            log.warning(f"rank 0: {plan.cut_short(self._step)}")
 
     def _check_duration(self, step: int, duration_ns: int, is_clean: bool) -> None:
         slow = self._slow
@@ -344,27 +303,16 @@ class Triggers:
             why, self._pending_reason = self._pending_reason, ""
             self._open_for_slow_step(why, step, window)
 
-    def _plan_for_settled_times(self, steps: int) -> None:
-        """Plan the window for settled step times where all ranks begin it without any message.
-
-        That is at step 20, or as soon after it as the schedule has room.
-        """
-        num_closed = window = 0
-        for step in range(_SEARCHED_STEPS + steps):
-            state = self._schedule.state(step)
-            window += state is State.LAST
-            is_free = state is State.CLOSED and step >= _LATEST_START - 1
-            num_closed = num_closed + 1 if is_free else 0
-            if num_closed > steps:  # a step to warm up, then those of the window
-                plan = Plan(window, step + 1 - steps, steps, self._config.ranks, False)
-                self._plan = self._settled_plan = plan
-                self._members = self._topology.select(plan.ranks) & self._recorded
-                self._can_move_up = self._rank == 0
-                return
-        if self._rank == 0:
-            log.warning(
-                f"rank 0: no window for settled step times: the schedule is {self._schedule}"
-            )
+    def _plan_without_message(self, steps: int) -> None:
+        self._plan = self._settled_plan = plan = latest_plan(
+            steps, self._config.ranks, self._schedule
+        )
+        if plan is not None:
+            self._members = self._topology.select(plan.ranks) & self._recorded
+            self._can_move_up = self._rank == 0
+        elif self._rank == 0:
+            why = f"the schedule is {self._schedule}"
+            log.warning(f"rank 0: no window for settled step times: {why}")
 
     def _move_up_once_settled(self, latest: Plan, step: int, window: int) -> None:
         """Move the window for settled step times up to the first step that all ranks can begin at."""
@@ -375,9 +323,7 @@ class Triggers:
         start = step + self._ahead()
         if not self._steps.has_settled or start >= latest.start:
             return
-        if self._busy_schedule(step, start + latest.steps):
-            return
-        if self._channel.unconfirmed():
+        if why_no_room(self._schedule, step, start + latest.steps) or self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
         self._can_move_up = False
         self._settled_plan = plan = Plan(window, start, latest.steps, latest.ranks, False)
@@ -482,21 +428,10 @@ class Triggers:
         return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._steps.short_ns, 1))
 
     def _busy(self, step: int, end: int) -> str | None:
-        """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can.
-
-        They cannot if a window on demand is planned or open, or if the schedule has a step in this
-        range that is not CLOSED: a step before a window (READY) counts too.
-        """
+        """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can."""
         if self._plan is not None:
             return f"already recording: {self._plan}"
-        return self._busy_schedule(step, end)
-
-    def _busy_schedule(self, step: int, end: int) -> str | None:
-        if self._schedule.state(step).records:
-            return f"already recording: the schedule is {self._schedule}"
-        if any(self._schedule.state(n) is not State.CLOSED for n in range(step, end)):
-            return f"already recording before step {end}: the schedule is {self._schedule}"
-        return None
+        return why_no_room(self._schedule, step, end)
 
     def _respond(self, response: TriggerResponse) -> None:
         if self._config.file:
@@ -518,7 +453,3 @@ class Triggers:
             log.warning(
                 f"rank {self._rank}: windows on demand failed: {error}; none is opened from now on"
             )
-
-
-def _steps(start: int, end: int) -> str:
-    return f"step {start}" if end == start + 1 else f"steps {start} to {end - 1}"

@@ -1,0 +1,92 @@
+"""Windows on demand, as ranks agree on them, and which steps have room for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ppprof.capture.schedule import Schedule, State
+
+if TYPE_CHECKING:
+    from ppprof.topology import RankSelector
+
+_LATEST_START = 20
+_SEARCHED_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A window that the ranks have agreed on."""
+
+    window: int
+    start: int
+    steps: int
+    ranks: RankSelector
+    """Ranks that record the window, if they are among the ranks that record at all."""
+    is_provisional: bool
+    """Whether the window is deleted unless one of its steps is slow."""
+
+    @property
+    def end(self) -> int:
+        """Number of the step after the window's last step."""
+        return self.start + self.steps
+
+    def state(self, step: int) -> State:
+        """Return the job's state at a step: READY for one step, RECORD, then LAST; else CLOSED."""
+        if self.start <= step < self.end:
+            return State.LAST if step == self.end - 1 else State.RECORD
+        return State.READY if step == self.start - 1 else State.CLOSED
+
+    def cut_short(self, num_steps: int) -> str:
+        """Say what a training recorded that ended after so many steps, before the window's end."""
+        if self.start < num_steps:
+            recorded = f"only {_steps(self.start, num_steps)} were recorded"
+        else:
+            recorded = f"before {self}: nothing was recorded"
+        return (
+            f"the training ended after {num_steps} steps, {recorded}; to choose the steps: "
+            "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
+        )
+
+    def __str__(self) -> str:
+        return f"window {self.window}, {_steps(self.start, self.end)}"
+
+
+def latest_plan(steps: int, ranks: RankSelector, schedule: Schedule) -> Plan | None:
+    """Return the window for settled step times that all ranks begin without any message.
+
+    Args:
+        steps: how many steps it has.
+        ranks: the ranks that record it.
+        schedule: windows that take precedence.
+
+    Returns:
+        A window that starts at step 20, or as soon after it as the schedule has room; None if it has
+        none in 20,000 steps.
+    """
+    num_closed = window = 0
+    for step in range(_SEARCHED_STEPS):
+        state = schedule.state(step)
+        window += state is State.LAST
+        is_free = state is State.CLOSED and step >= _LATEST_START - 1
+        num_closed = num_closed + 1 if is_free else 0
+        if num_closed > steps:  # a step to warm up, then those of the window
+            return Plan(window, step + 1 - steps, steps, ranks, is_provisional=False)
+    return None
+
+
+def why_no_room(schedule: Schedule, step: int, end: int) -> str | None:
+    """Return why steps ``step`` to ``end - 1`` cannot hold a window on demand; None if they can.
+
+    They cannot if the schedule has a step in this range that is not CLOSED: a step before a window
+    (READY) counts too.
+    """
+    if schedule.state(step).records:
+        return f"already recording: the schedule is {schedule}"
+    if any(schedule.state(n) is not State.CLOSED for n in range(step, end)):
+        return f"already recording before step {end}: the schedule is {schedule}"
+    return None
+
+
+def _steps(start: int, end: int) -> str:
+    return f"step {start}" if end == start + 1 else f"steps {start} to {end - 1}"
