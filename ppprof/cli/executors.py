@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
 
+from ppprof.cli.importing import BLAS_THREADS, one_thread
 from ppprof.errors import UsageError
 from ppprof.run.run import Run
 from ppprof.trace.fastpath.workers import num_processors
@@ -48,14 +48,12 @@ def processes(workers: int | None, *runs: Run) -> Iterator[Executor | None]:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    before = os.environ.get(_POLARS_THREADS)
-    os.environ.setdefault(_POLARS_THREADS, "1")  # of the new processes: this one has its threads
-    try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-            yield executor
-    finally:
-        if before is None:
-            del os.environ[_POLARS_THREADS]
+    spawn = get_context("spawn")
+    with (
+        one_thread(_POLARS_THREADS, BLAS_THREADS),  # in the new processes: this one has its threads
+        ProcessPoolExecutor(workers, mp_context=spawn) as executor,
+    ):
+        yield executor
 
 
 @contextmanager

@@ -83,7 +83,8 @@ class ScanWorkers:
         self._bounds = list(zip(bounds, bounds[1:]))
         # The search path of this process, since -S skips the search for installed packages.
         parent = str(Path(__file__).parents[2])
-        paths = {**os.environ, "PYTHONPATH": os.pathsep.join([parent, *filter(None, sys.path)])}
+        search = os.pathsep.join([parent, *filter(None, sys.path)])
+        paths = {**os.environ, "PYTHONPATH": search, "OPENBLAS_NUM_THREADS": "1"}
         self._processes = []
         for first, end in self._bounds:
             command = [sys.executable or "", "-S", "-c", _WORK, path, dialect, str(first), str(end)]
