@@ -41,9 +41,9 @@ def write_trace(path: Path, size_mb: int) -> int:
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [')
         turn = 0
         while file.tell() < size_mb * 10**6:
-            texts = _printed(events, turn, turn * (span_us + 1000))
+            texts = list(_printed(events, turn, turn * (span_us + 1000)))
             file.write(("," if turn else "") + ",".join(texts))
-            num_events += len(events)
+            num_events += len(texts)
             turn += 1
         file.write('\n  ],\n  "traceName": "repeated.json"\n}')
     return num_events
@@ -53,6 +53,8 @@ def _printed(events: Sequence[Mapping[str, Any]], turn: int, later_us: float) ->
     """Yield each event as libkineto prints it, ``later_us`` later, with correlation ids of its own."""
     for event in events:
         ts = f"{event.get('ts', 0) + later_us:.3f}"
+        if event["ph"] == "M" and turn:
+            continue  # a file names each thread once
         if event["ph"] != "X":
             others = {key: value for key, value in event.items() if key not in ("ph", "ts")}
             yield f'\n  {{\n    "ph": "{event["ph"]}", "ts": {ts}, {json.dumps(others)[1:-1]}\n  }}'

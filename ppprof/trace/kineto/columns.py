@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.trace.json.values import IGNORED_PHASES, attribute_columns, nanoseconds, texts
 from ppprof.trace.kineto.fields import (
     ARGS,
+    COLLECTIVE_CALL,
     DETAILS,
     EMPTY,
     FRAME,
@@ -17,6 +18,8 @@ from ppprof.trace.kineto.fields import (
     KINDS,
     NO_ARGS,
     SPANS,
+    WAIT,
+    WAIT_SPAN,
     KinetoEvent,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
@@ -90,7 +93,7 @@ class KinetoColumns:
                 self.thread_names[str(event.tid)] = str(event.args.name)
         for _, event in by_kind["hosts"]:
             if _is_wait(event):
-                event.name, event.cat, event.args = f"{event.name}.wait", "user_annotation", None
+                event.name, event.cat, event.args = WAIT_SPAN, "user_annotation", None
         self.add_tables({kind: _spans(kind, events) for kind, events in by_kind.items()})
         self.add_tables(
             {name: _details(name, by_kind[kind]) for name, (kind, _, _) in DETAILS.items()}
@@ -184,7 +187,7 @@ def _is_long(event: KinetoEvent) -> bool:
 def _is_wait(event: KinetoEvent) -> bool:
     """Return whether an event is the wait for a collective, which has an event of its own."""
     args = event.args
-    return event.name == "record_param_comms" and args is not None and args.collective == "wait"
+    return event.name == COLLECTIVE_CALL and args is not None and args.collective == WAIT
 
 
 def _spans(kind: str, events: _Events) -> pl.DataFrame:

@@ -76,6 +76,12 @@ class KinetoEvent(msgspec.Struct, gc=False):
 EMPTY = KinetoEvent()
 
 FRAME = "python_function"
+COLLECTIVE_CALL = "record_param_comms"
+"""Name of the operators that are calls of collectives, or waits for them."""
+WAIT = "wait"
+"""``Collective name`` of a wait. The wait is no collective: that has an event of its own."""
+WAIT_SPAN = f"{COLLECTIVE_CALL}.{WAIT}"
+"""The name that waits get. They become user spans without args."""
 KINDS = {
     **dict.fromkeys([*OPERATORS, "user_annotation"], "hosts"),
     **dict.fromkeys(LAUNCHES, "launches"),

@@ -22,10 +22,13 @@ from ppprof.trace.json.values import IGNORED_PHASES
 from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.fields import (
     ARGS,
+    COLLECTIVE_CALL,
     DETAILS,
     FRAME,
     IGNORED_SPANS,
     SPANS,
+    WAIT,
+    WAIT_SPAN,
     Columns,
     KinetoArgs,
 )
@@ -44,6 +47,7 @@ _SPAN = {
     **{"start_ns": ("ts", "t"), "dur_ns": ("dur", "t")},
 }
 _INPUTS: Columns = dict.fromkeys(("dims", "types", "concrete"), pl.String())
+_COLLECTIVE_CALL: Columns = {"collective": pl.String()}
 
 
 def _args(columns: Columns) -> dict[str, tuple[str, str]]:
@@ -65,12 +69,17 @@ _TABLES = {
         for name, (_, required, columns) in DETAILS.items()
     },
     "inputs": EventTable(_args(_INPUTS), _arg("dims")),
+    "calls of collectives": EventTable(_args(_COLLECTIVE_CALL), _arg("collective")),
 }
 _HOST = ("hosts", *(name for name, (kind, _, _) in DETAILS.items() if kind == "hosts"))
 _DEVICE = ("devices", *(name for name, (kind, _, _) in DETAILS.items() if kind == "devices"))
 _CLASSES = (
-    # The decoder knows the names of threads, and which events are waits for a collective.
-    *(EventClass(name=name, is_decoded=True) for name in ("thread_name", "record_param_comms")),
+    EventClass(name="thread_name", is_decoded=True),
+    *(
+        EventClass((*_HOST, "inputs", "calls of collectives"), "X", cat, COLLECTIVE_CALL)
+        for cat in sorted(OPERATORS)
+    ),
+    EventClass(name=COLLECTIVE_CALL, is_decoded=True),
     *(EventClass((*_HOST, "inputs"), "X", cat) for cat in sorted(OPERATORS)),
     EventClass(_HOST, "X", "user_annotation"),
     EventClass(_HOST, "X", FRAME, f"{MODULE}*"),
@@ -113,9 +122,29 @@ def add_scanned(columns: KinetoColumns, reader: EventReader) -> None:
             *SPANS.items(),
             *((name, {"index": pl.Int64(), **fields}) for name, (_, _, fields) in DETAILS.items()),
             ("inputs", {"index": pl.Int64(), **_INPUTS}),
+            ("calls of collectives", {"index": pl.Int64(), **_COLLECTIVE_CALL}),
         )
     }
+    calls = tables.pop("calls of collectives")
+    waits = calls.filter(pl.col("collective") == WAIT)["index"]
+    if len(waits):
+        tables = _with_waits(tables, waits)
     columns.add_tables({**tables, "inputs": converted_inputs(tables["inputs"])})
+
+
+def _with_waits(tables: Mapping[str, pl.DataFrame], waits: pl.Series) -> dict[str, pl.DataFrame]:
+    """Return the tables with these events as waits for a collective, see `KinetoColumns`."""
+    is_wait = pl.col("index").is_in(waits.implode())
+    hosts = tables["hosts"].with_columns(
+        pl.when(is_wait).then(pl.lit(text, pl.Categorical())).otherwise(column).alias(column)
+        for column, text in (("name", WAIT_SPAN), ("cat", "user_annotation"))
+    )
+    others = {
+        name: table.filter(~is_wait)
+        for name, table in tables.items()
+        if name == "inputs" or (name in DETAILS and DETAILS[name][0] == "hosts")
+    }
+    return {**tables, **others, "hosts": hosts}
 
 
 def _ignored(counts: list[int]) -> Counter[str]:
