@@ -125,13 +125,14 @@ def _numbers_on_stdin() -> Iterator[int]:
 
 
 def _conclude(run: Path, verdicts: list[str], recording: Recording, trace: Trace) -> None:
-    """Add a sentence about a window to ``verdicts``."""
+    """Add a sentence about a window to ``verdicts``, if it has steps."""
     from ppprof.report.text.advice import verdict
     from ppprof.run.verdict import findings_of_window
 
-    step_ns, findings = findings_of_window(run, recording, trace)
-    what = f"rank {recording.rank}, window {recording.window}"
-    verdicts.append(f"{what}: {verdict(step_ns, findings)}")
+    found = findings_of_window(run, recording, trace)
+    if found is not None:
+        what = f"rank {recording.rank}, window {recording.window}"
+        verdicts.append(f"{what}: {verdict(*found)}")
 
 
 def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:

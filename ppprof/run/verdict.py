@@ -36,8 +36,10 @@ class _OneRank(Run):
 
 def findings_of_window(
     run: Path, recording: Recording, trace: Trace
-) -> tuple[float, list[Finding]]:
+) -> tuple[float, list[Finding]] | None:
     """Return the typical step time of a window in ns, and what the rules report on it.
+
+    None if the window has no steps: the loop has not called ``step()``.
 
     Args:
         run: the run directory.
@@ -50,6 +52,8 @@ def findings_of_window(
     location = RunLocation((str(run),), (run,), (recording,))
     one_rank = _OneRank(location, TraceReader(False, None, read_job_facts(run)))
     analysis, indicators = analyze(trace)
+    if not analysis.has_steps:
+        return None
     cluster = cluster_of(one_rank, [WindowResult(recording, recording.files[0], {}, analysis)])
     evidence = collect_evidence(one_rank, cluster, {recording.rank: indicators})
     return evidence.step_ns, advise(evidence)

@@ -24,7 +24,8 @@ def shape(run: ppprof.Run) -> dict[str, object]:
         "manifest": dict.fromkeys(manifest),
         "axes": manifest["axes"],
         "groups": manifest["groups"],
-        "profiler": manifest["profiler"] | {"profiler_log": ""},
+        # The default of row_limit was 100 when the runs were recorded.
+        "profiler": manifest["profiler"] | {"profiler_log": "", "row_limit": 0},
         "config": manifest["config"],
         "calls": {
             rank: run.summary("op", rank=rank)
