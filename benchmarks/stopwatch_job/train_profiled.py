@@ -12,14 +12,14 @@ NUM_STEPS, BATCH_SIZE, WIDTH = 60, 8, 128
 
 
 class Samples(paddle.io.Dataset):
-    """Random samples; with `data`, each takes 8 ms to read."""
+    """Random samples; with `data`, each takes 16 ms to read."""
 
     def __len__(self) -> int:
         return NUM_STEPS * BATCH_SIZE
 
     def __getitem__(self, index: int) -> paddle.Tensor:
         if "data" in SLOW:
-            time.sleep(0.008)
+            time.sleep(0.016)
         return paddle.randn([WIDTH])
 
 
