@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
+
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclass
@@ -223,8 +226,8 @@ class _Conversion:
         information = trace.extra_info if not self.has_manifest else {}
         rank, size = (information.get(key, "") for key in ("rank", "world_size"))
         return (
-            int(rank) if rank.isdecimal() else self.rank,
-            int(size) if size.isdecimal() else self.world_size,
+            int(rank) if _NUMBER.fullmatch(rank) else self.rank,
+            int(size) if _NUMBER.fullmatch(size) else self.world_size,
         )
 
 

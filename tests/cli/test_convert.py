@@ -147,6 +147,17 @@ def test_a_missing_directory_is_reported(source, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pb"]
 
 
+def test_a_rank_of_endless_digits_is_no_rank(tmp_path):
+    trace = json.loads((KINETO / "gpu_ddp.json").read_bytes())
+    odd, out = tmp_path / "odd.json", tmp_path / "out.json"
+    odd.write_text(
+        json.dumps(trace | {"distributedInfo": {"rank": "9" * 5000, "world_size": "9" * 5000}})
+    )
+    assert convert(odd, out, "--to", "kineto") == 0
+    information = json.loads(out.read_bytes())["distributedInfo"]
+    assert (information["rank"], information["world_size"]) == (0, 1)
+
+
 @pytest.fixture
 def job(tmp_path):
     return gpu_job.write_job(tmp_path / "job")
