@@ -124,8 +124,10 @@ class ProfilerConfig:
     """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
     defaults; blank or False opens no window on demand."""
     profiler_log: str = "profiler_log"
-    """Log directory, on a local disk. The first run writes into it, later runs into ``run_002``,
-    ``run_003``... below it."""
+    """Log directory. It is on a disk of the machine or on a mounted shared file system; a store such
+    as ``s3://`` is refused. A relative path starts at the working directory of the training, on each
+    node. Nodes that share the file system share the directory; otherwise each node writes its own.
+    The first run writes into it, later runs into ``run_002``, ``run_003``... below it."""
     detailed: bool = False
     """Print all nine tables."""
     record_shapes: bool = True
@@ -138,7 +140,8 @@ class ProfilerConfig:
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
     timer_only: bool = False
-    """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace."""
+    """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace, whatever the
+    ``scheduler`` says."""
     ranks: Any = "all"
     """Ranks that record: ``all``, a rank, ``"0,8-15"``, a list, or coordinates such as
     ``{dp: 0, mp: 0, pp: all}`` (one rank for each pipeline stage)."""
@@ -283,7 +286,7 @@ def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:
             problems.add((*key, "profiler_log"), f"{config.profiler_log}: {message}")
         for name in ("ranks", "print_ranks"):
             _check_selector(getattr(config, name), (*key, name), problems)
-        _warn_about_ignored_keys(values, schedule, config, key, problems)
+        _warn_about_ignored_keys(values, config, key, problems)
         return config
     return read_block(ProfilerConfig, values, key, problems)
 
@@ -449,13 +452,12 @@ def _is_index(value: Any) -> bool:
 
 
 def _warn_about_ignored_keys(
-    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, problems: Problems
+    values: Mapping[str, Any], config: ProfilerConfig, key: Key, problems: Problems
 ) -> None:
     """Add a warning for each key that has no effect because of the value of another key.
 
     Args:
         values: the plain values of the block.
-        schedule: the plain value of ``scheduler``.
         config: the block.
         key: the path of the block in the config.
         problems: gets the warnings.
@@ -469,9 +471,9 @@ def _warn_about_ignored_keys(
             *("summary", "detailed", "formats", "with_flops", "background"),
             *("trigger", "max_trace_mb", "on_window_end"),
         )
+        # No warning for `scheduler`: nearly every config has one, and -o Profiler.timer_only=True is
+        # how the same job is measured without its windows.
         ignored = [name for name in names if getattr(config, name) != getattr(plain, name)]
-        # With stop_training, the scheduler decides when the training ends.
-        ignored += ["scheduler"] if schedule is not None and not config.stop_training else []
         reason = "timer_only is True"
     elif config.detailed and "summary" in values:
         ignored, reason = ["summary"], "detailed is True"
