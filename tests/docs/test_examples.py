@@ -24,11 +24,12 @@ def commands(path: Path) -> list[list[str]]:
     if path.suffix == ".yaml":
         jobs = [job for job in yaml.safe_load_all(text) if job["kind"] == "Job"]
         (container,) = jobs[0]["spec"]["template"]["spec"]["containers"]
-        return [container["command"]]
+        text = container["command"][-1]
     if path.suffix == ".yml":
         steps = yaml.safe_load(text)["jobs"]["compare"]["steps"]
         text = "\n".join(step.get("run", "") for step in steps)
-    text = re.sub(r"\\\n", " ", text).replace("srun ppprof", "ppprof")
+    text = re.sub(r"\\\n", " ", text)
+    text = re.sub(r"^\s*(srun|exec) (?=ppprof)", "", text, flags=re.M)
     lines = re.findall(r"^\s*(ppprof [a-z].*)$", text, re.M)
     return [shlex.split(line.partition(" | ")[0]) for line in lines]
 
@@ -49,6 +50,13 @@ def test_its_commands_are_commands_of_ppprof(path: Path, monkeypatch, tmp_path) 
         assert arguments.command == words[0]
 
 
+@pytest.mark.parametrize("name", ["slurm.sh", "kubernetes.yaml"])
+def test_the_master_is_an_address(name: str) -> None:
+    """Paddle's launcher never starts its server if ``--master`` is a host name."""
+    (command,) = [each for each in commands(EXAMPLES / name) if "--master" in each]
+    assert command[command.index("--master") + 1] in ("$master:8090", "${master%% *}:8090")
+
+
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_the_script_of_slurm_is_bash() -> None:
     done = subprocess.run(["bash", "-n", EXAMPLES / "slurm.sh"], capture_output=True, check=False)
@@ -65,7 +73,8 @@ def test_the_names_of_kubernetes_belong_together() -> None:
     name = job["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": name}
     assert pod["subdomain"] == service["metadata"]["name"]
-    master = container["command"][container["command"].index("--master") + 1]
-    assert master.startswith(f"{name}-0.{pod['subdomain']}:")
-    nodes = container["command"][container["command"].index("--nnodes") + 1]
+    script = container["command"][-1]
+    assert f"getent ahostsv4 {name}-0.{pod['subdomain']})" in script
+    (command,) = commands(EXAMPLES / "kubernetes.yaml")
+    nodes = command[command.index("--nnodes") + 1]
     assert int(nodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
