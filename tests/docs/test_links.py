@@ -34,3 +34,15 @@ def test_links_have_targets() -> None:
         if not target_exists(page, path, anchor)
     ]
     assert dead == []
+
+
+def test_files_of_the_repository_that_pages_name_exist() -> None:
+    names = {
+        (page.name, name)
+        for page in PAGES
+        for name in re.findall(
+            r"`((?:tests|tools|ppprof|examples)/[\w/.]*\.\w+)[`:]", page.read_text("utf-8")
+        )
+    }
+    assert len(names) > 20
+    assert [named for named in sorted(names) if not (ROOT / named[1]).exists()] == []
