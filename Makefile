@@ -20,6 +20,8 @@ PYTHON26 ?= $(PYTHON)
 # End a test that hangs, and print the stacks of all threads.
 PYTEST := $(BIN)/python -m pytest --timeout 600
 ARGS ?=
+# The interpreter of an environment; nothing if its installation failed.
+installed = $$(ls $(1)/.installed >/dev/null 2>&1 && echo $(1)/bin/python)
 # Tests start hundreds of processes: compile each module once.
 unexport PYTHONDONTWRITEBYTECODE
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
@@ -62,9 +64,9 @@ test-jobs: install
 test-all: install
 	-$(MAKE) --keep-going trainers $(VENV)-26/.installed $(VENV)-rpc/.installed $(VENV)-peers/.installed
 	HYPOTHESIS_PROFILE=full $(PYTEST) --timeout 1800 -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
-	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$$(ls $(VENV)-26/bin/python 2>/dev/null) \
-		PPPROF_RPC_PYTHON=$$(ls $(VENV)-rpc/bin/python 2>/dev/null) \
-		PPPROF_PEERS_PYTHON=$$(ls $(VENV)-peers/bin/python 2>/dev/null) $(PYTEST) -m "jobs or all" $(ARGS)
+	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$(call installed,$(VENV)-26) \
+		PPPROF_RPC_PYTHON=$(call installed,$(VENV)-rpc) \
+		PPPROF_PEERS_PYTHON=$(call installed,$(VENV)-peers) $(PYTEST) -m "jobs or all" $(ARGS)
 
 # The environment needs Paddle's GPU wheel: the extra `gpu` instead of `train`.
 test-gpu:

@@ -141,6 +141,13 @@ def test_the_page_is_where_the_user_asked_for_it(started: list[list[str]], tmp_p
         ("--optimizer " + 5000 * "1" + " train.py", None),
         ("--log= train.py", ["--log: empty; expected a directory"]),
         (
+            "--nnodes 2 --master node-1:8090 train.py",
+            [
+                "--master node-1:8090: a host name, for which Paddle's launcher waits for ever; "
+                "expected an IP address: see getent ahostsv4 node-1"
+            ],
+        ),
+        (
             "--report nosuch/page.html train.py",
             ["--report nosuch/page.html: nosuch is not a directory"],
         ),

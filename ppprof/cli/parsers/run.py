@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,7 @@ def check(args: argparse.Namespace) -> Request:
         checks.problems.append(
             f"{launcher[0]}: this process was started by the launcher; give it to the launcher"
         )
+    _check_master(args, checks)
     program = _program(args, checks)
     if steps is not None and steps.stop is None:
         checks.problems.append(f"--steps {args.steps}: expected an end, as in {steps.start}:20")
@@ -165,6 +167,23 @@ def check(args: argparse.Namespace) -> Request:
     options += ["--report", str(args.report.absolute())] if args.report is not None else []
     options += ["--optimizer", str(optimizer)] if args.optimizer is not None else []
     return Request(tuple(launcher) or None, tuple(options), program)
+
+
+def _check_master(args: argparse.Namespace, checks: Checks) -> None:
+    """Add a problem if ``--master`` is a host name, for which the launcher would wait for ever.
+
+    It compares the text with the node's IP address, to know which node serves the others
+    (paddle/distributed/launch/controllers/master.py).
+    """
+    master = args.launcher_master
+    if master is None or "://" in master or args.launcher_nnodes in (None, "1"):
+        return
+    host = master.partition(":")[0]
+    if not re.fullmatch(r"[0-9.]+", host):
+        checks.problems.append(
+            f"--master {master}: a host name, for which Paddle's launcher waits for ever; "
+            f"expected an IP address: see getent ahostsv4 {host}"
+        )
 
 
 def _program(args: argparse.Namespace, checks: Checks) -> tuple[str, ...]:
