@@ -96,7 +96,8 @@ def _is_error(entry: Any) -> bool:
 def search(page: Any, words: str) -> list[str]:
     """Return the addresses that a search finds, best first, without the part after #."""
     page.click("input.md-search__input")
-    page.type("input.md-search__input", words)
+    page.fill("input.md-search__input", words)
+    page.press("input.md-search__input", "End")  # a key makes it search, once, for all words
     page.wait_for_selector(".md-search-result__item a")
     links = page.query_selector_all(".md-search-result__item a.md-search-result__link")
     return [link.evaluate("link => link.pathname") for link in links]
