@@ -65,7 +65,7 @@ class Device(NamedTuple):
     gpu_utilization: float | None
     """The result of `_gpu_utilization`."""
     cpu_utilization: float | None
-    """CPU utilization of the process, as a share of all cores; None if unknown."""
+    """Processor time of the process over elapsed time: 2.0 is two cores; None if unknown."""
     mean_bytes: float | None
     """Allocated memory, mean over the window's time, of the fullest device, or of the host if no
     device has memory events; None without memory events."""

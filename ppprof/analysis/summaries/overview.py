@@ -37,7 +37,8 @@ def device(profile: Profile) -> pl.DataFrame:
     Returns:
         device ("CPU(Process)", "CPU(System)", "GPU0"...) and utilization (float64, 1.0 is the
         whole; null if unknown). For a GPU, it is the share of the time inside steps in which a
-        kernel ran; for a CPU, the share of all cores that the recorder measured.
+        kernel ran. Paddle measures the CPU's: of the process, in cores, so that 2.0 is two cores;
+        of the system, as a share of all cores.
     """
     rows: list[tuple[str, float | None]] = []
     for name in ("Process", "System"):
