@@ -2,14 +2,15 @@
 
     make release
 
-All files are built twice, from a copy of the last commit, and have to be equal byte for byte: so
-users can build them again and compare. Their times are that of the commit.
+The sdist and the wheels are built twice, from a copy of the last commit, and have to be equal byte
+for byte: so users can build them again and compare. Their times are that of the commit. The SBOM
+lists the versions that pip installs on that day.
 
-    ppprof-0.2.0.tar.gz                               the source
-    ppprof-0.2.0-py3-none-manylinux_2_17_x86_64.whl   with the compiled core of this platform
-    ppprof-0.2.0-py3-none-any.whl                     reads traces with numpy
-    ppprof-0.2.0.cdx.json                             SBOM (CycloneDX) of an installation
-    SHA256SUMS                                        checksums of the files above
+    ppprof-0.2.0.tar.gz                       the source
+    ppprof-0.2.0-py3-none-manylinux*.whl      with the compiled core of this platform
+    ppprof-0.2.0-py3-none-any.whl             reads traces with numpy
+    ppprof-0.2.0.cdx.json                     SBOM (CycloneDX) of an installation
+    SHA256SUMS                                checksums of the files above
 
 Wheels of other platforms are built by this command on these platforms.
 """
@@ -138,6 +139,9 @@ def write_sbom(folder: Path, version: str, scratch: Path) -> None:
     arguments = ["environment", str(python), "--output-reproducible", "--output-file"]
     sbom = folder / f"ppprof-{version}.cdx.json"
     _run([sys.executable, "-m", "cyclonedx_py", *arguments, str(sbom)], scratch)
+    # pip records where it found the wheel: a folder of this machine, with another name in each run.
+    text = sbom.read_text(encoding="utf-8").replace(wheel.resolve().as_uri(), wheel.name)
+    sbom.write_text(text, encoding="utf-8")
 
 
 def write_checksums(folder: Path) -> None:
