@@ -33,11 +33,11 @@ class Planted(NamedTuple):
     """How a run is recorded."""
 
     what: str = "nothing"
-    """For planted_job.py."""
+    """For planted_job.py; without a config, the program that trains."""
     settings: tuple[str, ...] = ()
     processes: int = 0
     config: str = "pretrain_gpt_tiny_cpu"
-    """Of configs/gpt/; empty for small_net_job.py."""
+    """Of configs/gpt/; empty for a program with settings of its own."""
     window: tuple[int, int] = (12, 18)
 
 
@@ -60,7 +60,8 @@ RUNS = {
     "eight_ranks": Planted("nothing", _TWO_BLOCKS, 8, _HYBRID, (3, 6)),
     # Rank 3 has 1 block and 4 micro-batches a step; ranks 1 and 5 reduce gradients once a step.
     "slow_rank_and_link": Planted("rank:3:0.06+link:1,5:0.2", _TWO_BLOCKS, 8, _HYBRID, (3, 6)),
-    "small_net": Planted(config=""),  # as PyTorch trains it: tests/fixtures/kineto
+    "small_net": Planted("small_net_job.py", config=""),  # PyTorch's: tests/fixtures/kineto
+    "remote_calls": Planted("remote_job.py", config=""),
 }
 
 
@@ -71,7 +72,7 @@ def record(name: str, folder: Path, steps: int | None = None) -> Path:
     """
     planted = RUNS[name]
     if not planted.config:
-        run(folder, JOBS / "small_net_job.py")
+        run(folder, JOBS / planted.what)
         return folder / "profiler_log"
     start, stop = planted.window
     stop = start + steps if steps else stop
