@@ -71,7 +71,7 @@ def test_both_languages_have_the_same_number_of_list_items(page: Path) -> None:
     assert outline(chinese(page)).items == outline(page).items
 
 
-@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
+@pages
 def test_both_languages_have_the_same_code(page: Path) -> None:
     assert outline(chinese(page)).code == outline(page).code
 
@@ -95,6 +95,11 @@ def test_pages_link_to_each_other_and_otherwise_to_pages_in_their_language(page:
     assert [link for link in english if ".zh-CN" in link] == [chinese(page).name]
     other = [link for link in translated if ".zh-CN" not in link and link != page.name]
     assert [link for link in other if chinese(page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [README, chinese(README)], ids=lambda page: page.name)
+def test_the_readme_is_short(page: Path) -> None:
+    assert len(page.read_text("utf-8").splitlines()) <= 180
 
 
 def test_chinese_pages_address_the_reader_as_ni() -> None:

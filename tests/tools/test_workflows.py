@@ -1,6 +1,6 @@
 """The workflows of GitHub start commands that exist, on the Pythons that the package supports.
 
-`make check` compares the files with GitHub's schemas.
+`make check` compares the files with GitHub's schemas, those of the issue forms too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ppprof.cli import command_parser
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -48,3 +50,22 @@ def test_make_integrations_runs_every_test_whose_skip_message_names_it() -> None
     message = "environment of its own: make integrations"
     tests = (ROOT / "tests/jobs").glob("test_*.py")
     assert files == {path.name for path in tests if message in path.read_text(encoding="utf-8")}
+
+
+def test_every_hook_of_pre_commit_is_a_command_of_make_check() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    assert {"ruff", "ruff-format", "words", "mypy"} < {hook["id"] for hook in hooks}
+    _, _, recipe = MAKEFILE.partition("\ncheck: ")
+    commands = recipe.partition("\n\n")[0]
+    for hook in hooks:
+        entry = hook["entry"].replace(".venv/bin/", "$(BIN)/").replace(" --force-exclude", "")
+        assert f"\t{entry}" in commands
+
+
+def test_a_report_of_a_bug_needs_the_output_of_doctor() -> None:
+    text = (ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text(encoding="utf-8")
+    (doctor,) = [part for part in yaml.safe_load(text)["body"] if part["id"] == "doctor"]
+    assert doctor["validations"]["required"]
+    (command,) = set(re.findall(r"`ppprof (doctor -[^`]+)`", doctor["attributes"]["description"]))
+    assert command_parser().parse_args(command.split()).command == "doctor"
