@@ -14,9 +14,10 @@ import pytest
 
 from ppprof.capture.steps.step_log import StepRecord
 from ppprof.cli import main
-from ppprof.rundir import triggers
+from ppprof.errors import InputError
+from ppprof.rundir import summaries, triggers
 from ppprof.rundir.clocks import Reading
-from ppprof.rundir.manifest import SCHEMA_VERSION
+from ppprof.rundir.manifest import SCHEMA_VERSION, read_manifest
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs/run-directory.schema.json").read_text(encoding="utf-8"))
@@ -112,6 +113,22 @@ def test_the_page_names_every_schema_and_the_version() -> None:
     page = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
     assert [kind for kind in SCHEMA["$defs"] if f"| `{kind}` |" not in page] == []
     assert f"both are {SCHEMA_VERSION}." in page
+    assert summaries.SCHEMA_VERSION == SCHEMA_VERSION
+
+
+def test_a_newer_version_is_refused_and_a_new_property_is_not(tmp_path: Path) -> None:
+    manifest = json.loads((RUNS[0] / "manifest.json").read_text(encoding="utf-8"))
+    tables = {"rank": 0, "window": 0, "tables": {}}
+    for name, value, read in (
+        ("manifest.json", manifest, lambda path: read_manifest(path.parent)),
+        ("rank_00000_w0.json", tables, summaries.read_document),
+    ):
+        path = tmp_path / name
+        path.write_text(json.dumps({**value, "schema_version": SCHEMA_VERSION, "new": 1}))
+        assert read(path)
+        path.write_text(json.dumps({**value, "schema_version": SCHEMA_VERSION + 1}))
+        with pytest.raises(InputError, match="newer than this ppprof"):
+            read(path)
 
 
 @pytest.mark.parametrize(
