@@ -1,6 +1,6 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
 # make profile-hybrid   the same on 8 processes: data, tensor and pipeline parallel
-# make check     lint, format, types, words, workflow files, who imports whom
+# make check     lint, format, types, words, workflow files, who imports whom, outputs in pages
 # make test      tests without training, except one shared capture: run it after each change
 # make test-jobs real launches, a browser, a server, an install: one case for each feature
 # make test-all  both, all other launches, and many more random examples: before a release
@@ -82,7 +82,7 @@ check: install
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms \
 		$(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
-	$(BIN)/python -m pytest -q tests/test_rooms.py
+	$(BIN)/python -m pytest -q tests/test_rooms.py tests/docs/test_sessions.py tests/tools/test_docs.py
 	$(BIN)/python tools/audit.py requirements/dev.lock
 
 release: install
