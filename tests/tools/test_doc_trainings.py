@@ -98,6 +98,16 @@ def test_pages_with_trainings(name: str) -> None:
     assert doc_trainings.with_outputs(page, doc_trainings.output_blocks(page)) == page
 
 
+def test_no_command_of_these_pages_needs_a_running_job() -> None:
+    """`make docs` runs all of them, one after another; a block without ``bash`` is not run."""
+    commands = [
+        text
+        for name in doc_trainings.pages()
+        for text in doc_trainings.commands(doc_trainings.read(name))
+    ]
+    assert [text for text in commands if "ppprof trigger" in text] == []
+
+
 @pytest.fixture
 def old_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """A page in two languages whose output has a word that its command does not print."""
