@@ -142,6 +142,14 @@ class Evidence:
         return float(lengths.mean()) if len(lengths) else 0.0
 
     @cached_property
+    def typical_share(self) -> float:
+        """The typical step over the mean step, at most 1.
+
+        It makes a mean over steps a part of the typical step: a few long steps raise it, too.
+        """
+        return min(1.0, self.step_ns / self.mean_step_ns) if self.mean_step_ns else 1.0
+
+    @cached_property
     def rank_means(self) -> pl.DataFrame:
         """One row per rank, ascending: the mean over its steps of every time column of `steps`.
 

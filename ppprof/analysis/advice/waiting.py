@@ -50,8 +50,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
     slow = evidence.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    typical = min(1.0, evidence.step_ns / evidence.mean_step_ns) if evidence.mean_step_ns else 1.0
-    cost_ns = each_ns * typical * (1.0 if ratio is None else ratio) - slow_ns
+    cost_ns = each_ns * evidence.typical_share * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
     facts: dict[str, Fact] = {
         "axis": axis,
@@ -162,7 +161,7 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
 def remote_wait(evidence: Evidence) -> list[Finding]:
     """Report training threads that do nothing while functions run on other processes.
 
-    The cost is the longest wait of any rank, mean over steps::
+    The cost is the longest wait of any rank: its share of all steps, as a part of the typical step::
 
         rank 0   ##____####     ##_______###       waits 4, and 7
         worker     ====           =======
@@ -173,14 +172,15 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
         return []
     slowest = means.sort("remote_ns", "rank", descending=[True, False]).row(0, named=True)
     call = str(calls["name"][0])
+    remote_ns = slowest["remote_ns"] * evidence.typical_share
     facts: dict[str, Fact] = {
         "rank": slowest["rank"],
-        "remote_ns": slowest["remote_ns"],
+        "remote_ns": remote_ns,
         "num_calls": float(calls["calls"].sum()),
         "call": call,
         "worker": ends_of(call)[1],
     }
-    return evidence.time_finding("remote-wait", slowest["remote_ns"], "likely", facts, calls)
+    return evidence.time_finding("remote-wait", remote_ns, "likely", facts, calls)
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:

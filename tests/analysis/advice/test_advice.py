@@ -766,6 +766,21 @@ def test_a_wait_for_a_remote_call_is_reported_once(tmp_path):
     assert (found.rule, found.cost_ns) == ("remote-wait", 600 * US)
 
 
+def test_one_long_remote_call_makes_no_wait_longer_than_a_step(tmp_path):
+    """Five steps of 1000 wait 600 each, one of 9000 waits 8600: a mean of 1933."""
+    lengths = [1000, 1000, 9000, 1000, 1000, 1000]
+    starts = [sum(lengths[:number]) * US for number in range(6)]
+    computing = thread(lambda at: (op(at, 0, 200),), lengths=lengths)
+    calls = [op(start, 200, length - 200, CALL) for start, length in zip(starts, lengths)]
+    worker = Thread(
+        9, "w1", tuple(dataclasses.replace(call, category="PythonUserDefined") for call in calls)
+    )
+    found = {each.rule: each for each in findings(tmp_path, [(computing, worker)])}
+    finding = found["remote-wait"]
+    assert finding.cost_ns == pytest.approx(11_600 / 14_000 * 1000 * US)
+    assert finding.facts["remote_ns"] == finding.cost_ns
+
+
 def test_on_a_device_the_place_is_part_of_host_bound(tmp_path):
     def make(at):
         yield from on_device(at, (0, 100))
