@@ -97,6 +97,35 @@ def test_a_click_on_a_chart_shows_its_place(opened, name, chart, series):
     assert 0 <= start < end
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["layer", "eight"])
+def test_the_scale_of_the_heat_map_has_one_label_at_each_end(opened, name, width):
+    """One rank, and eight: the labels do not leave the chart, and do not cover other texts."""
+    found = opened(name, viewport={"width": width, "height": 800})
+    found.draw_all()
+    size, boxes = found.page.locator('figure[data-chart="heat"] .drawing').evaluate(
+        """box => [[box.clientWidth, box.clientHeight],
+            echarts.getInstanceByDom(box).getZr().storage.getDisplayList()
+                .filter(item => item.style.text && !item.ignore && !item.invisible)
+                .map(item => {
+                    const shape = item.getBoundingRect().clone();
+                    shape.applyTransform(item.getComputedTransform() || [1, 0, 0, 1, 0, 0]);
+                    return [item.style.text, shape.x, shape.y, shape.width, shape.height];
+                })]"""
+    )
+    ends = [box for box in boxes if str(box[0]).endswith("ms")]
+    assert len(ends) == 2
+    for end in ends:
+        _, x, y, width, height = end
+        assert x >= 0
+        assert x + width <= size[0]
+        assert y >= 0
+        assert y + height <= size[1]
+        for _, left, top, wide, high in (box for box in boxes if box is not end):
+            apart = x + width <= left or left + wide <= x or y + height <= top or top + high <= y
+            assert apart
+
+
 # Tables.
 
 
@@ -305,6 +334,19 @@ def test_only_significant_changes_have_a_colour(opened):
     grey = found.page.locator("#change td.same").all_inner_texts()
     assert grey
     assert not any(re.match("[▲▼]", text) for text in grey)
+
+
+def test_the_number_of_unchanged_names_stands_below_each_table(opened):
+    """As many as ``ppprof diff`` counts: 49 operators, of which one changed."""
+    page = opened("layer").page
+    assert page.locator('figure[data-table="change_operators"] .count').inner_text() == (
+        "1 of 1 rows"
+    )
+    notes = page.locator("#change p").all_inner_texts()
+    assert [note for note in notes if note.startswith("Left out")] == [
+        "Left out: names that changed by less than the noise or 0.1% of a step (48). "
+        "`ppprof diff --all` prints them, too."
+    ]
 
 
 # The whole page.

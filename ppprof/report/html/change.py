@@ -12,7 +12,13 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.report_data.run import ReportData
-from ppprof.report.diff_rows import KINDS, MORE_IS_BETTER, RowSelection, select_rows
+from ppprof.report.diff_rows import (
+    KINDS,
+    MORE_IS_BETTER,
+    RowSelection,
+    num_left_out,
+    select_rows,
+)
 from ppprof.report.html.blocks import (
     MAX_ROWS,
     Block,
@@ -38,6 +44,9 @@ _SIDES = ("baseline", "experiment")
 _OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
 """The metrics that change as the step time does."""
 
+_SELECTION = RowSelection(limit=MAX_ROWS)
+"""The rows of the tables with one row per name."""
+
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
 
@@ -55,7 +64,7 @@ def change_section(
     diff = report.diff
     if diff is None:
         return None
-    tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
+    tables = select_rows(diff, _SELECTION)
     basis = words(f"basis.{diff.step_times[1][1].replace(' ', '_')}")
     steps_label = words("about.change_steps", basis=basis)
     has_traces = not (diff.baseline.recorded.is_empty() or diff.experiment.recorded.is_empty())
@@ -179,7 +188,9 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         if isinstance(column, Column) and (column.metric, column.term) == (shown, "delta")
     )
     more = {"key": f"change_{kind}", "shown_metric": shown, "sorted_by": sort_column}
-    return [table_of(title, table, spec, **more)]
+    blocks: list[Block] = [table_of(title, table, spec, **more)]
+    num = num_left_out(diff, view, table, _SELECTION)
+    return [*blocks, Note(words("about.unchanged", num=num))] if num else blocks
 
 
 def _is_used(table: pl.DataFrame, value: str) -> bool:

@@ -305,16 +305,18 @@ function drawHeat(figure, found) {
         `${labels[value[1]]} · ${say("step")} ${found.steps[value[0]]} · ${nameOf(state.metric)} ${inTime(value[2])}`),
     };
     option.grid = narrow()
-      ? { left: 84, right: 12, top: 10, bottom: 95 } : { left: 150, right: 110, top: 10, bottom: 45 };
+      ? { left: 84, right: 12, top: 10, bottom: 107 } : { left: 150, right: 110, top: 10, bottom: 45 };
     option.xAxis = axis(say("step"), { type: "category", data: found.steps });
     option.yAxis = axis("", {
       type: "category", data: labels, inverse: true,
       axisLabel: { color: colour("soft"), width: narrow() ? 76 : 140, overflow: "truncate" },
     });
+    // The labels of its two handles need room beyond the ends of the bar.
+    const room = figure.querySelector(".drawing").clientHeight - 40;
     option.visualMap = {
-      min: Math.min(least, most), max: most, calculable: true,
-      ...(narrow() ? { orient: "horizontal", left: "center", bottom: 0 } : { right: 0, top: "middle" }), precision: 2,
-      text: [inTime(most), inTime(Math.min(least, most))], textStyle: { color: colour("soft") },
+      min: Math.min(least, most), max: most, calculable: true, show: least < most,
+      ...(narrow() ? { orient: "horizontal", left: "center", bottom: 0 } : { right: 0, top: "middle", itemHeight: Math.min(140, room) }),
+      formatter: inTime, textStyle: { color: colour("soft") },
       inRange: { color: [colour("heat-low"), colour("heat-high")] },
     };
     option.series = [{
