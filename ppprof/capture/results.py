@@ -139,19 +139,17 @@ class Results(Part):
     def _print_end(self) -> None:
         """Print what is slow on this rank, and the commands that show more of the run.
 
-        Print nothing if neither a window nor step times were recorded.
+        Print nothing if no window was recorded and no step counts in the Perf Summary.
         """
         has_windows = self.windows is not None and bool(self.windows.saved)
-        is_timed = self.clock.timer_only and self.summary.has_table
-        if self.shown is None or not (has_windows or is_timed):
+        if self.shown is None or not (has_windows or self.summary.has_table):
             return
         run, lines = shlex.quote(str(self.shown)), []
-        if is_timed:
+        if not has_windows:
             lines.append(f"rank {self.rank}: {self.summary.verdict()}")
         elif self.post_processor is not None and self.post_processor.verdict:
             lines.append(self.post_processor.verdict)
-        if has_windows:
-            lines.append(f"all ranks, as a page: ppprof report {run} -o report.html")
+        lines.append(f"all ranks, as a page: ppprof report {run} -o report.html")
         lines.append(f"what to change: ppprof advise {run}")
         print_result("".join(f"{line}\n" for line in lines))
 

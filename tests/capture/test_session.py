@@ -263,9 +263,22 @@ def test_timer_only_ends_in_the_share_of_waiting_for_data(
     with session(None, TWICE, timer_only=True, run=tmp_path / "my log", rank=2) as prof:
         for _ in range(12):
             prof.step()
-    *_, verdict, advise = capsys.readouterr().out.splitlines()
+    *_, verdict, report, advise = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"rank 2: step [\d.]+ [nu]s", verdict)
+    assert report == f"all ranks, as a page: ppprof report '{tmp_path}/my log' -o report.html"
     assert advise == f"what to change: ppprof advise '{tmp_path}/my log'"
+
+
+def test_a_run_without_a_window_ends_in_its_step_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with session(Windows(), Schedule.of((50, 60)), run=tmp_path) as prof:
+        for _ in range(12):
+            prof.step()
+    verdict, report, advise = capsys.readouterr().out.splitlines()[-3:]
+    assert re.fullmatch(r"rank 0: step [\d.]+ [nu]s", verdict)
+    assert report == f"all ranks, as a page: ppprof report {tmp_path} -o report.html"
+    assert advise == f"what to change: ppprof advise {tmp_path}"
 
 
 @pytest.mark.parametrize("failed", [False, True])

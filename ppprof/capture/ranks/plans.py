@@ -40,7 +40,8 @@ class Plan:
     def cut_short(self, num_steps: int) -> str:
         """Say what a training recorded that ended after so many steps, before the window's end."""
         if self.start < num_steps:
-            recorded = f"only {_steps(self.start, num_steps)} were recorded"
+            verb = "was" if num_steps == self.start + 1 else "were"
+            recorded = f"only {_steps(self.start, num_steps)} {verb} recorded"
         else:
             recorded = f"before {self}: nothing was recorded"
         return (

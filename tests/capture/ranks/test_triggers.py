@@ -432,6 +432,7 @@ def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
             6,
             "the training ended after 6 steps, before window 0, steps 6 to 8: nothing was recorded; ",
         ),
+        (7, "the training ended after 7 steps, only step 6 was recorded; "),
         (8, "the training ended after 8 steps, only steps 6 to 7 were recorded; "),
         (9, None),
     ],
