@@ -16,6 +16,15 @@ pytestmark = in_browser
 
 NAMES = ("run", "zh", "gpu", "timer", "layer", "eight")
 
+SCREENS = {
+    "1440": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+    "1280": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
+    "390": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True},
+}
+"""Options of a desktop's, a laptop's and a phone's page, keyed by width."""
+
+on_all_screens = pytest.mark.parametrize("screen", SCREENS)
+
 
 def place(url):
     """Return start, end, rank and name of a link to the timeline."""
@@ -37,12 +46,15 @@ def place(url):
         ("gpu", "#operators tbody a"),
         ("gpu", "#kernels tbody a"),
         ("gpu", "#efficiency tbody a"),
+        ("zh", "#operators tbody a"),
         pytest.param("gpu", "#memory tbody a", marks=pytest.mark.jobs),
     ],
 )
-@pytest.mark.parametrize("means", ["mouse", "keyboard", "touch"])
-def test_a_link_shows_its_place_and_back_returns(opened, name, selector, means):
-    page = opened(name, has_touch=True).page
+@pytest.mark.parametrize(
+    ("means", "screen"), [("mouse", "1440"), ("keyboard", "1280"), ("touch", "390")]
+)
+def test_a_link_shows_its_place_and_back_returns(opened, name, selector, means, screen):
+    page = opened(name, **SCREENS[screen]).page
     link = page.locator(selector).first
     link.scroll_into_view_if_needed()
     before = page.url
@@ -67,16 +79,18 @@ def test_a_name_that_is_markup_is_found_by_its_name(opened):
 
 
 @pytest.mark.parametrize(
-    ("name", "chart", "series"),
+    ("name", "chart", "series", "screen"),
     [
-        ("gpu", "roofline", 0),
-        ("gpu", "steps", 0),
-        ("eight", "heat", 0),
-        ("eight", "communication", 1),
+        ("gpu", "roofline", 0, "1440"),
+        ("gpu", "roofline", 0, "390"),
+        ("gpu", "steps", 0, "1280"),
+        ("eight", "heat", 0, "1440"),
+        ("eight", "heat", 0, "390"),
+        ("eight", "communication", 1, "1280"),
     ],
 )
-def test_a_click_on_a_chart_shows_its_place(opened, name, chart, series):
-    found = opened(name)
+def test_a_click_on_a_chart_shows_its_place(opened, name, chart, series, screen):
+    found = opened(name, **SCREENS[screen])
     found.draw_all()
     page = found.page
     drawing = page.locator(f'figure[data-chart="{chart}"] .drawing')
@@ -129,8 +143,9 @@ def test_the_scale_of_the_heat_map_has_one_label_at_each_end(opened, name, width
 # Tables.
 
 
-def test_each_table_says_how_many_rows_it_shows(opened):
-    page = opened("eight").page
+@on_all_screens
+def test_each_table_says_how_many_rows_it_shows(opened, screen):
+    page = opened("eight", **SCREENS[screen]).page
     table = page.locator('figure[data-table="operators"]')
     num = table.locator("tbody tr").count()
     assert table.locator(".count").inner_text() == f"{num} of {num} rows"
@@ -167,8 +182,9 @@ def columns(table):
     )
 
 
-def test_a_table_shows_one_number_of_one_clock(opened):
-    page = opened("gpu").page
+@on_all_screens
+def test_a_table_shows_one_number_of_one_clock(opened, screen):
+    page = opened("gpu", **SCREENS[screen]).page
     table = page.locator('figure[data-table="operators"]')
     assert columns(table) == [
         "Name",
@@ -249,9 +265,10 @@ def test_a_copied_name_is_no_formula_in_a_spreadsheet(opened):
 # Modules.
 
 
-def test_a_chosen_module_limits_the_operators_and_kernels(opened):
+@on_all_screens
+def test_a_chosen_module_limits_the_operators_and_kernels(opened, screen):
     """Block has the matmul with its kernel of 30 us; the Backward has the rest."""
-    found = opened("gpu")
+    found = opened("gpu", **SCREENS[screen])
     found.draw_all()
     page = found.page
     page.locator('figure[data-chart="modules"] .module', has_text="Block").click()
@@ -268,6 +285,23 @@ def test_a_chosen_module_limits_the_operators_and_kernels(opened):
     operators.get_by_role("button", name="All modules").click()
     assert operators.locator("tbody tr").count() == kernels.locator("tbody tr").count() == 2
     assert operators.locator(".chip").count() == 0
+
+
+@on_all_screens
+def test_a_chosen_module_leads_to_its_longest_call(opened, screen):
+    """Of the three calls of Block, from 6 to 30 us of a step, all equally long: the first."""
+    found = opened("gpu", **SCREENS[screen])
+    found.draw_all()
+    page = found.page
+    figure = page.locator('figure[data-chart="modules"]')
+    figure.locator(".module", has_text="Block").press("Enter")
+    before = page.url
+    figure.get_by_role("link", name="Show in the timeline").click()
+    start, end, rank, name = place(page.url)
+    assert (rank, name) == (0, "Block")
+    assert start <= 6e-6 < 30e-6 <= end < 100e-6
+    page.go_back()
+    assert page.url == before
 
 
 def test_the_numbers_of_a_module_can_be_pointed_at(opened):
@@ -322,9 +356,10 @@ def test_time_outside_all_modules_has_boxes(opened):
     assert found.page.locator('figure[data-chart="change_modules"] .module.outside').count() >= 1
 
 
-def test_only_significant_changes_have_a_colour(opened):
+@on_all_screens
+def test_only_significant_changes_have_a_colour(opened, screen):
     """The planted change slows one Block; most modules did not change."""
-    found = opened("layer")
+    found = opened("layer", **SCREENS[screen])
     found.draw_all()
     slower = found.page.locator('figure[data-chart="change_modules"] .module.slower')
     assert slower.first.inner_text().startswith("▲ Block")
@@ -389,7 +424,7 @@ def test_nothing_is_wider_than_the_window(opened, name, width):
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, 1280, 1440])
 def test_no_text_of_a_chart_is_smaller_than_12_pixels(opened, width):
     found = opened("run", viewport={"width": width, "height": 800})
     found.draw_all()
@@ -407,7 +442,7 @@ def axe():
     return files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, 1280, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", NAMES)
 def test_axe_has_no_serious_finding(opened, name, scheme, width):
