@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO, cast
 
 from ppprof.cli.importing import importing
 from ppprof.cli.parsers import COMMANDS, examples
-from ppprof.cli.terminal import Terminal, is_data, layout_of, log, logging_to_stderr
+from ppprof.cli.terminal import Terminal, fit_message, is_data, layout_of, log, logging_to_stderr
 from ppprof.errors import InputError, PpprofError, UsageError
 
 _FIRST_STEPS = """Examples:
@@ -120,6 +120,10 @@ class _Parser(argparse.ArgumentParser):
             flags = [flag for parser in _parsers(self) for flag in parser._option_string_actions]
             message += _meant(word, flags)
         super().error(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the program, after a message in the width of the terminal."""
+        super().exit(status, fit_message(message) if message else None)
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -30,11 +30,11 @@ class _StderrHandler(logging.Handler):
         if sys.stderr is None:
             return
         with contextlib.suppress(OSError, ValueError):
-            print(_message(record.getMessage()), file=sys.stderr, flush=True)
+            print(fit_message(record.getMessage()), file=sys.stderr, flush=True)
 
 
-def _message(text: str) -> str:
-    """Return a message with control characters escaped, in the width of a terminal."""
+def fit_message(text: str) -> str:
+    """Return a message for stderr: control characters escaped, and in the width of a terminal."""
     columns = columns_of(sys.stderr)
     if columns is None or max(map(len, text.split("\n"))) * 2 <= columns:
         return escape_control_chars(text)

@@ -44,12 +44,15 @@ LINES = (
     "doctor",
     "merge eight_ranks -o merged.json",
     "convert gpu.pb converted.json",
+    "convert eight_ranks kineto --to kineto",
     "report small_net -o page.html",
     "trigger eight_ranks",
     "finish eight_ranks",
+    "run --steps 5: --nproc none --report nosuch/page.html train.py",
+    "completion fish",
     "summary nosuch",
     "sumary small_net",
-    "ranks eight_ranks --nosuch",
+    "ranks eight_ranks --no-such-option-of-this-command --and-another-one --and-a-third-one-as-well",
     "--version",
     "--help",
     *(f"{command} --help" for command in COMMANDS),
@@ -139,6 +142,7 @@ def display_width(line: str) -> int:
 def test_no_line_is_wider_than_the_terminal(folder: Path, columns: int) -> None:
     for name in ("merged.json", "converted.json", "page.html"):
         (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "kineto", ignore_errors=True)
     outputs = on_terminal(folder, columns, *LINES)
     too_wide = {
         (command, line)
