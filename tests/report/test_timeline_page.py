@@ -296,6 +296,10 @@ def test_a_collective_leads_to_the_other_ranks(opened, runs):
     assert view.page.evaluate("document.images.length") == 0
     view.look(first["start_ns"] - 1e6, first["end_ns"] + 1e6)
     view.click(0, first["row"])
+    facts = view.facts
+    assert (facts["Axis"], facts["Peers"]) == ("mp", "0,1")
+    assert facts["Bytes"].endswith(f"({first['bytes']:,} B)")
+    assert facts["Thread"].endswith(f"thread {first['thread']}")
     assert [text.partition(" · ")[0] for text in view.links("The same communication")] == ["Rank 1"]
     view.figure.locator(".tl-links", has_text="The same").locator("button").click()
     view.settle()
@@ -388,10 +392,15 @@ def test_a_posted_send_has_one_arrow_to_the_posted_receive(opened, runs):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("job", "GEMM"), ("job", "layer"), ("ranks", "all_reduce")]
+    ("name", "text", "width", "scheme"),
+    [
+        ("job", "GEMM", 1440, "dark"),
+        ("job", "layer", 1280, "light"),
+        ("ranks", "all_reduce", 390, "dark"),
+    ],
 )
-def test_a_search_counts_the_matches(opened, runs, name, text):
-    view = opened(name)
+def test_a_search_counts_the_matches(opened, runs, name, text, width, scheme):
+    view = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
     view.figure.get_by_label("Find events by name").fill(text)
     ranks = ppprof.open(runs[name]).ranks
     matches = [
@@ -460,6 +469,18 @@ def test_a_dragged_range_gives_what_fills_it(opened, runs):
         assert [names[name][0] for name in names] == pytest.approx(
             [wanted[track][name][0] for name in names], abs=0.5
         )
+    kinds = view.page.eval_on_selector_all(
+        ".tl-fill-kind tbody tr",
+        """all => all.map(row => [row.closest("section").firstChild.textContent,
+            row.cells[0].title, Number(row.dataset.ns), Number(row.dataset.num)])""",
+    )
+    for track, names in found.items():
+        of_track = [row for row in kinds if row[0] == track]
+        assert len({row[1] for row in of_track}) == len(of_track)
+        assert sum(row[3] for row in of_track) == sum(num for _, num in names.values())
+        assert sum(row[2] for row in of_track) == pytest.approx(
+            sum(time for time, _ in names.values()), abs=1
+        )
     title = view.figure.locator(".tl-name").inner_text()
     length = re.match(r"([\d.]+) (us|ms|s) from", title)
     scale = {"us": 1e3, "ms": 1e6, "s": 1e9}[length[2]]
@@ -491,6 +512,24 @@ def test_the_wheel_zooms_with_ctrl_and_scrolls_without(opened):
     view.settle()
     assert view.shown == panned
     assert view.page.evaluate("scrollY") + view.eval("t.scroller.scrollTop") != top
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_drag_over_the_minimap_moves_the_view(opened, width):
+    view = opened("job", viewport={"width": width, "height": 900})
+    view.look(1e6, 2e6)
+    box = view.figure.locator(".tl-head").bounding_box()
+    gutter, whole = view.eval("[t.gutter, t.store.end]")
+    start, end = (box["x"] + gutter + share * (box["width"] - gutter) for share in (0.3, 0.6))
+    y = box["y"] + 20
+    view.page.mouse.move(start, y)
+    view.page.mouse.down()
+    assert np.mean(view.shown) == pytest.approx(0.3 * whole, rel=0.02)
+    view.page.mouse.move(end, y, steps=4)
+    view.page.mouse.up()
+    view.settle()
+    assert np.mean(view.shown) == pytest.approx(0.6 * whole, rel=0.02)
+    assert np.diff(view.shown)[0] == pytest.approx(1e6)
 
 
 def test_keys_zoom_move_and_walk(opened, runs):
