@@ -87,6 +87,8 @@ def pages(runs, tmp_path_factory):
     paths = {name: folder / f"{name}.html" for name in runs}
     for name, run in runs.items():
         assert main(["report", str(run), "-o", str(paths[name])]) == 0
+    paths["zh"] = folder / "zh.html"
+    assert main(["report", str(runs["gpu"]), "-o", str(paths["zh"]), "--language", "zh"]) == 0
     return paths
 
 
@@ -700,6 +702,22 @@ def test_the_legend_names_the_kinds_and_highlights_one(opened, runs):
     assert view.eval("[...new Set(t.maskOf(t.store.ranks[0]))].sort()") == [0, 1]
     buttons.nth(5).click()
     assert view.eval("t.maskOf(t.store.ranks[0])") is None
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_a_chinese_timeline_is_used_like_an_english_one(opened, runs, width, scheme):
+    view = opened("zh", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    view.figure.locator(".tl-bar input").first.fill("matmul")
+    assert view.figure.locator(".tl-found").inner_text() == "6 个匹配"
+    view.page.keyboard.press("Enter")
+    view.page.wait_for_selector(".tl-facts")
+    facts = view.facts
+    assert (facts["步"], facts["所在"]) == ("0", "GPT › Block")
+    latin = {name for name in facts if not re.search("[\u4e00-\u9fff]", name)}
+    assert latin <= {"Rank", "FLOPs", "Dtype"}
+    assert view.hash["select"].startswith("0.")
+    buttons = view.figure.locator(".tl-legend button").all_inner_texts()
+    assert [text for text in buttons if not re.search("[\u4e00-\u9fff]", text)] == ["Kernel"]
 
 
 def test_texts_are_large_enough(opened):
