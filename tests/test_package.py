@@ -106,8 +106,10 @@ def test_what_is_in_the_wheel(release):
     assert release[1].name.endswith("-py3-none-any.whl") != has_core
     assert about["Requires-Python"] == ">=3.9,<3.14" or about["Requires-Python"] == "<3.14,>=3.9"
     needed = [need for need in about.get_all("Requires-Dist") if "extra ==" not in need]
-    assert not [need for need in needed if re.match("paddle|visualdl|distributed", need)]
-    assert set(about.get_all("Provides-Extra")) == {"train", "gpu", "view", "dask"}
+    assert not [
+        need for need in needed if re.match("paddle|visualdl|distributed|pandas|pyarrow", need)
+    ]
+    assert set(about.get_all("Provides-Extra")) == {"train", "gpu", "view", "dask", "pandas"}
 
 
 @pytest.mark.all

@@ -78,6 +78,16 @@ def test_a_long_table_says_how_many_rows_it_leaves_out() -> None:
     assert text.count("<tr>") == notebook.MOST_ROWS + 1
 
 
+def test_tables_are_handed_to_pandas() -> None:
+    for name in ("pandas", "pyarrow"):
+        pytest.importorskip(name, reason="needs the extra pandas")
+    run = ppprof.open(RUNS / "slow_dataset")
+    for table in (run.summary("op"), run.events(), ppprof.diff(run, run).operators):
+        frame = table.to_pandas()
+        assert frame.shape == table.shape
+        assert frame["name"].astype(str).to_list() == table["name"].cast(str).to_list()
+
+
 def test_dir_lists_the_library() -> None:
     assert [name for name in dir(ppprof) if not name.startswith("_")] == ppprof.__all__
 
