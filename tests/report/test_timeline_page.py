@@ -774,6 +774,23 @@ def test_a_phone_pans_and_pinches(chromium, opened):
     assert view.shown[1] - view.shown[0] < 0.5e6
 
 
+def test_a_tap_shows_the_event_and_its_links_lead_on(opened, runs):
+    """On a phone: from a kernel to its launch by a tap on the link, and back by the history."""
+    view = opened("gpu", has_touch=True, is_mobile=True, viewport={"width": 390, "height": 844})
+    events = table_of(runs["gpu"])
+    kernel = events.filter(name="gemm_grad", step=1).row(0, named=True)
+    view.page.touchscreen.tap(*view.spot(0, kernel["row"]))
+    view.page.wait_for_function(f"() => {T}.selected")
+    view.settle()
+    assert view.figure.locator(".tl-name").inner_text() == "gemm_grad"
+    assert view.facts["Length"] == "19.0 us"
+    view.figure.locator(".tl-links button").first.tap()
+    view.settle()
+    assert view.eval("t.selected.row") == kernel["parent"]
+    view.page.go_back()
+    view.page.wait_for_function(f"() => {T}.selected?.row === {kernel['row']}")
+
+
 def test_in_a_notebook_the_page_has_no_address_and_works(chromium, pages, runs, tmp_path):
     """A cell shows the page in a sandboxed frame, whose history cannot be written."""
     outer = tmp_path / "notebook.html"
