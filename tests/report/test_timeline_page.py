@@ -12,6 +12,7 @@ import pytest
 
 import ppprof
 from benchmarks import gpu_job
+from benchmarks.page import events_of
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.cli import main
 from ppprof.report.notebook import Page
@@ -674,6 +675,22 @@ def test_too_many_events_are_thinned_out_until_they_are_zoomed_in(opened):
         view.look(float(start), float(start) + 1e5)
         assert view.eval("t.painter.isExact")
     assert view.eval("t.store.held") <= 12000
+
+
+def test_a_million_events_fit_into_the_page_and_are_exact_when_zoomed_in(chromium, tmp_path):
+    path = tmp_path / "page.html"
+    assert main(["report", str(events_of(tmp_path)), "-o", str(path)]) == 0
+    assert path.stat().st_size <= 15e6
+    opened = Opened(chromium, path)
+    view = View(opened)
+    parts = "t.store.ranks[0].tracks.flatMap(track => track.parts)"
+    assert view.eval(f"{parts}.reduce((sum, part) => sum + part.num - part.repeated, 0)") > 1e6
+    assert not view.eval("t.painter.isExact")
+    middle = view.eval("t.store.end") / 2
+    view.look(middle, middle + 1e5)
+    assert view.eval("t.painter.isExact")
+    assert opened.complaints == []
+    opened.close()
 
 
 def test_another_theme_keeps_the_view(opened, runs):
