@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from importlib.resources import files
 
@@ -69,6 +70,13 @@ def test_a_comparison_is_headed_by_what_is_slow(slow_layer):
     assert identity["Paddle"] == "3.3.1"
     assert identity["Date"] == "2026-11-22 01:10 +0000"
     assert identity["Model"].startswith("GPT (num_layers 2, hidden_size 64")
+
+
+def test_the_top_names_the_config_file(slow_layer):
+    manifest = {**slow_layer.manifest, "config_file": "configs/gpt.yaml"}
+    report = dataclasses.replace(slow_layer, manifest=manifest)
+    identity = dict(head(report, words(), Links(report))["identity"])
+    assert identity["Config file"] == "configs/gpt.yaml"
 
 
 def test_a_changed_run_without_findings_is_headed_by_the_change():

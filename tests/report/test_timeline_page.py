@@ -746,6 +746,21 @@ def test_texts_are_large_enough(opened):
     assert view.page.evaluate("parseFloat(FONT)") >= 11
 
 
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_hint_in_an_input_is_cut_off(opened, width):
+    view = opened("ranks", viewport={"width": width, "height": 900})
+    cut = view.page.eval_on_selector_all(
+        f"{FIGURE} input",
+        """all => all.filter(at => {
+            const style = getComputedStyle(at), pen = document.createElement("canvas").getContext("2d");
+            pen.font = style.font;
+            const room = at.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+            return pen.measureText(at.placeholder).width > room;
+        }).map(at => at.placeholder)""",
+    )
+    assert cut == []
+
+
 def test_a_phone_pans_and_pinches(chromium, opened):
     view = opened("job", has_touch=True, is_mobile=True, device_scale_factor=2)
     view.page.set_viewport_size({"width": 390, "height": 844})
