@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
@@ -26,6 +27,9 @@ view."""
 
 MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 """Metrics of the overview of which an increase is an improvement."""
+
+_OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
+"""The metrics of the overview that change as the step time does."""
 
 SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
@@ -83,6 +87,20 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
     if "module" in selection.views:
         tables["module"] = _changed_branches(diff.modules, selection)
     return tables
+
+
+def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
+    """Return whether the change of a metric in the overview is significant; False if unknown.
+
+    Args:
+        diff: the comparison.
+        metric: a metric of `ppprof.analysis.diff.diff.Diff.overview`.
+        delta: its change; None if unknown.
+    """
+    if metric in _OF_STEP_TIME:
+        return diff.change.verdict in ("faster", "slower")
+    noise = diff.noise_of(metric)
+    return noise is not None and delta is not None and abs(delta) >= SURE * noise
 
 
 def num_left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelection) -> int:

@@ -229,6 +229,14 @@ def test_slower_is_red_and_more_samples_are_green(folder: Path) -> None:
     assert re.search(r"\x1b\[32m\+", rows["ips (samples/s)"])
 
 
+def test_changes_within_the_noise_have_no_colour(folder: Path) -> None:
+    (text,) = on_terminal(folder, 120, "diff nothing nothing_again").values()
+    assert "Step time: inconclusive" in text
+    overview = text.partition("Overview")[2]
+    assert re.search(r"step time +[\d.]+ +[\d.]+ +-[\d.]+ +-[\d.]+\n", overview)
+    assert "\x1b" not in overview.partition("\n")[2].partition("Operators")[0]
+
+
 def test_a_name_in_a_trace_cannot_colour_the_output(folder: Path, tmp_path: Path) -> None:
     name = "evil\x1b[31mname\x1b[0m"
     path = tmp_path / f"{name}.json"

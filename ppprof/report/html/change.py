@@ -16,6 +16,7 @@ from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
     RowSelection,
+    is_clear_in_overview,
     num_left_out,
     select_rows,
 )
@@ -40,9 +41,6 @@ from ppprof.report.html.words import Words
 from ppprof.units import format_ratio
 
 _SIDES = ("baseline", "experiment")
-
-_OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
-"""The metrics that change as the step time does."""
 
 _SELECTION = RowSelection(limit=MAX_ROWS)
 """The rows of the tables with one row per name."""
@@ -139,7 +137,7 @@ def _overview(diff: Diff, words: Words) -> Table:
         if not row["baseline"] and not row["experiment"]:
             continue
         kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in MORE_IS_BETTER
-        is_clear = _is_clear(diff, row["metric"], row["delta"])
+        is_clear = is_clear_in_overview(diff, row["metric"], row["delta"])
         rows.append(
             [
                 Cell(name, name),
@@ -152,17 +150,6 @@ def _overview(diff: Diff, words: Words) -> Table:
     terms = ("baseline", "experiment", "delta", "delta_ratio")
     columns = [Column("name"), *(Column(term, "number") for term in terms)]
     return Table(words("sections.change"), columns, rows, key="change")
-
-
-def _is_clear(diff: Diff, metric: str, delta: float | None) -> bool:
-    """Return whether the change of a metric is significant; False where that is unknown.
-
-    The rates change as the step time does.
-    """
-    if metric in _OF_STEP_TIME:
-        return diff.change.verdict in ("faster", "slower")
-    noise = diff.noise_of(metric)
-    return noise is not None and delta is not None and abs(delta) >= SURE * noise
 
 
 def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Links) -> list[Block]:

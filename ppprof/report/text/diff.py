@@ -16,6 +16,7 @@ from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
     RowSelection,
+    is_clear_in_overview,
     num_left_out,
     select_rows,
     sort_key,
@@ -226,7 +227,9 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
         ]
         delta, is_better = row["delta"], row["metric"] in MORE_IS_BETTER
         cells.append("-" if delta is None else _signed(delta, row["unit"], options, is_better))
-        lines.append([name, *cells, _percent(row["delta_ratio"], is_better)])
+        cells.append(_percent(row["delta_ratio"], is_better))
+        is_clear = is_clear_in_overview(diff, row["metric"], delta)
+        lines.append([name, *(cells if is_clear else map(str, cells))])  # plain text has no colour
     headers = ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
     columns = columns_for(headers, 10)
     words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
