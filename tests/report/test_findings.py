@@ -60,6 +60,15 @@ def test_languages_have_the_same_texts_with_the_same_placeholders():
     assert set(of_each[0]["words"]["confidence"]) == set(CONFIDENCES)
 
 
+def test_the_role_of_a_rank_is_translated(triggered):
+    (row,) = finding_rows([triggered["slow-rank"]], "zh")
+    stage = triggered["slow-rank"].facts["role"].removeprefix("stage ")
+    assert f"比流水线阶段 {stage} 的其余" in row.what
+    assert set(row.evidence["role"]) == {f"流水线阶段 {stage}"}
+    (row,) = finding_rows([triggered["slow-rank"]], "en")
+    assert f"stage {stage}" in row.what
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered):
     texts = read_catalogue("en")["rules"][rule.name]

@@ -104,7 +104,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 _text(texts, "what", finding).format_map(facts),
                 texts["do"][finding.facts["remedy"]].format_map(settings),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
-                finding.evidence,
+                _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
             )
         )
@@ -336,11 +336,26 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
 
 
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
-    """Return the finding's facts as text; ``basis`` is translated."""
+    """Return the finding's facts as text; ``basis`` and ``role`` are translated."""
     facts = format_facts(finding.facts)
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
+    if "role" in facts:
+        facts["role"] = _role(facts["role"], words)
     return facts
+
+
+def _role(role: str, words: Mapping[str, Any]) -> str:
+    """Return a rank's role, such as ``stage 1``, in the language of the catalogue."""
+    return str(words["role"]).format(stage=role.removeprefix("stage "))
+
+
+def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the finding's evidence; the column ``role`` is translated."""
+    if "role" not in finding.evidence.columns:
+        return finding.evidence
+    roles = [_role(role, words) for role in finding.evidence["role"]]
+    return finding.evidence.with_columns(role=pl.Series(roles, dtype=pl.String))
 
 
 def _header(column: str, headers: Mapping[str, str]) -> str:
