@@ -24,6 +24,7 @@ from ppprof.report.text.advice import (
     render_findings,
     verdict,
 )
+from ppprof.report.text.layout import Layout
 from tests.analysis.advice.test_advice import TRIGGERS, run
 
 
@@ -58,6 +59,17 @@ def test_languages_have_the_same_texts_with_the_same_placeholders():
     assert set(of_each[0]["rules"]) == {rule.name for rule in RULES}
     assert set(of_each[0]["words"]["severity"]) == set(SEVERITIES)
     assert set(of_each[0]["words"]["confidence"]) == set(CONFIDENCES)
+
+
+def test_chinese_evidence_is_aligned_in_files_too():
+    """Each Chinese character takes two columns."""
+    assert Layout().aligned(
+        ["成员", "轴", "等待"], [["2,3", "mp", "7 ms"], ["0,1", "pp", "9 ms"]]
+    ) == [
+        "成员  轴  等待",
+        "2,3   mp  7 ms",
+        "0,1   pp  9 ms",
+    ]
 
 
 def test_the_role_of_a_rank_is_translated(triggered):

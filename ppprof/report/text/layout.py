@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ppprof.report.text.table import Table
@@ -44,9 +44,14 @@ class Layout:
             from ppprof.report.text.fitted import draw_rows  # only here: it imports wcwidth
 
             return draw_rows(headers, rows, self.width - indent, self.paint)
-        widths = [max(map(len, column)) for column in zip(headers, *rows)]
+        measure: Callable[[str], int] = len
+        if not all(cell.isascii() for line in (headers, *rows) for cell in line):
+            from wcwidth import width as measure  # only for Chinese: it takes long to import
+        widths = [max(map(measure, column)) for column in zip(headers, *rows)]
         return [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip()
+            "  ".join(
+                cell + " " * (width - measure(cell)) for cell, width in zip(line, widths)
+            ).rstrip()
             for line in (headers, *rows)
         ]
 
