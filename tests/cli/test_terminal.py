@@ -80,11 +80,10 @@ for line in json.loads(sys.argv[1]):
 """Runs command lines one after another. ``doctor`` reports two checks at once."""
 
 
-def on_terminal(
-    folder: Path, columns: int, *lines: str, environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return what each command line writes to a terminal, stdout and stderr together."""
-    program = [sys.executable, "-c", PROGRAM, json.dumps([shlex.split(line) for line in lines])]
+def in_terminal(
+    folder: Path, columns: int, program: list[str], environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Return the exit code of a program, and what it writes to a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
@@ -106,8 +105,16 @@ def on_terminal(
             break
         written += part
     os.close(ours)
-    assert child.wait() == 0
-    text = written.decode().replace("\r\n", "\n")
+    return child.wait(), written.decode().replace("\r\n", "\n")
+
+
+def on_terminal(
+    folder: Path, columns: int, *lines: str, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what each command line writes to a terminal, stdout and stderr together."""
+    program = [sys.executable, "-c", PROGRAM, json.dumps([shlex.split(line) for line in lines])]
+    code, text = in_terminal(folder, columns, program, environment)
+    assert code == 0
     first, *outputs = re.split(r"^\$ \[.*\]\n", text, flags=re.M)
     assert not first.strip()
     assert len(outputs) == len(lines), text

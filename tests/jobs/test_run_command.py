@@ -11,6 +11,7 @@ import pytest
 
 import ppprof
 from ppprof import rundir
+from tests.cli.test_terminal import in_terminal
 from tests.jobs.launching import JOBS, ROOT, command, environment, run
 from tests.jobs.remains import arrived
 
@@ -72,6 +73,21 @@ def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -
     assert 6 <= first.index(0) <= 30  # on a busy machine, the message takes its time
     assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
     assert "<html" in (tmp_path / "page.html").read_text()[:300]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_run_on_a_terminal_has_paddles_tables_and_ends_in_three_lines(
+    tmp_path: Path, columns: int
+) -> None:
+    words = ["-m", "ppprof", "run", "--steps", "3:5", steady(tmp_path), "12"]
+    code, text = in_terminal(tmp_path, columns, command(*words), environment(tmp_path))
+    assert code == 0
+    assert "\x1b" not in text
+    assert "CPU Total / Avg / Max / Min / Ratio(%)" in text
+    verdict, report, advise = text.splitlines()[-3:]
+    assert verdict.startswith("rank 0, window 0: step ")
+    assert report == "all ranks, as a page: ppprof report profiler_log -o report.html"
+    assert advise == "what to change: ppprof advise profiler_log"
 
 
 def test_under_the_launcher(tmp_path: Path) -> None:
