@@ -71,6 +71,17 @@ def test_a_link_shows_its_place_and_back_returns(opened, name, selector, means, 
     assert page.url == before
 
 
+@pytest.mark.parametrize("name", ["gpu", "eight"])
+def test_every_row_leads_to_its_place(opened, name):
+    page = opened(name).page
+    rows = page.eval_on_selector_all(
+        "figure.table tbody tr",
+        """all => all.filter(row => !row.querySelector("a[href^='#t=']")).map(row =>
+            [row.closest("figure").dataset.table, row.textContent])""",
+    )
+    assert rows == []
+
+
 def test_a_name_that_is_markup_is_found_by_its_name(opened):
     """The kernel runs from 15 to 45 us: the link shows half of its time on either side."""
     page = opened("gpu").page

@@ -127,16 +127,20 @@ def _ranks(report: ReportData, words: Words, links: Links) -> Content:
     def rank_of(row: Mapping[str, Any]) -> Cell:
         slow = bool(row.get("is_slow"))
         text = f"{'▲ ' if slow else ''}{label(report, row['rank'])}"
-        href = links.to_step(row["rank"]) if row["rank"] in report.details else ""
-        return Cell(text, row["rank"], "slow" if slow else "", href)
+        return Cell(text, row["rank"], "slow" if slow else "", _step_of(report, row["rank"], links))
 
     shown = [column for column in spec if table[str(column[2])].count()]
     columns: Spec = [("rank", "text", rank_of), *shown]
     return words("about.ranks"), [
         Chart("heat", words("about.heat"), "heat", min(640, 130 + 18 * table.height), HEAT_TERMS),
         table_of(words("sections.ranks"), table, columns, key="ranks", sorted_by=0),
-        *_queue(report, words),
+        *_queue(report, words, links),
     ]
+
+
+def _step_of(report: ReportData, rank: int, links: Links) -> str:
+    """Return the link to a step of a rank; "" if the page has no timeline of the rank."""
+    return links.to_step(rank) if rank in report.details else ""
 
 
 def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, Spec]:
@@ -196,14 +200,19 @@ def _logged_memory(report: ReportData) -> pl.DataFrame:
     return report.step_times.group_by("rank").agg(sizes.max())
 
 
-def _queue(report: ReportData, words: Words) -> Sequence[Block]:
+def _queue(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
     """Return the table of idle devices and their queues; nothing without device events."""
     queue = report.cluster.queue
     if queue.is_empty():
         return []
     means = queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
+
+    def rank_of(row: Mapping[str, Any]) -> Cell:
+        rank = row["rank"]
+        return Cell(label(report, rank), rank, href=_step_of(report, rank, links))
+
     spec: Spec = [
-        ("rank", "text", lambda row: Cell(label(report, row["rank"]), row["rank"])),
+        ("rank", "text", rank_of),
         *((cause, "ms", f"{cause}_ns") for cause in CAUSES),
         ("queue_length", "number", "queue_length"),
         ("launch_delay", "ms", "launch_delay_ns"),
