@@ -13,7 +13,7 @@ from tests.jobs.planted import COMMITTED
 
 TECHNICAL = {
     *("rank", "Rank", "pp", "CPU", "GPU", "Kernel", "GB/s", "ms", "Node ID"),
-    *("Paddle", "Tokens/s"),
+    *("Paddle", "Tokens/s", "TFLOP/s", "FLOP/B"),
 }
 RUNS = sorted(path.name for path in COMMITTED.iterdir() if path.is_dir())
 
