@@ -70,7 +70,7 @@ def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -
     first, second = (windows_of(log, rank) for rank in (0, 1))
     assert first == second
     assert first.count(0) == 10
-    assert 6 <= first.index(0) <= 30  # on a busy machine, the message takes its time
+    assert 6 <= first.index(0) <= 20
     assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
     assert "<html" in (tmp_path / "page.html").read_text()[:300]
 
@@ -95,6 +95,14 @@ def test_under_the_launcher(tmp_path: Path) -> None:
     for rank in (0, 1):
         windows = windows_of(tmp_path / "profiler_log", rank)
         assert windows == [None, None, None, 0, 0, None, None, None]
+
+
+def test_a_module_of_a_package(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    steady(package)
+    run(tmp_path, PPPROF, "run", "--steps", "3:5", "-m", "package.steady", "8")
+    assert windows_of(tmp_path / "profiler_log", 0).count(0) == 2
 
 
 def test_the_training_computes_what_it_computes_alone(tmp_path: Path) -> None:
