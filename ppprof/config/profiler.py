@@ -118,11 +118,11 @@ class ProfilerConfig:
     """Attach the profiler to the training. If False, all other keys have no effect."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
     """``[start, stop]`` records steps start to stop-1. A mapping ``closed, ready, record, repeat,
-    skip_first`` records repeating windows. Null records every step, and a warning
-    gives the size of a step; with a ``trigger``, null records only the windows that the trigger opens."""
+    skip_first`` records repeating windows. Blank: every step is recorded, and a warning gives the
+    size of a step. Blank with a ``trigger``: only the windows that the trigger opens."""
     trigger: Optional[TriggerConfig] = None
     """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
-    defaults; blank or False opens no window on demand."""
+    defaults. Blank or False opens no window on demand: ``ppprof trigger`` cannot record the job."""
     profiler_log: str = "profiler_log"
     """Log directory. It is on a disk of the machine or on a mounted shared file system; a store such
     as ``s3://`` is refused. A relative path starts at the working directory of the training, on each
@@ -144,7 +144,8 @@ class ProfilerConfig:
     ``scheduler`` says."""
     ranks: Any = "all"
     """Ranks that record: ``all``, a rank, ``"0,8-15"``, a list, or coordinates such as
-    ``{dp: 0, mp: 0, pp: all}`` (one rank for each pipeline stage)."""
+    ``{dp: 0, mp: 0, sharding: 0, sep: 0, pp: all}`` (one rank for each pipeline stage). An axis that
+    is not named means all of its positions."""
     print_ranks: Any = 0
     """Ranks that print tables, if they record; the same forms as ``ranks``."""
     sorted_by: SortKey = "auto"

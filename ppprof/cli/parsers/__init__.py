@@ -54,8 +54,8 @@ EXAMPLES = {
         "ppprof merge profiler_log --rank dp=0 --steps 5:7 -o part.json": "some ranks and steps",
     },
     "diff": {
-        "ppprof diff base_log new_log": "faster, slower or inconclusive, and the largest changes",
-        'ppprof diff base_log new_log --fail-if "step_time > 5%"': "exit code 1 if it got slower",
+        "ppprof diff base_log new_log": "a verdict on the step time, and the largest changes",
+        'ppprof diff base_log new_log --fail-if "step_time > 5%"': "exit code 1 if surely more than 5% slower",
     },
     "advise": {
         "ppprof advise profiler_log": "what costs time, how much, and what to change",

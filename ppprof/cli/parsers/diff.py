@@ -71,7 +71,7 @@ def register(subparsers: Any) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="exit with code 1 if the condition holds: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
+        help="exit with code 1 if the change is beyond this limit with its whole 95%% interval: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
     )
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
     add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")
