@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trace_reading import PATIENCE_S, Measured, machine, run
+from benchmarks.trace_reading import Measured, add_rounds, machine, run
 from ppprof.trace.fastpath import core
 
 SIZE_MB = 40
@@ -95,28 +95,15 @@ def commands(path: Path, hta: str | None) -> dict[str, tuple[list[str], dict[str
 def measure(path: Path, hta: str | None, repeats: int) -> dict[str, Measured]:
     """Run all readers in turn, in another order every round; return their measurements by name.
 
-    A first run warms up. A reader that fails, or takes longer than `PATIENCE_S`, runs only once.
+    A first run warms up. A reader that fails, or takes longer than 30 s, runs only once.
     """
     readers = commands(path, hta)
     measured: dict[str, Measured] = {}
     for name, (command, variables) in readers.items():
         print(f"  {name}", file=sys.stderr, flush=True)
         measured[name] = _run(command, variables)
-    again = [
-        name
-        for name, first in measured.items()
-        if not first.error and first.seconds[0] <= PATIENCE_S
-    ]
-    for name in again:
-        measured[name] = Measured(peak_bytes=measured[name].peak_bytes)
-    for turn in range(repeats):
-        random.Random(turn).shuffle(again)
-        for name in again:
-            result = _run(*readers[name])
-            measured[name].seconds += result.seconds
-            measured[name].user_s += result.user_s
-            measured[name].peak_bytes = max(measured[name].peak_bytes, result.peak_bytes)
-            measured[name].error = measured[name].error or result.error
+    runs = {name: partial(_run, *reader) for name, reader in readers.items()}
+    add_rounds(measured, runs, repeats)
     return measured
 
 

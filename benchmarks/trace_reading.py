@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def measure(
         first = run(commands[reader.name], watched=True)
         first.error = first.error.replace(f"{files[reader.suffix].parent}{os.sep}", "")
         measured[reader.name] = first
+    add_rounds(
+        measured, {name: partial(run, command) for name, command in commands.items()}, repeats
+    )
+    return measured
+
+
+def add_rounds(
+    measured: dict[str, Measured], runs: Mapping[str, Callable[[], Measured]], repeats: int
+) -> None:
+    """Run all readers in turn, in an order that changes every round, and add their measurements.
+
+    Args:
+        measured: the first run of each reader, which warms up: only its peak memory counts, unless
+            the reader failed or took longer than `PATIENCE_S`. Such a reader is not run again.
+        runs: runs a reader once, keyed by name.
+        repeats: number of rounds.
+    """
     fast = [
         name
         for name, first in measured.items()
@@ -134,12 +152,12 @@ def measure(
         _print_progress(f"round {turn + 1} of {repeats}")
         random.Random(turn).shuffle(fast)
         for name in fast:
-            result = run(commands[name])
+            result = runs[name]()
             measured[name].seconds += result.seconds
             measured[name].user_s += result.user_s
             measured[name].num_switches += result.num_switches
             measured[name].peak_bytes = max(measured[name].peak_bytes, result.peak_bytes)
-    return measured
+            measured[name].error = measured[name].error or result.error
 
 
 def run(command: Sequence[str], *, watched: bool = False) -> Measured:

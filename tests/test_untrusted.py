@@ -450,10 +450,12 @@ class TestCache:
     @pytest.fixture
     def sound(self, trace) -> Sound:
         key = cache_files.fingerprint(trace)
-        return taken_apart(cache_files.cache_path(trace, cache.SUFFIX), read(trace), key)
+        return taken_apart(
+            cache_files.cache_path(trace, cache_files.EVENTS_SUFFIX), read(trace), key
+        )
 
     def forge(self, trace: Path, sound: Sound, forgery: Forge) -> None:
-        kept = cache_files.cache_path(trace, cache.SUFFIX)
+        kept = cache_files.cache_path(trace, cache_files.EVENTS_SUFFIX)
         kept.unlink()
         forgery(kept, sound)
 

@@ -26,6 +26,7 @@ from ppprof.run.row_types import row_types
 from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording
 from ppprof.trace.cache_files import (
+    EVENTS_SUFFIX,
     Fingerprint,
     cache_path,
     fingerprint,
@@ -137,7 +138,7 @@ class KeptTables:
         Nothing is written if `load` would not return the same, if the trace file has changed, or if
         the directory cannot be written. Errors are not reported.
         """
-        if self._key is None or not cache_path(self.path, ".bin").is_file():
+        if self._key is None or not cache_path(self.path, EVENTS_SUFFIX).is_file():
             return
         with contextlib.suppress(OSError, TypeError, ValueError, RecursionError):
             entries = self._read()

@@ -23,7 +23,13 @@ from typing import Any, Optional
 import msgspec
 import polars as pl
 
-from ppprof.trace.cache_files import Fingerprint, cache_path, read_cache, write_cache
+from ppprof.trace.cache_files import (
+    EVENTS_SUFFIX,
+    Fingerprint,
+    cache_path,
+    read_cache,
+    write_cache,
+)
 from ppprof.trace.consistency import problem
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.packed_columns import Count, PackedTable, pack, unpack
@@ -41,8 +47,6 @@ MOST_TEXT_PER_BYTE = 40
 They are part of a JSON file, and gzip usually shrinks traces to a 15th to a 40th.
 """
 
-SUFFIX = ".bin"
-"""End of the name of a cache file."""
 _TABLES = {
     **{"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS},
     "frames": FRAMES,
@@ -80,7 +84,7 @@ def load(path: str | Path, key: Fingerprint) -> Trace | None:
     """
     most_bytes = key["size"] * MOST_BYTES_PER_BYTE
     try:
-        trace = _unpacked(read_cache(cache_path(path, SUFFIX), most_bytes), key)
+        trace = _unpacked(read_cache(cache_path(path, EVENTS_SUFFIX), most_bytes), key)
     except (
         OSError,
         ValueError,
@@ -149,7 +153,7 @@ def save(path: str | Path, trace: Trace, key: Fingerprint) -> None:
     if problem(trace) is not None:
         return
     with contextlib.suppress(OSError, TypeError, ValueError, OverflowError):
-        write_cache(path, SUFFIX, _packed(trace, key), key)
+        write_cache(path, EVENTS_SUFFIX, _packed(trace, key), key)
 
 
 def _packed(trace: Trace, key: Fingerprint) -> list[bytes]:

@@ -14,6 +14,9 @@ from ppprof.paths import open_regular, to_path
 SMALLEST_BYTES = 4 << 20
 """Nothing is kept for smaller trace files, because parsing them is fast enough."""
 
+EVENTS_SUFFIX = ".bin"
+"""End of the name of the file that keeps the events of a trace, see `ppprof.trace.cache`."""
+
 _END_BYTES = 1 << 16  # at each end of a file; their checksum is part of the fingerprint
 
 Fingerprint = dict[str, int]
