@@ -134,7 +134,9 @@ class KinetoColumns:
     def _table(self, name: str) -> pl.DataFrame:
         """Return the events of a table in the order of the file. Called once for each table."""
         self._convert_pending()
-        table = pl.concat(self._parts.pop(name), rechunk=True)
+        parts = self._parts.pop(name)
+        filled = [part for part in parts if part.height]
+        table = pl.concat(filled, rechunk=True) if filled else parts[0]
         return table if table["index"].is_sorted() else table.sort("index")
 
     def tables(self, base_ns: int) -> dict[str, pl.DataFrame]:

@@ -46,17 +46,20 @@ def read_kineto_columns(
         return columns
     # Its arrays are of numpy; `--version` and the portable core need none of it.
     from ppprof.trace.kineto.part_scans import PartScans
-    from ppprof.trace.kineto.scanned import add_scanned, new_reader
+    from ppprof.trace.kineto.scanned import ScannedEvents, new_reader
 
+    scanned = ScannedEvents()
     with PartScans(
         source.path,
         source.position,
         bounds,
         partial(new_reader, library),
-        partial(add_scanned, columns),
+        scanned.add,
         num_processors(),
     ) as scans:
         for first, events in decoded_batches(source, decoder, keys, scans, bounds):
             columns.add_decoded(first, events)
         scans.finish()
+    columns.ignored += scanned.ignored
+    columns.add_tables(scanned.tables())
     return columns

@@ -1,10 +1,10 @@
-"""Kineto's events from the compiled reader, as the tables that `KinetoColumns` collects."""
+"""Kineto's events from compiled readers, as the tables that `KinetoColumns` collects."""
 
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -18,8 +18,8 @@ from ppprof.trace.fastpath.native.event_reader import (
     EventReader,
     EventTable,
 )
+from ppprof.trace.fastpath.string_table import StringTable
 from ppprof.trace.json.values import IGNORED_PHASES
-from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.fields import (
     ARGS,
     COLLECTIVE_CALL,
@@ -71,6 +71,13 @@ _TABLES = {
     "inputs": EventTable(_args(_INPUTS), _arg("dims")),
     "calls of collectives": EventTable(_args(_COLLECTIVE_CALL), _arg("collective")),
 }
+_TEXTS = {
+    column: conversion
+    for table in _TABLES.values()
+    for column, (_, conversion) in table.fields.items()
+    if conversion in ("s", "r")
+}
+"""Column of texts -> its conversion; see `EventTable`."""
 _HOST = ("hosts", *(name for name, (kind, _, _) in DETAILS.items() if kind == "hosts"))
 _DEVICE = ("devices", *(name for name, (kind, _, _) in DETAILS.items() if kind == "devices"))
 _CLASSES = (
@@ -105,31 +112,53 @@ def new_reader(library: ctypes.CDLL) -> EventReader:
     return EventReader(FORMS, library)
 
 
-def add_scanned(columns: KinetoColumns, reader: EventReader) -> None:
-    """Add the events that a reader has kept to ``columns``, and count those that it has not.
+class ScannedEvents:
+    """The events that compiled readers have kept, one reader for each part of a file.
 
-    The reader is empty afterwards.
-
-    Raises:
-        MemoryError: there is not enough memory.
+    Each part stays as arrays, and the tables are made once, at the end: a table of a part costs
+    more than its rows.
     """
-    columns.ignored += _ignored(reader.counts())
-    arrays = reader.tables()
-    texts = _Texts(reader.texts())
-    tables = {
-        name: texts.table(arrays.pop(name, {}), schema)
-        for name, schema in (
-            *SPANS.items(),
-            *((name, {"index": pl.Int64(), **fields}) for name, (_, _, fields) in DETAILS.items()),
-            ("inputs", {"index": pl.Int64(), **_INPUTS}),
-            ("calls of collectives", {"index": pl.Int64(), **_COLLECTIVE_CALL}),
-        )
-    }
-    calls = tables.pop("calls of collectives")
-    waits = calls.filter(pl.col("collective") == WAIT)["index"]
-    if len(waits):
-        tables = _with_waits(tables, waits)
-    columns.add_tables({**tables, "inputs": converted_inputs(tables["inputs"])})
+
+    def __init__(self) -> None:
+        self.ignored: Counter[str] = Counter()
+        """Kind -> number of events that no table needs."""
+        self._texts = StringTable()
+        self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
+
+    def add(self, reader: EventReader) -> None:
+        """Add the events of a reader, which is empty afterwards.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        self.ignored += _ignored(reader.counts())
+        tables = reader.tables()
+        number = np.append(self._texts.numbers(reader.texts()), np.int32(-1))  # for -1, no text
+        for name, columns in tables.items():
+            part = {
+                column: number[values] if column in _TEXTS else values
+                for column, values in columns.items()
+            }
+            part["index"] = part.pop("position")
+            self._parts[name].append(part)
+
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the tables that `KinetoColumns.add_tables` takes. Called once, at the end."""
+        texts = self._texts.all()
+        tables = {
+            name: _table(self._parts.pop(name, []), schema, texts)
+            for name, schema in (
+                *SPANS.items(),
+                *((name, {"index": pl.Int64(), **own}) for name, (_, _, own) in DETAILS.items()),
+                ("inputs", {"index": pl.Int64(), **_INPUTS}),
+                ("calls of collectives", {"index": pl.Int64(), **_COLLECTIVE_CALL}),
+            )
+        }
+        calls = tables.pop("calls of collectives")
+        waits = calls.filter(pl.col("collective") == WAIT)["index"]
+        if len(waits):
+            tables = _with_waits(tables, waits)
+        return {**tables, "inputs": converted_inputs(tables["inputs"])}
 
 
 def _with_waits(tables: Mapping[str, pl.DataFrame], waits: pl.Series) -> dict[str, pl.DataFrame]:
@@ -157,46 +186,62 @@ def _ignored(counts: list[int]) -> Counter[str]:
     return ignored
 
 
-class _Texts:
-    """The texts of a reader; columns of texts hold indices into them, -1 for no text."""
+def _table(
+    parts: Sequence[dict[str, Array]], schema: Columns, texts: Sequence[bytes]
+) -> pl.DataFrame:
+    """Return a table with the columns of ``schema``.
 
-    def __init__(self, texts: list[bytes]) -> None:
-        self._texts = texts
+    Args:
+        parts: column -> values of each part, without the columns that no event of a part has. They
+            are empty afterwards, so that memory holds a column twice, not a table.
+        schema: name of each column -> its dtype.
+        texts: the texts; columns of texts hold indices into them, -1 for no text.
+    """
+    num_rows = [len(part["index"]) for part in parts]
+    columns = []
+    for name, dtype in schema.items():
+        if any(name in part for part in parts):
+            missing = np.int32(-1) if name in _TEXTS else np.nan if dtype.is_float() else MISSING
+            values = np.concatenate(
+                [
+                    part.pop(name) if name in part else np.full(length, missing)
+                    for part, length in zip(parts, num_rows)
+                ]
+            )
+            column = _column(name, dtype, values, texts)
+        else:
+            column = pl.repeat(None, sum(num_rows), dtype=dtype, eager=True)
+        columns.append(column.alias(name))
+    return pl.DataFrame(columns)
 
-    def table(self, arrays: Mapping[str, Array], schema: Columns) -> pl.DataFrame:
-        """Return a table with the columns of ``schema``; a column without an array is null."""
-        num_rows = len(arrays["position"]) if arrays else 0
-        columns = []
-        for name, dtype in schema.items():
-            values = arrays.get("position" if name == "index" else name)
-            if values is None:
-                column = pl.repeat(None, num_rows, dtype=dtype, eager=True)
-            elif dtype in (pl.String, pl.Categorical):
-                column = self._gather(values, dtype, is_raw=_KEYS.get(name, ("", False))[1])
-            elif dtype == pl.Float64:
-                column = pl.Series(values).fill_nan(None)
-            else:
-                column = pl.Series(values)
-                if values.dtype == np.int64 and (is_missing := values == MISSING).any():
-                    column = column.set(pl.Series(is_missing), None)
-                column = column.cast(dtype)
-            columns.append(column.alias(name))
-        return pl.DataFrame(columns)
 
-    def _gather(self, numbers: Array, dtype: pl.DataType, *, is_raw: bool) -> pl.Series:
-        """Return the texts with these numbers; without escapes, unless ``is_raw``."""
-        used = np.flatnonzero(np.bincount(numbers + 1, minlength=1)[1:])
-        texts = [self._texts[number] for number in used.tolist()]
-        distinct = pl.Series(
-            [
-                text.decode("utf-8", "replace")
-                if is_raw or b"\\" not in text
-                else msgspec.json.decode(b'"%b"' % text, type=str)
-                for text in texts
-            ],
-            dtype=dtype,
-        )
-        place = np.full(len(self._texts) + 1, len(used), np.uint32)
-        place[used] = np.arange(len(used))
-        # The last item is null, for -1.
-        return distinct.extend_constant(None, 1).gather(place[numbers])
+def _column(name: str, dtype: pl.DataType, values: Array, texts: Sequence[bytes]) -> pl.Series:
+    if name in _TEXTS:
+        return _gathered(texts, values, dtype, is_raw=_TEXTS[name] == "r")
+    if dtype.is_float():
+        return pl.Series(values).fill_nan(None)
+    column = pl.Series(values)
+    if values.dtype == np.int64 and (is_missing := values == MISSING).any():
+        column = column.set(pl.Series(is_missing), None)
+    converted: pl.Series = column.cast(dtype)
+    return converted
+
+
+def _gathered(
+    texts: Sequence[bytes], numbers: Array, dtype: pl.DataType, *, is_raw: bool
+) -> pl.Series:
+    """Return the texts with these numbers; without escapes, unless ``is_raw``."""
+    used = np.flatnonzero(np.bincount(numbers + 1, minlength=1)[1:])
+    distinct = pl.Series(
+        [
+            text.decode("utf-8", "replace")
+            if is_raw or b"\\" not in text
+            else msgspec.json.decode(b'"%b"' % text, type=str)
+            for text in map(texts.__getitem__, used.tolist())
+        ],
+        dtype=dtype,
+    )
+    place = np.full(len(texts) + 1, len(used), np.uint32)
+    place[used] = np.arange(len(used))
+    # The last item is null, for -1.
+    return distinct.extend_constant(None, 1).gather(place[numbers])
