@@ -14,8 +14,6 @@ clock. The order of the file can: Paddle's JSON writer walks each thread's tree 
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
 from ppprof.arrays import Bool, Int64
@@ -104,24 +102,15 @@ def _nest_sorted(
     thread: Int64, start_ns: Int64, end_ns: Int64, holds: Bool | None, slack_ns: int
 ) -> Int64:
     """Return the parents as `nest`, of events in the order of `order_of_calls`."""
-    library = core.library()
-    if library is None:
+    columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
+    holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
+    open_events, parent = (np.empty(len(thread), np.int64) for _ in range(2))
+    done = core.call("nest", *columns, holders, len(thread), slack_ns, open_events, parent)
+    if done is None:
         least = np.maximum(end_ns - slack_ns, start_ns + 1)
         values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
         parent = _last_reaching(values, least)
         parent[parent < np.searchsorted(thread, thread)] = -1
-        return parent
-    columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
-    holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
-    open_events, parent = (np.empty(len(thread), np.int64) for _ in range(2))
-    library.ppprof_nest.restype = None
-    library.ppprof_nest(
-        *(ctypes.c_void_p(column.ctypes.data) for column in columns),
-        None if holders is None else ctypes.c_void_p(holders.ctypes.data),
-        ctypes.c_int64(len(thread)),
-        ctypes.c_int64(slack_ns),
-        *(ctypes.c_void_p(array.ctypes.data) for array in (open_events, parent)),
-    )
     return parent
 
 

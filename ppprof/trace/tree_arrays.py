@@ -13,8 +13,6 @@ difference of two prefix sums.
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
@@ -55,19 +53,16 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
         depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
-    library = core.library()
-    if library is None or len(parent) >= 2**31:
+    if len(parent) >= 2**31:
         return _pre_order_by_levels(parent)
-    parent = np.ascontiguousarray(parent)
+    parent = np.ascontiguousarray(parent, np.int64)
     first_child, next_sibling = np.empty((2, len(parent) + 1), np.int32)
     order, depth = np.empty((2, len(parent)), np.int64)
-    library.ppprof_pre_order.restype = ctypes.c_int64
-    num_reached = library.ppprof_pre_order(
-        ctypes.c_void_p(parent.ctypes.data),
-        ctypes.c_int64(len(parent)),
-        *(ctypes.c_void_p(array.ctypes.data) for array in (first_child, next_sibling)),
-        *(ctypes.c_void_p(array.ctypes.data) for array in (order, depth)),
+    num_reached = core.call(
+        "pre_order", parent, len(parent), first_child, next_sibling, order, depth
     )
+    if num_reached is None:
+        return _pre_order_by_levels(parent)
     return order[:num_reached], depth[:num_reached]
 
 
@@ -154,12 +149,17 @@ def _pre_order_by_levels(parent: Int64) -> tuple[Int64, Int64]:
     return order, depth[order]
 
 
-def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
+def subtree_sizes(parent: Int64, depth: Array) -> Int64:
     """Return the number of descendants of each node, shape (N,).
 
-    ``parent`` is -1 for a root. ``depth`` is the depth of each node, 0 for a root.
+    Args:
+        parent: shape (N,), -1 for a root. A parent comes before its children.
+        depth: the depth of each node, 0 for a root, integers of shape (N,).
     """
-    size = np.zeros(len(parent), np.int64)
+    size = np.empty(len(parent), np.int64)
+    if core.call("subtree_sizes", np.ascontiguousarray(parent, np.int64), len(parent), size) == 0:
+        return size
+    size[:] = 0
     by_depth = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 2))
     for first, last in zip(bounds[-2::-1], bounds[:0:-1]):
@@ -168,17 +168,22 @@ def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
     return size
 
 
-def subtree_sums(values: Int64, size: Int64) -> Int64:
+def subtree_sums(values: Array, size: Int64) -> Array:
     """Return the sum of ``values`` over each node and its descendants, shape (N,).
 
     Args:
-        values: shape (N,), in pre-order.
+        values: numbers of shape (N,), in pre-order.
         size: the number of descendants of each node, shape (N,), see `subtree_sizes`.
     """
+    if values.dtype == np.int64:
+        sums, total = np.empty(len(values), np.int64), np.empty(len(values) + 1, np.int64)
+        sides = (np.ascontiguousarray(side, np.int64) for side in (values, size))
+        if core.call("subtree_sums", *sides, len(values), total, sums) is not None:
+            return sums
     total = np.concatenate(([0], np.cumsum(values)))
     rows = np.arange(len(values))
-    sums: Int64 = total[rows + size + 1] - total[rows]
-    return sums
+    inside: Array = total[rows + size + 1] - total[rows]
+    return inside
 
 
 def enclosing(parent: Int64, chosen: Bool) -> Int64:
@@ -191,6 +196,10 @@ def enclosing(parent: Int64, chosen: Bool) -> Int64:
     Returns:
         Shape (N,); -1 if no chosen node is above.
     """
+    above: Int64 = np.empty(len(parent), np.int64)
+    sides = (np.ascontiguousarray(parent, np.int64), np.ascontiguousarray(chosen, np.bool_))
+    if core.call("enclosing", *sides, len(parent), above) == 0:
+        return above
     # A chosen node leads to itself, any other one upwards; the last element is "none".
     leads_to = np.append(np.where(chosen, np.arange(len(parent)), parent), -1)
     while True:  # each turn doubles the number of levels climbed
@@ -198,5 +207,5 @@ def enclosing(parent: Int64, chosen: Bool) -> Int64:
         if np.array_equal(further, leads_to):
             break
         leads_to = further
-    above: Int64 = leads_to[parent]
-    return above
+    nearest: Int64 = leads_to[parent]
+    return nearest

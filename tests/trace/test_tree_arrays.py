@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ppprof.trace.fastpath import core
 from ppprof.trace.tree_arrays import (
+    enclosing,
     parents_by_id,
     pre_order,
     pre_order_of_groups,
@@ -40,8 +41,15 @@ def test_pre_order_equals_a_recursive_walk(parent: list[int]) -> None:
     assert list(zip(order.tolist(), depth.tolist())) == _walk(parent)
 
 
-@given(parents)
-def test_sizes_and_sums_equal_counting_descendants(parent: list[int]) -> None:
+@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
+@given(parent=parents)
+def test_sizes_and_sums_equal_counting_descendants(library: object, parent: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: library)
+        _compare_sizes_and_sums(parent)
+
+
+def _compare_sizes_and_sums(parent: list[int]) -> None:
     order, depth = pre_order(np.array(parent, np.int64))
     row = {node: row for row, node in enumerate(order.tolist())}
     above = np.array([row.get(parent[node], -1) for node in order.tolist()], np.int64)
@@ -52,6 +60,29 @@ def test_sizes_and_sums_equal_counting_descendants(parent: list[int]) -> None:
     by_node = dict(zip(order.tolist(), values.tolist()))
     expected = [sum(by_node[child] for child in below[node]) for node in order.tolist()]
     assert subtree_sums(values, size).tolist() == expected
+    assert subtree_sums(values / 2, size).tolist() == [total / 2 for total in expected]
+
+
+@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
+@given(parent=parents, chosen=st.sets(st.integers(0, 30)), is_in_pre_order=st.booleans())
+def test_the_enclosing_node_is_the_first_chosen_one_above(
+    library: object, parent: list[int], chosen: set[int], is_in_pre_order: bool
+) -> None:
+    order, _ = pre_order(np.array(parent, np.int64))
+    nodes = order.tolist() if is_in_pre_order else sorted(order.tolist())
+    row = {node: row for row, node in enumerate(nodes)}
+    above = [row.get(parent[node], -1) for node in nodes]
+
+    def expected(node: int) -> int:
+        outer = above[node]
+        return outer if outer < 0 or outer in chosen else expected(outer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: library)
+        nearest = enclosing(
+            np.array(above, np.int64), np.array([row in chosen for row in range(len(nodes))], bool)
+        )
+    assert nearest.tolist() == [expected(node) for node in range(len(nodes))]
 
 
 def _walk_from(parent: list[int], node: int) -> list[tuple[int, int]]:

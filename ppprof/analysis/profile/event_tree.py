@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.event_arrays import EventArrays, filled
-from ppprof.arrays import Int64
+from ppprof.arrays import Array, Int64
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
@@ -107,18 +107,17 @@ class Tree:
     @cached_property
     def size(self) -> Int64:
         """Number of descendants of each host event, shape (hosts,)."""
-        return subtree_sizes(self.events.parent[: self.events.num_hosts], self._depth)
+        return subtree_sizes(self.events.parent[: self.events.num_hosts], self._of_hosts("depth"))
 
     @cached_property
     def visit(self) -> Int64:
         """The column visit of ``hosts``."""
-        thread = self.events.thread[: self.events.num_hosts]
-        return _visits(thread, self._depth, self.size)
+        thread, depth = (self._of_hosts(column) for column in ("thread", "depth"))
+        return _visits(thread, depth, self.size)
 
-    @property
-    def _depth(self) -> Int64:
-        depth = self.events.events["depth"].slice(0, self.events.num_hosts)
-        return depth.to_numpy().astype(np.int64)
+    def _of_hosts(self, column: str) -> Array:
+        """Return a column of the events, of the host events only; it has no null there."""
+        return self.events.events[column].slice(0, self.events.num_hosts).to_numpy()
 
     @property
     def _thread_of_devices(self) -> pl.Series:
@@ -197,17 +196,18 @@ class Tree:
         return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
 
 
-def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
+def _visits(thread: Int64, depth: Array, size: Int64) -> Int64:
     """Return the number of each host event in Paddle's walk (see `Tree`), shape (hosts,).
 
     Paddle's walk of a thread is its post-order, reversed. Threads keep their order.
     """
-    post = np.arange(len(size)) + size - depth
-    change = np.flatnonzero(np.diff(thread)) + 1
-    bounds = np.concatenate(([0], change, [len(thread)]))
-    segment = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    first, last = bounds[:-1][segment], bounds[1:][segment]
-    visits: Int64 = first + last - 1 - post
+    visits = np.arange(len(size))
+    visits += size
+    visits -= depth  # the post-order
+    change = np.flatnonzero(thread[1:] != thread[:-1]) + 1
+    for first, last in zip([0, *change], [*change, len(thread)]):
+        of_thread = visits[first:last]
+        np.subtract(first + last - 1, of_thread, out=of_thread)
     return visits
 
 

@@ -8,9 +8,9 @@ intervals merged.
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Array, Bool, Int64
+from ppprof.trace.fastpath import core
 
 Intervals = tuple[Int64, Int64]
 
@@ -34,6 +34,11 @@ def union(start: Int64, end: Int64) -> Intervals:
     """
     if not len(start):
         return start, end
+    sides = (np.ascontiguousarray(side, np.int64) for side in (start, end))
+    first, last = (np.empty(len(start), np.int64) for _ in range(2))
+    count = core.call("union", *sides, len(start), first, last)
+    if count is not None:
+        return first[:count], last[:count]
     if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
@@ -106,35 +111,34 @@ def difference_by_group(
     return first[opens], last[np.append(opens[1:], np.ones(min(len(kept), 1), np.bool_))]
 
 
-def covered_by_group(table: pl.DataFrame, group: str) -> pl.DataFrame:
-    """Return how many nanoseconds lie in at least one interval of each group.
+def covered_by_group(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
+    """Return how many intervals each group has, and how many nanoseconds lie in at least one of them.
 
     Takes O(N log N) time for any number of groups.
 
     Args:
-        table: reads start_ns, end_ns, and the column ``group``, which may have any dtype.
-        group: the name of that column.
+        group: the group of each interval, integers from 0, shape (N,).
+        intervals: N intervals, in any order.
 
     Returns:
-        One row per group, in the order of their first rows: the column ``group``, calls (the number
-        of intervals) and time_ns.
+        Two int64 arrays with an item for each group from 0 to the largest one; 0 for a group without
+        intervals.
     """
-    rows = table.select(group, row=pl.int_range(pl.len()))
-    groups = rows.group_by(group, maintain_order=True).agg("row", calls=pl.len())
-    parts = [part.to_numpy() for part in groups["row"]]
-    start, end = (table[column].to_numpy() for column in ("start_ns", "end_ns"))
+    calls = np.bincount(group)
+    # NumPy sorts integers of 16 bits in linear time.
+    order = np.argsort(group.astype(np.uint16) if len(calls) < 2**16 else group, kind="stable")
+    start, end = (side[order] for side in intervals)
+    last = np.cumsum(calls)
     length = int(end.max()) - int(start.min()) + 1 if len(start) else 1
-    if len(parts) > _FEW_GROUPS and length * len(parts) < 2**63:
+    if len(calls) > _FEW_GROUPS and length * len(calls) < 2**63:
         # One union serves all groups if each is moved to a range of time of its own.
-        move = np.empty_like(start)
-        for number, part in enumerate(parts):
-            move[part] = number * length - start.min()
-        first, last = union(start + move, end + move)
-        times = np.zeros(len(parts), np.int64)
-        np.add.at(times, first // length, last - first)
-    else:
-        times = np.array([covered(start[part], end[part]) for part in parts])
-    return groups.select(group, "calls", time_ns=pl.Series(times))
+        move = np.repeat(np.arange(len(calls)) * length, calls) - start.min()
+        starts, ends = union(start + move, end + move)
+        times = np.zeros(len(calls), np.int64)
+        np.add.at(times, starts // length, ends - starts)
+        return calls, times
+    parts = [slice(*bounds) for bounds in zip(last - calls, last)]
+    return calls, np.array([covered(start[part], end[part]) for part in parts], np.int64)
 
 
 def extents_by_group(group: Int64, intervals: Intervals) -> tuple[Int64, Intervals]:

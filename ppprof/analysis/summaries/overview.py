@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
+import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.grouping import STATS, num_distinct, ratio, ratio_of
-from ppprof.analysis.profile.intervals import covered, covered_by_group, overlap
+from ppprof.analysis.profile.event_tree import Tree
+from ppprof.analysis.profile.grouping import (
+    STATS,
+    intervals_of,
+    num_distinct,
+    ratio,
+    ratio_of,
+)
+from ppprof.analysis.profile.intervals import Intervals, covered, covered_by_group, overlap
 from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.arrays import Array
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel
 
 DEVICE = {"device": pl.String(), "utilization": pl.Float64()}
@@ -45,10 +56,11 @@ def device(profile: Profile) -> pl.DataFrame:
         text = profile.trace.extra_info.get(f"{name} Cpu Utilization")
         rows.append((f"CPU({name})", _finite(text)))
     launched = profile.tree.devices.drop_nulls("host")
-    kernels = covered_by_group(launched.filter(is_kernel()), "device")
-    busy_ns = dict(kernels.select("device", "time_ns").iter_rows())
-    for device in launched["device"].unique(maintain_order=True):
-        busy = busy_ns.get(device, 0)
+    kernels = launched.filter(is_kernel())
+    devices = launched["device"].unique(maintain_order=True)
+    number = kernels["device"].replace_strict(devices, range(len(devices))).to_numpy()
+    _, busy_ns = covered_by_group(number, intervals_of(kernels))
+    for device, busy in zip_longest(devices, busy_ns.tolist(), fillvalue=0):
         rows.append((f"GPU{device}", busy / profile.total_ns if profile.total_ns else None))
     return pl.DataFrame(rows, DEVICE, orient="row")
 
@@ -76,16 +88,7 @@ def overview(profile: Profile) -> pl.DataFrame:
         Paddle's order.
     """
     tree, comm = profile.tree, profile.paddle_communication
-    columns = ("category", "start_ns", "end_ns", "visit")
-    launches = tree.launches.filter(pl.col("host").is_not_null()).select(columns)
-    times = pl.concat([tree.hosts.select(columns), launches])
-    first_visits = times.group_by("category").agg(pl.col("visit").min())
-    categories = (
-        covered_by_group(times, "category")
-        .join(first_visits, on="category", maintain_order="left")
-        .sort("visit", maintain_order=True)
-    )
-    rows = _calls_and_time(categories)
+    rows = _host_categories(tree)
     rows.pop("Communication", None)
     if len(comm.host[0]):
         rows["Communication"] = (num_distinct(comm.host), covered(*comm.host))
@@ -98,11 +101,9 @@ def overview(profile: Profile) -> pl.DataFrame:
     devices = tree.devices.drop_nulls("host")
     by_device = devices.group_by("device", maintain_order=True)
     in_order = by_device.agg(pl.col("category").unique(maintain_order=True)).explode("category")
-    gpu = _calls_and_time(
-        in_order.select(pl.col("category").unique(maintain_order=True)).join(
-            covered_by_group(devices, "category"), on="category", maintain_order="left"
-        )
-    )
+    categories = Labels.of(devices["category"])
+    times = _calls_and_time(categories, intervals_of(devices))
+    gpu = {name: times[name] for name in in_order["category"].unique(maintain_order=True)}
     if len(comm.device[0]):
         gpu["Communication"] = (num_distinct(comm.device), covered(*comm.device))
     return pl.DataFrame(
@@ -116,10 +117,30 @@ def overview(profile: Profile) -> pl.DataFrame:
     )
 
 
-def _calls_and_time(table: pl.DataFrame) -> dict[str, tuple[int, int]]:
-    """Return the calls and the time of each category, in the order of the rows."""
-    columns = table.select("category", "calls", "time_ns")
-    return {category: (calls, time_ns) for category, calls, time_ns in columns.iter_rows()}
+def _host_categories(tree: Tree) -> dict[str, tuple[int, int]]:
+    """Return the calls and the time of each category of host events and launches, in Paddle's order.
+
+    Launches without a host event around them do not count.
+    """
+    events = tree.events
+    visit = np.append(tree.visit, -1)[events.parent[events.launches]]
+    rows: Array | slice = slice(0, events.first_device)
+    visits = np.concatenate((tree.visit, visit))
+    if (visit < 0).any():
+        rows = np.flatnonzero(np.append(np.ones(events.num_hosts, bool), visit >= 0))
+        visits = visits[rows]
+    categories = Labels.of(events.events["category"]).take(rows)
+    times = _calls_and_time(categories, events.intervals(rows))
+    first = np.full(len(categories.texts), len(visits))
+    np.minimum.at(first, categories.number, visits)
+    in_order = (categories.texts[number] for number in np.argsort(first, kind="stable"))
+    return {name: times[name] for name in in_order if name in times}
+
+
+def _calls_and_time(labels: Labels, intervals: Intervals) -> dict[str, tuple[int, int]]:
+    """Return the calls and the time of each label that an interval has."""
+    calls, time_ns = (side.tolist() for side in covered_by_group(labels.number, intervals))
+    return {name: (num, time) for name, num, time in zip(labels.texts, calls, time_ns) if num}
 
 
 def model(profile: Profile) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ppprof.arrays import Int64
+from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 
 _FOREVER_NS = 2**62
@@ -33,7 +34,7 @@ class TimestampEstimator:
     def __init__(self, times: Iterable[tuple[Int64, Int64]]) -> None:
         first, last = -_FOREVER_NS, _FOREVER_NS
         for ts_ns, begin_ns in times:
-            exact = np.abs(begin_ns) < _FLOAT32_EXACT_NS  # false for MISSING
+            exact = (begin_ns > -_FLOAT32_EXACT_NS) & (begin_ns < _FLOAT32_EXACT_NS)
             if exact.any():
                 zero = ts_ns[exact] - begin_ns[exact]
                 first, last = max(first, int(zero.max())), min(last, int(zero.min()) + 999)
@@ -57,9 +58,15 @@ class TimestampEstimator:
             begin_ns: ``start_time``, or `MISSING`.
             finish_ns: ``end_time``, or `MISSING`.
         """
-        low, high = ts_ns.copy(), ts_ns + 999
         if self.zero_ns is None:
             return ts_ns + 499, np.full_like(ts_ns, 500)
+        sides = (ts_ns, dur_ns, begin_ns, finish_ns)
+        columns = [np.ascontiguousarray(side, np.int64) for side in sides]
+        outputs = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
+        numbers = len(ts_ns), self.zero_ns, _FLOAT32_EXACT_NS
+        if core.call("starts", *columns, *numbers, *outputs) is not None:
+            return outputs
+        low, high = ts_ns.copy(), ts_ns + 999
         for relative, offset in ((begin_ns, 0), (finish_ns, dur_ns)):
             start = self.zero_ns + relative - offset
             slack = _slack(relative)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from ppprof.analysis.profile.intervals import (
     together,
     union,
 )
+from ppprof.trace.fastpath import core
 
 intervals = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
@@ -47,6 +47,26 @@ def test_union_covers_the_same_ticks_once(pairs: Pairs) -> None:
     merged = _pairs(union(*_arrays(pairs)))
     assert _ticks(merged) == _ticks(pairs)
     assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
+
+
+def test_union_sorts_many_runs() -> None:
+    """Threads follow one another, each in the order of time: as many sorted runs as threads."""
+    random = np.random.default_rng(5)
+    for num_runs in (1, 2, 3, 7, 64, 1000):
+        starts = np.sort(random.integers(0, 3000, (num_runs, 20)), axis=1).ravel()
+        pairs = list(zip(starts.tolist(), (starts + random.integers(0, 9, len(starts))).tolist()))
+        merged = _pairs(union(*_arrays(pairs)))
+        assert _ticks(merged) == _ticks(pairs)
+        assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
+
+
+@given(intervals)
+def test_both_ways_to_a_union_agree(pairs: Pairs) -> None:
+    """Also for intervals without a length, which cover no tick."""
+    merged = _pairs(union(*_arrays(pairs)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: None)
+        assert _pairs(union(*_arrays(pairs))) == merged
 
 
 @given(intervals, intervals)
@@ -76,22 +96,21 @@ def test_difference_by_group_is_the_difference_of_each_group(groups: list[tuple[
 
 
 @pytest.mark.parametrize("most", [0, 2, 32])
-@given(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_size=4))
+@given(st.lists(st.tuples(st.integers(0, 4), intervals), max_size=5))
 def test_covered_by_group_counts_the_ticks_of_each_group(
-    most: int, groups: list[tuple[str, Pairs]]
+    most: int, groups: list[tuple[int, Pairs]]
 ) -> None:
     """One after another up to ``most`` groups, else all at once."""
-    rows = [(name, *pair) for name, pairs in groups for pair in pairs]
-    table = pl.DataFrame(rows, {"name": str, "start_ns": int, "end_ns": int}, orient="row")
-    expected = {}
-    for name, *pair in rows:
-        expected.setdefault(name, []).append(tuple(pair))
+    number = np.array([group for group, pairs in groups for _ in pairs], np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interval_sets, "_FEW_GROUPS", most)
-        covered_ns = covered_by_group(table, "name").rows()
-    assert covered_ns == [
-        (name, len(pairs), len(_ticks(pairs))) for name, pairs in expected.items()
+        calls, time_ns = covered_by_group(number, joined(*(_arrays(pairs) for _, pairs in groups)))
+    expected = [
+        [pair for group, pairs in groups if group == wanted for pair in pairs]
+        for wanted in range(number.max(initial=-1) + 1)
     ]
+    assert calls.tolist() == [len(pairs) for pairs in expected]
+    assert time_ns.tolist() == [len(_ticks(pairs)) for pairs in expected]
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), intervals), max_size=5))

@@ -1,9 +1,10 @@
-/* Sort the nodes of trees in pre-order, given the parent of each node.
+/* Trees of events, given the parent of each node: their pre-order, sizes and sums.
  *
- * The children of a node become a linked list, sorted by index. A walk then follows these lists:
- * down to the first child, else to the next sibling, else to the next sibling of a node above. So
- * it takes two steps per node, no recursion, and no memory but the arrays that the caller passes.
- * The parents are not trusted: nodes of a cycle are in no list that the walk reaches.
+ * To sort the nodes in pre-order, the children of a node become a linked list, sorted by index. A
+ * walk then follows these lists: down to the first child, else to the next sibling, else to the next
+ * sibling of a node above. So it takes two steps per node, no recursion, and no memory but the arrays
+ * that the caller passes. The parents are not trusted: nodes of a cycle are in no list that the walk
+ * reaches.
  */
 #include <stdint.h>
 
@@ -55,9 +56,9 @@ EXPORT int64_t ppprof_pre_order(const int64_t *parent, int64_t num_nodes, int32_
  * than one after it is never the parent. So each search is a bisection of that list. All arrays have
  * room for `num_events` items.
  */
-EXPORT void ppprof_nest(const int64_t *thread, const int64_t *start, const int64_t *end,
-                        const uint8_t *holds, int64_t num_events, int64_t slack, int64_t *open,
-                        int64_t *parent)
+EXPORT int64_t ppprof_nest(const int64_t *thread, const int64_t *start, const int64_t *end,
+                           const uint8_t *holds, int64_t num_events, int64_t slack, int64_t *open,
+                           int64_t *parent)
 {
     int64_t num_open = 0;
     for (int64_t event = 0; event < num_events; event++) {
@@ -86,4 +87,57 @@ EXPORT void ppprof_nest(const int64_t *thread, const int64_t *start, const int64
             num_open--;
         open[num_open++] = event;
     }
+    return 0;
+}
+
+/* Write the number of nodes below each node to `size`. Return 0; -1 if a parent comes after its child.
+ *
+ * `parent` is negative for a root.
+ */
+EXPORT int64_t ppprof_subtree_sizes(const int64_t *parent, int64_t num_nodes, int64_t *size)
+{
+    for (int64_t node = 0; node < num_nodes; node++) {
+        if (parent[node] >= node)
+            return -1;
+        size[node] = 0;
+    }
+    for (int64_t node = num_nodes - 1; node >= 0; node--)
+        if (parent[node] >= 0)
+            size[parent[node]] += size[node] + 1;
+    return 0;
+}
+
+/* Write the sum of `values` over each node and the nodes below it to `sums`.
+ *
+ * The nodes are in pre-order. `size` has the number of nodes below each of them, and is not trusted:
+ * a subtree ends with the last node. Sums wrap around, as numpy's do.
+ */
+EXPORT int64_t ppprof_subtree_sums(const int64_t *values, const int64_t *size, int64_t num_nodes,
+                                   uint64_t *total, int64_t *sums)
+{
+    total[0] = 0;
+    for (int64_t node = 0; node < num_nodes; node++)
+        total[node + 1] = total[node] + (uint64_t)values[node];
+    for (int64_t node = 0; node < num_nodes; node++) {
+        int64_t below = size[node] < 0 ? 0 : size[node];
+        int64_t end = below < num_nodes - node ? node + below + 1 : num_nodes;
+        sums[node] = (int64_t)(total[end] - total[node]);
+    }
+    return 0;
+}
+
+/* Write the nearest chosen node above each node to `above`, -1 if there is none.
+ *
+ * Return 0; -1 if a parent comes after its child. `parent` is negative for a root.
+ */
+EXPORT int64_t ppprof_enclosing(const int64_t *parent, const uint8_t *chosen, int64_t num_nodes,
+                                int64_t *above)
+{
+    for (int64_t node = 0; node < num_nodes; node++) {
+        int64_t outer = parent[node];
+        if (outer >= node)
+            return -1;
+        above[node] = outer < 0 ? -1 : chosen[outer] ? outer : above[outer];
+    }
+    return 0;
 }

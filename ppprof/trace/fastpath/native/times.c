@@ -1,0 +1,168 @@
+/* Times of events: sets of intervals, and starts from what Paddle's JSON prints of them. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "export.h"
+
+#define MISSING INT64_MIN
+
+typedef struct {
+    int64_t start, end;
+} Interval;
+
+/* Merge two neighbouring runs, each sorted by start: `items[first..middle)` and `[middle..last)`. */
+static void merge(const Interval *items, int64_t first, int64_t middle, int64_t last, Interval *merged)
+{
+    int64_t left = first, right = middle;
+    for (int64_t place = first; place < last; place++) {
+        int is_left = right >= last || (left < middle && items[left].start <= items[right].start);
+        merged[place] = items[is_left ? left++ : right++];
+    }
+}
+
+/* Sort intervals by start. They are `num_runs` sorted runs; `run[i]` is where run i begins, and
+ * `run[num_runs]` the number of intervals. Return the sorted ones: `items`, or `other` of equal length.
+ */
+static Interval *sort_runs(Interval *items, Interval *other, int64_t *run, int64_t num_runs)
+{
+    while (num_runs > 1) {
+        int64_t num_merged = 0, last = run[num_runs];
+        for (int64_t number = 0; number < num_runs; number += 2) {
+            int64_t middle = run[number + 1];
+            int64_t end = number + 2 <= num_runs ? run[number + 2] : middle;
+            merge(items, run[number], middle, end, other);
+            run[num_merged++] = run[number];
+        }
+        run[num_merged] = last;
+        num_runs = num_merged;
+        Interval *sorted = other;
+        other = items;
+        items = sorted;
+    }
+    return items;
+}
+
+/* Join the intervals that overlap or touch, one after another; those that begin before the last one
+ * are left apart. Return the number of intervals that are left.
+ */
+static int64_t join(const Interval *items, int64_t num_items, Interval *joined)
+{
+    int64_t count = 0;
+    for (int64_t item = 0; item < num_items; item++) {
+        Interval *last = count ? &joined[count - 1] : NULL;
+        if (!last || items[item].start < last->start || items[item].start > last->end)
+            joined[count++] = items[item];
+        else if (items[item].end > last->end)
+            last->end = items[item].end;
+    }
+    return count;
+}
+
+/* Write the union of intervals to `first` and `last`: disjoint, ascending, touching ones joined.
+ *
+ * Return their number; -2 without memory. No interval ends before it starts. All arrays have room for
+ * `num_intervals` items. Events of a thread nest, so most intervals lie in the one before them: they
+ * are joined first, and only the rest is sorted.
+ */
+EXPORT int64_t ppprof_union(const int64_t *start, const int64_t *end, int64_t num_intervals,
+                            int64_t *first, int64_t *last)
+{
+    int64_t count = 0, num_runs = 1;
+    for (int64_t item = 0; item < num_intervals; item++) {
+        if (!count || start[item] < first[count - 1] || start[item] > last[count - 1]) {
+            num_runs += count && start[item] < first[count - 1];
+            first[count] = start[item];
+            last[count++] = end[item];
+        } else if (end[item] > last[count - 1])
+            last[count - 1] = end[item];
+    }
+    if (num_runs == 1)
+        return count;
+    Interval *items = malloc((size_t)count * sizeof *items);
+    Interval *other = malloc((size_t)count * sizeof *other);
+    int64_t *run = malloc(((size_t)num_runs + 1) * sizeof *run);
+    if (items && other && run) {
+        num_runs = 0;
+        for (int64_t item = 0; item < count; item++) {
+            items[item].start = first[item];
+            items[item].end = last[item];
+            if (!item || first[item] < first[item - 1])
+                run[num_runs++] = item;
+        }
+        run[num_runs] = count;
+        Interval *sorted = sort_runs(items, other, run, num_runs);
+        count = join(sorted, count, sorted);
+        for (int64_t item = 0; item < count; item++) {
+            first[item] = sorted[item].start;
+            last[item] = sorted[item].end;
+        }
+    } else
+        count = -2;
+    free(items);
+    free(other);
+    free(run);
+    return count;
+}
+
+/* Return the possible error in ns of microseconds that were rounded to float32 twice; see _slack in
+ * timestamps.py. `exact` is the first time that may have an error.
+ */
+static int64_t error_of(int64_t relative, int64_t exact)
+{
+    int64_t distance = relative < 0 ? -relative : relative;
+    if (distance < exact)
+        return 0;
+    float microseconds = (float)distance / 1000.0f, next;
+    uint32_t bits;
+    memcpy(&bits, &microseconds, sizeof bits);
+    bits++; /* the next larger float32 */
+    memcpy(&next, &bits, sizeof next);
+    double spacing = (double)(next - microseconds) * 1000;
+    int64_t whole = (int64_t)spacing;
+    return whole < spacing ? whole + 1 : whole;
+}
+
+/* Return `high` if `low` is above it, as numpy does. */
+static int64_t clipped(int64_t time, int64_t low, int64_t high)
+{
+    int64_t least = time < low ? low : time;
+    return least > high ? high : least;
+}
+
+/* Sums and differences wrap around, as numpy's do. */
+static int64_t plus(int64_t left, int64_t right)
+{
+    return (int64_t)((uint64_t)left + (uint64_t)right);
+}
+
+static int64_t minus(int64_t left, int64_t right)
+{
+    return (int64_t)((uint64_t)left - (uint64_t)right);
+}
+
+/* Write the best estimate of each event's start to `start`, and its largest error to `slack`.
+ *
+ * The event began in the microsecond after `ts`, at `zero + begin` and at `zero + finish - dur`; see
+ * TimestampEstimator.starts. `begin` and `finish` may be MISSING.
+ */
+EXPORT int64_t ppprof_starts(const int64_t *ts, const int64_t *dur, const int64_t *begin,
+                             const int64_t *finish, int64_t num_events, int64_t zero, int64_t exact,
+                             int64_t *start, int64_t *slack)
+{
+    for (int64_t event = 0; event < num_events; event++) {
+        int64_t low = ts[event], high = plus(ts[event], 999);
+        for (int side = 0; side < 2; side++) {
+            int64_t relative = side ? finish[event] : begin[event];
+            if (relative == MISSING)
+                continue;
+            int64_t error = error_of(relative, exact);
+            int64_t estimate = minus(plus(zero, relative), side ? dur[event] : 0);
+            low = clipped(minus(estimate, error), low, high);
+            high = clipped(plus(estimate, error), low, high);
+        }
+        start[event] = plus(low, high) >> 1;
+        slack[event] = plus(minus(high, low), 1) >> 1;
+    }
+    return 0;
+}
