@@ -20,7 +20,7 @@ class ByteView:
     ``words[i]`` holds the bytes i to i+7. So there are seven fewer words than bytes.
     """
 
-    def __init__(self, raw: bytes | bytearray) -> None:
+    def __init__(self, raw: bytes | bytearray | memoryview) -> None:
         self.raw = raw
         self.bytes = np.frombuffer(raw, np.uint8)
         # An unaligned view: element i is the word of bytes i..i+7.

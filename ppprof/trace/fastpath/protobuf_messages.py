@@ -30,7 +30,7 @@ UNKNOWN_TYPE = "not a protobuf wire type"
 BEYOND_FILE = "a length beyond the end of the file"
 BEYOND_MESSAGE = "a field runs past its message"
 
-Bytes = Union[bytes, bytearray]
+Bytes = Union[bytes, bytearray, memoryview]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """Decode protobuf's wire format with native/protobuf.c, or with numpy where it is not compiled.
 
-The C function reads all messages of one type in one call, without Python's lock.
+The C function reads all messages of one type in one call, without Python's lock. So threads divide
+many messages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,12 +36,16 @@ from ppprof.trace.fastpath.protobuf_messages import (
     Texts,
     damaged,
 )
+from ppprof.trace.fastpath.string_table import StringTable
+from ppprof.trace.fastpath.workers import num_processors
 
 _DONE, _FULL = 0, 1
 _REASONS = {2: LONG_NUMBER, 3: UNKNOWN_TYPE, 4: BEYOND_FILE, 5: BEYOND_MESSAGE}
 """Outcome of the C function -> reason of the error."""
 _MOST_MESSAGES = 2**31 - 1
 """Indices of messages have 32 bits. A file with more of them has at least 4 GiB."""
+_FEWEST_MESSAGES = 1 << 16
+"""Fewest messages for each thread."""
 _FEWEST_ROWS = 1024
 _SLOTS_PER_TEXT = 4
 """Slots of the hash table of texts: so many are free that a search seldom takes a second step."""
@@ -129,10 +138,15 @@ class _ColumnArrays:
         if self.kind == TEXT:
             library.ppprof_protobuf_rehash(ctypes.c_void_p(data.ctypes.data), ctypes.byref(column))
 
-    def finish(self) -> None:
-        """Free the room that is not used."""
+    def finished(self, data: Array) -> _Values:
+        """Free the room that is not used, and return the values."""
+        distinct: list[bytes] = []
         if self.kind in (TEXT, MESSAGES):
             self._resize(self._column.count)
+        if self.kind == TEXT:
+            sides = self.first.tolist(), self.end.tolist()
+            distinct = [data[first:end].tobytes() for first, end in zip(*sides)]
+        return _Values(self.values, self.rows, self.first, self.end, distinct)
 
     def _resize(self, num_rows: int) -> None:
         # In place: a copy of the ranges of a million messages would be a large part of the memory.
@@ -153,33 +167,66 @@ class _ColumnArrays:
             column.slots = self._slots.ctypes.data
 
 
-class _NativeFields:
-    """The fields of N messages; implements `Fields`. It does not keep the file's bytes."""
+class _Values(NamedTuple):
+    """One field of N messages; which of the arrays it has depends on how the field is read."""
 
-    def __init__(self, data: Array, columns: Mapping[int, _ColumnArrays]) -> None:
-        self._columns = columns
-        self._distinct = {
-            field: [
-                data[first:end].tobytes()
-                for first, end in zip(column.first.tolist(), column.end.tolist())
-            ]
-            for field, column in columns.items()
-            if column.kind == TEXT
-        }
+    numbers: Array
+    rows: Int32
+    """Index of the message of each range, or index in ``distinct`` of each message's text."""
+    first: Int64
+    end: Int64
+    distinct: list[bytes]
+
+
+class _NativeFields:
+    """The fields of N messages; implements `Fields`. It does not keep the file's bytes.
+
+    Args:
+        values: the values of each field, by its number.
+        num_messages: N.
+    """
+
+    def __init__(self, values: dict[int, _Values], num_messages: int) -> None:
+        self._values = values
+        self.num_messages = num_messages
+
+    @classmethod
+    def joined(cls, parts: Sequence[_NativeFields], wanted: Mapping[int, int]) -> _NativeFields:
+        """Return the fields of the messages of all parts, one after another."""
+        firsts = np.cumsum([0, *(part.num_messages for part in parts)]).tolist()
+        values = {}
+        for field, kind in wanted.items():
+            # The parts are freed field by field.
+            pieces = [part._values.pop(field) for part in parts]
+            rows, distinct = [piece.rows for piece in pieces], list[bytes]()
+            if kind == TEXT:
+                table = StringTable()
+                rows = [table.numbers(piece.distinct)[piece.rows] for piece in pieces]
+                distinct = table.all()
+            elif kind == MESSAGES:
+                rows = [piece.rows + np.int32(first) for piece, first in zip(pieces, firsts)]
+            values[field] = _Values(
+                np.concatenate([piece.numbers for piece in pieces]),
+                np.concatenate(rows),
+                np.concatenate([piece.first for piece in pieces]),
+                np.concatenate([piece.end for piece in pieces]),
+                distinct,
+            )
+        return cls(values, firsts[-1])
 
     def number(self, field: int) -> Array:
-        return self._columns[field].values
+        return self._values[field].numbers
 
     def texts(self, field: int) -> Texts:
-        return Texts(self._distinct[field], self._columns[field].rows)
+        return Texts(self._values[field].distinct, self._values[field].rows)
 
     def range(self, field: int) -> ByteRanges:
-        column = self._columns[field]
-        return ByteRanges(column.first, column.end, np.arange(len(column.first), dtype=np.int32))
+        values = self._values[field]
+        return ByteRanges(values.first, values.end, np.arange(len(values.first), dtype=np.int32))
 
     def ranges(self, field: int) -> ByteRanges:
-        column = self._columns[field]
-        return ByteRanges(column.first, column.end, column.rows)
+        values = self._values[field]
+        return ByteRanges(values.first, values.end, values.rows)
 
 
 class NativeBuffer:
@@ -216,6 +263,17 @@ class NativeBuffer:
                 f"{self._name}: {len(start)} messages of one type; at most {_MOST_MESSAGES} can be "
                 "read: record a shorter window"
             )
+        num_threads = max(min(num_processors(), len(start) // _FEWEST_MESSAGES), 1)
+        bounds = [len(start) * number // num_threads for number in range(num_threads + 1)]
+        parts = [(start[first:last], end[first:last]) for first, last in zip(bounds, bounds[1:])]
+        if num_threads > 1:
+            with contextlib.suppress(RuntimeError):  # the limit of threads is reached
+                with ThreadPoolExecutor(num_threads, "ppprof decode") as executor:
+                    read = list(executor.map(self._read, *zip(*parts), repeat(wanted)))
+                return _NativeFields.joined(read, wanted)
+        return self._read(start, end, wanted)
+
+    def _read(self, start: Int64, end: Int64, wanted: Mapping[int, int]) -> _NativeFields:
         structures = (_Column * len(wanted))()
         columns = {
             field: _ColumnArrays(structure, field, kind, len(start))
@@ -240,6 +298,5 @@ class NativeBuffer:
         if outcome in _REASONS:
             raise damaged(self._name, self._size, state.error, _REASONS[outcome])
         assert outcome == _DONE, outcome
-        for column in columns.values():
-            column.finish()
-        return _NativeFields(self._data, columns)
+        values = {field: column.finished(self._data) for field, column in columns.items()}
+        return _NativeFields(values, len(start))

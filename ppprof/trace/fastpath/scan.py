@@ -42,6 +42,8 @@ class Text(ByteView):
     Positions count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
     """
 
+    raw: bytearray
+
     def __init__(self, block: Block) -> None:
         self.raw = block.buffer
         self.end = MARGIN + block.length

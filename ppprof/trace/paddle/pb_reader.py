@@ -18,7 +18,7 @@ from ppprof.errors import TraceError
 from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jumps
 from ppprof.trace.consistency import with_sound_times
-from ppprof.trace.fastpath.protobuf_messages import PADDING
+from ppprof.trace.fastpath.protobuf_messages import PADDING, Bytes
 from ppprof.trace.fastpath.protobuf_native import message_buffer
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
 from ppprof.trace.operator_inputs import decode_dtypes, decode_shapes
@@ -74,7 +74,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
     return with_sound_times(trace)
 
 
-def _content(path: str | Path) -> tuple[bytearray, int]:
+def _content(path: str | Path) -> tuple[Bytes, int]:
     """Return the bytes of a file and `PADDING` more, and the number of the file's bytes.
 
     A file that is packed with gzip is unpacked.
@@ -84,9 +84,10 @@ def _content(path: str | Path) -> tuple[bytearray, int]:
     """
     with TraceStream(path, is_text=False) as source:
         if not source.is_packed:
-            data = bytearray(source.size + PADDING)
-            size = source.read_into(memoryview(data)[: source.size])
-            return data, size  # fewer bytes than announced if the file has just become shorter
+            data = np.empty(source.size + PADDING, np.uint8).data
+            size = source.read_into(data[: source.size])  # fewer if it has just become shorter
+            data[size : size + PADDING] = bytes(PADDING)
+            return data, size
         content = bytearray()
         for block in iter(lambda: source.read(BLOCK_BYTES), b""):
             content += block

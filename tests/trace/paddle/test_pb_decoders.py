@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -19,7 +20,7 @@ from polars.testing import assert_frame_equal
 from benchmarks import gpu_job
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read_paddle_pb
-from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath import core, protobuf_native
 from ppprof.trace.fastpath.protobuf_encode import header, varint
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
@@ -68,6 +69,40 @@ def test_fixtures(path):
 @pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
 def test_fixed_traces(name, tmp_path):
     path = write(tmp_path / "a.pb", *getattr(gpu_traces, name)())
+    assert not isinstance(assert_both_read_the_same(path), str)
+
+
+@needs_compiled
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+@pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
+def test_threads_that_divide_the_messages(name, num_threads, tmp_path, monkeypatch):
+    monkeypatch.setattr(protobuf_native, "_FEWEST_MESSAGES", 1)
+    monkeypatch.setattr(protobuf_native, "num_processors", lambda: num_threads)
+    path = write(tmp_path / "a.pb", *getattr(gpu_traces, name)())
+    assert not isinstance(assert_both_read_the_same(path), str)
+
+
+@needs_compiled
+def test_threads_report_the_first_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(protobuf_native, "_FEWEST_MESSAGES", 1)
+    monkeypatch.setattr(protobuf_native, "num_processors", lambda: 4)
+    random_numbers = random.Random(11)
+    for _ in range(40):
+        path = tmp_path / "a.pb"
+        path.write_bytes(mutated(TRAINING, random_numbers))
+        assert_both_read_the_same(path)
+
+
+@needs_compiled
+def test_without_threads_one_reads_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(protobuf_native, "_FEWEST_MESSAGES", 1)
+    monkeypatch.setattr(protobuf_native, "num_processors", lambda: 4)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    path = write(tmp_path / "a.pb", *gpu_traces.training())
     assert not isinstance(assert_both_read_the_same(path), str)
 
 
@@ -184,7 +219,7 @@ import ctypes, random, sys
 from pathlib import Path
 from ppprof.errors import TraceError
 from ppprof.trace import read_paddle_pb
-from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath import core, protobuf_native
 from tests.trace.test_fuzz import mutated
 
 library, folder, num_rounds = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
