@@ -1,7 +1,8 @@
 """`open` and `Run`: tables of a run directory, or of a trace of any kind.
 
 Nothing is read before it is needed, and memory holds one window's events at a time. The
-larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`.
+larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`. Only a
+method that compares ranks imports the modules for it: they take as long as reading a short trace.
 """
 
 from __future__ import annotations
@@ -17,15 +18,12 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
-from ppprof.run.merge import Merged, merge_ranks
 from ppprof.run.problem_log import ProblemLog
-from ppprof.run.ranks import cluster_of
 from ppprof.run.run_files import RunFiles
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
@@ -36,7 +34,8 @@ from ppprof.topology import AXES, RankSelector
 from ppprof.trace import Trace
 
 if TYPE_CHECKING:
-    pass
+    from ppprof.analysis.ranks.cluster import Cluster
+    from ppprof.run.merge import Merged
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 _log = logging.getLogger("ppprof")
@@ -302,6 +301,9 @@ class Run(RunFiles):
         executor: Executor | None = None,
     ) -> Cluster:
         """Return all ranks together: steps, collectives on one clock, slow ranks and links."""
+        from ppprof.analysis.ranks.cluster import analyze_rank
+        from ppprof.run.ranks import cluster_of
+
         results = self.map_windows(analyze_rank, self.select_ranks(ranks, window), executor)
         return cluster_of(self, results, StepRange.of(steps))
 
@@ -333,6 +335,8 @@ class Run(RunFiles):
         Raises:
             OSError: the file cannot be written.
         """
+        from ppprof.run.merge import merge_ranks
+
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)
 
 

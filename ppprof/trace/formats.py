@@ -24,9 +24,6 @@ from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.cache import load, save
 from ppprof.trace.cache_files import fingerprint
 from ppprof.trace.json_reader import looks_like_kineto, read_json
-from ppprof.trace.paddle.json_writer import write_paddle_json
-from ppprof.trace.paddle.pb_writer import write_paddle_pb
-from ppprof.trace.remote_calls import read_window
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 
@@ -90,6 +87,8 @@ def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return _read_json_cached(path, progress, use_cache)
+    from ppprof.trace.remote_calls import read_window  # JSON needs no decoder of protobuf
+
     trace = read_window(path)
     if progress is not None:
         size = to_path(path).stat().st_size
@@ -114,8 +113,13 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
         UsageError: the suffix is not a known format.
         OSError: the file cannot be written.
     """
-    write_as = write_paddle_pb if suffix_of(path) == ".pb" else write_paddle_json
-    return write_as(trace, path)
+    if suffix_of(path) == ".pb":
+        from ppprof.trace.paddle.pb_writer import write_paddle_pb
+
+        return write_paddle_pb(trace, path)
+    from ppprof.trace.paddle.json_writer import write_paddle_json
+
+    return write_paddle_json(trace, path)
 
 
 def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:

@@ -25,8 +25,6 @@ from ppprof.trace.fastpath.workers import scan_ranges, split_positions
 from ppprof.trace.json.batches import Batches, decoded_batches
 from ppprof.trace.json.recovery import EventDecoder, keys_before, start_of_events
 from ppprof.trace.json.values import drop_nonportable_numbers
-from ppprof.trace.kineto.events import kineto_trace
-from ppprof.trace.kineto.reading import read_kineto_columns
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.schema import CATEGORIES, Trace
@@ -61,6 +59,10 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         # The schema version decides; without one, events do.
         text = source.peek(_HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
         if _is_kineto(keys, text):
+            # Most traces are Paddle's, and need none of this.
+            from ppprof.trace.kineto.events import kineto_trace
+            from ppprof.trace.kineto.reading import read_kineto_columns
+
             columns = read_kineto_columns(source, keys, skipped, progress)
             if source.size > _LARGE_BYTES:
                 _trim_heap()

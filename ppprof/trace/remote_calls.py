@@ -314,9 +314,7 @@ def _concatenated(parts: list[Trace]) -> Trace:
     events = renumbered(renumbered(events[order], "parent"), "forward")
     return dataclasses.replace(
         parts[0],
-        events=events.with_columns(
-            step=steps_of(events.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns")))
-        ),
+        events=events.with_columns(step=steps_of(events)),
         memory=side("memory").sort("thread", "process", "time_ns", maintain_order=True),
         kernels=side("kernels"),
         memsets=side("memsets"),

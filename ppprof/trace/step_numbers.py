@@ -15,33 +15,32 @@ def steps_of(events: pl.DataFrame) -> pl.Series:
     A device event has the step of its launch.
 
     Args:
-        events: host events, launches and device events; reads name, category, start_ns, end_ns,
-            device and parent.
+        events: host events, then launches, then device events; reads name, category, start_ns,
+            dur_ns, device and parent.
 
     Returns:
         int64, as long as ``events``; null outside of steps and for a device event without a launch.
     """
-    of_launch = events["device"].is_not_null().to_numpy()
-    step = np.full(events.height, -1, np.int64)
-    step[~of_launch] = steps_at(step_spans(events), events["start_ns"].to_numpy()[~of_launch])
-    launch = events["parent"].fill_null(-1).to_numpy()[of_launch]
-    step[of_launch] = np.where(launch >= 0, step[launch], -1)
-    return nullable(step)
+    first_device = events.height - events["device"].count()
+    begun = events.slice(0, first_device)
+    step = np.full(events.height + 1, -1)
+    step[:first_device] = steps_at(step_spans(begun), begun["start_ns"].to_numpy())
+    launch = events["parent"].slice(first_device).fill_null(events.height).to_numpy()
+    step[first_device:-1] = step[launch]  # the last item is for no launch
+    return nullable(step[:-1])
 
 
 def step_spans(events: pl.DataFrame) -> pl.DataFrame:
     """Return start_ns, end_ns and step, all int64, of each ProfileStep#N, sorted by start_ns.
 
     Args:
-        events: reads name, category, start_ns and end_ns.
+        events: reads name, category, start_ns and dur_ns.
     """
-    is_step = events["category"] == "ProfileStep"
+    steps = events.select("name", "start_ns", "dur_ns").filter(events["category"] == "ProfileStep")
     return (
-        events[["name", "start_ns", "end_ns"]]
-        .filter(is_step)
-        .select(
+        steps.select(
             "start_ns",
-            "end_ns",
+            end_ns=pl.col("start_ns") + pl.col("dur_ns"),
             step=pl.col("name")
             .cast(pl.String)
             .str.extract(r"#(\d+)$")

@@ -13,7 +13,7 @@ from ppprof.analysis.efficiency.operator_work import work_of_profile
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
-from ppprof.arrays import Int64
+from ppprof.arrays import Int32, Int64
 from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.schema import is_kernel
@@ -103,11 +103,12 @@ def _with_remote_calls(
 
 def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     thread = pl.col("thread") if profile.options.thread_sep else pl.lit(None, pl.Int64)
-    calls = profile.tree.of_category("Operator").select(
+    tree = profile.tree
+    hosts = tree.hosts.select(
         "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
     )
-    calls = _with_inputs(calls, profile)
-    children = _children(profile.tree, calls)
+    calls = _with_inputs(hosts[tree.rows_of_category("Operator")], profile)
+    children = _children(tree, calls)
     by_operator = ["thread", "operator"]
     by_inner = [*by_operator, "inner"]
     items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=["thread"])
@@ -120,7 +121,7 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     left = _blocks(
         grouped(_accumulation(calls, children), by_operator, gpu="device_ns"), by_operator
     )
-    devices = profile.tree.devices.drop_nulls("host").select("gpu_ns", "host", device="name")
+    devices = tree.devices.select("gpu_ns", "host", device="name").drop_nulls("host")
     by_calls = _launched(devices, calls)
     by_children = _launched(devices, children)
     own = _blocks(grouped(by_calls, [*by_operator, "device"], clocks=("gpu",)), by_operator)
@@ -152,25 +153,25 @@ def _children(tree: Tree, calls: pl.DataFrame) -> pl.DataFrame:
         row, parent, cpu_ns, device_ns, inner (the name), and thread and operator of the caller; in
         the order of ``calls``, the children of a call sorted by row.
     """
-    hosts = tree.hosts
-    caller = _positions(hosts["parent"].fill_null(-1).to_numpy(), calls["row"])
-    caller[(hosts["category"] == "Operator").to_numpy()] = -1
+    caller = _positions(tree.events.parent[: tree.events.num_hosts], calls["row"])
+    caller[calls["row"].to_numpy()] = -1
     rows = np.flatnonzero(caller >= 0)
     rows = rows[np.argsort(caller[rows], kind="stable")]
-    children = hosts.select("row", "parent", "cpu_ns", "device_ns", inner="name")[rows]
+    children = tree.hosts.select("row", "parent", "cpu_ns", "device_ns", inner="name")[rows]
     return children.hstack(calls.select("thread", "operator")[caller[rows]])
 
 
-def _positions(wanted: Int64, rows: pl.Series) -> Int64:
+def _positions(wanted: Int64, rows: pl.Series) -> Int32:
     """Return the position in ``rows`` of each wanted row; -1 for a row that it lacks.
 
     Args:
         wanted: rows of the host events, at least -1, shape (N,).
         rows: distinct rows of the host events, at least 0.
     """
-    position = np.full(max(wanted.max(initial=-1), rows.to_numpy().max(initial=-1)) + 2, -1)
+    num_rows = max(wanted.max(initial=-1), rows.to_numpy().max(initial=-1)) + 1
+    position = np.full(num_rows + 1, -1, np.int32)
     position[rows.to_numpy()] = np.arange(len(rows))
-    positions: Int64 = position[wanted]  # the last item is -1, for row -1
+    positions: Int32 = position[wanted]  # the last item is -1, for row -1
     return positions
 
 
@@ -205,7 +206,8 @@ def operator_shapes(profile: Profile) -> pl.DataFrame:
         max_ns, min_ns; cpu_ratio, gpu_ratio (of the time of all operators; 0 if that is 0); flops of
         all calls (null if unknown).
     """
-    calls = profile.tree.of_category("Operator").select("row", "cpu_ns", "device_ns", "name")
+    hosts = profile.tree.hosts.select("row", "cpu_ns", "device_ns", "name")
+    calls = hosts[profile.tree.rows_of_category("Operator")]
     table = _with_flops(_with_inputs(calls, profile), ["name", "shapes"])
     table = sort_by(table, profile.sorted_by).with_columns(
         pl.col("name").cast(pl.String),

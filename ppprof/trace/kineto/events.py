@@ -128,11 +128,8 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
     parts = [hosts, launches, devices]
     del hosts, launches, devices
     events = _joined(parts)
-    ends = events.select("name", "category", "start_ns", "device", "parent").with_columns(
-        end_ns=events["start_ns"] + events["dur_ns"]
-    )
     return Trace(
-        events=events.with_columns(step=steps_of(ends), forward=forward),
+        events=events.with_columns(step=steps_of(events), forward=forward),
         memory=memory,
         kernels=kernels,
         memsets=empty(MEMSETS),

@@ -302,9 +302,7 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
             conform(device_table, EVENTS),
         ]
     )
-    return events.with_columns(
-        step=steps_of(events.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns")))
-    )
+    return events.with_columns(step=steps_of(events))
 
 
 def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:

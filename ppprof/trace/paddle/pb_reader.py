@@ -125,17 +125,17 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
 
 
 def _on_one_clock(events: pl.DataFrame, jumps: list[ClockJump]) -> pl.DataFrame:
-    if not jumps:
-        return events
-    return events.with_columns(
-        undo_clock_jumps(events[column], jumps) for column in ("start_ns", "end_ns")
-    )
+    """Return the events without the clock's jumps, and with their durations."""
+    if jumps:
+        events = events.with_columns(
+            undo_clock_jumps(events[column], jumps) for column in ("start_ns", "end_ns")
+        )
+    return events.with_columns(dur_ns=events["end_ns"] - events["start_ns"])
 
 
 def _with_step(events: pl.DataFrame, step: Int64) -> pl.DataFrame:
-    """Return `EVENTS` with the column step, null for values below 0, and the duration."""
-    durations = events["end_ns"] - events["start_ns"]
-    return conform(events.with_columns(dur_ns=durations, step=nullable(step)), EVENTS)
+    """Return `EVENTS` with the column step, null for values below 0."""
+    return conform(events.with_columns(step=nullable(step)), EVENTS)
 
 
 def _inputs(inputs: Columns, num_hosts: int) -> dict[str, pl.Series]:
