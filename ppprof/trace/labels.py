@@ -14,14 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array, Bool, Int64
+from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.trace.fastpath import core
+
+_NO_CODE = 2**32 - 1
+"""For a null. A column has fewer texts."""
 
 
 class Labels(NamedTuple):
     """N texts, of which many are equal."""
 
-    number: Int64
-    """Position in ``texts`` of each row's text, shape (N,); -1 for null."""
+    number: Array
+    """Position in ``texts`` of each row's text, int32 or int64, shape (N,); -1 for null."""
     texts: tuple[str, ...]
     """The texts; some of them may be of no row."""
 
@@ -29,15 +33,11 @@ class Labels(NamedTuple):
     def of(cls, column: pl.Series) -> Labels:
         """Return a categorical column as labels, in the order of the texts' first rows."""
         code = column.to_physical()
-        num_null = code.null_count()
-        if num_null == len(code):
-            return cls(np.full(len(code), -1), ())
-        codes = (code if not num_null else code.cast(pl.Int64).fill_null(-1)).to_numpy()
-        first = _first_rows(codes)
-        texts = column.gather(first).cast(pl.String).to_list()
-        numbers = np.full(int(codes.max()) + 2, -1)  # the last one is for null, whose code is -1
-        numbers[codes[first]] = np.arange(len(first))
-        return cls(numbers[codes], tuple(texts))
+        if code.null_count() == len(code):
+            return cls(np.full(len(code), -1, np.int32), ())
+        codes = (code.fill_null(_NO_CODE) if code.null_count() else code).to_numpy()
+        number, first = _numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
+        return cls(number, tuple(column.gather(first).cast(pl.String)))
 
     def where(self, rule: Callable[[str], bool]) -> Bool:
         """Return whether the text of each row follows a rule, shape (N,); False for null.
@@ -68,13 +68,25 @@ class Labels(NamedTuple):
         return texts.gather(np.where(self.number < 0, len(self.texts), self.number))
 
 
-def _first_rows(codes: Array) -> Int64:
-    """Return the first row of each distinct code that is at least 0, ascending.
+def _numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
+    """Return the number of each code, and the first row of each number.
+
+    Codes are numbered from 0 in the order of their first rows.
 
     Args:
-        codes: integers of at least -1, shape (N,), N > 0.
+        codes: uint32, shape (N,), N > 0.
+        num_codes: codes from here on have the number -1.
     """
-    row = np.full(int(codes.max()) + 2, -1)
-    row[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    rows = row[:-1]
-    return np.sort(rows[rows >= 0])
+    codes = np.ascontiguousarray(codes, np.uint32)
+    number, of_code = np.empty(len(codes), np.int32), np.full(num_codes, -1, np.int32)
+    first: Int64 = np.empty(num_codes, np.int64)
+    count = core.call("number_codes", codes, len(codes), num_codes, of_code, number, first)
+    if count is not None:
+        return number, first[:count]
+    places = np.minimum(codes, num_codes).astype(np.int64)
+    row = np.full(num_codes + 1, -1)
+    row[places[::-1]] = np.arange(len(places) - 1, -1, -1)
+    first = np.sort(row[:-1][row[:-1] >= 0])
+    numbers = np.full(num_codes + 1, -1, np.int32)
+    numbers[places[first]] = np.arange(len(first))
+    return numbers[places], first

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppprof.trace.fastpath import core
 from ppprof.trace.labels import Labels
 
 texts = st.lists(st.sampled_from(["relu", "gemm", "", "a b", None]), max_size=12)
@@ -43,3 +45,13 @@ def test_some_rows_and_another_text_in_some_rows(
     assert (
         taken.with_text("gemm", is_first).column().to_list() == ["gemm", *wanted[1:]][: len(rows)]
     )
+
+
+@given(texts)
+def test_both_cores_number_the_texts_alike(values: list[str | None]) -> None:
+    labels = labels_of(values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: None)
+        plain = labels_of(values)
+    assert labels.texts == plain.texts
+    assert labels.number.tolist() == plain.number.tolist()

@@ -125,20 +125,20 @@ def covered_by_group(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
         intervals.
     """
     calls = np.bincount(group)
-    # NumPy sorts integers of 16 bits in linear time.
-    order = np.argsort(group.astype(np.uint16) if len(calls) < 2**16 else group, kind="stable")
-    start, end = (side[order] for side in intervals)
-    last = np.cumsum(calls)
+    start, end = intervals
     length = int(end.max()) - int(start.min()) + 1 if len(start) else 1
+    times = np.zeros(len(calls), np.int64)
     if len(calls) > _FEW_GROUPS and length * len(calls) < 2**63:
         # One union serves all groups if each is moved to a range of time of its own.
+        order = np.argsort(group, kind="stable")
         move = np.repeat(np.arange(len(calls)) * length, calls) - start.min()
-        starts, ends = union(start + move, end + move)
-        times = np.zeros(len(calls), np.int64)
-        np.add.at(times, starts // length, ends - starts)
-        return calls, times
-    parts = [slice(*bounds) for bounds in zip(last - calls, last)]
-    return calls, np.array([covered(start[part], end[part]) for part in parts], np.int64)
+        first, last = union(start[order] + move, end[order] + move)
+        np.add.at(times, first // length, last - first)
+    else:
+        for number in np.flatnonzero(calls).tolist():
+            rows = np.flatnonzero(group == number)
+            times[number] = covered(start[rows], end[rows])
+    return calls, times
 
 
 def extents_by_group(group: Int64, intervals: Intervals) -> tuple[Int64, Intervals]:

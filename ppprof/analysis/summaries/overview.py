@@ -123,16 +123,15 @@ def _host_categories(tree: Tree) -> dict[str, tuple[int, int]]:
     Launches without a host event around them do not count.
     """
     events = tree.events
-    visit = np.append(tree.visit, -1)[events.parent[events.launches]]
+    host = events.parent[events.launches]
     rows: Array | slice = slice(0, events.first_device)
-    visits = np.concatenate((tree.visit, visit))
-    if (visit < 0).any():
-        rows = np.flatnonzero(np.append(np.ones(events.num_hosts, bool), visit >= 0))
-        visits = visits[rows]
+    if (host < 0).any():
+        rows = np.flatnonzero(np.append(np.ones(events.num_hosts, bool), host >= 0))
     categories = Labels.of(events.events["category"]).take(rows)
     times = _calls_and_time(categories, events.intervals(rows))
-    first = np.full(len(categories.texts), len(visits))
-    np.minimum.at(first, categories.number, visits)
+    first = np.full(len(categories.texts), events.num_hosts)
+    np.minimum.at(first, categories.number[: events.num_hosts], tree.visit)
+    np.minimum.at(first, categories.number[events.num_hosts :], tree.visit[host[host >= 0]])
     in_order = (categories.texts[number] for number in np.argsort(first, kind="stable"))
     return {name: times[name] for name in in_order if name in times}
 

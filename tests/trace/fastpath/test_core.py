@@ -466,7 +466,11 @@ def test_trees_and_times_under_sanitizers(tmp_path):
         ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
     ).stdout.strip()
     files = ("tests/trace/test_tree_arrays.py", "tests/trace/test_nesting.py")
-    more = ("tests/trace/paddle/test_timestamps.py", "tests/analysis/profile/test_intervals.py")
+    more = (
+        "tests/trace/test_labels.py",
+        "tests/trace/paddle/test_timestamps.py",
+        "tests/analysis/profile/test_intervals.py",
+    )
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, *more],
         cwd=tmp_path,
