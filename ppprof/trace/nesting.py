@@ -165,6 +165,11 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
         lie inside its parent, even with the slack: the events are not in this order.
     """
     parent = np.full(len(start_ns), -1, np.int64)
+    columns = [np.ascontiguousarray(column, np.int64) for column in (start_ns, end_ns, slack_ns)]
+    outcome = core.call("nest_by_level", *columns, len(start_ns), parent)
+    if outcome in (0, -1):
+        return None if outcome else parent
+    parent[:] = -1
     overlap = end_ns[:-1] - start_ns[1:]
     first = np.flatnonzero(overlap > slack_ns[:-1] + slack_ns[1:]) + 1
     bounds = [0, *first.tolist(), len(start_ns)]

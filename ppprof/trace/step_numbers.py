@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
+from ppprof.trace.fastpath import core
 from ppprof.trace.schema import nullable
 
 
@@ -61,6 +62,10 @@ def steps_at(spans: pl.DataFrame, start: Int64) -> Int64:
     if spans.is_empty():
         return np.full(len(start), -1)
     first, end, step = (spans[column].to_numpy() for column in ("start_ns", "end_ns", "step"))
+    columns = [np.ascontiguousarray(column) for column in (first, end, step)]
+    steps, start = np.empty(len(start), np.int64), np.ascontiguousarray(start)
+    if core.call("values_at", *columns, len(first), start, len(start), steps) is not None:
+        return steps
     last = np.searchsorted(first, start, side="right") - 1
     # The last item is for events before the first step: index -1.
     end, step = np.append(end, np.iinfo(np.int64).min), np.append(step, -1)

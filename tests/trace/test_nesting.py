@@ -206,6 +206,31 @@ def test_an_order_that_is_not_by_level_is_detected():
     assert nest_by_level(start, end, np.zeros(4, np.int64)) is None
 
 
+@given(
+    _forests(),
+    st.lists(st.tuples(*[st.integers(-3, 3)] * 3), max_size=40),
+    st.sampled_from([1, 4, 2**58]),
+)
+def test_both_cores_find_the_same_levels(forest, off, unit):
+    """Also where starts of a level do not ascend, and for sums beyond 64 bits, which wrap around."""
+    parents, starts, ends = forest
+    order = _level_by_level(parents)
+    start, end = (np.array([times[node] for node in order], np.int64) for times in (starts, ends))
+    slack = np.zeros(len(order), np.int64)
+    for node, (earlier, later, wrong) in zip(range(len(order)), off):
+        start[node] -= earlier
+        end[node] = max(end[node] + later, start[node])
+        slack[node] = abs(wrong)
+    start, end = start * unit, end * unit
+    compiled = nest_by_level(start, end, slack)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: None)
+        plain = nest_by_level(start, end, slack)
+    assert (compiled is None) == (plain is None)
+    if compiled is not None:
+        assert compiled.tolist() == plain.tolist()
+
+
 @given(_forests())
 def test_parents_from_depths_in_pre_order(forest):
     parents, _, _ = forest

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array, Int64
+from ppprof.arrays import Array, Bool, Int64
 from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
@@ -111,8 +111,7 @@ class _HostTree:
     """
 
     def __init__(self, table: Columns) -> None:
-        same = (np.diff(table[key]) == 0 for key in ("tid", "pid"))
-        if not all(neighbours.all() for neighbours in same):
+        if _changes(table).any():
             _reorder(table, np.lexsort((table["position"], table["pid"], table["tid"])))
         depth = table.pop("depth", None)
         self._has_depths = depth is not None
@@ -120,8 +119,7 @@ class _HostTree:
 
         In such a file, launches and memory events follow the host event that encloses them.
         """
-        changes = (np.diff(table["tid"]) != 0) | (np.diff(table["pid"]) != 0)
-        self._firsts: Int64 = np.flatnonzero(np.append(len(table["position"]) > 0, changes))
+        self._firsts: Int64 = np.flatnonzero(np.append(len(table["position"]) > 0, _changes(table)))
         parent = np.empty(len(table["position"]), np.int64)
         for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
             part = slice(first, end)
@@ -214,6 +212,13 @@ class _HostTree:
         end = start + np.concatenate((host["dur"], inner["dur"]))
         key = thread * (process.max(initial=0) + 1) + process
         return nest(key, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
+
+
+def _changes(table: Columns) -> Bool:
+    """Return whether each row but the first is of another thread than the row before it."""
+    changes: Bool = table["tid"][1:] != table["tid"][:-1]
+    changes |= table["pid"][1:] != table["pid"][:-1]
+    return changes
 
 
 def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:

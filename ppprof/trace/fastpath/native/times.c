@@ -11,6 +11,17 @@ typedef struct {
     int64_t start, end;
 } Interval;
 
+/* Sums and differences wrap around, as numpy's do. */
+static int64_t plus(int64_t left, int64_t right)
+{
+    return (int64_t)((uint64_t)left + (uint64_t)right);
+}
+
+static int64_t minus(int64_t left, int64_t right)
+{
+    return (int64_t)((uint64_t)left - (uint64_t)right);
+}
+
 /* Merge two neighbouring runs, each sorted by start: `items[first..middle)` and `[middle..last)`. */
 static void merge(const Interval *items, int64_t first, int64_t middle, int64_t last, Interval *merged)
 {
@@ -105,6 +116,35 @@ EXPORT int64_t ppprof_union(const int64_t *start, const int64_t *end, int64_t nu
     return count;
 }
 
+/* Write the value of the interval that holds each time to `held_by`, -1 if there is none.
+ *
+ * Of the intervals [first, last), sorted by `first`, the last one that has begun counts. Times that
+ * follow one another are mostly in the same one, so that one is looked at first.
+ */
+EXPORT int64_t ppprof_values_at(const int64_t *first, const int64_t *last, const int64_t *value,
+                                int64_t num_intervals, const int64_t *time, int64_t num_times,
+                                int64_t *held_by)
+{
+    int64_t num_begun = 0;
+    for (int64_t item = 0; item < num_times; item++) {
+        int64_t now = time[item];
+        if ((num_begun && first[num_begun - 1] > now) ||
+            (num_begun < num_intervals && first[num_begun] <= now)) {
+            int64_t low = 0, high = num_intervals; /* those below `low` have begun */
+            while (low < high) {
+                int64_t middle = low + (high - low) / 2;
+                if (first[middle] <= now)
+                    low = middle + 1;
+                else
+                    high = middle;
+            }
+            num_begun = low;
+        }
+        held_by[item] = num_begun && now < last[num_begun - 1] ? value[num_begun - 1] : -1;
+    }
+    return 0;
+}
+
 /* Return the possible error in ns of microseconds that were rounded to float32 twice; see _slack in
  * timestamps.py. `exact` is the first time that may have an error.
  */
@@ -130,17 +170,6 @@ static int64_t clipped(int64_t time, int64_t low, int64_t high)
     return least > high ? high : least;
 }
 
-/* Sums and differences wrap around, as numpy's do. */
-static int64_t plus(int64_t left, int64_t right)
-{
-    return (int64_t)((uint64_t)left + (uint64_t)right);
-}
-
-static int64_t minus(int64_t left, int64_t right)
-{
-    return (int64_t)((uint64_t)left - (uint64_t)right);
-}
-
 /* Write the best estimate of each event's start to `start`, and its largest error to `slack`.
  *
  * The event began in the microsecond after `ts`, at `zero + begin` and at `zero + finish - dur`; see
@@ -163,6 +192,54 @@ EXPORT int64_t ppprof_starts(const int64_t *ts, const int64_t *dur, const int64_
         }
         start[event] = plus(low, high) >> 1;
         slack[event] = plus(minus(high, low), 1) >> 1;
+    }
+    return 0;
+}
+
+static int64_t shared(int64_t start, int64_t end, int64_t other_start, int64_t other_end)
+{
+    return minus(end < other_end ? end : other_end, start > other_start ? start : other_start);
+}
+
+/* Write the parents of the events of a thread that come level by level; see nest_by_level in
+ * nesting.py. Return 0; -1 if they do not come so; -3 if the starts of a level do not ascend.
+ */
+EXPORT int64_t ppprof_nest_by_level(const int64_t *start, const int64_t *end, const int64_t *slack,
+                                    int64_t num_events, int64_t *parent)
+{
+    int64_t above = 0, here = 0; /* where the level above and this one begin */
+    while (here < num_events) {
+        int64_t after = here, outer = above;
+        for (; after < num_events; after++) {
+            int64_t event = after;
+            if (event > here) {
+                int64_t overlap = minus(end[event - 1], start[event]);
+                if (overlap > plus(slack[event - 1], slack[event]))
+                    break;
+                if (start[event] < start[event - 1])
+                    return -3;
+            }
+            parent[event] = -1;
+            if (!here)
+                continue;
+            while (outer + 1 < here && start[outer + 1] <= start[event])
+                outer++;
+            int64_t best = outer, most = shared(start[best], end[best], start[event], end[event]);
+            for (int side = -1; side <= 1; side += 2) {
+                int64_t other = clipped(outer + side, above, here - 1);
+                int64_t fit = shared(start[other], end[other], start[event], end[event]);
+                if (fit > most) {
+                    best = other;
+                    most = fit;
+                }
+            }
+            int64_t off = plus(slack[event], slack[best]);
+            if (minus(start[best], start[event]) > off || minus(end[event], end[best]) > off)
+                return -1;
+            parent[event] = best;
+        }
+        above = here;
+        here = after;
     }
     return 0;
 }
