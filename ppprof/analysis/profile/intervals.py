@@ -124,20 +124,28 @@ def covered_by_group(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
         Two int64 arrays with an item for each group from 0 to the largest one; 0 for a group without
         intervals.
     """
-    calls = np.bincount(group)
     start, end = intervals
+    num_groups = int(group.max(initial=-1)) + 1
     length = int(end.max()) - int(start.min()) + 1 if len(start) else 1
-    times = np.zeros(len(calls), np.int64)
-    if len(calls) > _FEW_GROUPS and length * len(calls) < 2**63:
+    if num_groups > _FEW_GROUPS and length * num_groups < 2**63:
         # One union serves all groups if each is moved to a range of time of its own.
+        calls = np.bincount(group)
         order = np.argsort(group, kind="stable")
-        move = np.repeat(np.arange(len(calls)) * length, calls) - start.min()
+        move = np.repeat(np.arange(num_groups) * length, calls) - start.min()
         first, last = union(start[order] + move, end[order] + move)
+        times = np.zeros(num_groups, np.int64)
         np.add.at(times, first // length, last - first)
-    else:
-        for number in np.flatnonzero(calls).tolist():
+        return calls, times
+    groups = np.ascontiguousarray(group, np.int32)
+    sides = [np.ascontiguousarray(side, np.int64) for side in (start, end)]
+    calls, times = np.zeros((2, num_groups), np.int64)
+    for number in range(num_groups):
+        num_calls = calls[number : number + 1]
+        time_ns = core.call("covered", groups, number, *sides, len(group), num_calls)
+        if time_ns is None:
             rows = np.flatnonzero(group == number)
-            times[number] = covered(start[rows], end[rows])
+            num_calls[:], time_ns = len(rows), covered(start[rows], end[rows])
+        times[number] = time_ns
     return calls, times
 
 

@@ -95,15 +95,17 @@ def test_difference_by_group_is_the_difference_of_each_group(groups: list[tuple[
     assert kept == [pair for pairs in each for pair in pairs]
 
 
+@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @pytest.mark.parametrize("most", [0, 2, 32])
-@given(st.lists(st.tuples(st.integers(0, 4), intervals), max_size=5))
+@given(groups=st.lists(st.tuples(st.integers(0, 4), intervals), max_size=5))
 def test_covered_by_group_counts_the_ticks_of_each_group(
-    most: int, groups: list[tuple[int, Pairs]]
+    library: object, most: int, groups: list[tuple[int, Pairs]]
 ) -> None:
     """One after another up to ``most`` groups, else all at once."""
     number = np.array([group for group, pairs in groups for _ in pairs], np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interval_sets, "_FEW_GROUPS", most)
+        patch.setattr(core, "library", lambda: library)
         calls, time_ns = covered_by_group(number, joined(*(_arrays(pairs) for _, pairs in groups)))
     expected = [
         [pair for group, pairs in groups if group == wanted for pair in pairs]

@@ -1,9 +1,8 @@
 /* Times of events: sets of intervals, and starts from what Paddle's JSON prints of them. */
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "export.h"
+#include "memory.h"
 
 #define MISSING INT64_MIN
 
@@ -54,66 +53,103 @@ static Interval *sort_runs(Interval *items, Interval *other, int64_t *run, int64
     return items;
 }
 
-/* Join the intervals that overlap or touch, one after another; those that begin before the last one
- * are left apart. Return the number of intervals that are left.
- */
-static int64_t join(const Interval *items, int64_t num_items, Interval *joined)
+/* Intervals, of which those that overlap or touch the one before them are joined with it. */
+typedef struct {
+    Interval *items;
+    size_t count, capacity;
+} Joined;
+
+/* Add an interval. Events of a thread nest, so most are joined with the one before. */
+static int add(Joined *joined, Interval interval)
 {
-    int64_t count = 0;
-    for (int64_t item = 0; item < num_items; item++) {
-        Interval *last = count ? &joined[count - 1] : NULL;
-        if (!last || items[item].start < last->start || items[item].start > last->end)
-            joined[count++] = items[item];
-        else if (items[item].end > last->end)
-            last->end = items[item].end;
+    Interval *last = joined->count ? &joined->items[joined->count - 1] : NULL;
+    if (last && interval.start >= last->start && interval.start <= last->end) {
+        if (interval.end > last->end)
+            last->end = interval.end;
+        return 0;
     }
-    return count;
+    if (joined->count == joined->capacity) {
+        Interval *items = grown(joined->items, &joined->capacity, joined->count + 1, sizeof *items);
+        if (!items)
+            return -1;
+        joined->items = items;
+    }
+    joined->items[joined->count++] = interval;
+    return 0;
+}
+
+/* Sort the intervals, and join them again: then they are a union, disjoint and ascending. */
+static int unite(Joined *joined)
+{
+    size_t num_runs = 1, num_items = joined->count;
+    Interval *items = joined->items;
+    for (size_t item = 1; item < num_items; item++)
+        num_runs += items[item].start < items[item - 1].start;
+    if (num_runs == 1)
+        return 0;
+    Interval *other = malloc(num_items * sizeof *other);
+    int64_t *run = malloc((num_runs + 1) * sizeof *run);
+    int outcome = other && run ? 0 : -1;
+    if (!outcome) {
+        num_runs = 0;
+        for (size_t item = 0; item < num_items; item++)
+            if (!item || items[item].start < items[item - 1].start)
+                run[num_runs++] = (int64_t)item;
+        run[num_runs] = (int64_t)num_items;
+        const Interval *sorted = sort_runs(items, other, run, (int64_t)num_runs);
+        joined->count = 0;
+        for (size_t item = 0; item < num_items; item++) /* there is room for all of them */
+            add(joined, sorted[item]);
+    }
+    free(other);
+    free(run);
+    return outcome;
 }
 
 /* Write the union of intervals to `first` and `last`: disjoint, ascending, touching ones joined.
  *
  * Return their number; -2 without memory. No interval ends before it starts. All arrays have room for
- * `num_intervals` items. Events of a thread nest, so most intervals lie in the one before them: they
- * are joined first, and only the rest is sorted.
+ * `num_intervals` items.
  */
 EXPORT int64_t ppprof_union(const int64_t *start, const int64_t *end, int64_t num_intervals,
                             int64_t *first, int64_t *last)
 {
-    int64_t count = 0, num_runs = 1;
-    for (int64_t item = 0; item < num_intervals; item++) {
-        if (!count || start[item] < first[count - 1] || start[item] > last[count - 1]) {
-            num_runs += count && start[item] < first[count - 1];
-            first[count] = start[item];
-            last[count++] = end[item];
-        } else if (end[item] > last[count - 1])
-            last[count - 1] = end[item];
+    Joined joined = {NULL, 0, 0};
+    int outcome = 0;
+    for (int64_t item = 0; item < num_intervals && !outcome; item++)
+        outcome = add(&joined, (Interval){start[item], end[item]});
+    if (!outcome)
+        outcome = unite(&joined);
+    for (size_t item = 0; item < joined.count && !outcome; item++) {
+        first[item] = joined.items[item].start;
+        last[item] = joined.items[item].end;
     }
-    if (num_runs == 1)
-        return count;
-    Interval *items = malloc((size_t)count * sizeof *items);
-    Interval *other = malloc((size_t)count * sizeof *other);
-    int64_t *run = malloc(((size_t)num_runs + 1) * sizeof *run);
-    if (items && other && run) {
-        num_runs = 0;
-        for (int64_t item = 0; item < count; item++) {
-            items[item].start = first[item];
-            items[item].end = last[item];
-            if (!item || first[item] < first[item - 1])
-                run[num_runs++] = item;
+    free(joined.items);
+    return outcome ? -2 : (int64_t)joined.count;
+}
+
+/* Return how many nanoseconds lie in at least one interval of a group; -2 without memory.
+ *
+ * `num_in_group` gets the number of its intervals. No interval ends before it starts.
+ */
+EXPORT int64_t ppprof_covered(const int32_t *groups, int64_t group, const int64_t *start,
+                              const int64_t *end, int64_t num_intervals, int64_t *num_in_group)
+{
+    Joined joined = {NULL, 0, 0};
+    int outcome = 0;
+    int64_t covered = 0;
+    *num_in_group = 0;
+    for (int64_t item = 0; item < num_intervals && !outcome; item++)
+        if (groups[item] == group) {
+            ++*num_in_group;
+            outcome = add(&joined, (Interval){start[item], end[item]});
         }
-        run[num_runs] = count;
-        Interval *sorted = sort_runs(items, other, run, num_runs);
-        count = join(sorted, count, sorted);
-        for (int64_t item = 0; item < count; item++) {
-            first[item] = sorted[item].start;
-            last[item] = sorted[item].end;
-        }
-    } else
-        count = -2;
-    free(items);
-    free(other);
-    free(run);
-    return count;
+    if (!outcome)
+        outcome = unite(&joined);
+    for (size_t item = 0; item < joined.count; item++)
+        covered = plus(covered, minus(joined.items[item].end, joined.items[item].start));
+    free(joined.items);
+    return outcome ? -2 : covered;
 }
 
 /* Write the value of the interval that holds each time to `held_by`, -1 if there is none.
