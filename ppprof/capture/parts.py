@@ -250,7 +250,7 @@ class RecordingPart(Part):
                 self._clock.cut(transition)
             windows.holds = transition.is_provisional
             if transition.before in (State.RECORD, State.LAST):
-                windows.drop_provisional_steps()
+                windows.drop_provisional_steps(frees=transition.ends_window)
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,10 @@ class Timer(StepTimer):
         return StepTime(3 * 10**9 if differs else 10**9, None)
 
 
+class Steps(list[str]):
+    """What a recorder keeps in memory."""
+
+
 class Recorder:
     """Writes the numbers of the steps of a window, and ``-`` for a step that has not ended."""
 
@@ -53,6 +58,7 @@ class Recorder:
         self.steps: list[str] = []
         self.step: int | None = None
         self.is_in_use = False
+        self.taken: list[weakref.ref[Steps]] = []
 
     def prepare(self) -> None:
         if self.is_in_use:
@@ -71,9 +77,11 @@ class Recorder:
             self.steps.append(f"{self.step}{'' if is_complete else '-'}")
             self.step = None
 
-    def take(self, brief: bool = False) -> list[str]:
+    def take(self, brief: bool = False) -> Steps:
         self.log.append("take")
-        return self.steps
+        steps = Steps(self.steps)
+        self.taken.append(weakref.ref(steps))
+        return steps
 
     def write(self, result: list[str], raw: RunFile, brief: bool = False) -> None:
         self.log.append("write")
@@ -168,8 +176,12 @@ def test_the_first_steps_are_kept_until_the_window_has_a_step(
 
 
 def test_steps_that_are_dropped_are_never_written(tmp_path: Path) -> None:
-    training = Training(tmp_path).go(30)
-    training.session.close()
+    training = Training(tmp_path).go(21)
+    (provisional,) = training.recorder.taken
+    assert provisional() is not None  # freeing them would prolong step 21, which is recorded
+    training.go(2)
+    assert provisional() is None
+    training.go(7).session.close()
     assert training.recorder.log == [
         *("prepare", "start", "take"),
         *("prepare", "start", "take", "write"),

@@ -65,7 +65,7 @@ class Windows:
             raise OSError(28, "No space left on device")
         return True
 
-    def drop_provisional_steps(self) -> None:
+    def drop_provisional_steps(self, *, frees: bool) -> None:
         pass
 
     def close(self, keep_empty: bool, failed: bool = False) -> None:
@@ -375,7 +375,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
     """Return windows that record nothing."""
     return SimpleNamespace(
         calls=calls,
-        drop_provisional_steps=lambda: None,
+        drop_provisional_steps=lambda *, frees: None,
         saved=[],
         cut=set(),
         num_skipped=0,

@@ -27,7 +27,7 @@ IS_IN_VIEW = """(selector) => {
     const box = document.querySelector(selector).getBoundingClientRect();
     return box.top < innerHeight && box.bottom > 0;
 }"""
-"""A script that tells whether a part of an element is in the view."""
+"""A script that returns whether a part of an element is in the view."""
 
 on_all_screens = pytest.mark.parametrize("screen", SCREENS)
 

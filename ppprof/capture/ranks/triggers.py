@@ -96,7 +96,7 @@ class Triggers:
         self._steps = RunningSteps()
         """Steps outside windows: a step is slow by comparison with these."""
         self._pace = self._steps
-        """Steps that tell how long a message takes, and whether step times have settled."""
+        """Steps that show how fast steps pass, and whether their times have settled."""
         self._plan: Plan | None = None
         self._ended: Plan | None = None
         """The latest plan whose window has ended. Times of its last steps may arrive afterwards, from
@@ -255,7 +255,7 @@ class Triggers:
                 self._channel.send({"kind": "ask", "why": why})
 
     def _add_to_pace(self, step: int, duration_ns: int, is_clean: bool) -> None:
-        """Add a step that may be provisional to the steps that tell how long a message takes.
+        """Add a step to ``_pace``, if it is not in a window: a provisional step counts.
 
         Recording makes provisional steps longer, by about as much each: whether they are alike does
         not change. And the steps that pass while a message is on its way are provisional as well.

@@ -6,7 +6,9 @@ written::
     step             1  2  3  4  5      6      7     8
     state            p  p  p  -  r      R      R     R
     Paddle records   x  x  x            x      x     x
-    in memory                 steps 1-3 ........|         step 6 has ended: they are dropped
+    in memory                 steps 1-3 .............     the window is over: they are freed
+
+Once step 6 has ended, they would not be written any more.
 """
 
 from __future__ import annotations
@@ -127,6 +129,8 @@ class Windows:
         """Whether the open window is that of the provisional steps."""
         self._provisional: _InMemory | None = None
         """The provisional steps, once they are over, until a step of the window has ended."""
+        self._dropped: _InMemory | None = None
+        """The provisional steps from then on, until the window has ended."""
         self.before_stop: Callable[[], None] = lambda: None
         """Called before a window of a device is saved: that waits for the device, perhaps for ever."""
         self.holds = False
@@ -393,12 +397,19 @@ class Windows:
             for window in list(self._held):
                 self.release(window, brief=True)
 
-    def drop_provisional_steps(self) -> None:
-        """Drop the provisional steps that are in memory, and the remote calls that they made."""
-        recording, self._provisional = self._provisional, None
-        if recording is not None:
+    def drop_provisional_steps(self, *, frees: bool) -> None:
+        """Do not save the provisional steps that are in memory: a step of the window has ended.
+
+        Args:
+            frees: whether to free them, and delete the remote calls that they made. That may take as
+                long as a short step, so it must not happen within the window.
+        """
+        if self._provisional is not None:
+            self._dropped, self._provisional = self._provisional, None
+        if frees and self._dropped is not None:
             with suppress(OSError):
-                RunFile(self._run, recording.name.calls).remove_folder()
+                RunFile(self._run, self._dropped.name.calls).remove_folder()
+            self._dropped = None
 
     def _keep_in_memory(self) -> None:
         """Close the window of the provisional steps; do nothing if it is closed already.
