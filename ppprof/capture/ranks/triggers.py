@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from ppprof.capture.ranks.plans import Plan, latest_plan, why_no_room
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.signals import pass_interruption
-from ppprof.capture.steps.slow_steps import RunningSteps
+from ppprof.capture.steps.slow_steps import StepTimes
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
@@ -93,10 +93,7 @@ class Triggers:
         self._channel = channel
         self._clock = clock
         self._last_poll = -math.inf
-        self._steps = RunningSteps()
-        """Steps outside windows: a step is slow by comparison with these."""
-        self._pace = self._steps
-        """Steps that show how fast steps pass, and whether their times have settled."""
+        self._times = StepTimes()
         self._plan: Plan | None = None
         self._ended: Plan | None = None
         """The latest plan whose window has ended. Times of its last steps may arrive afterwards, from
@@ -200,8 +197,9 @@ class Triggers:
         """
         with self._suppress_and_report():
             plan, self._plan = self._plan, None
-            if not failed:
-                self._report_short_training(plan)
+            if self._rank == 0 and plan is not None and plan is self._settled_plan and not failed:
+                self.is_short_logged = True
+                log.warning(f"rank 0: {plan.cut_short(self._step)}")
             if plan is not None:
                 self._undecided.pop(plan.window, None)
                 self._awaited.discard(plan.window)  # it is cut off, and kept
@@ -218,34 +216,23 @@ class Triggers:
                 time.sleep(0.01)
             self._channel.close()
 
-    def _report_short_training(self, plan: Plan | None) -> None:
-        """Log on rank 0 that the training ended before the end of the window for settled step times.
-
-        Args:
-            plan: the window that is planned or open; None for none.
-        """
-        if self._rank == 0 and plan is not None and plan is self._settled_plan:
-            self.is_short_logged = True
-            log.warning(f"rank 0: {plan.cut_short(self._step)}")
-
     def _check_duration(
         self, step: int, duration_ns: int, is_recorded: bool, is_excluded: bool
     ) -> None:
         slow = self._slow
-        is_slow = slow is not None and self._steps.is_slow(duration_ns, slow.times)
-        is_clean = not (is_recorded or is_excluded)
-        if is_clean:
-            self._steps.add(duration_ns)
-        if self._pace is not self._steps and not is_excluded:
-            self._add_to_pace(step, duration_ns, is_clean)
+        known = self._times.unrecorded
+        is_slow = slow is not None and known.is_slow(duration_ns, slow.times)
+        is_provisional = is_recorded and self.state(step) is State.PROVISIONAL
+        if not is_excluded and (is_provisional or not is_recorded):
+            self._times.add(duration_ns, is_provisional=is_provisional)
         if not is_slow or slow is None:
             return
-        times = duration_ns / self._steps.median_ns
+        times = duration_ns / known.median_ns
         of_window = [p for p in (self._plan, self._ended) if p and p.start <= step < p.end]
         if of_window:
             if of_window[0].is_provisional:
                 self._note_slow(of_window[0].window)
-        elif is_clean and self._plan is None and step >= self._report_from:
+        elif not (is_recorded or is_excluded) and self._plan is None and step >= self._report_from:
             self._report_from = step + 1 + slow.cool_down
             duration = f"took {duration_ns / 1e6:.1f} ms, {times:.1f} times the median"
             why = f"step {step} of rank {self._rank} {duration}"
@@ -253,16 +240,6 @@ class Triggers:
                 self._pending_reason = why
             else:
                 self._channel.send({"kind": "ask", "why": why})
-
-    def _add_to_pace(self, step: int, duration_ns: int, is_clean: bool) -> None:
-        """Add a step to ``_pace``, if it is not in a window: a provisional step counts.
-
-        Recording makes provisional steps longer, by about as much each: whether they are alike does
-        not change. And the steps that pass while a message is on its way are provisional as well.
-        """
-        plan = self._plan
-        if is_clean or (plan is not None and plan.state(step) is State.PROVISIONAL):
-            self._pace.add(duration_ns)
 
     def _note_slow(self, window: int) -> None:
         if self._rank != 0:
@@ -313,7 +290,7 @@ class Triggers:
             if missing:
                 ranks = format_ranges("rank", missing)
                 log.warning(f"rank 0: {plan} begins, but {ranks} did not confirm it")
-        if len(self._pace) < _TIMED_STEPS:
+        if len(self._times.pace) < _TIMED_STEPS:
             return
         if self._config.file and self._clock() - self._last_poll >= _POLL_SECONDS:
             self._last_poll = self._clock()
@@ -334,7 +311,7 @@ class Triggers:
             self._members = self._topology.select(plan.ranks) & self._recorded
             self._can_move_up = self._rank == 0
             if plan.num_provisional:
-                self._pace = RunningSteps()
+                self._times.count_provisional_steps()
         elif self._rank == 0:
             why = f"the schedule is {self._schedule}"
             log.warning(f"rank 0: no window for settled step times: {why}")
@@ -346,7 +323,7 @@ class Triggers:
             self._log_opening(latest, f"step {step} is reached")
             return
         start = step + self._ahead()
-        if not self._pace.has_settled or start >= latest.start:
+        if not self._times.pace.has_settled or start >= latest.start:
             return
         if why_no_room(self._schedule, step, start + latest.steps) or self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
@@ -450,7 +427,7 @@ class Triggers:
         """Return how many steps from now a window can start if it is decided on now."""
         if self._topology.world_size == 1:
             return 1  # for the tracers to warm up
-        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._pace.short_ns, 1))
+        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._times.pace.short_ns, 1))
 
     def _busy(self, step: int, end: int) -> str | None:
         """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can."""

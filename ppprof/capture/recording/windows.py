@@ -422,12 +422,12 @@ class Windows:
             return
         if self._budget is not None:
             self._budget.measure(self._num_steps)
-        with self._losing(name, self._num_steps):
+        with _losing(self._run, name, self._num_steps):
             self._before_stop()
             events = self._recorder.take()
-        operator_calls = self._operator_calls(name)
+        calls = _operator_calls(self._operators, self._run, name)
         if self._num_steps:
-            self._provisional = _InMemory(name, self._num_steps, events, operator_calls)
+            self._provisional = _InMemory(name, self._num_steps, events, calls)
 
     def _save_provisional_steps(self, brief: bool = False) -> bool:
         """Save the provisional steps that are in memory; return whether there are any.
@@ -439,19 +439,21 @@ class Windows:
         if recording is None:
             return False
         name, num_steps = recording.name, recording.num_steps
-        with self._losing(name, num_steps):
+        with _losing(self._run, name, num_steps):
             self._recorder.write(recording.events, RunFile(self._run, name.raw), brief)
-        self._write_operator_calls(name, recording.operator_calls)
+        _write_operator_calls(recording.operator_calls, self._run, name)
         self._saved(name, num_steps, brief)
         return True
 
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
-            with self._losing(name, self._num_steps):
+            with _losing(self._run, name, self._num_steps):
                 self._before_stop()
                 self._recorder.stop(RunFile(self._run, name.raw), brief)
-            self._write_operator_calls(name, self._operator_calls(name))
+            _write_operator_calls(
+                _operator_calls(self._operators, self._run, name), self._run, name
+            )
             self._saved(name, self._num_steps, brief)
 
     def _before_stop(self) -> None:
@@ -459,50 +461,14 @@ class Windows:
         if self._recorder.on_device:
             self.before_stop()
 
-    @contextmanager
-    def _losing(self, name: rundir.TraceName, num_steps: int) -> Iterator[None]:
-        """Name the window that is lost, and its steps, in the error that is raised."""
-        try:
-            yield
-        except Exception as error:
-            lost = f"window {name.window} is lost, steps recorded: {num_steps}"
-            path = RunFile(self._run, name.raw)
-            raise RuntimeError(f"{path}: {reason(error)}; {lost}") from error
-
     def _saved(self, name: rundir.TraceName, num_steps: int, brief: bool) -> None:
-        with self._losing(name, num_steps):
+        with _losing(self._run, name, num_steps):
             if self._budget is not None:
                 self._budget.saved(name, num_steps)
         if self.holds:
             self._held[name.window] = name
         else:
             self._finish(name, brief)
-
-    def _operator_calls(self, name: rundir.TraceName) -> OperatorCalls | None:
-        if self._operators is None:
-            return None
-        try:
-            return self._operators.take()
-        except Exception as error:  # whatever the training calls operators with
-            self._report_no_shapes(name, error)
-            return None
-
-    def _write_operator_calls(self, name: rundir.TraceName, calls: OperatorCalls | None) -> None:
-        if calls is None:
-            return
-        try:
-            # The recorder of operators has imported it: at the top, msgspec would be imported in
-            # every training, and double the time of the import.
-            from ppprof.rundir.operator_calls import write_operator_calls
-
-            write_operator_calls(RunFile(self._run, name.operator_calls), calls)
-        except Exception as error:
-            self._report_no_shapes(name, error)
-
-    def _report_no_shapes(self, name: rundir.TraceName, error: Exception) -> None:
-        pass_interruption(error)
-        file = RunFile(self._run, name.operator_calls)
-        log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
     def _finish(self, name: rundir.TraceName, brief: bool) -> None:
         self.saved.append(name)
@@ -511,6 +477,48 @@ class Windows:
     def _uninstall(self) -> None:
         for wrapper in self._wrappers:
             wrapper.uninstall()
+
+
+@contextmanager
+def _losing(run: Path, name: rundir.TraceName, num_steps: int) -> Iterator[None]:
+    """Name the window that is lost, and its steps, in the error that is raised."""
+    try:
+        yield
+    except Exception as error:
+        lost = f"window {name.window} is lost, steps recorded: {num_steps}"
+        raise RuntimeError(f"{RunFile(run, name.raw)}: {reason(error)}; {lost}") from error
+
+
+def _operator_calls(
+    operators: OperatorCallRecorder | None, run: Path, name: rundir.TraceName
+) -> OperatorCalls | None:
+    """Return the arguments of operators in a window; None without ``operators``, or after an error."""
+    if operators is None:
+        return None
+    try:
+        return operators.take()
+    except Exception as error:  # whatever the training calls operators with
+        _report_no_shapes(run, name, error)
+        return None
+
+
+def _write_operator_calls(calls: OperatorCalls | None, run: Path, name: rundir.TraceName) -> None:
+    if calls is None:
+        return
+    try:
+        # The recorder of operators has imported it: at the top, msgspec would be imported in every
+        # training, and double the time of the import.
+        from ppprof.rundir.operator_calls import write_operator_calls
+
+        write_operator_calls(RunFile(run, name.operator_calls), calls)
+    except Exception as error:
+        _report_no_shapes(run, name, error)
+
+
+def _report_no_shapes(run: Path, name: rundir.TraceName, error: Exception) -> None:
+    pass_interruption(error)
+    file = RunFile(run, name.operator_calls)
+    log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
 
 def _waits_for_threads(thread: int) -> bool:
