@@ -118,7 +118,8 @@ def attach(
         profiler: the ``Profiler`` block, typed or as a mapping (also of OmegaConf); or a whole config
             with this block; or the path of a YAML file with either. None means that profiling is
             off. Without this argument, one window of 10 steps is recorded once step times have
-            settled, at step 20 at the latest.
+            settled, at step 20 at the latest; of a training that ends before, up to 10 steps from
+            step 1 on.
         topology: the degrees of all axes, and the coordinate of each rank. None means Fleet's
             topology if Fleet is initialised, else data parallel over all ranks. A topology of
             another size than the job is ignored with a warning.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ppprof.capture.schedule import State
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.device_memory import DeviceMemory
 from ppprof.capture.steps.step_log import RecordValues, StepRecord
@@ -193,9 +194,13 @@ class TriggersPart(Part):
         if step.batch_cost_ns is None:
             self._working.append(step)
             return
-        is_clean = step.window is None and not step.excluded
         duration_ns = max(step.batch_cost_ns - step.stall_ns, 0)
-        self._triggers.add_step(step.step, duration_ns, is_clean)
+        self._triggers.add_step(
+            step.step,
+            duration_ns,
+            is_recorded=step.window is not None,
+            is_excluded=step.excluded,
+        )
 
     def close(self, ending: Ending) -> None:
         """Close the channel; wait up to 2 s for decisions on which windows to keep.
@@ -244,6 +249,8 @@ class RecordingPart(Part):
             ):
                 self._clock.cut(transition)
             windows.holds = transition.is_provisional
+            if transition.before in (State.RECORD, State.LAST):
+                windows.drop_provisional_steps(frees=transition.ends_window)
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
@@ -334,8 +341,12 @@ class ClockSyncPart(Part):
         return not self._is_searching
 
     def on_transition(self, transition: Transition) -> int:
-        """Start a reading if a window has ended; a thread takes the reading beside the training."""
-        self._clock_sync.advance(transition.before, transition.step)
+        """Start a reading if a window has ended, or the provisional steps.
+
+        A thread takes the reading beside the training.
+        """
+        before = State.LAST if transition.ends_recording else transition.before
+        self._clock_sync.advance(before, transition.step)
         self._is_searching = transition.step < _SEARCHED_STEPS
         return 0
 

@@ -31,12 +31,14 @@ class State(Enum):
     RECORD = "record"
     LAST = "last"
     """The last recorded step of a window (Paddle's ``RECORD_AND_RETURN``)."""
+    PROVISIONAL = "provisional"
+    """Recorded, and kept only if the training ends before a step of the window has ended."""
 
     records: bool
     """Whether events of the step are kept."""
 
     def __init__(self, value: str) -> None:
-        self.records = value in ("record", "last")
+        self.records = value in ("record", "last", "provisional")
 
 
 @dataclass(frozen=True)

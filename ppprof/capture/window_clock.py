@@ -64,6 +64,16 @@ class Transition(NamedTuple):
         """Whether the step that ended was the last step of the job's window."""
         return self.before is State.LAST
 
+    @property
+    def ends_recording(self) -> bool:
+        """Whether the step that ended was the last one of a window, or of the provisional steps."""
+        return self.ends_window or ends_provisional_steps(self.before, self.after)
+
+
+def ends_provisional_steps(before: State, after: State) -> bool:
+    """Return whether a step with the state ``before`` is the last of the provisional steps."""
+    return before is State.PROVISIONAL and after is not State.PROVISIONAL
+
 
 class WindowClock:
     """Turns step numbers into transitions.
@@ -115,7 +125,8 @@ class WindowClock:
             own_after = State.CLOSED
         self.state, self._own_state = after, own_after
         # Other ranks' stalls hold up this rank too, even if it does not record.
-        excluded = before is State.LAST or after is State.READY or after.records > before.records
+        opens = after is State.READY or after.records > before.records
+        excluded = opens or before is State.LAST or ends_provisional_steps(before, after)
         return Transition(
             step, self.window, before, after, own_before, own_after, is_provisional, excluded
         )
@@ -140,5 +151,5 @@ class WindowClock:
             ended, that step is its last one; ``own_after`` is CLOSED.
         """
         self._is_cut, self._own_state = True, State.CLOSED
-        own_before = State.LAST if transition.own_before.records else transition.own_before
+        own_before = State.LAST if transition.own_before is State.RECORD else transition.own_before
         return transition._replace(own_before=own_before, own_after=State.CLOSED, excluded=True)

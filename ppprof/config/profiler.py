@@ -100,7 +100,9 @@ class TriggerConfig:
     ``times``; blank or False opens no window for slow steps."""
     settled: Optional[int] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Record a window of so many steps once, as soon as five steps in a row take about as long, at
-    step 20 at the latest; blank for no such window."""
+    step 20 at the latest; blank for no such window. Without a ``scheduler``, up to so many steps from
+    step 1 on are recorded, too; they are kept only if the training ends before the window has a
+    step."""
     steps: int = knob(4, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Steps of any other triggered window, unless the request gives a number."""
     ranks: Any = "all"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,10 +100,29 @@ def test_without_paddle_the_log_says_what_to_install(
 
 
 @pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
-@pytest.mark.parametrize(("num_steps", "recorded"), [(40, 10), (8, 2)])
+@pytest.mark.parametrize(
+    ("num_steps", "recorded", "message"),
+    [
+        # Once ahead of step 6 five steps have been alike, step 6 is the window's warm-up.
+        (40, range(7, 17), ""),
+        (9, range(7, 9), "after 9 steps, only steps 7 to 8 were recorded; "),
+        (
+            7,
+            range(1, 6),
+            "after 7 steps, before window 0, steps 7 to 16: steps 1 to 5 were recorded",
+        ),
+        (
+            4,
+            range(1, 4),
+            "after 4 steps, before window 0, steps 20 to 29: steps 1 to 3 were recorded",
+        ),
+        (1, range(0), "after 1 step, before window 0, steps 20 to 29: nothing was recorded; "),
+    ],
+)
 def test_without_arguments_a_window_opens_once_step_times_have_settled(
     num_steps: int,
-    recorded: int,
+    recorded: range,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -111,13 +131,24 @@ def test_without_arguments_a_window_opens_once_step_times_have_settled(
     alike(monkeypatch)
     with ppprof.attach() as prof:
         for _ in range(num_steps):
+            paddle.ones([1])
             prof.step()
     lines = (tmp_path / "profiler_log/steps/rank_00000.jsonl").read_text().splitlines()
     windows = [json.loads(line)["window"] for line in lines]
-    assert windows == [0 if 6 <= step < 6 + recorded else None for step in range(num_steps)]
-    (_,) = (tmp_path / "profiler_log/raw").glob("*.pb")
-    cut = "the training ended after 8 steps, only steps 6 to 7 were recorded; to choose the steps: "
-    assert (cut in capfd.readouterr().err) == (num_steps == 8)
+    provisional = range(1, min(6, num_steps))
+    in_window = [step in provisional or step in recorded for step in range(num_steps)]
+    assert windows == [0 if is_inside else None for is_inside in in_window]
+    raws = list((tmp_path / "profiler_log/raw").glob("*.pb"))
+    steps = {
+        name for raw in raws for name in re.findall(rb"ProfileStep#([0-9]+)", raw.read_bytes())
+    }
+    # A step that has begun when the loop ends is marked as incomplete.
+    assert {int(step) for step in steps} - {num_steps} == set(recorded)
+    assert len(raws) == bool(recorded)
+    assert len(list((tmp_path / "profiler_log/raw").glob("*.ops"))) == len(raws)
+    logged = capfd.readouterr().err
+    assert f"the training ended {message}" in logged if message else "ended after" not in logged
+    assert ("ppprof run --steps FIRST:END" in logged) == bool(message)
 
 
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:

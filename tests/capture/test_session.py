@@ -65,6 +65,9 @@ class Windows:
             raise OSError(28, "No space left on device")
         return True
 
+    def drop_provisional_steps(self, *, frees: bool) -> None:
+        pass
+
     def close(self, keep_empty: bool, failed: bool = False) -> None:
         self.calls.append(f"close(keep_empty={keep_empty})")
 
@@ -372,6 +375,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
     """Return windows that record nothing."""
     return SimpleNamespace(
         calls=calls,
+        drop_provisional_steps=lambda *, frees: None,
         saved=[],
         cut=set(),
         num_skipped=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,13 @@ from ppprof.capture.ranks.triggers import Plan
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.window_clock import Transition, WindowClock
 
-LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "L"}
+LETTERS = {
+    State.CLOSED: ".",
+    State.READY: "r",
+    State.RECORD: "R",
+    State.LAST: "L",
+    State.PROVISIONAL: "p",
+}
 
 
 @dataclass
@@ -118,6 +125,7 @@ def test_a_timer_records_and_excludes_nothing() -> None:
 
 TRIAL = Plan(window=0, start=4, steps=3, ranks="all", is_provisional=True)
 LATER = Plan(window=1, start=7, steps=3, ranks="all", is_provisional=False)
+FIRST = Plan(window=0, start=7, steps=3, ranks="all", is_provisional=False, num_provisional=3)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +161,28 @@ LATER = Plan(window=1, start=7, steps=3, ranks="all", is_provisional=False)
                 "own": "rRL...rRRL..",
                 "window": "000111111122",
                 "excluded": "xx.x..xx..x.",
+                "provisional": NEVER,
+            },
+        ),
+        (  # provisional steps, with the window's number
+            Schedule.of(None, on_demand=True),
+            OnDemand(FIRST),
+            {
+                "job": ".ppp..rRRL..",
+                "own": ".ppp..rRRL..",
+                "window": "000000000011",
+                "excluded": ".x..x.xx..x.",
+                "provisional": NEVER,
+            },
+        ),
+        (  # the window's warm-up ends the provisional steps
+            Schedule.of(None, on_demand=True),
+            OnDemand(dataclasses.replace(FIRST, num_provisional=9)),
+            {
+                "job": ".ppppprRRL..",
+                "own": ".ppppprRRL..",
+                "window": "000000000011",
+                "excluded": ".x....xx..x.",
                 "provisional": NEVER,
             },
         ),
@@ -193,3 +223,10 @@ def test_a_cut_window_ends_on_this_rank_alone(
     assert (seen["own"], seen["excluded"]) == (own, excluded)
     assert transitions[cut_at].own_before is own_before
     assert transitions[cut_at].own_after is State.CLOSED
+
+
+def test_a_cut_among_provisional_steps_does_not_save_them() -> None:
+    on_demand = OnDemand(FIRST)
+    transitions = run(WindowClock(Schedule.of(None, on_demand=True), on_demand), 12, on_demand, 3)
+    assert columns(transitions)["own"] == ".pp...rRRL.."
+    assert transitions[3].own_before is State.PROVISIONAL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,12 @@ def windows_of(log: Path, rank: int) -> list[int | None]:
     return [json.loads(line)["window"] for line in lines]
 
 
+def recorded_steps(log: Path, rank: int) -> list[int]:
+    """Return the steps in the trace of a rank, which has only one."""
+    (trace,) = log.glob(f"rank_{rank:05d}_*.paddle_trace.json")
+    return sorted(set(map(int, re.findall(r"ProfileStep#([0-9]+)", trace.read_text()))))
+
+
 @pytest.mark.jobs
 def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -> None:
     script = steady(tmp_path)
@@ -69,10 +76,72 @@ def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -
     log = tmp_path / "profiler_log"
     first, second = (windows_of(log, rank) for rank in (0, 1))
     assert first == second
-    assert first.count(0) == 10
-    assert 6 <= first.index(0) <= 20
     assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
+    recorded = recorded_steps(log, 0)
+    assert recorded == recorded_steps(log, 1) == list(range(recorded[0], recorded[0] + 10))
+    assert 6 <= recorded[0] <= 20
     assert "<html" in (tmp_path / "page.html").read_text()[:300]
+
+
+@pytest.mark.jobs
+def test_a_training_that_ends_before_its_window_is_recorded_as_far_as_it_went(
+    tmp_path: Path,
+) -> None:
+    script = steady(tmp_path)
+    done = run(tmp_path, "-m", "ppprof", "run", "--nproc", "2", "--log_dir", "launch", script, "6")
+    log = tmp_path / "profiler_log"
+    assert windows_of(log, 0) == windows_of(log, 1) == [None, 0, 0, 0, 0, 0]
+    assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
+    assert recorded_steps(log, 0) == recorded_steps(log, 1) == [1, 2, 3, 4, 5]
+    calls = dict(ppprof.open(log).summary("model", rank=1).select("name", "calls").iter_rows())
+    assert calls["ProfileStep"] == calls["Backward"] == 5
+    early = "after 6 steps, before window 0, steps 20 to 29: steps 1 to 5 were recorded instead; "
+    assert (
+        f"rank 0: the training ended {early}to choose the steps: ppprof run --steps" in done.stdout
+    )
+    assert "rank 0, window 0: step " in done.stdout
+
+
+def test_a_longer_training_keeps_nothing_of_its_first_steps(tmp_path: Path) -> None:
+    listing = "; ".join(
+        (
+            "import glob, json",
+            "paths = sorted(glob.glob('profiler_log/**', recursive=True))",
+            "open('at_the_end', 'w').write(json.dumps(paths))",
+        )
+    )
+    script = steady(tmp_path)
+    source = (tmp_path / script).read_text()
+    # As the window of steps 6 or 7 and later is open.
+    source = source.replace(
+        "    time.sleep(0.05)", f"    time.sleep(0.05)\n    if step == 9: {listing}"
+    )
+    (tmp_path / script).write_text(source)
+    done = run(tmp_path, "-m", "ppprof", "run", script, "60")
+    log = tmp_path / "profiler_log"
+    paths = json.loads((tmp_path / "at_the_end").read_text())
+    assert [path for path in paths if path.endswith((".pb", ".ops", ".json"))] == [
+        "profiler_log/manifest.json"
+    ]
+    windows = windows_of(log, 0)
+    recorded = recorded_steps(log, 0)
+    assert recorded == list(range(recorded[0], recorded[0] + 10))
+    first = [step for step, window in enumerate(windows) if window == 0 and step < recorded[0]]
+    assert first == list(range(1, 1 + len(first)))
+    assert 4 <= len(first) <= 10
+    assert "instead" not in done.stderr
+    assert "the training ended" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "option", [("--steps", "12:14"), ("--timer-only",), ("-o", "scheduler=[12,14]")]
+)
+def test_steps_that_were_asked_for_are_the_only_ones(
+    tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    run(tmp_path, "-m", "ppprof", "run", *option, steady(tmp_path), "6")
+    assert windows_of(tmp_path / "profiler_log", 0) == [None] * 6
+    assert not list((tmp_path / "profiler_log").rglob("*.pb"))
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -132,8 +201,11 @@ def test_a_script_that_attaches_keeps_its_own_profiler(tmp_path: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -15),
     ],
 )
-def test_the_script_ends_as_it_ends_alone(tmp_path: Path, end: str, code: int) -> None:
-    program = ("-m", "ppprof", "run", "--steps", "1:90", steady(tmp_path, end), "6")
+@pytest.mark.parametrize("steps", [("--steps", "1:90"), ()], ids=["steps", "none"])
+def test_the_script_ends_as_it_ends_alone(
+    tmp_path: Path, steps: tuple[str, ...], end: str, code: int
+) -> None:
+    program = ("-m", "ppprof", "run", *steps, steady(tmp_path, end), "6")
     done = subprocess.run(
         command(*program),
         cwd=tmp_path,

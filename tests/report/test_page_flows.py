@@ -23,6 +23,12 @@ SCREENS = {
 }
 """Options of a desktop's, a laptop's and a phone's page, keyed by width."""
 
+IS_IN_VIEW = """(selector) => {
+    const box = document.querySelector(selector).getBoundingClientRect();
+    return box.top < innerHeight && box.bottom > 0;
+}"""
+"""A script that returns whether a part of an element is in the view."""
+
 on_all_screens = pytest.mark.parametrize("screen", SCREENS)
 
 
@@ -63,12 +69,10 @@ def test_a_link_shows_its_place_and_back_returns(opened, name, selector, means, 
     start, end, rank, _ = place(page.url)
     assert 0 <= start < end < 60
     assert rank >= 0
-    page.wait_for_function(
-        "() => { const box = document.getElementById('timeline').getBoundingClientRect();"
-        " return box.top < innerHeight && box.bottom > 0; }"
-    )
+    page.wait_for_function(IS_IN_VIEW, arg="#timeline")
     page.go_back()
     assert page.url == before
+    page.wait_for_function(IS_IN_VIEW, arg=selector)
 
 
 @pytest.mark.parametrize("name", ["gpu", "eight"])
@@ -298,21 +302,79 @@ def test_a_chosen_module_limits_the_operators_and_kernels(opened, screen):
     assert operators.locator(".chip").count() == 0
 
 
-@on_all_screens
-def test_a_chosen_module_leads_to_its_longest_call(opened, screen):
+@pytest.mark.parametrize(
+    ("means", "screen"),
+    [
+        pytest.param("mouse", "1440", marks=pytest.mark.jobs),
+        ("keyboard", "1280"),
+        ("touch", "390"),
+    ],
+)
+def test_a_module_leads_to_its_longest_call_and_back_returns(opened, means, screen):
     """Of the three calls of Block, from 6 to 30 us of a step, all equally long: the first."""
     found = opened("gpu", **SCREENS[screen])
     found.draw_all()
     page = found.page
     figure = page.locator('figure[data-chart="modules"]')
-    figure.locator(".module", has_text="Block").press("Enter")
+    block = figure.locator(".module", has_text="Block")
+    block.scroll_into_view_if_needed()
     before = page.url
-    figure.get_by_role("link", name="Show in the timeline").click()
+    {"mouse": block.click, "keyboard": lambda: block.press("Enter"), "touch": block.tap}[means]()
+    page.wait_for_function("location.hash.startsWith('#t=')")
     start, end, rank, name = place(page.url)
     assert (rank, name) == (0, "Block")
     assert start <= 6e-6 < 30e-6 <= end < 100e-6
+    timeline = page.locator("#timeline figure")
+    page.wait_for_function(IS_IN_VIEW, arg="#timeline")
+    assert timeline.get_by_role("searchbox").input_value() == "Block"
+    assert timeline.locator(".chip").inner_text() == "Module: GPT › Block All modules"
+    for table in ("operators", "kernels"):
+        assert page.locator(f'figure[data-table="{table}"] tbody tr').count() == 1
     page.go_back()
     assert page.url == before
+    page.wait_for_function(IS_IN_VIEW, arg='.module[aria-selected="true"]')
+    # The choice stays until it is undone, here or above the timeline.
+    assert page.locator('figure[data-table="operators"] .chip').count() == 1
+    timeline.get_by_role("button", name="All modules").click()
+    assert page.locator(".chip").count() == 0
+    assert page.locator('figure[data-table="operators"] tbody tr').count() == 2
+
+
+def test_a_module_whose_place_is_shown_already_leads_there_again(opened):
+    found = opened("gpu")
+    found.draw_all()
+    page = found.page
+    block = page.locator('figure[data-chart="modules"] .module', has_text="Block")
+    for _ in range(2):
+        page.evaluate("scrollTo(0, 0)")
+        block.click()
+        page.wait_for_function(IS_IN_VIEW, arg="#timeline")
+    assert page.evaluate("history.length") == 2 + 1
+
+
+def test_the_space_key_chooses_a_module_and_stays(opened):
+    found = opened("gpu")
+    found.draw_all()
+    page = found.page
+    before = page.url
+    figure = page.locator('figure[data-chart="modules"]')
+    figure.locator(".module", has_text="Block").press(" ")
+    assert page.locator('figure[data-table="operators"] .chip').count() == 1
+    assert page.url == before
+    figure.get_by_role("link", name="Show in the timeline").click()
+    assert place(page.url)[2:] == (0, "Block")
+    page.go_back()
+    assert page.url == before
+
+
+def test_a_module_of_a_comparison_leads_to_its_longest_call_in_the_experiment(opened):
+    found = opened("layer")
+    found.draw_all()
+    page = found.page
+    page.locator('figure[data-chart="change_modules"] .module', has_text="GPT").first.click()
+    page.wait_for_function("location.hash.startsWith('#t=')")
+    assert place(page.url)[2:] == (0, "GPT")
+    assert page.locator("#timeline .chip").count() == 1
 
 
 def test_the_numbers_of_a_module_can_be_pointed_at(opened):

@@ -1,4 +1,11 @@
-"""Windows on demand, as ranks agree on them, and which steps have room for one."""
+"""Windows on demand, as ranks agree on them, and which steps have room for one.
+
+The window for settled step times, here of 4 steps, has provisional steps ahead of it::
+
+    step     0  1  2  3  4  5 ... 18  19  20  21  22  23  24
+    state    -  p  p  p  p  -      -   r   R   R   R   L   -
+                                              | step 20 has ended: the provisional steps are dropped
+"""
 
 from __future__ import annotations
 
@@ -25,6 +32,10 @@ class Plan:
     """Ranks that record the window, if they are among the ranks that record at all."""
     is_provisional: bool
     """Whether the window is deleted unless one of its steps is slow."""
+    num_provisional: int = 0
+    """Most steps that are recorded ahead of the window, from step 1 on. They are kept only if the
+    training ends before the window has a step. Step 0 is left out: it warms the device up, and
+    ``ppprof run`` sees its end only."""
 
     @property
     def end(self) -> int:
@@ -32,20 +43,29 @@ class Plan:
         return self.start + self.steps
 
     def state(self, step: int) -> State:
-        """Return the job's state at a step: READY for one step, RECORD, then LAST; else CLOSED."""
+        """Return the job's state at a step.
+
+        READY for one step, RECORD, then LAST; before that, PROVISIONAL from step 1 on; else CLOSED.
+        """
         if self.start <= step < self.end:
             return State.LAST if step == self.end - 1 else State.RECORD
-        return State.READY if step == self.start - 1 else State.CLOSED
+        if step == self.start - 1:
+            return State.READY
+        is_provisional = 1 <= step <= self.num_provisional and step < self.start
+        return State.PROVISIONAL if is_provisional else State.CLOSED
 
     def cut_short(self, num_steps: int) -> str:
         """Say what a training recorded that ended after so many steps, before the window's end."""
+        end = min(num_steps, self.num_provisional + 1, self.start - 1)
         if self.start < num_steps:
-            verb = "was" if num_steps == self.start + 1 else "were"
-            recorded = f"only {_steps(self.start, num_steps)} {verb} recorded"
+            recorded = f"only {_were(self.start, num_steps)} recorded"
+        elif end > 1:
+            recorded = f"before {self}: {_were(1, end)} recorded instead"
         else:
             recorded = f"before {self}: nothing was recorded"
+        ended = f"the training ended after {num_steps} step{'s' * (num_steps != 1)}"
         return (
-            f"the training ended after {num_steps} steps, {recorded}; to choose the steps: "
+            f"{ended}, {recorded}; to choose the steps: "
             "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
         )
 
@@ -63,7 +83,8 @@ def latest_plan(steps: int, ranks: RankSelector, schedule: Schedule) -> Plan | N
 
     Returns:
         A window that starts at step 20, or as soon after it as the schedule has room; None if it has
-        none in 20,000 steps.
+        none in 20,000 steps. Unless the schedule has windows, as many provisional steps as the window
+        has steps come ahead of it: no recording takes more memory than the window's own.
     """
     num_closed = window = 0
     for step in range(_SEARCHED_STEPS):
@@ -72,7 +93,9 @@ def latest_plan(steps: int, ranks: RankSelector, schedule: Schedule) -> Plan | N
         is_free = state is State.CLOSED and step >= _LATEST_START - 1
         num_closed = num_closed + 1 if is_free else 0
         if num_closed > steps:  # a step to warm up, then those of the window
-            return Plan(window, step + 1 - steps, steps, ranks, is_provisional=False)
+            num_provisional = 0 if schedule.record else steps
+            start = step + 1 - steps
+            return Plan(window, start, steps, ranks, False, num_provisional)
     return None
 
 
@@ -87,6 +110,10 @@ def why_no_room(schedule: Schedule, step: int, end: int) -> str | None:
     if any(schedule.state(n) is not State.CLOSED for n in range(step, end)):
         return f"already recording before step {end}: the schedule is {schedule}"
     return None
+
+
+def _were(start: int, end: int) -> str:
+    return f"{_steps(start, end)} {'was' if end == start + 1 else 'were'}"
 
 
 def _steps(start: int, end: int) -> str:

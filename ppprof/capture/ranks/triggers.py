@@ -12,8 +12,9 @@ some steps later: as many as ranks may be apart, and as many as messages may tak
 the plan after the start logs that and joins; after the end, it logs that it missed the window.
 Rank 0 alone counts the cool-down and the windows, so their limits hold for the whole job.
 
-All ranks know one window from the start: that for settled step times, at step 20. A plan moves it up
-if step times settle before, unless its steps are so short that a message takes until then.
+All ranks know one window from the start: that for settled step times, at step 20, with the provisional
+steps ahead of it (see `plans`). A plan moves it up if step times settle before, unless its steps are so
+short that a message takes until then.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof.capture.ranks.plans import Plan, latest_plan, why_no_room
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.signals import pass_interruption
-from ppprof.capture.steps.slow_steps import RunningSteps
+from ppprof.capture.steps.slow_steps import StepTimes
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
@@ -91,7 +93,7 @@ class Triggers:
         self._channel = channel
         self._clock = clock
         self._last_poll = -math.inf
-        self._steps = RunningSteps()
+        self._times = StepTimes()
         self._plan: Plan | None = None
         self._ended: Plan | None = None
         """The latest plan whose window has ended. Times of its last steps may arrive afterwards, from
@@ -145,17 +147,20 @@ class Triggers:
         """Whether the agreed window is deleted unless one of its steps is slow."""
         return self._plan is not None and self._plan.is_provisional
 
-    def add_step(self, step: int, duration_ns: int, is_clean: bool) -> None:
+    def add_step(
+        self, step: int, duration_ns: int, *, is_recorded: bool, is_excluded: bool
+    ) -> None:
         """Add the duration of a step, and report the step if it is slow.
 
         Args:
             step: number of the step.
             duration_ns: duration of the step, without the stalls of this rank's profiler.
-            is_clean: whether the step is outside windows and includes no stall of any rank. Only
-                clean steps count in the median.
+            is_recorded: whether the step is in a window, or provisional.
+            is_excluded: whether the step includes a stall of any rank. Only steps that are neither
+                recorded nor excluded count in the median.
         """
         try:  # not `_suppress_and_report`, which takes 2 us
-            self._check_duration(step, duration_ns, is_clean)
+            self._check_duration(step, duration_ns, is_recorded, is_excluded)
         except Exception as error:
             self._give_up(error)
 
@@ -192,8 +197,9 @@ class Triggers:
         """
         with self._suppress_and_report():
             plan, self._plan = self._plan, None
-            if not failed:
-                self._report_short_training(plan)
+            if self._rank == 0 and plan is not None and plan is self._settled_plan and not failed:
+                self.is_short_logged = True
+                log.warning(f"rank 0: {plan.cut_short(self._step)}")
             if plan is not None:
                 self._undecided.pop(plan.window, None)
                 self._awaited.discard(plan.window)  # it is cut off, and kept
@@ -210,29 +216,23 @@ class Triggers:
                 time.sleep(0.01)
             self._channel.close()
 
-    def _report_short_training(self, plan: Plan | None) -> None:
-        """Log on rank 0 that the training ended before the end of the window for settled step times.
-
-        Args:
-            plan: the window that is planned or open; None for none.
-        """
-        if self._rank == 0 and plan is not None and plan is self._settled_plan:
-            self.is_short_logged = True
-            log.warning(f"rank 0: {plan.cut_short(self._step)}")
-
-    def _check_duration(self, step: int, duration_ns: int, is_clean: bool) -> None:
+    def _check_duration(
+        self, step: int, duration_ns: int, is_recorded: bool, is_excluded: bool
+    ) -> None:
         slow = self._slow
-        is_slow = slow is not None and self._steps.is_slow(duration_ns, slow.times)
-        if is_clean:
-            self._steps.add(duration_ns)
+        known = self._times.unrecorded
+        is_slow = slow is not None and known.is_slow(duration_ns, slow.times)
+        is_provisional = is_recorded and self.state(step) is State.PROVISIONAL
+        if not is_excluded and (is_provisional or not is_recorded):
+            self._times.add(duration_ns, is_provisional=is_provisional)
         if not is_slow or slow is None:
             return
-        times = duration_ns / self._steps.median_ns
+        times = duration_ns / known.median_ns
         of_window = [p for p in (self._plan, self._ended) if p and p.start <= step < p.end]
         if of_window:
             if of_window[0].is_provisional:
                 self._note_slow(of_window[0].window)
-        elif is_clean and self._plan is None and step >= self._report_from:
+        elif not (is_recorded or is_excluded) and self._plan is None and step >= self._report_from:
             self._report_from = step + 1 + slow.cool_down
             duration = f"took {duration_ns / 1e6:.1f} ms, {times:.1f} times the median"
             why = f"step {step} of rank {self._rank} {duration}"
@@ -290,7 +290,7 @@ class Triggers:
             if missing:
                 ranks = format_ranges("rank", missing)
                 log.warning(f"rank 0: {plan} begins, but {ranks} did not confirm it")
-        if len(self._steps) < _TIMED_STEPS:
+        if len(self._times.pace) < _TIMED_STEPS:
             return
         if self._config.file and self._clock() - self._last_poll >= _POLL_SECONDS:
             self._last_poll = self._clock()
@@ -310,6 +310,8 @@ class Triggers:
         if plan is not None:
             self._members = self._topology.select(plan.ranks) & self._recorded
             self._can_move_up = self._rank == 0
+            if plan.num_provisional:
+                self._times.count_provisional_steps()
         elif self._rank == 0:
             why = f"the schedule is {self._schedule}"
             log.warning(f"rank 0: no window for settled step times: {why}")
@@ -321,12 +323,12 @@ class Triggers:
             self._log_opening(latest, f"step {step} is reached")
             return
         start = step + self._ahead()
-        if not self._steps.has_settled or start >= latest.start:
+        if not self._times.pace.has_settled or start >= latest.start:
             return
         if why_no_room(self._schedule, step, start + latest.steps) or self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
         self._can_move_up = False
-        self._settled_plan = plan = Plan(window, start, latest.steps, latest.ranks, False)
+        self._settled_plan = plan = replace(latest, window=window, start=start)
         self._open(plan, step, "step times have settled")
 
     def _consume_request(self) -> TriggerRequest | None:
@@ -425,7 +427,7 @@ class Triggers:
         """Return how many steps from now a window can start if it is decided on now."""
         if self._topology.world_size == 1:
             return 1  # for the tracers to warm up
-        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._steps.short_ns, 1))
+        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._times.pace.short_ns, 1))
 
     def _busy(self, step: int, end: int) -> str | None:
         """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can."""

@@ -84,11 +84,21 @@ class DiskBudget:
         Args:
             num_steps: steps recorded in the window so far.
         """
-        per_step = self._step_bytes
-        if per_step is None:
-            growth = max(0, self._resident_bytes() - self._resident_at_open)
-            per_step = growth * _PB_PER_RESIDENT / max(num_steps, 1)
+        per_step = self._estimate(num_steps) if self._step_bytes is None else self._step_bytes
         return self._spent + self._total_per_pb * per_step * (num_steps + 1) > self.max_bytes
+
+    def measure(self, num_steps: int) -> None:
+        """Estimate the size of a step, unless it is known: the open window may never be saved.
+
+        Args:
+            num_steps: steps of the window.
+        """
+        if self._step_bytes is None and num_steps:
+            self._step_bytes = self._estimate(num_steps)
+
+    def _estimate(self, num_steps: int) -> float:
+        growth = max(0, self._resident_bytes() - self._resident_at_open)
+        return growth * _PB_PER_RESIDENT / max(num_steps, 1)
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
         """Note the size of a saved window's raw capture; from now on the size of a step is known.

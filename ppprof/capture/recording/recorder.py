@@ -219,6 +219,14 @@ class Recorder:
         Raises:
             OSError: the directory is gone, read-only or full; the window is lost.
         """
+        self.write(self.take(brief), raw, brief)
+
+    def take(self, brief: bool = False) -> Any:
+        """Close the window and return its events, as Paddle keeps them in memory, for `write`.
+
+        Args:
+            brief: whether to keep Paddle's profiler until `close`.
+        """
         with self._lock:
             if self._profiler is None:
                 raise ProfilerInUseError(_TAKEN)
@@ -228,6 +236,16 @@ class Recorder:
             # When the process ends by a signal, the training may be in an operator meanwhile.
             if not brief:
                 self._release()
+        return result
+
+    def write(self, result: Any, raw: RunFile, brief: bool = False) -> None:
+        """Write the raw capture of a window; see `stop`.
+
+        Args:
+            result: what `take` has returned for the window.
+            raw: the raw capture.
+            brief: whether to skip the check for a full disk.
+        """
         with above_standard_streams(), raw.writing() as hidden:
             result.save(str(hidden), "pb")
             # Paddle does not report a full disk or a limit, which truncate the file.

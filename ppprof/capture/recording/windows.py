@@ -1,4 +1,15 @@
-"""Open, close and save the windows of a rank that records, between two steps."""
+"""Open, close and save the windows of a rank that records, between two steps.
+
+The provisional steps, which are recorded ahead of a window, stay in memory until they are dropped or
+written::
+
+    step             1  2  3  4  5      6      7     8
+    state            p  p  p  -  r      R      R     R
+    Paddle records   x  x  x            x      x     x
+    in memory                 steps 1-3 .............     the window is over: they are freed
+
+Once step 6 has ended, they would not be written any more.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +17,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ppprof import rundir
 from ppprof.capture.output import reason
@@ -18,6 +30,7 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
+from ppprof.capture.window_clock import ends_provisional_steps
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
@@ -25,6 +38,7 @@ from ppprof.units import MEGABYTE
 if TYPE_CHECKING:  # it imports Paddle, which this module does not need
     from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.recorder import Recorder
+    from ppprof.rundir.operator_calls import OperatorCalls
 
 log = logging.getLogger("ppprof")
 
@@ -53,6 +67,17 @@ class Wrapper(Protocol):
 
     def uninstall(self) -> None:
         """Restore the original functions, when the window closes."""
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """A recording that is over and not written."""
+
+    name: rundir.TraceName
+    num_steps: int
+    events: Any
+    """The result of `Recorder.take`."""
+    operator_calls: OperatorCalls | None
 
 
 class Windows:
@@ -100,6 +125,12 @@ class Windows:
         self._budget = budget
         self._unbounded = unbounded
         self._held: dict[int, rundir.TraceName] = {}
+        self._is_provisional = False
+        """Whether the open window is that of the provisional steps."""
+        self._provisional: _InMemory | None = None
+        """The provisional steps, once they are over, until a step of the window has ended."""
+        self._dropped: _InMemory | None = None
+        """The provisional steps from then on, until the window has ended."""
         self.before_stop: Callable[[], None] = lambda: None
         """Called before a window of a device is saved: that waits for the device, perhaps for ever."""
         self.holds = False
@@ -134,14 +165,15 @@ class Windows:
         Raises:
             OSError: the directory is gone.
         """
-        if self._asked is not None and before is not State.LAST:
+        is_over = before is State.LAST or ends_provisional_steps(before, after)
+        if self._asked is not None and not is_over:
             self._cut_window(is_complete=True)
         gave_way, self._gave_way = self._gave_way, False
-        if gave_way and before is not State.LAST:
+        if gave_way and not is_over:
             return False
         if self._budget is None or after is State.CLOSED:
             return True
-        if self._open is not None and before is not State.LAST:
+        if self._open is not None and not is_over:
             if not self._budget.is_close(self._num_steps + before.records):
                 return True
             steps = self._num_steps + before.records
@@ -158,6 +190,8 @@ class Windows:
 
     def advance(self, before: State, after: State, step: int, window: int) -> bool:
         """Save a window that ends, open a window that begins, or continue the open window.
+
+        Provisional steps that end are kept in memory.
 
         Args:
             before: state of the step that ends; CLOSED ahead of the first step.
@@ -183,6 +217,9 @@ class Windows:
             if before is State.LAST:
                 self._save()
                 self._answer()
+            elif ends_provisional_steps(before, after):
+                self._keep_in_memory()
+                self._answer()
             opens = after.records and self._open is None
             # Do not prepare twice: CUPTI accepts only one call.
             if before is not State.READY and (after is State.READY or opens):
@@ -198,6 +235,7 @@ class Windows:
                 self._is_set_up = True
             if opens:
                 self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
+                self._is_provisional = after is State.PROVISIONAL
                 self._num_steps = 0
                 for wrapper in self._wrappers:
                     wrapper.install()
@@ -233,6 +271,8 @@ class Windows:
     def _cut_window(self, *, is_complete: bool) -> None:
         """Save an open window, cancel a prepared one, and release Paddle's profiler.
 
+        Provisional steps are kept in memory instead.
+
         Args:
             is_complete: whether the training has ended the current step by ``step()``.
         """
@@ -243,7 +283,10 @@ class Windows:
                     self.cut.add(name.window)
                     self._recorder.end_step(is_complete=is_complete)
                     self._num_steps += is_complete
-                    self._save()
+                    if self._is_provisional:
+                        self._keep_in_memory()
+                    else:
+                        self._save()
                     log.warning(
                         f"rank {self._rank}: window {name.window} was cut short: {_THEIRS}; "
                         f"steps recorded: {self._num_steps}; {_ONE}"
@@ -273,6 +316,9 @@ class Windows:
     def close(self, keep_empty: bool, failed: bool = False) -> None:
         """Release all held windows, save an open window, and release Paddle's profiler.
 
+        If provisional steps are in memory, they are saved in place of the open window, in which no
+        step has ended.
+
         Args:
             keep_empty: whether to save an open window in which no step has ended.
             failed: whether an exception ends the training. Then a device that no longer answers is
@@ -286,14 +332,15 @@ class Windows:
             try:
                 for window in list(self._held):
                     self.release(window)
+                is_saved = self._save_provisional_steps()
                 if failed and not self._recorder.device_answers():
                     self._recorder.abandon()
-                    if self._open is not None:
+                    if self._open is not None and not is_saved:
                         lost = f"steps recorded: {self._num_steps}"
                         raise RuntimeError(
                             f"the device does not answer; window {self._open.window} is lost, {lost}"
                         )
-                elif self._open is not None and (keep_empty or self._num_steps):
+                elif self._open is not None and not is_saved and (keep_empty or self._num_steps):
                     self._recorder.end_step(is_complete=False)
                     self._save()
             finally:
@@ -333,6 +380,8 @@ class Windows:
     def rescue(self) -> None:
         """Save an open window and release all held windows, since the process is about to end.
 
+        As in `close`, provisional steps in memory are saved in place of the open window.
+
         This may be called in any thread. Paddle's profiler is not released, since the training may
         be inside an operator that uses it. The span of the incomplete step is on the thread that
         calls this.
@@ -342,44 +391,84 @@ class Windows:
         """
         self.holds = False
         with self._lock:
-            self._recorder.end_step(is_complete=False)
-            self._save(brief=True)
+            if not self._save_provisional_steps(brief=True):
+                self._recorder.end_step(is_complete=False)
+                self._save(brief=True)
             for window in list(self._held):
                 self.release(window, brief=True)
+
+    def drop_provisional_steps(self, *, frees: bool) -> None:
+        """Do not save the provisional steps that are in memory: a step of the window has ended.
+
+        Args:
+            frees: whether to free them, and delete the remote calls that they made. That may take as
+                long as a short step, so it must not happen within the window.
+        """
+        if self._provisional is not None:
+            self._dropped, self._provisional = self._provisional, None
+        if frees and self._dropped is not None:
+            with suppress(OSError):
+                RunFile(self._run, self._dropped.name.calls).remove_folder()
+            self._dropped = None
+
+    def _keep_in_memory(self) -> None:
+        """Close the window of the provisional steps; do nothing if it is closed already.
+
+        Raises:
+            RuntimeError: Paddle's profiler could not be stopped.
+        """
+        name, self._open = self._open, None
+        if name is None:
+            return
+        if self._budget is not None:
+            self._budget.measure(self._num_steps)
+        with _losing(self._run, name, self._num_steps):
+            self._before_stop()
+            events = self._recorder.take()
+        calls = _operator_calls(self._operators, self._run, name)
+        if self._num_steps:
+            self._provisional = _InMemory(name, self._num_steps, events, calls)
+
+    def _save_provisional_steps(self, brief: bool = False) -> bool:
+        """Save the provisional steps that are in memory; return whether there are any.
+
+        Raises:
+            RuntimeError: they could not be saved.
+        """
+        recording, self._provisional = self._provisional, None
+        if recording is None:
+            return False
+        name, num_steps = recording.name, recording.num_steps
+        with _losing(self._run, name, num_steps):
+            self._recorder.write(recording.events, RunFile(self._run, name.raw), brief)
+        _write_operator_calls(recording.operator_calls, self._run, name)
+        self._saved(name, num_steps, brief)
+        return True
 
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
-            self._uninstall()
-            raw = RunFile(self._run, name.raw)
-            try:
-                if self._recorder.on_device:
-                    self.before_stop()
-                self._recorder.stop(raw, brief)
-                self._save_operators(name)
-            except Exception as error:
-                lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"
-                raise RuntimeError(f"{raw}: {reason(error)}; {lost}") from error
+            with _losing(self._run, name, self._num_steps):
+                self._before_stop()
+                self._recorder.stop(RunFile(self._run, name.raw), brief)
+            _write_operator_calls(
+                _operator_calls(self._operators, self._run, name), self._run, name
+            )
+            self._saved(name, self._num_steps, brief)
+
+    def _before_stop(self) -> None:
+        self._uninstall()
+        if self._recorder.on_device:
+            self.before_stop()
+
+    def _saved(self, name: rundir.TraceName, num_steps: int, brief: bool) -> None:
+        with _losing(self._run, name, num_steps):
             if self._budget is not None:
-                self._budget.saved(name, self._num_steps)
-            if self.holds:
-                self._held[name.window] = name
-            else:
-                self._finish(name, brief)
-
-    def _save_operators(self, name: rundir.TraceName) -> None:
-        if self._operators is None:
-            return
-        file = RunFile(self._run, name.operator_calls)
-        try:
-            # The recorder of operators has imported it: at the top, msgspec would be imported in
-            # every training, and double the time of the import.
-            from ppprof.rundir.operator_calls import write_operator_calls
-
-            write_operator_calls(file, self._operators.take())
-        except Exception as error:  # whatever the training calls operators with
-            pass_interruption(error)
-            log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
+                self._budget.saved(name, num_steps)
+        if self.holds:
+            self._held[name.window] = name
+        else:
+            self._finish(name, brief)
 
     def _finish(self, name: rundir.TraceName, brief: bool) -> None:
         self.saved.append(name)
@@ -388,6 +477,48 @@ class Windows:
     def _uninstall(self) -> None:
         for wrapper in self._wrappers:
             wrapper.uninstall()
+
+
+@contextmanager
+def _losing(run: Path, name: rundir.TraceName, num_steps: int) -> Iterator[None]:
+    """Name the window that is lost, and its steps, in the error that is raised."""
+    try:
+        yield
+    except Exception as error:
+        lost = f"window {name.window} is lost, steps recorded: {num_steps}"
+        raise RuntimeError(f"{RunFile(run, name.raw)}: {reason(error)}; {lost}") from error
+
+
+def _operator_calls(
+    operators: OperatorCallRecorder | None, run: Path, name: rundir.TraceName
+) -> OperatorCalls | None:
+    """Return the arguments of operators in a window; None without ``operators``, or after an error."""
+    if operators is None:
+        return None
+    try:
+        return operators.take()
+    except Exception as error:  # whatever the training calls operators with
+        _report_no_shapes(run, name, error)
+        return None
+
+
+def _write_operator_calls(calls: OperatorCalls | None, run: Path, name: rundir.TraceName) -> None:
+    if calls is None:
+        return
+    try:
+        # The recorder of operators has imported it: at the top, msgspec would be imported in every
+        # training, and double the time of the import.
+        from ppprof.rundir.operator_calls import write_operator_calls
+
+        write_operator_calls(RunFile(run, name.operator_calls), calls)
+    except Exception as error:
+        _report_no_shapes(run, name, error)
+
+
+def _report_no_shapes(run: Path, name: rundir.TraceName, error: Exception) -> None:
+    pass_interruption(error)
+    file = RunFile(run, name.operator_calls)
+    log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
 
 def _waits_for_threads(thread: int) -> bool:

@@ -1,4 +1,4 @@
-"""Find slow steps: steps that take several times the median of the latest steps."""
+"""Find slow steps: steps that take several times the median of the latest steps; and settled steps."""
 
 from __future__ import annotations
 
@@ -73,3 +73,28 @@ class RunningSteps:
         False until 20 steps were added.
         """
         return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns
+
+
+class StepTimes:
+    """The durations of the latest steps of the job, on one rank."""
+
+    def __init__(self) -> None:
+        self.unrecorded = RunningSteps()
+        """Steps outside windows: a step is slow by comparison with these."""
+        self.pace = self.unrecorded
+        """Steps that show how fast steps pass, and whether their times have settled."""
+
+    def count_provisional_steps(self) -> None:
+        """Let provisional steps count in the pace.
+
+        Recording makes provisional steps longer, by about as much each: whether they are alike does
+        not change. And the steps that pass while a message is on its way are provisional as well.
+        """
+        self.pace = RunningSteps()
+
+    def add(self, duration_ns: int, *, is_provisional: bool) -> None:
+        """Add a step that includes no stall, and is provisional or outside windows."""
+        if not is_provisional:
+            self.unrecorded.add(duration_ns)
+        if self.pace is not self.unrecorded:
+            self.pace.add(duration_ns)

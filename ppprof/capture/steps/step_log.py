@@ -56,7 +56,8 @@ class StepRecord(NamedTuple):
     exact end on the device. If so, its time should not count as time of the training."""
     window: int | None
     """Number of the job's window that the step is in, even if this rank does not record it; null
-    outside windows."""
+    outside windows. Provisional steps have the number of the window that they precede, even if they
+    are dropped: they were recorded."""
     device_timed: bool | None = None
     """Whether the step ended when the device had done its work. False if it ended when the host ended
     it, because the device's time is not known; null on a CPU."""

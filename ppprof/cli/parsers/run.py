@@ -40,7 +40,8 @@ def register(subparsers: Any) -> None:
         description=(
             "Runs a training script that knows nothing of ppprof. Calls of its optimizer end the "
             "steps. Once their times have settled, at step 20 at the latest, 10 steps are recorded, the "
-            "same ones on all ranks. A script that calls ppprof.attach() keeps its own profiler."
+            "same ones on all ranks. A script that ends before that leaves its first steps, at most 10 "
+            "from step 1 on. A script that calls ppprof.attach() keeps its own profiler."
         ),
         epilog="All options of the launcher are passed on to it, such as --devices 0,1 or --master.",
     )

@@ -2,7 +2,8 @@
 // A tree of modules as an icicle: the width of a box is the module's time, its parts lie below it.
 //
 // The boxes are elements: the keyboard reaches them, and a printer draws them sharply. Boxes narrower
-// than 2 pixels are left out; a chosen module is enlarged to the whole width.
+// than 2 pixels are left out; a chosen module is enlarged to the whole width. A click or Enter leads to
+// its longest call in the timeline as well.
 
 const BOX_COLOURS = ["#9ecae1", "#fdd0a2", "#a1d99b", "#dadaeb", "#fcbba1", "#c7e9c0", "#e3d3b8", "#bcbddc", "#fee391", "#99d8c9"];
 const ROW = 26; // pixels
@@ -168,7 +169,7 @@ class Icicle {
     const tree = () => this.figure.icicle;
     this.box.addEventListener("click", (event) => {
       const at = moduleAt(event);
-      if (at !== null) tree().choose(at);
+      if (at !== null) tree().visit(at);
     });
     this.box.addEventListener("mousemove", (event) => {
       const at = moduleAt(event);
@@ -192,7 +193,8 @@ class Icicle {
     };
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      this.choose(at);
+      if (event.key === "Enter") this.visit(at);
+      else this.choose(at);
     } else if (event.key === "Escape") {
       this.choose(-1);
     } else if (targets[event.key]) {
@@ -203,6 +205,12 @@ class Icicle {
       box.setAttribute("tabindex", "0");
       box.focus();
     }
+  }
+
+  // Choose a module, and follow the link to its longest call, if the timeline shows it.
+  visit(at) {
+    this.choose(at);
+    this.figure.querySelector(".chosen a")?.click();
   }
 
   // Enlarge a module; -1 or a step shows the whole step again.

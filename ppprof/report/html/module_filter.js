@@ -1,5 +1,6 @@
 "use strict";
-// The operators and kernels of a chosen module, shown in the tables of operators and kernels.
+// The operators and kernels of a chosen module, shown in the tables of operators and kernels. A chip
+// there and above the timeline, to which a click on a module leads, names the module and undoes the choice.
 
 // Sums of each name over a module and all modules below it: name -> {calls, cpu_total...}.
 function workIn(work, kind, from, to) {
@@ -15,10 +16,13 @@ function workIn(work, kind, from, to) {
 }
 
 function filterByModule(found, at, icicle, prefix) {
+  const chosen = at < 0 ? null : icicle;
+  const timeline = document.getElementById("timeline")?.querySelector("figure.chart");
+  if (timeline) showChip(toolsOf(timeline), prefix, chosen, at);
   for (const kind of ["operators", "kernels"]) {
     const view = tables[prefix + kind];
     if (!view) continue;
-    showChip(view, at < 0 ? null : icicle, at);
+    showChip(toolsOf(view.figure), prefix, chosen, at);
     if (at < 0) {
       view.replace(null);
       continue;
@@ -29,11 +33,16 @@ function filterByModule(found, at, icicle, prefix) {
   }
 }
 
-function showChip(view, icicle, at) {
-  const tools = view.figure.querySelector(".tools");
-  tools.querySelector(".chip")?.remove();
+function toolsOf(figure) {
+  if (!figure.querySelector(".tools")) figure.querySelector(".drawing").before(make("div", { class: "tools" }));
+  return figure.querySelector(".tools");
+}
+
+// Above the timeline, there may be a chip of the run's modules, and one of the comparison's.
+function showChip(tools, prefix, icicle, at) {
+  tools.querySelector(`.chip[data-tree="${prefix}"]`)?.remove();
   if (!icicle) return;
-  const chip = make("span", { class: "chip" }, say("module", { name: icicle.path(at).slice(1).join(" › ") || icicle.nameOf(at) }));
+  const chip = make("span", { class: "chip", "data-tree": prefix }, say("module", { name: icicle.path(at).slice(1).join(" › ") || icicle.nameOf(at) }));
   const all = make("button", { type: "button" }, say("all_modules"));
   all.addEventListener("click", () => icicle.choose(-1));
   chip.append(" ", all);

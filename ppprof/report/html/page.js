@@ -48,9 +48,10 @@ addEventListener("afterprint", () => {
   setTheme(themeOnScreen === "dark");
 });
 
-// A link to a place in the timeline: #t=START-END&rank=R&find=TEXT
+// A link to a place in the timeline: #t=START-END&rank=R&find=TEXT. The page jumps there: while it scrolls
+// smoothly, Chromium does not return to the place of the link at Back.
 function showTimeline() {
-  if (new URLSearchParams(location.hash.slice(1)).has("t")) document.getElementById("timeline")?.scrollIntoView();
+  if (new URLSearchParams(location.hash.slice(1)).has("t")) document.getElementById("timeline")?.scrollIntoView({ behavior: "instant" });
 }
 addEventListener("hashchange", showTimeline);
 // In a notebook the page is in a frame without an address of its own, where such links would do nothing.

@@ -18,7 +18,13 @@ from ppprof.rundir.triggers import read_response, request_path, write_request
 from ppprof.topology import Topology
 
 MS = 1_000_000
-LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "L"}
+LETTERS = {
+    State.CLOSED: ".",
+    State.READY: "r",
+    State.RECORD: "R",
+    State.LAST: "L",
+    State.PROVISIONAL: "p",
+}
 
 
 class Post(ControlChannel):
@@ -53,7 +59,7 @@ class Post(ControlChannel):
 
 
 class Job:
-    """Ranks in lockstep; ``timeline`` has a letter per step: r ready, R recorded, L the last.
+    """Ranks in lockstep; ``timeline`` has a letter per step: see `LETTERS`.
 
     ``late`` is the number of steps after which the time of a step is known, as on a device.
     """
@@ -68,7 +74,7 @@ class Job:
     ) -> None:
         self.run = run
         self.late = late
-        self.times: list[list[tuple[int, int, bool]]] = [[] for _ in range(ranks)]
+        self.times: list[list[tuple[int, int, bool, bool]]] = [[] for _ in range(ranks)]
         self.now = 0.0
         self.posts: list[Post] = []
         self.posts += [Post(self.posts, rank) for rank in range(ranks)]
@@ -92,6 +98,7 @@ class Job:
         self.step = 0
         self.windows = [0] * ranks
         self.states = [self._advance(rank, State.CLOSED) for rank in range(ranks)]
+        self.befores = self.states
         self.timeline = [LETTERS[state] for state in self.states]
         self.keep_decisions: list[dict[int, bool]] = [{} for _ in range(ranks)]
 
@@ -113,11 +120,18 @@ class Job:
         for _ in range(steps):
             each = took_ms if isinstance(took_ms, list) else [took_ms] * len(self.ranks)
             self.now += max(each) / 1e3
-            for triggers, times, took, state in zip(self.ranks, self.times, each, self.states):
-                times.append((self.step, int(took * MS), state is State.CLOSED))
+            for triggers, times, took, before, state in zip(
+                self.ranks, self.times, each, self.befores, self.states
+            ):
+                is_excluded = state is State.READY or state is not before
+                times.append((self.step, int(took * MS), state.records, is_excluded))
                 if len(times) > self.late:
-                    triggers.add_step(*times.pop(0))
+                    step, took_ns, is_recorded, is_excluded = times.pop(0)
+                    triggers.add_step(
+                        step, took_ns, is_recorded=is_recorded, is_excluded=is_excluded
+                    )
             self.step += 1
+            self.befores = self.states
             self.states = [self._advance(rank, was) for rank, was in enumerate(self.states)]
             for rank, state in enumerate(self.states):
                 self.timeline[rank] += LETTERS[state]
@@ -360,11 +374,11 @@ def test_a_request_that_is_no_file_is_refused_and_removed(
     ("times", "timeline"),
     [
         # Five are alike after step 7; a message takes up to 4 steps.
-        ([900, 500, *[250] * 14], 10 * "." + "rRL...."),
+        ([900, 500, *[250] * 14], ".pp........rRL..."),
         # Never alike: the window starts at step 20.
-        ([900, 100] * 16, 19 * "." + "rRL" + 11 * "."),
+        ([900, 100] * 16, ".pp" + 16 * "." + "rRL" + 11 * "."),
         # A message takes up to 102 steps: all ranks know that step 20 is the latest.
-        ([5] * 31, 19 * "." + "rRL" + 10 * "."),
+        ([5] * 31, ".pp" + 16 * "." + "rRL" + 10 * "."),
     ],
 )
 def test_a_window_opens_once_when_step_times_have_settled(
@@ -376,14 +390,42 @@ def test_a_window_opens_once_when_step_times_have_settled(
     assert job.timeline == [timeline, timeline]
 
 
+def test_the_times_of_provisional_steps_settle_too_and_the_window_ends_these_steps(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path, settled=8, file=False).go(24)
+    # Five are alike after step 5, without step 1, ahead of which the recording is opened.
+    assert job.timeline == [".pppppppprRRRRRRRL" + 7 * "."] * 2
+
+
 def test_it_waits_until_all_ranks_can_be_reached(tmp_path: Path) -> None:
     job = Job(tmp_path, settled=2, file=False)
     job.posts[1].delays = True
     job.go(10)
-    assert job.timeline == 2 * [11 * "."]
+    assert job.timeline == 2 * [".pp" + 8 * "."]
     job.posts[1].deliver()
     job.go(10)
-    assert job.timeline == 2 * [14 * "." + "rRL" + 4 * "."]
+    assert job.timeline == 2 * [".pp" + 11 * "." + "rRL" + 4 * "."]
+
+
+@pytest.mark.parametrize(
+    ("delivered_at", "timeline"),
+    [
+        (9, ".pppppppprRRRRRRRRRL......"),
+        (10, ".ppppppppp" + "RRRRRRRRRL......"),
+        (12, ".pppppppppp." + "RRRRRRRL......"),
+    ],
+)
+def test_a_rank_that_gets_that_plan_late_goes_from_provisional_steps_to_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivered_at: int, timeline: str
+) -> None:
+    job = Job(tmp_path, settled=10, file=False).go(5)
+    monkeypatch.setattr(job.posts[0], "unconfirmed", list)
+    job.posts[1].delays = True
+    job.go(delivered_at - 6)
+    job.posts[1].deliver()
+    job.go(25 - job.step)
+    assert job.timeline == [".pppppppprRRRRRRRRRL......", timeline]
 
 
 @pytest.mark.parametrize(
@@ -413,28 +455,44 @@ def test_a_request_ahead_of_that_window_is_refused(
     refused = "no window, asked for by request: already recording: window 0, steps 20 to 21"
     assert refused in capsys.readouterr().err
     job.go(30, 5)
-    assert job.timeline[0].strip(".") == job.timeline[1].strip(".") == "rRL"
+    assert job.timeline[0][3:].strip(".") == job.timeline[1][3:].strip(".") == "rRL"
 
 
 def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(30)
-    assert job.timeline == [5 * "." + "rRRL" + 22 * "."]
+    assert job.timeline == [".ppp...rRRL" + 20 * "."]
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
         (
-            3,
-            "the training ended after 3 steps, before window 0, steps 20 to 22: nothing was recorded; ",
+            1,
+            "the training ended after 1 step, before window 0, steps 20 to 22: nothing was recorded; ",
+        ),
+        (
+            2,
+            "the training ended after 2 steps, before window 0, steps 20 to 22: step 1 was recorded "
+            "instead; ",
         ),
         (
             6,
-            "the training ended after 6 steps, before window 0, steps 6 to 8: nothing was recorded; ",
+            "the training ended after 6 steps, before window 0, steps 20 to 22: steps 1 to 3 were "
+            "recorded instead; ",
         ),
-        (7, "the training ended after 7 steps, only step 6 was recorded; "),
-        (8, "the training ended after 8 steps, only steps 6 to 7 were recorded; "),
-        (9, None),
+        (
+            7,
+            "the training ended after 7 steps, before window 0, steps 8 to 10: steps 1 to 3 were "
+            "recorded instead; ",
+        ),
+        (
+            8,
+            "the training ended after 8 steps, before window 0, steps 8 to 10: steps 1 to 3 were "
+            "recorded instead; ",
+        ),
+        (9, "the training ended after 9 steps, only step 8 was recorded; "),
+        (10, "the training ended after 10 steps, only steps 8 to 9 were recorded; "),
+        (11, None),
     ],
 )
 def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(

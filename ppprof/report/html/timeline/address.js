@@ -64,7 +64,7 @@ class TimelineAddress {
     const isStale = () => hash !== this.isOurs;
     await this.timeline.store.ready;
     if (isStale()) return;
-    this.timeline.figure.scrollIntoView({ block: "start" });
+    this.timeline.figure.scrollIntoView({ block: "start", behavior: "instant" });
     await this.timeline.open(address, isStale);
   }
 

@@ -1,0 +1,260 @@
+"""The first steps of a training, recorded until its window has a step, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ppprof import rundir
+from ppprof.capture.parts import Part, RecordingPart, StepsPart, TriggersPart
+from ppprof.capture.ranks.control_channel import LocalChannel
+from ppprof.capture.ranks.plans import Plan, latest_plan
+from ppprof.capture.ranks.triggers import Triggers
+from ppprof.capture.recording.disk_budget import DiskBudget
+from ppprof.capture.recording.windows import ProfilerInUseError, Windows
+from ppprof.capture.schedule import Schedule
+from ppprof.capture.session import RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.steps.timer import StepTime, StepTimer
+from ppprof.capture.window_clock import WindowClock
+from ppprof.config import ProfilerConfig
+from ppprof.rundir.run_file import RunFile
+from ppprof.topology import Topology
+
+MB = 1_000_000
+
+
+class Timer(StepTimer):
+    """Steps of 1 s; those before ``settles_at`` differ by more than a fifth."""
+
+    def __init__(self, settles_at: int) -> None:
+        super().__init__()
+        self.settles_at = settles_at
+        self.num_steps = 0
+
+    def step(self) -> StepTime:
+        self.num_steps += 1
+        differs = self.num_steps <= self.settles_at and self.num_steps % 2
+        return StepTime(3 * 10**9 if differs else 10**9, None)
+
+
+class Steps(list[str]):
+    """What a recorder keeps in memory."""
+
+
+class Recorder:
+    """Writes the numbers of the steps of a window, and ``-`` for a step that has not ended."""
+
+    on_device = False
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.steps: list[str] = []
+        self.step: int | None = None
+        self.is_in_use = False
+        self.taken: list[weakref.ref[Steps]] = []
+
+    def prepare(self) -> None:
+        if self.is_in_use:
+            raise ProfilerInUseError("another profiler is open in this process")
+        self.log.append("prepare")
+
+    def start(self) -> None:
+        self.steps = []
+        self.log.append("start")
+
+    def begin_step(self, step: int) -> None:
+        self.step = step
+
+    def end_step(self, *, is_complete: bool = True) -> None:
+        if self.step is not None:
+            self.steps.append(f"{self.step}{'' if is_complete else '-'}")
+            self.step = None
+
+    def take(self, brief: bool = False) -> Steps:
+        self.log.append("take")
+        steps = Steps(self.steps)
+        self.taken.append(weakref.ref(steps))
+        return steps
+
+    def write(self, result: list[str], raw: RunFile, brief: bool = False) -> None:
+        self.log.append("write")
+        raw.write(" ".join(result).encode())
+
+    def stop(self, raw: RunFile, brief: bool = False) -> None:
+        self.write(self.take(brief), raw, brief)
+
+    def device_answers(self) -> bool:
+        return True
+
+    def discard(self) -> None:
+        self.log.append("discard")
+
+    close = discard
+
+
+class Training:
+    """One rank, whose window of 3 steps opens once its step times have settled."""
+
+    def __init__(
+        self, run: Path, settles_at: int = 99, budget: DiskBudget | None = None, **block: Any
+    ) -> None:
+        self.run = run
+        config = ProfilerConfig.from_mapping(
+            {"trigger": {"settled": 3, "file": False, **block}}
+        ).trigger
+        assert config is not None
+        schedule = Schedule.of(None, on_demand=True)
+        topology = Topology.of(dp=1)
+        triggers = Triggers(config, schedule, 0, topology, [0], run, LocalChannel())
+        clock = WindowClock(schedule, triggers)
+        self.recorder = Recorder()
+        made: Any = SimpleNamespace(
+            add=lambda *_: None, has_finished_window=False, is_working=False
+        )
+        recorder: Any = self.recorder
+        self.windows = Windows(recorder, made, run, 0, topology, budget)
+        steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))
+        recording = RecordingPart(clock, self.windows, made, triggers)
+        parts: list[Part] = [TriggersPart(triggers), recording, steps]
+        self.session = RecordingSession(clock, parts, timer=Timer(settles_at))
+
+    def go(self, num_steps: int) -> Training:
+        for _ in range(num_steps):
+            self.session.step()
+        return self
+
+    def recordings(self) -> list[str]:
+        """Return the text of each raw capture."""
+        return [path.read_text() for path in sorted((self.run / "raw").glob("*.pb"))]
+
+    def column(self, name: str) -> str:
+        """Return a letter per step from the step log: 0 for window 0, x for true, else a dot."""
+        file = self.run / rundir.steps_path(0)
+        lines = file.read_text().splitlines() if file.exists() else ()
+        letters = {"None": ".", "False": ".", "True": "x"}
+        values = [str(json.loads(line)[name]) for line in lines]
+        return "".join(letters.get(value, value) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "settles_at", "recorded", "window", "excluded"),
+    [
+        (0, 99, [], "", ""),
+        (1, 99, [], ".", "."),
+        (2, 99, ["1 2-"], ".0", ".x"),
+        (3, 99, ["1 2 3-"], ".00", ".x."),
+        (4, 99, ["1 2 3"], ".000", ".x.."),
+        (7, 99, ["1 2 3"], ".000...", ".x..x.."),
+        # The window gets ready, and begins, but has no step.
+        (19, 99, ["1 2 3"], ".000" + 15 * ".", ".x..x" + 14 * "."),
+        (20, 99, ["1 2 3"], ".000" + 16 * ".", ".x..x" + 14 * "." + "x"),
+        (21, 99, ["20 21-"], ".000" + 16 * "." + "0", ".x..x" + 14 * "." + "xx"),
+        (26, 99, ["20 21 22"], ".000" + 16 * "." + "000...", ".x..x" + 14 * "." + "xx..x.."),
+        # Five alike are known ahead of step 9, since steps 1 and 4 do not count.
+        (9, 5, ["1 2 3"], ".000.....", ".x..x...."),
+        (10, 5, ["1 2 3"], ".000......", ".x..x....x"),
+        (11, 5, ["10 11-"], ".000......0", ".x..x....xx"),
+        (16, 5, ["10 11 12"], ".000......000...", ".x..x....xx..x.."),
+    ],
+)
+def test_the_first_steps_are_kept_until_the_window_has_a_step(
+    tmp_path: Path, num_steps: int, settles_at: int, recorded: list[str], window: str, excluded: str
+) -> None:
+    training = Training(tmp_path, settles_at).go(num_steps)
+    assert training.recordings() == [text for text in recorded if num_steps in (16, 26)]
+    training.session.close()
+    assert training.recordings() == recorded
+    assert training.column("window") == window
+    assert training.column("excluded") == excluded
+
+
+def test_steps_that_are_dropped_are_never_written(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(21)
+    (provisional,) = training.recorder.taken
+    assert provisional() is not None  # freeing them would prolong step 21, which is recorded
+    training.go(2)
+    assert provisional() is None
+    training.go(7).session.close()
+    assert training.recorder.log == [
+        *("prepare", "start", "take"),
+        *("prepare", "start", "take", "write"),
+        "discard",  # as the session closes
+    ]
+    assert training.windows.num_dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "recorded"),
+    [(1, ["1-"]), (3, ["1 2 3-"]), (7, ["1 2 3"]), (20, ["1 2 3"]), (21, ["20 21-"])],
+)
+@pytest.mark.parametrize("way", ["exception", "signal"])
+def test_a_training_that_fails_leaves_them_too(
+    tmp_path: Path, way: str, num_steps: int, recorded: list[str]
+) -> None:
+    training = Training(tmp_path).go(num_steps)
+    if way == "exception":
+        error = ValueError("its own")
+        training.session.__exit__(ValueError, error, None)
+    else:
+        training.session._save_on_signal()
+        training.session._lock.release()
+        if training.session._guard is not None:
+            training.session._guard.uninstall()
+    assert training.recordings() == recorded
+    assert len(training.column("window")) == num_steps
+
+
+def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training(tmp_path).go(3)
+    training.windows.give_way()
+    training.recorder.is_in_use = True
+    training.go(3)
+    training.recorder.is_in_use = False
+    assert training.recordings() == []
+    training.go(20)
+    assert training.recordings() == ["20 21 22"]
+    training.session.close()
+    assert training.windows.num_skipped == 0
+    assert "window 0 was cut short: the training has opened a profiler of its own" in caplog.text
+
+
+def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(3)
+    training.windows.give_way()
+    training.go(3).session.close()
+    assert training.recordings() == ["1 2 3-"]
+
+
+def test_a_full_budget_ends_them_and_the_window_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(DiskBudget, "_last_step_bytes", None)
+    sizes = [0]
+    budget = DiskBudget(tmp_path, 0, 5, ["pb"], lambda: sizes[0])
+    training = Training(tmp_path, budget=budget, settled=9).go(1)
+    for _ in range(4):
+        sizes[0] += MB  # of memory: 2 MB of a .pb at the most
+        training.go(1)
+    assert "window 0 ends after 2 steps on this rank: Profiler.max_trace_mb 5" in caplog.text
+    assert training.recordings() == []
+    training.go(19)
+    training.session.close()
+    assert training.recordings() == ["20 21"]  # memory no longer grows, since it is reused
+    assert caplog.text.count("window 0 ends after 2 steps on this rank") == 2
+
+
+def test_no_step_is_provisional_beside_a_schedule(tmp_path: Path) -> None:
+    schedule = Schedule.of((30, 32))
+    assert latest_plan(3, "all", schedule) == Plan(0, 20, 3, "all", is_provisional=False)
+    assert latest_plan(3, "all", Schedule.of(None, on_demand=True)) == Plan(
+        0, 20, 3, "all", is_provisional=False, num_provisional=3
+    )
