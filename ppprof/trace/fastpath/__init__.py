@@ -7,6 +7,8 @@ JSON parser is needed.
   scanners that read them, and `core` chooses one:
 - `native` is compiled C; `threads` divides a long file among threads.
   Its `event_reader` reads events by the names of their keys, for writers without a fixed layout.
+  `core.call` calls its functions for whole arrays: trees, times, texts as numbers. Each caller has
+  the same in numpy beside the call.
 - `scan` uses numpy: it matches one field of all events of a block at once (`byte_view`) and
   replaces texts by numbers (`string_table`). `workers` divides a long file among processes.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``
