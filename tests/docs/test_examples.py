@@ -68,6 +68,8 @@ def test_kubernetes_knows_every_field() -> None:
     """Strict: a field that its API does not have is an error, too."""
     for part in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8")):
         kubernetes_validate.validate(part, "1.33", strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**part, "template": {}}, "1.33", strict=True)
 
 
 def test_the_names_of_kubernetes_belong_together() -> None:
