@@ -99,9 +99,7 @@ def slurm(two: Sequence[Node], folder: Path) -> Iterator[Slurm]:
         )
         _wait(lambda: (folder / "munge/socket").exists(), folder)
         stack.enter_context(
-            _daemon(
-                "slurmctld", "-D", "-f", str(config), node=two[0], log=folder / "slurmctld.log"
-            )
+            _daemon("slurmctld", "-D", "-f", str(config), node=two[0], log=folder / "slurmctld.log")
         )
         for number, node in enumerate(two):
             name = f"node{number}"
