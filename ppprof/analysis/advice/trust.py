@@ -39,9 +39,9 @@ _WITHOUT_EVENTS = {
     "supa": "other",
     "mps": "other",
 }
-"""Type of a device, in lower case, whose plugin adds no device events to a window, whatever is configured -> its
-proposal. Source: runtime/ of each backend of PaddleCustomDevice: npu, intel_hpu and custom_cpu have
-profiler hooks that add none, gcu, biren_gpu (supa) and mps have no hooks."""
+"""Type of a device, in lower case, whose plugin adds no device events to a window, whatever is
+configured -> its proposal. Source: runtime/ of each backend of PaddleCustomDevice: npu, intel_hpu and
+custom_cpu have profiler hooks that add none, gcu, biren_gpu (supa) and mps have no hooks."""
 
 _MOST_STEPS = 200
 """Maximum number of steps outside windows that are compared; the latest steps are taken."""
