@@ -9,8 +9,13 @@
 set -euo pipefail
 # Paddle's launcher needs the master's IP address: with a host name it waits for ever. This script runs on
 # the first node, and asks for the address in the launcher's way.
-master=$(python -c 'import socket; print(socket.gethostbyname(socket.getfqdn()))')
-srun ppprof run --nproc 8 --master "$master:8090" --nnodes "$SLURM_NNODES" \
-    --log "$SLURM_SUBMIT_DIR/profiler_log" train.py --config pretrain.yaml
-ppprof ranks "$SLURM_SUBMIT_DIR/profiler_log"
-ppprof report "$SLURM_SUBMIT_DIR/profiler_log" -o "$SLURM_SUBMIT_DIR/report.html"
+export master=$(python -c 'import socket; print(socket.gethostbyname(socket.getfqdn()))')
+export output="$SLURM_SUBMIT_DIR/job-$SLURM_JOB_ID"
+# --log_dir: on a shared disk, the launchers of all nodes would write the same workerlog.0.
+srun bash -c '
+    exec ppprof run --nproc "$SLURM_GPUS_ON_NODE" --nnodes "$SLURM_NNODES" --rank "$SLURM_NODEID" \
+        --master "$master:8090" --log_dir "$output/node$SLURM_NODEID" \
+        --log "$output/profiler_log" train.py --config pretrain.yaml
+'
+ppprof ranks "$output/profiler_log"
+ppprof report "$output/profiler_log" -o "$output/report.html"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ ROOT = Path(__file__).parents[1]
 _LINKS = re.compile(r"^(?:\[[^\]\n]+\]\([^)\n]+\)[ ·]*\n?)+$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _README_TARGET = re.compile(r"\]\((?!\w+:|#)(docs/)?")
+_BASE = re.compile(r'(<script id="__config"[^>]*>[^<]*"base": ")([^"]*)"')
+CHINESE = "zh-CN/"
+"""Where the Chinese pages are in the site."""
 _CODE = re.compile(r"(```.*?```)", re.DOTALL)
 
 
@@ -33,6 +37,38 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Return the HTML of a page, with one colon where docstrings have two before an example."""
     return html.replace("::</p>", ":</p>")
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Return a page of the site, which takes the search index of its own language.
+
+    The theme reads ``search/search_index.json`` below its base, which is the site's root in all
+    languages.
+    """
+    if not page.url.startswith(CHINESE):
+        return output
+    return _BASE.sub(rf'\g<1>\g<2>/{CHINESE}"', output, count=1)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Divide the search index: one for each language, with addresses relative to its pages."""
+    path = Path(config.site_dir, "search/search_index.json")
+    index = json.loads(path.read_text(encoding="utf-8"))
+    entries: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for entry in index["docs"]:
+        location = entry["location"]
+        is_chinese = location.startswith(CHINESE)
+        entries[is_chinese].append({**entry, "location": location.removeprefix(CHINESE)})
+    for is_chinese, prefix in ((False, ""), (True, CHINESE)):
+        path = Path(config.site_dir, prefix, "search/search_index.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**index, "docs": entries[is_chinese]}, ensure_ascii=False)
+        path.write_text(text, encoding="utf-8")
+
+
+# After the plugin i18n (-100), which builds the Chinese pages and the index of both languages. This is
+# what `mkdocs.plugins.event_priority` sets; mkdocs is missing where only the tests are installed.
+vars(on_post_build)["mkdocs_priority"] = -200
 
 
 def _with_site_links(text: str, folder: Path, config: Any) -> str:

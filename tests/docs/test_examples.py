@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -29,7 +30,7 @@ def commands(path: Path) -> list[list[str]]:
         steps = yaml.safe_load(text)["jobs"]["compare"]["steps"]
         text = "\n".join(step.get("run", "") for step in steps)
     text = re.sub(r"\\\n", " ", text)
-    text = re.sub(r"^\s*(srun|exec) (?=ppprof)", "", text, flags=re.M)
+    text = re.sub(r"^\s*exec (?=ppprof)", "", text, flags=re.M)
     lines = re.findall(r"^\s*(ppprof [a-z].*)$", text, re.M)
     return [shlex.split(line.partition(" | ")[0]) for line in lines]
 
@@ -61,6 +62,14 @@ def test_the_master_is_an_address(name: str) -> None:
 def test_the_script_of_slurm_is_bash() -> None:
     done = subprocess.run(["bash", "-n", EXAMPLES / "slurm.sh"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_kubernetes_knows_every_field() -> None:
+    """Strict: a field that its API does not have is an error, too."""
+    for part in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text(encoding="utf-8")):
+        kubernetes_validate.validate(part, "1.33", strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate({**part, "template": {}}, "1.33", strict=True)
 
 
 def test_the_names_of_kubernetes_belong_together() -> None:

@@ -119,13 +119,52 @@ def test_search(page: Any, address: str, start: str, words: str, expected: set[s
 
 
 @pytest.mark.browser
-def test_a_page_leads_to_its_other_language(page: Any, address: str) -> None:
-    page.goto(f"{address}ranks/")
-    page.hover(".md-select button")
-    page.click(".md-select a[hreflang=zh-CN]")
-    page.wait_for_url(f"{address}zh-CN/ranks/")
+@pytest.mark.parametrize("start", ["", "library/", "404.html", "zh-CN/", "zh-CN/library/"])
+def test_a_search_finds_pages_in_its_language_only(page: Any, address: str, start: str) -> None:
+    is_chinese = start.startswith("zh-CN/")
+    for words in ("sharding_degree", "rank", *(["流水线"] if is_chinese else [])):
+        page.goto(address + start)
+        found = search(page, words)
+        assert {path.startswith("/zh-CN/") for path in found} == {is_chinese}, words
+        assert page.request.get(address.rstrip("/") + found[-1]).ok
+
+
+@pytest.mark.browser
+def test_an_english_search_finds_no_chinese_word(page: Any, address: str) -> None:
+    page.goto(address)
+    page.click("input.md-search__input")
+    page.fill("input.md-search__input", "流水线")
+    page.press("input.md-search__input", "End")
+    page.wait_for_function("document.querySelector('.md-search-result__meta').innerText != ''")
+    assert page.query_selector_all(".md-search-result__item") == []
+
+
+@pytest.mark.browser
+def test_a_result_opens_its_page(page: Any, address: str) -> None:
+    page.goto(f"{address}zh-CN/commands/ranks/")
+    (first, *_) = search(page, "流水线")
+    page.click(".md-search-result__item a.md-search-result__link")
+    page.wait_for_url(f"{address.rstrip('/')}{first}**")
     assert page.get_attribute("html", "lang") == "zh"
-    assert page.inner_text("h1").startswith("所有 rank")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("start", "language", "end", "heading"),
+    [
+        ("ranks/", "zh-CN", "zh-CN/ranks/", "所有 rank"),
+        ("zh-CN/ranks/", "en", "ranks/", "All ranks"),
+    ],
+)
+def test_a_page_leads_to_its_other_language(
+    page: Any, address: str, start: str, language: str, end: str, heading: str
+) -> None:
+    page.goto(address + start)
+    page.hover(".md-select button")
+    page.click(f".md-select a[hreflang={language}]")
+    page.wait_for_url(address + end)
+    assert page.get_attribute("html", "lang") == language.partition("-")[0]
+    assert page.inner_text("h1").startswith(heading)
 
 
 @pytest.mark.browser

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import device
 from tests.jobs.launching import CONFIGS, JOBS, ROOT, overrides, run
 
 COMMITTED = ROOT / "tests/fixtures/runs"
@@ -39,6 +40,8 @@ class Planted(NamedTuple):
     config: str = "pretrain_gpt_tiny_cpu"
     """Of configs/gpt/; empty for a program with settings of its own."""
     window: tuple[int, int] = (12, 18)
+    on_device: bool = False
+    """Whether it trains on the test device (`tests.device`), which g++ builds."""
 
 
 RUNS = {
@@ -62,6 +65,12 @@ RUNS = {
     "slow_rank_and_link": Planted("rank:3:0.06+link:1,5:0.2", _TWO_BLOCKS, 8, _HYBRID, (3, 6)),
     "small_net": Planted("small_net_job.py", config=""),  # PyTorch's: tests/fixtures/kineto
     "remote_calls": Planted("remote_job.py", config=""),
+    "two_ranks_on_a_device": Planted(
+        settings=("Distributed.dp_degree=2", f"Global.device={device.NAME}"),
+        processes=2,
+        window=(6, 9),
+        on_device=True,
+    ),
 }
 
 
@@ -84,7 +93,8 @@ def record(name: str, folder: Path, steps: int | None = None) -> Path:
     )
     config = CONFIGS / f"{planted.config}.yaml"
     program = (JOBS / "planted_job.py", planted.what, "-c", config, *overrides(*settings))
-    run(folder, *program, processes=planted.processes)
+    variables = device.variables(device.build(folder)) if planted.on_device else {}
+    run(folder, *program, processes=planted.processes, **variables)
     return folder / "profiler_log"
 
 
@@ -93,7 +103,7 @@ def main(*names: str) -> None:
     for name in names or RUNS:
         with tempfile.TemporaryDirectory() as folder:
             made = record(name, Path(folder))
-            for part in ("raw", "summary", "nodes", "alive"):
+            for part in ("raw", "summary", "nodes", "alive", "devices"):
                 shutil.rmtree(made / part, ignore_errors=True)
             for path in made.glob("*.json.gz"):
                 path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), 9, mtime=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 from tools import site_hooks
@@ -43,3 +45,28 @@ def test_the_start_page_is_the_readme() -> None:
 
 def test_docstrings_end_in_one_colon_before_an_example() -> None:
     assert site_hooks.on_page_content("<p>So::</p><pre>a::b</pre>") == "<p>So:</p><pre>a::b</pre>"
+
+
+def test_a_chinese_page_has_an_index_of_its_own() -> None:
+    html = (
+        '<script id="__config" type="application/json">{"annotate": null, "base": "../.."}</script>'
+    )
+    english, chinese = (
+        site_hooks.on_post_page(html, page=SimpleNamespace(url=url))
+        for url in ("ranks/", "zh-CN/ranks/")
+    )
+    assert english == html
+    assert chinese == html.replace('"../.."', '"../../zh-CN/"')
+
+
+def test_the_search_index_is_divided_by_language(tmp_path: Path) -> None:
+    def index(*locations: str) -> dict[str, object]:
+        return {"config": {"lang": ["en"]}, "docs": [{"location": each} for each in locations]}
+
+    path = tmp_path / "search/search_index.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(index("", "ranks/#a", "zh-CN/", "zh-CN/ranks/#a")))
+    site_hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))
+    assert json.loads(path.read_text()) == index("", "ranks/#a")
+    chinese = tmp_path / "zh-CN/search/search_index.json"
+    assert json.loads(chinese.read_text()) == index("", "ranks/#a")

@@ -105,6 +105,15 @@ class Evidence:
         """The steps that were not recorded: see `unrecorded_steps`."""
         return unrecorded_steps(self.step_times)
 
+    def unrecorded_kind(self, rank: int) -> str:
+        """Return the type of the device whose events a rank's trace lacks: ``npu`` for ``npu:0``.
+
+        "" if the trace lacks none. The type of a device that only its maker's name describes, such
+        as "Tesla V100", is that name.
+        """
+        device = self.indicators[rank].unrecorded_device if rank in self.indicators else ""
+        return device.partition(",")[0].partition(":")[0]
+
     @property
     def is_on_device(self) -> bool:
         """Whether the run's step times are of a device; False if they do not say it."""

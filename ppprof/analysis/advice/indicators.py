@@ -129,6 +129,8 @@ class Indicators(NamedTuple):
     """Columns of `MEMORY`."""
     products: pl.DataFrame
     """The matrix products of `ppprof.analysis.efficiency.efficiency.efficiency_by_step`."""
+    unrecorded_device: str = ""
+    """The device whose events the trace lacks, such as ``npu:0``; "" for none."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory`` is unchanged: it is not per step."""
@@ -138,6 +140,7 @@ class Indicators(NamedTuple):
             self.names.filter(is_selected),
             self.memory,
             self.products.filter(is_selected),
+            self.unrecorded_device,
         )
 
 
@@ -171,7 +174,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
     names = pl.concat([pl.DataFrame(schema=NAMES), *builder.names])
     products = efficiency_by_step(profile).filter(pl.col("m").is_not_null())
-    return Indicators(steps, names, _memory(profile), products)
+    return Indicators(steps, names, _memory(profile), products, profile.unrecorded_device)
 
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
@@ -184,7 +187,8 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         [pl.DataFrame(schema=EFFICIENCY_BY_STEP), *(part.products for part in parts)]
     )
     memory = memory.group_by("place", maintain_order=True).agg(peaks)
-    return Indicators(steps, names, memory, products)
+    device = next((part.unrecorded_device for part in parts if part.unrecorded_device), "")
+    return Indicators(steps, names, memory, products, device)
 
 
 def _saved(chains: pl.DataFrame) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.diff.significance import step_change
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
@@ -30,6 +30,18 @@ share of a step. Below 5%, times cut by the host's steps are right within that."
 
 FEW_STEPS = 3
 """With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
+
+_WITHOUT_EVENTS = {
+    "npu": "npu",
+    "intel_hpu": "intel_hpu",
+    "custom_cpu": "custom_cpu",
+    "gcu": "gcu",
+    "supa": "other",
+    "mps": "other",
+}
+"""Type of a device, in lower case, whose plugin adds no device events to a window, whatever is
+configured -> its proposal. Source: runtime/ of each backend of PaddleCustomDevice: npu, intel_hpu and
+custom_cpu have profiler hooks that add none, gcu, biren_gpu (supa) and mps have no hooks."""
 
 _MOST_STEPS = 200
 """Maximum number of steps outside windows that are compared; the latest steps are taken."""
@@ -154,7 +166,9 @@ def runs_ahead(evidence: Evidence) -> list[Finding]:
 def no_device_events(evidence: Evidence) -> list[Finding]:
     """Report ranks whose traces lack the events of their device, so that no part of a step is known.
 
-    The mean step is the one that was measured beside the trace; null without such a measurement.
+    The mean step is the one that was measured beside the trace; null without such a measurement. The
+    proposal depends on the type of the device: settings of ppprof do not help if its plugin adds no
+    events.
     """
     if evidence.steps.is_empty():
         return []
@@ -166,4 +180,10 @@ def no_device_events(evidence: Evidence) -> list[Finding]:
     )
     if rows.is_empty():
         return []
-    return evidence.warning("no-device-events", "major", {"num_ranks": rows.height}, rows)
+    kinds = {evidence.unrecorded_kind(rank) for rank in rows["rank"]}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    facts: dict[str, Fact] = {"num_ranks": rows.height, "device": kind}
+    proposal = _WITHOUT_EVENTS.get(kind.lower())
+    if proposal is not None:
+        facts["remedy"] = f"{evidence.remedy}-{proposal}"
+    return evidence.warning("no-device-events", "major", facts, rows)

@@ -15,7 +15,7 @@ from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
 from ppprof.analysis.advice.waiting import proposed_micro_batches
 from ppprof.errors import InputError, UsageError
-from ppprof.report.text.advice import render_findings, verdict
+from ppprof.report.text.advice import finding_rows, render_findings, verdict
 from ppprof.topology import Topology
 from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
@@ -885,6 +885,45 @@ def test_the_wait_of_a_slow_ranks_device_is_given_where_a_device_was_recorded(
     text = render_findings([finding])
     assert ("Time per step in which its device waits for the host: 100 us." in text) == sentence
     assert "not set" not in text
+
+
+@pytest.mark.parametrize(
+    ("places", "remedy", "says"),
+    [
+        (["gpu:0"], "code", ["targets=None"]),
+        (["npu:0"], "code-npu", ["msprof", "MindStudio Insight", "ProfilerTarget.CUSTOM_DEVICE"]),
+        (["npu:0", "npu:1"], "code-npu", ["msprof"]),
+        (["intel_hpu:0"], "code-intel_hpu", ["HABANA_PROFILE=1"]),
+        (["custom_cpu:0"], "code-custom_cpu", ["paddle.set_device('cpu')"]),
+        (["gcu:0"], "code-gcu", ["topsprof"]),
+        (["SUPA:0"], "code-other", ["SUPA"]),
+        (["mps:0"], "code-other", ["mps"]),
+        (["mlu:0"], "code", ["ppprof doctor"]),
+        (["npu:0", "gpu:0"], "code", ["ppprof doctor"]),  # one proposal fits no two devices
+    ],
+)
+def test_what_to_use_on_a_device_that_records_no_events_depends_on_its_type(
+    places, remedy, says, tmp_path
+):
+    found = findings(tmp_path, [allocating(f"Place({place})") for place in places])
+    (finding,) = (finding for finding in found if finding.rule == "no-device-events")
+    assert finding.facts["remedy"] == remedy
+    kinds = {place.partition(":")[0] for place in places}
+    assert finding.facts["device"] == (kinds.pop() if len(kinds) == 1 else "")
+    for language in ("en", "zh"):
+        (row,) = finding_rows([finding], language)
+        assert [text for text in says if text not in row.do] == []
+        assert ("Profiler.targets: auto" in row.do or "targets=None" in row.do) == (
+            remedy == "code"
+        )
+
+
+def test_ascends_profiler_in_a_config(tmp_path):
+    found = findings(tmp_path, [allocating("Place(npu:0)")], config={"Global": {"seed": 1}})
+    (finding,) = (finding for finding in found if finding.rule == "no-device-events")
+    for language in ("en", "zh"):
+        (row,) = finding_rows([finding], language)
+        assert "Profiler.targets: [cpu, custom_device]" in row.do
 
 
 def test_communication_of_one_rank_may_be_waiting(tmp_path):
