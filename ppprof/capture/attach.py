@@ -270,7 +270,7 @@ def _attach(
         results.liveness = _liveness(job, run)
         parts += [results.liveness] if results.liveness is not None else []
     if triggers is not None:
-        parts.append(TriggersPart(triggers))
+        parts.append(TriggersPart(triggers, results.saved_steps))
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
             run,

@@ -171,12 +171,18 @@ class LivenessPart(Part):
 
 
 class TriggersPart(Part):
-    """Opens windows on demand: at a request or after a slow step."""
+    """Opens windows on demand: at a request or after a slow step.
+
+    Args:
+        triggers: decides on the windows.
+        saved_steps: returns the steps of a window that this rank has saved.
+    """
 
     task = "triggers"
 
-    def __init__(self, triggers: Triggers) -> None:
+    def __init__(self, triggers: Triggers, saved_steps: Callable[[int], range]) -> None:
         self._triggers = triggers
+        self._saved_steps = saved_steps
         self._working: deque[FinishedStep] = deque()
         """Steps without a cost, the oldest first."""
         triggers.advance(0, 0)
@@ -208,6 +214,12 @@ class TriggersPart(Part):
         Without waiting if an exception ends the training.
         """
         self._triggers.close(ending.failed)
+
+    def wait(self, ending: Ending) -> None:
+        """Log on rank 0 what is saved if the training ended before the end of the settled window."""
+        plan = self._triggers.cut_short
+        if plan is not None:
+            log.warning(f"rank 0: {plan.ending(ending.num_steps, self._saved_steps(plan.window))}")
 
 
 class RecordingPart(Part):
@@ -249,8 +261,6 @@ class RecordingPart(Part):
             ):
                 self._clock.cut(transition)
             windows.holds = transition.is_provisional
-            if transition.before in (State.RECORD, State.LAST):
-                windows.drop_provisional_steps(frees=transition.ends_window)
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 

@@ -61,6 +61,10 @@ class Results(Part):
 
     task = "printing the results"
 
+    def saved_steps(self, window: int) -> range:
+        """Return the steps of a window that this rank has saved."""
+        return range(0) if self.windows is None else self.windows.saved_steps.get(window, range(0))
+
     def close(self, ending: Ending) -> None:
         """Log which ranks died before this rank, now that this rank's data are saved."""
         self._log_lost_ranks()
@@ -122,7 +126,7 @@ class Results(Part):
         if not windows.saved:
             # A failure, a skipped window and a short training were logged, which explains it.
             on_demand = self.clock.on_demand
-            is_short = on_demand is not None and on_demand.is_short_logged
+            is_short = on_demand is not None and on_demand.cut_short is not None
             if not (ending.failures or windows.num_skipped or is_short):
                 log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
             return

@@ -10,9 +10,12 @@ Two steps are recorded, and this rank runs out of disk space after the first::
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ppprof.capture.schedule import FOREVER, Schedule, State
+
+if TYPE_CHECKING:
+    from ppprof.capture.ranks.plans import Plan
 
 
 class OnDemandWindows(Protocol):
@@ -23,8 +26,11 @@ class OnDemandWindows(Protocol):
         """The lowest number that the next window may have."""
 
     @property
-    def is_short_logged(self) -> bool:
-        """Whether it was logged that the training ended ahead of the window, or within it."""
+    def cut_short(self) -> Plan | None:
+        """The window for settled step times, if the training ended before it or within it.
+
+        Only rank 0 knows it, when it closes.
+        """
 
     @property
     def is_member(self) -> bool:

@@ -206,10 +206,12 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
     times = _step_times(part)
     steps = _steps(steps_of_run(run, breakdowns) if breakdowns else None)
     if part.steps is not None:
-        existing = format_ranges("step", [*steps["step"], *times["step"]])
+        # A step time of the window is that of a step in its trace, or of one recorded ahead of it.
+        timed = times["step"] if part.window is None else times["step"].clear()
+        existing = format_ranges("step", [*steps["step"], *timed])
         steps = steps.filter(part.steps.contains(pl.col("step")))
         times = times.filter(part.steps.contains(pl.col("step")))
-        if steps.is_empty() and times.is_empty():
+        if steps.is_empty() and (times.is_empty() or part.window is not None):
             raise UsageError(f"{run}: no step of {part.steps}; it has {existing}")
     if breakdowns and steps.is_empty():
         steps = _one_step(sorted({rank for rank, _, _ in breakdowns}))

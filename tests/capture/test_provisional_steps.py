@@ -122,7 +122,12 @@ class Training:
         self.windows = Windows(recorder, made, run, 0, topology, budget)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))
         recording = RecordingPart(clock, self.windows, made, triggers)
-        parts: list[Part] = [TriggersPart(triggers), recording, steps]
+        saved_steps = self.windows.saved_steps
+        parts: list[Part] = [
+            TriggersPart(triggers, lambda window: saved_steps.get(window, range(0))),
+            recording,
+            steps,
+        ]
         self.session = RecordingSession(clock, parts, timer=Timer(settles_at))
 
     def go(self, num_steps: int) -> Training:
@@ -224,7 +229,12 @@ def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
     assert training.recordings() == ["20 21 22"]
     training.session.close()
     assert training.windows.num_skipped == 0
-    assert "window 0 was cut short: the training has opened a profiler of its own" in caplog.text
+    assert training.windows.saved_steps == {0: range(20, 23)}
+    what = (
+        "the recording of the first steps, ahead of window 0 was cut short: the training has opened"
+    )
+    assert what in caplog.text
+    assert not training.windows.cut
 
 
 def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path: Path) -> None:
@@ -232,6 +242,28 @@ def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path:
     training.windows.give_way()
     training.go(3).session.close()
     assert training.recordings() == ["1 2 3-"]
+    assert training.windows.saved_steps == {0: range(1, 3)}
+
+
+@pytest.mark.parametrize("num_steps", [20, 21])
+def test_a_profiler_of_the_training_before_the_window_has_a_step_leaves_the_first_steps(
+    tmp_path: Path, num_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the window gets ready in step 19, or within its first step, step 20."""
+    training = Training(tmp_path).go(num_steps - 1)
+    training.windows.give_way()
+    training.recorder.is_in_use = True
+    training.go(20).session.close()
+    assert training.recordings() == ["1 2 3"]
+    assert "window 0 is not recorded: the training has opened" in caplog.text or num_steps == 20
+
+
+def test_a_profiler_of_the_training_within_the_window_leaves_its_steps(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(22)
+    training.windows.give_way()
+    training.recorder.is_in_use = True
+    training.go(5).session.close()
+    assert training.recordings() == ["20 21 22-"]
 
 
 def test_a_full_budget_ends_them_and_the_window_comes_later(
@@ -244,12 +276,74 @@ def test_a_full_budget_ends_them_and_the_window_comes_later(
     for _ in range(4):
         sizes[0] += MB  # of memory: 2 MB of a .pb at the most
         training.go(1)
-    assert "window 0 ends after 2 steps on this rank: Profiler.max_trace_mb 5" in caplog.text
+    first = "ahead of window 0 ends after 2 steps on this rank: Profiler.max_trace_mb 5"
+    assert f"the recording of the first steps, {first}" in caplog.text
     assert training.recordings() == []
     training.go(19)
     training.session.close()
     assert training.recordings() == ["20 21"]  # memory no longer grows, since it is reused
     assert caplog.text.count("window 0 ends after 2 steps on this rank") == 2
+
+
+def test_memory_that_the_training_takes_in_its_first_steps_is_not_that_of_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiskBudget, "_last_step_bytes", None)
+    sizes = [0]
+    budget = DiskBudget(tmp_path, 0, 1000, ["pb"], lambda: sizes[0])
+    training = Training(tmp_path, budget=budget, settled=9).go(1)
+    for growth in (300 * MB, 300 * MB, 300 * MB, *([MB] * 6)):
+        sizes[0] += growth
+        training.go(1)
+    training.go(25).session.close()
+    assert training.recordings() == [" ".join(map(str, range(20, 29)))]
+
+
+def calls_in(training: Training) -> list[str]:
+    """Return the names of the folders for remote calls."""
+    return sorted(path.name for path in (training.run / "raw").glob("*.calls"))
+
+
+def note_call(training: Training) -> str:
+    """Record a remote call of the open window, and return the name of its folder."""
+    folder = training.windows.calls
+    assert folder is not None
+    (folder / "call.json").write(b"{}")
+    return Path(folder.name).name
+
+
+@pytest.mark.parametrize("num_steps", [22, 24])
+def test_remote_calls_of_dropped_steps_are_deleted_and_those_of_the_window_stay(
+    tmp_path: Path, num_steps: int
+) -> None:
+    """Also if both open within one second, and if the training ends within the window."""
+    training = Training(tmp_path).go(2)
+    dropped = note_call(training)
+    training.go(18)
+    kept = note_call(training)
+    assert calls_in(training) == sorted({dropped, kept})
+    training.go(num_steps - 20).session.close()
+    assert calls_in(training) == [kept]
+    assert dropped != kept
+
+
+def test_a_signal_deletes_remote_calls_of_dropped_steps(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(2)
+    note_call(training)
+    training.go(18)
+    kept = note_call(training)
+    training.go(2).windows.rescue()
+    assert calls_in(training) == [kept]
+
+
+def test_remote_calls_of_a_window_without_a_step_are_deleted(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(2)
+    kept = note_call(training)
+    training.go(18)
+    note_call(training)
+    training.session.close()
+    assert training.recordings() == ["1 2 3"]
+    assert calls_in(training) == [kept]
 
 
 def test_no_step_is_provisional_beside_a_schedule(tmp_path: Path) -> None:

@@ -65,9 +65,6 @@ class Windows:
             raise OSError(28, "No space left on device")
         return True
 
-    def drop_provisional_steps(self, *, frees: bool) -> None:
-        pass
-
     def close(self, keep_empty: bool, failed: bool = False) -> None:
         self.calls.append(f"close(keep_empty={keep_empty})")
 
@@ -218,16 +215,16 @@ def test_a_window_that_was_never_reached_is_a_warning(
     )
 
 
-@pytest.mark.parametrize("is_short_logged", [True, False])
+@pytest.mark.parametrize("is_short", [True, False])
 def test_a_training_that_is_too_short_logs_one_line(
-    is_short_logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_short: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on_demand: Any = SimpleNamespace(is_short_logged=is_short_logged)
+    on_demand: Any = SimpleNamespace(cut_short=object() if is_short else None)
     clock = WindowClock(Schedule.of(None, on_demand=True), on_demand)
     results = Results(0, tmp_path, clock, PerfSummary(), windows=cast("Any", Windows()))
     results.wait(Ending(None, 5, False, set()))
     why = "no window was recorded: the schedule is no step, and 5 steps were seen; "
-    expected = [] if is_short_logged else [f"{why}no window was asked for on this rank"]
+    expected = [] if is_short else [f"{why}no window was asked for on this rank"]
     assert caplog.messages == expected
 
 
@@ -375,7 +372,6 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
     """Return windows that record nothing."""
     return SimpleNamespace(
         calls=calls,
-        drop_provisional_steps=lambda *, frees: None,
         saved=[],
         cut=set(),
         num_skipped=0,

@@ -33,7 +33,7 @@ class OnDemand:
     def _is_known(self) -> bool:
         return self.agreed_at <= self.step < self.plan.end
 
-    is_short_logged = False
+    cut_short = None
 
     @property
     def first_free(self) -> int:

@@ -103,7 +103,7 @@ def with_step(trace: Trace) -> Trace:
             "name": WHOLE_TRACE,
             "category": "ProfileStep",
             "start_ns": start_ns,
-            "dur_ns": end_ns - start_ns,
+            "dur_ns": min(end_ns - start_ns, 2**63 - 1),  # a damaged file may have more
             "depth": 0,
             "process": process,
             "thread": thread,

@@ -54,18 +54,23 @@ class Plan:
         is_provisional = 1 <= step <= self.num_provisional and step < self.start
         return State.PROVISIONAL if is_provisional else State.CLOSED
 
-    def cut_short(self, num_steps: int) -> str:
-        """Say what a training recorded that ended after so many steps, before the window's end."""
-        end = min(num_steps, self.num_provisional + 1, self.start - 1)
-        if self.start < num_steps:
-            recorded = f"only {_were(self.start, num_steps)} recorded"
-        elif end > 1:
-            recorded = f"before {self}: {_were(1, end)} recorded instead"
+    def ending(self, num_steps: int, recorded: range) -> str:
+        """Say what a training recorded that ended after so many steps, before the window's end.
+
+        Args:
+            num_steps: steps of the training.
+            recorded: the steps that are saved: of the window or, in its place, provisional ones.
+        """
+        what = _were(recorded.start, recorded.stop) if recorded else "nothing was"
+        if recorded and recorded.start >= self.start:
+            what = f"only {what} recorded"
         else:
-            recorded = f"before {self}: nothing was recorded"
+            instead = " instead" * bool(recorded)
+            place = "within" if num_steps > self.start else "before"
+            what = f"{place} {self}: {what} recorded{instead}"
         ended = f"the training ended after {num_steps} step{'s' * (num_steps != 1)}"
         return (
-            f"{ended}, {recorded}; to choose the steps: "
+            f"{ended}, {what}; to choose the steps: "
             "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
         )
 

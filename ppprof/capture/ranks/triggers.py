@@ -100,7 +100,7 @@ class Triggers:
         a device."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
-        self.is_short_logged = False
+        self.cut_short: Plan | None = None
         """Whether it was logged that the training ended ahead of the window, or within it."""
         self._settled_plan: Plan | None = None
         """The window for settled step times: at its latest steps until rank 0 moves it up."""
@@ -198,8 +198,7 @@ class Triggers:
         with self._suppress_and_report():
             plan, self._plan = self._plan, None
             if self._rank == 0 and plan is not None and plan is self._settled_plan and not failed:
-                self.is_short_logged = True
-                log.warning(f"rank 0: {plan.cut_short(self._step)}")
+                self.cut_short = plan
             if plan is not None:
                 self._undecided.pop(plan.window, None)
                 self._awaited.discard(plan.window)  # it is cut off, and kept

@@ -22,6 +22,8 @@ _SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
 other formats are written, even if it is deleted afterwards."""
 
 
+_FEWEST_MEASURED = 2
+"""Fewest steps of a window that is not saved to estimate the size of a step from."""
 _UNMEASURED_STEPS, _MEASURED_STEPS = 5, 10
 """Steps of a window without end before the size of a step is measured, and steps to measure it."""
 
@@ -57,13 +59,14 @@ class DiskBudget:
         self._total_per_pb = 1 + sum(_SIZE_PER_PB[fmt] for fmt in formats)
         self._resident_bytes = resident_bytes or _resident_bytes
         self._unfinished: dict[rundir.TraceName, int] = {}
-        self._resident_at_open = 0
+        self._resident: dict[int, int] = {}
+        """Steps that had ended in the open window -> resident memory."""
         self._spent = 0
         self._step_bytes = DiskBudget._last_step_bytes
 
     def open(self) -> None:
         """Note the memory in use and the disk space taken; call it when a window opens."""
-        self._resident_at_open = self._resident_bytes()
+        self._resident = {0: self._resident_bytes()}
         self._spent = self._on_disk()
 
     @property
@@ -90,15 +93,20 @@ class DiskBudget:
     def measure(self, num_steps: int) -> None:
         """Estimate the size of a step, unless it is known: the open window may never be saved.
 
+        Only the second half of its steps counts, since the training itself takes memory in its first
+        steps. The size stays unknown if there are too few steps, or if memory has not grown.
+
         Args:
             num_steps: steps of the window.
         """
-        if self._step_bytes is None and num_steps:
-            self._step_bytes = self._estimate(num_steps)
+        half = num_steps // 2
+        if self._step_bytes is None and num_steps >= _FEWEST_MEASURED and half in self._resident:
+            self._step_bytes = self._estimate(num_steps, since=half) or None
 
-    def _estimate(self, num_steps: int) -> float:
-        growth = max(0, self._resident_bytes() - self._resident_at_open)
-        return growth * _PB_PER_RESIDENT / max(num_steps, 1)
+    def _estimate(self, num_steps: int, since: int = 0) -> float:
+        resident = self._resident[num_steps] = self._resident_bytes()
+        growth = max(0, resident - self._resident[since])
+        return growth * _PB_PER_RESIDENT / max(num_steps - since, 1)
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
         """Note the size of a saved window's raw capture; from now on the size of a step is known.

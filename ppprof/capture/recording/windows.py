@@ -1,15 +1,4 @@
-"""Open, close and save the windows of a rank that records, between two steps.
-
-The provisional steps, which are recorded ahead of a window, stay in memory until they are dropped or
-written::
-
-    step             1  2  3  4  5      6      7     8
-    state            p  p  p  -  r      R      R     R
-    Paddle records   x  x  x            x      x     x
-    in memory                 steps 1-3 .............     the window is over: they are freed
-
-Once step 6 has ended, they would not be written any more.
-"""
+"""Open, close and save the windows of a rank that records, between two steps."""
 
 from __future__ import annotations
 
@@ -19,15 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ppprof import rundir
 from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
+from ppprof.capture.recording.first_steps import FirstSteps, InMemory, delete_calls
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.window_clock import ends_provisional_steps
@@ -43,6 +32,7 @@ if TYPE_CHECKING:  # it imports Paddle, which this module does not need
 log = logging.getLogger("ppprof")
 
 
+_AHEAD = "the recording of the first steps, ahead of"
 _THEIRS = "the training has opened a profiler of its own"
 _ONE = (
     "Paddle allows one profiler at a time; windows are recorded again once the training's "
@@ -67,17 +57,6 @@ class Wrapper(Protocol):
 
     def uninstall(self) -> None:
         """Restore the original functions, when the window closes."""
-
-
-@dataclass(frozen=True)
-class _InMemory:
-    """A recording that is over and not written."""
-
-    name: rundir.TraceName
-    num_steps: int
-    events: Any
-    """The result of `Recorder.take`."""
-    operator_calls: OperatorCalls | None
 
 
 class Windows:
@@ -121,16 +100,13 @@ class Windows:
         self._rank = rank
         self._label = topology.label(rank)
         self._open: rundir.TraceName | None = None
-        self._num_steps = 0
+        self._first_step = self._num_steps = 0
         self._budget = budget
         self._unbounded = unbounded
         self._held: dict[int, rundir.TraceName] = {}
         self._is_provisional = False
         """Whether the open window is that of the provisional steps."""
-        self._provisional: _InMemory | None = None
-        """The provisional steps, once they are over, until a step of the window has ended."""
-        self._dropped: _InMemory | None = None
-        """The provisional steps from then on, until the window has ended."""
+        self._first_steps = FirstSteps(run)
         self.before_stop: Callable[[], None] = lambda: None
         """Called before a window of a device is saved: that waits for the device, perhaps for ever."""
         self.holds = False
@@ -144,6 +120,8 @@ class Windows:
         """Numbers of the windows that ended early, since the training created a profiler."""
         self.saved: list[rundir.TraceName] = []
         """Names of the saved windows that are not held, in the order of saving or release."""
+        self.saved_steps: dict[int, range] = {}
+        """Number of a saved window -> the steps that were recorded."""
 
     @property
     def calls(self) -> RunFile | None:
@@ -182,16 +160,13 @@ class Windows:
             return True
         else:
             effect = "is not recorded on this rank"
+        what = f"{_AHEAD} " * (after is State.PROVISIONAL) + f"window {window}"
         megabytes = self._budget.max_bytes / MEGABYTE
-        log.warning(
-            f"rank {self._rank}: window {window} {effect}: Profiler.max_trace_mb {megabytes:g}"
-        )
+        log.warning(f"rank {self._rank}: {what} {effect}: Profiler.max_trace_mb {megabytes:g}")
         return False
 
     def advance(self, before: State, after: State, step: int, window: int) -> bool:
-        """Save a window that ends, open a window that begins, or continue the open window.
-
-        Provisional steps that end are kept in memory.
+        """Save a window that ends (keep it in memory: `FirstSteps`), open or continue a window.
 
         Args:
             before: state of the step that ends; CLOSED ahead of the first step.
@@ -208,14 +183,10 @@ class Windows:
         """
         with self._lock:
             self._thread = threading.get_ident()
-            self._recorder.end_step()
-            if self._operators is not None:
-                self._operators.end_step()
-            self._num_steps += before.records
-            if self._unbounded is not None:
-                self._unbounded.measure(self._num_steps)
+            self._end_step(before)
             if before is State.LAST:
                 self._save()
+                self._first_steps.free()
                 self._answer()
             elif ends_provisional_steps(before, after):
                 self._keep_in_memory()
@@ -234,9 +205,10 @@ class Windows:
                     return False
                 self._is_set_up = True
             if opens:
-                self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
+                started = self._first_steps.later_than(datetime.now())
+                self._open = rundir.TraceName(self._rank, self._label, started, window)
                 self._is_provisional = after is State.PROVISIONAL
-                self._num_steps = 0
+                self._first_step, self._num_steps = step, 0
                 for wrapper in self._wrappers:
                     wrapper.install()
                 self._recorder.start()
@@ -245,6 +217,16 @@ class Windows:
             if after.records:
                 self._recorder.begin_step(step)
             return True
+
+    def _end_step(self, before: State) -> None:
+        self._recorder.end_step()
+        if self._operators is not None:
+            self._operators.end_step()
+        self._num_steps += before.records
+        if self._num_steps and self._open is not None and not self._is_provisional:
+            self._first_steps.drop()
+        if self._unbounded is not None:
+            self._unbounded.measure(self._num_steps)
 
     def give_way(self) -> None:
         """Save an open window and release Paddle's profiler: the training creates one of its own.
@@ -271,8 +253,6 @@ class Windows:
     def _cut_window(self, *, is_complete: bool) -> None:
         """Save an open window, cancel a prepared one, and release Paddle's profiler.
 
-        Provisional steps are kept in memory instead.
-
         Args:
             is_complete: whether the training has ended the current step by ``step()``.
         """
@@ -280,15 +260,20 @@ class Windows:
             name = self._open
             try:
                 if name is not None:
-                    self.cut.add(name.window)
                     self._recorder.end_step(is_complete=is_complete)
                     self._num_steps += is_complete
+                    effect = f"window {name.window} was cut short"
                     if self._is_provisional:
                         self._keep_in_memory()
+                        effect = f"{_AHEAD} window {name.window} was cut short"
+                    elif self._first_steps and not self._num_steps:
+                        self._abandon()
+                        effect = f"window {name.window} is not recorded"
                     else:
+                        self.cut.add(name.window)
                         self._save()
                     log.warning(
-                        f"rank {self._rank}: window {name.window} was cut short: {_THEIRS}; "
+                        f"rank {self._rank}: {effect}: {_THEIRS}; "
                         f"steps recorded: {self._num_steps}; {_ONE}"
                     )
                 elif self._is_set_up:
@@ -344,8 +329,8 @@ class Windows:
                     self._recorder.end_step(is_complete=False)
                     self._save()
             finally:
-                self._open = None
-                self._uninstall()
+                self._abandon()
+                self._first_steps.free()
                 self._recorder.close()
                 self._answer()
 
@@ -380,8 +365,6 @@ class Windows:
     def rescue(self) -> None:
         """Save an open window and release all held windows, since the process is about to end.
 
-        As in `close`, provisional steps in memory are saved in place of the open window.
-
         This may be called in any thread. Paddle's profiler is not released, since the training may
         be inside an operator that uses it. The span of the incomplete step is on the thread that
         calls this.
@@ -394,22 +377,16 @@ class Windows:
             if not self._save_provisional_steps(brief=True):
                 self._recorder.end_step(is_complete=False)
                 self._save(brief=True)
+            delete_calls(self._run, self._open)
             for window in list(self._held):
                 self.release(window, brief=True)
+            self._first_steps.free()
 
-    def drop_provisional_steps(self, *, frees: bool) -> None:
-        """Do not save the provisional steps that are in memory: a step of the window has ended.
-
-        Args:
-            frees: whether to free them, and delete the remote calls that they made. That may take as
-                long as a short step, so it must not happen within the window.
-        """
-        if self._provisional is not None:
-            self._dropped, self._provisional = self._provisional, None
-        if frees and self._dropped is not None:
-            with suppress(OSError):
-                RunFile(self._run, self._dropped.name.calls).remove_folder()
-            self._dropped = None
+    def _abandon(self) -> None:
+        """Do not save the open window, if there is one."""
+        name, self._open = self._open, None
+        self._uninstall()
+        delete_calls(self._run, name)
 
     def _keep_in_memory(self) -> None:
         """Close the window of the provisional steps; do nothing if it is closed already.
@@ -427,7 +404,10 @@ class Windows:
             events = self._recorder.take()
         calls = _operator_calls(self._operators, self._run, name)
         if self._num_steps:
-            self._provisional = _InMemory(name, self._num_steps, events, calls)
+            steps = range(self._first_step, self._first_step + self._num_steps)
+            self._first_steps.keep(InMemory(name, steps, events, calls))
+        else:
+            delete_calls(self._run, name)
 
     def _save_provisional_steps(self, brief: bool = False) -> bool:
         """Save the provisional steps that are in memory; return whether there are any.
@@ -435,14 +415,14 @@ class Windows:
         Raises:
             RuntimeError: they could not be saved.
         """
-        recording, self._provisional = self._provisional, None
+        recording = self._first_steps.take()
         if recording is None:
             return False
-        name, num_steps = recording.name, recording.num_steps
-        with _losing(self._run, name, num_steps):
+        name = recording.name
+        with _losing(self._run, name, len(recording.steps)):
             self._recorder.write(recording.events, RunFile(self._run, name.raw), brief)
         _write_operator_calls(recording.operator_calls, self._run, name)
-        self._saved(name, num_steps, brief)
+        self._saved(name, recording.steps, brief)
         return True
 
     def _save(self, brief: bool = False) -> None:
@@ -454,17 +434,19 @@ class Windows:
             _write_operator_calls(
                 _operator_calls(self._operators, self._run, name), self._run, name
             )
-            self._saved(name, self._num_steps, brief)
+            steps = range(self._first_step, self._first_step + self._num_steps)
+            self._saved(name, steps, brief)
 
     def _before_stop(self) -> None:
         self._uninstall()
         if self._recorder.on_device:
             self.before_stop()
 
-    def _saved(self, name: rundir.TraceName, num_steps: int, brief: bool) -> None:
-        with _losing(self._run, name, num_steps):
+    def _saved(self, name: rundir.TraceName, steps: range, brief: bool) -> None:
+        with _losing(self._run, name, len(steps)):
             if self._budget is not None:
-                self._budget.saved(name, num_steps)
+                self._budget.saved(name, len(steps))
+        self.saved_steps[name.window] = steps
         if self.holds:
             self._held[name.window] = name
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ppprof.capture.parts import Ending, TriggersPart
 from ppprof.capture.ranks.control_channel import ControlChannel, Message
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.schedule import Schedule, State
@@ -464,48 +465,56 @@ def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "message"),
+    ("steps", "recorded", "message"),
     [
-        (
-            1,
-            "the training ended after 1 step, before window 0, steps 20 to 22: nothing was recorded; ",
-        ),
-        (
-            2,
-            "the training ended after 2 steps, before window 0, steps 20 to 22: step 1 was recorded "
-            "instead; ",
-        ),
+        (1, range(0), "1 step, before window 0, steps 20 to 22: nothing was recorded; "),
+        (2, range(1, 2), "2 steps, before window 0, steps 20 to 22: step 1 was recorded instead; "),
         (
             6,
-            "the training ended after 6 steps, before window 0, steps 20 to 22: steps 1 to 3 were "
-            "recorded instead; ",
+            range(1, 4),
+            "6 steps, before window 0, steps 20 to 22: steps 1 to 3 were recorded instead; ",
         ),
         (
             7,
-            "the training ended after 7 steps, before window 0, steps 8 to 10: steps 1 to 3 were "
-            "recorded instead; ",
+            range(1, 4),
+            "7 steps, before window 0, steps 8 to 10: steps 1 to 3 were recorded instead; ",
         ),
         (
             8,
-            "the training ended after 8 steps, before window 0, steps 8 to 10: steps 1 to 3 were "
-            "recorded instead; ",
+            range(1, 4),
+            "8 steps, before window 0, steps 8 to 10: steps 1 to 3 were recorded instead; ",
         ),
-        (9, "the training ended after 9 steps, only step 8 was recorded; "),
-        (10, "the training ended after 10 steps, only steps 8 to 9 were recorded; "),
-        (11, None),
+        (8, range(0), "8 steps, before window 0, steps 8 to 10: nothing was recorded; "),
+        (9, range(8, 9), "9 steps, only step 8 was recorded; "),
+        (
+            9,
+            range(1, 4),
+            "9 steps, within window 0, steps 8 to 10: steps 1 to 3 were recorded instead; ",
+        ),
+        (10, range(8, 10), "10 steps, only steps 8 to 9 were recorded; "),
+        (11, range(8, 11), None),
     ],
 )
 def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(
-    tmp_path: Path, steps: int, message: str | None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    steps: int,
+    recorded: range,
+    message: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(steps)
     caplog.clear()
-    job.ranks[0].close(failed=False)
+    part = TriggersPart(job.ranks[0], {0: recorded}.__getitem__)
+    ending = Ending(None, steps, False, set())
+    part.close(ending)
+    assert not caplog.messages  # not before all windows are saved
+    part.wait(ending)
     advice = (
         "to choose the steps: ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
     )
-    assert caplog.messages == ([] if message is None else [f"rank 0: {message}{advice}"])
-    assert job.ranks[0].is_short_logged is (message is not None)
+    expected = [] if message is None else [f"rank 0: the training ended after {message}{advice}"]
+    assert caplog.messages == expected
+    assert (job.ranks[0].cut_short is None) is (message is None)
 
 
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
