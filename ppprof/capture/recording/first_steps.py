@@ -57,7 +57,7 @@ class FirstSteps:
         self._kept = recording
 
     def take(self) -> InMemory | None:
-        """Return the steps to write them; None if there are none, or if they were dropped."""
+        """Return the steps to write them; None if no steps are kept."""
         recording, self._kept = self._kept, None
         return recording
 
