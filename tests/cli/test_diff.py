@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,8 @@ from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.models import Layer, gpt, training
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
+
+RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
 
 
 @pytest.fixture
@@ -55,6 +59,21 @@ def test_what_changed_is_on_top(traces, capsys):
     assert [row[0] for row in modules] == ["step", "GPT", "Block"]
     assert modules[2][1:6] == ["5.03", "7.03", "+2.00", "+39.75", "+2.00"]
     assert "Kernels" not in out
+
+
+def test_steps_recorded_ahead_of_a_window_are_no_steps_of_it(tmp_path, capsys):
+    """Their times have the window's number, also if the recording was dropped."""
+    path = tmp_path / "run"
+    shutil.copytree(RUNS / "nothing", path)
+    file = path / "steps" / "rank_00000.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    recorded = [line["step"] for line in lines if line["window"] == 0]
+    assert min(recorded) > 3
+    for line in lines[1:4]:
+        line["window"] = 0
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, err = printed(capsys, path, path, "--window", "0", "--steps", "1:4", code=2)
+    assert f"no step of 1:4; it has steps {min(recorded)}-{max(recorded)}" in err
 
 
 def test_a_run_against_itself(traces, capsys):

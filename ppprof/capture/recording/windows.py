@@ -17,6 +17,7 @@ from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.capture.recording.first_steps import FirstSteps, InMemory, delete_calls
+from ppprof.capture.recording.window_arguments import take_calls, write_calls
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.window_clock import ends_provisional_steps
@@ -27,7 +28,6 @@ from ppprof.units import MEGABYTE
 if TYPE_CHECKING:  # it imports Paddle, which this module does not need
     from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.recorder import Recorder
-    from ppprof.rundir.operator_calls import OperatorCalls
 
 log = logging.getLogger("ppprof")
 
@@ -402,7 +402,7 @@ class Windows:
         with _losing(self._run, name, self._num_steps):
             self._before_stop()
             events = self._recorder.take()
-        calls = _operator_calls(self._operators, self._run, name)
+        calls = take_calls(self._operators, self._run, name)
         if self._num_steps:
             steps = range(self._first_step, self._first_step + self._num_steps)
             self._first_steps.keep(InMemory(name, steps, events, calls))
@@ -421,7 +421,7 @@ class Windows:
         name = recording.name
         with _losing(self._run, name, len(recording.steps)):
             self._recorder.write(recording.events, RunFile(self._run, name.raw), brief)
-        _write_operator_calls(recording.operator_calls, self._run, name)
+        write_calls(recording.operator_calls, self._run, name)
         self._saved(name, recording.steps, brief)
         return True
 
@@ -431,9 +431,7 @@ class Windows:
             with _losing(self._run, name, self._num_steps):
                 self._before_stop()
                 self._recorder.stop(RunFile(self._run, name.raw), brief)
-            _write_operator_calls(
-                _operator_calls(self._operators, self._run, name), self._run, name
-            )
+            write_calls(take_calls(self._operators, self._run, name), self._run, name)
             steps = range(self._first_step, self._first_step + self._num_steps)
             self._saved(name, steps, brief)
 
@@ -469,38 +467,6 @@ def _losing(run: Path, name: rundir.TraceName, num_steps: int) -> Iterator[None]
     except Exception as error:
         lost = f"window {name.window} is lost, steps recorded: {num_steps}"
         raise RuntimeError(f"{RunFile(run, name.raw)}: {reason(error)}; {lost}") from error
-
-
-def _operator_calls(
-    operators: OperatorCallRecorder | None, run: Path, name: rundir.TraceName
-) -> OperatorCalls | None:
-    """Return the arguments of operators in a window; None without ``operators``, or after an error."""
-    if operators is None:
-        return None
-    try:
-        return operators.take()
-    except Exception as error:  # whatever the training calls operators with
-        _report_no_shapes(run, name, error)
-        return None
-
-
-def _write_operator_calls(calls: OperatorCalls | None, run: Path, name: rundir.TraceName) -> None:
-    if calls is None:
-        return
-    try:
-        # The recorder of operators has imported it: at the top, msgspec would be imported in every
-        # training, and double the time of the import.
-        from ppprof.rundir.operator_calls import write_operator_calls
-
-        write_operator_calls(RunFile(run, name.operator_calls), calls)
-    except Exception as error:
-        _report_no_shapes(run, name, error)
-
-
-def _report_no_shapes(run: Path, name: rundir.TraceName, error: Exception) -> None:
-    pass_interruption(error)
-    file = RunFile(run, name.operator_calls)
-    log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
 
 def _waits_for_threads(thread: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 import pytest
@@ -189,6 +191,16 @@ def linked(events):
         above=events["name"].gather(parent).cast(pl.String),
         above_ns=events["start_ns"].gather(parent),
     )
+
+
+def test_a_step_around_events_that_are_too_far_apart_has_the_longest_length(tmp_path):
+    """As in a damaged file: the length of the span needs more than 63 bits."""
+    main = Thread(1, "main").around(span("Operator", "a", 0, 1), span("Operator", "b", 5, 6))
+    trace = read(write(tmp_path / "a.pb", main))
+    starts = pl.Series([-(2**62), 2**63 - 10**6 - 1])
+    apart = dataclasses.replace(trace, events=trace.events.with_columns(start_ns=starts))
+    around = with_step(apart).events
+    assert around.filter(name=WHOLE_TRACE)["dur_ns"].to_list() == [2**63 - 1]
 
 
 @given(threads=traces(newer_types=True))
