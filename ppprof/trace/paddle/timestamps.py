@@ -50,19 +50,19 @@ class TimestampEstimator:
         """Return the best estimate of each event's start, and the largest error that it may have.
 
         Both are in nanoseconds; all shapes are (N,). If ``zero_ns`` is unknown, only ``ts`` is
-        used.
+        used. The results may be in the memory of ``ts_ns`` and ``begin_ns``.
 
         Args:
-            ts_ns: ``ts``.
+            ts_ns: ``ts``; overwritten.
             dur_ns: duration of each event.
-            begin_ns: ``start_time``, or `MISSING`.
+            begin_ns: ``start_time``, or `MISSING`; overwritten.
             finish_ns: ``end_time``, or `MISSING`.
         """
         if self.zero_ns is None:
             return ts_ns + 499, np.full_like(ts_ns, 500)
         sides = (ts_ns, dur_ns, begin_ns, finish_ns)
         columns = [np.ascontiguousarray(side, np.int64) for side in sides]
-        outputs = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
+        outputs = columns[0], columns[2]
         numbers = len(ts_ns), self.zero_ns, _FLOAT32_EXACT_NS
         if core.call("starts", *columns, *numbers, *outputs) is not None:
             return outputs

@@ -70,7 +70,7 @@ def test_both_cores_estimate_the_same(rows, zero_ns):
     columns = [np.array([row[column] for row in rows], np.int64) for column in range(4)]
     estimator = TimestampEstimator([])
     estimator.zero_ns = zero_ns
-    compiled = estimator.starts(*columns)
+    compiled = estimator.starts(*(column.copy() for column in columns))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "library", lambda: None)
         plain = estimator.starts(*columns)

@@ -209,7 +209,8 @@ static int64_t clipped(int64_t time, int64_t low, int64_t high)
 /* Write the best estimate of each event's start to `start`, and its largest error to `slack`.
  *
  * The event began in the microsecond after `ts`, at `zero + begin` and at `zero + finish - dur`; see
- * TimestampEstimator.starts. `begin` and `finish` may be MISSING.
+ * TimestampEstimator.starts. `begin` and `finish` may be MISSING. `start` and `slack` may be the arrays
+ * of `ts` and `begin`.
  */
 EXPORT int64_t ppprof_starts(const int64_t *ts, const int64_t *dur, const int64_t *begin,
                              const int64_t *finish, int64_t num_events, int64_t zero, int64_t exact,
@@ -276,6 +277,39 @@ EXPORT int64_t ppprof_nest_by_level(const int64_t *start, const int64_t *end, co
         }
         above = here;
         here = after;
+    }
+    return 0;
+}
+
+/* Write the index of the last host event before each inner event in the file to `owner`; -2 if there
+ * is none, it is of another thread, or its time does not agree (that is no matter if `has_depths`).
+ *
+ * The columns are those of HostTree in json_tree.py. Both sides are in the order of the file; if the
+ * host events are not, `order` sorts them, else it is NULL.
+ */
+EXPORT int64_t ppprof_hosts_before(const int64_t *order, const int32_t *host_thread,
+                                   const int64_t *host_position, const int64_t *host_start,
+                                   const int64_t *host_dur, const int64_t *host_slack,
+                                   int64_t num_hosts, const int32_t *thread, const int64_t *position,
+                                   const int64_t *start, const int64_t *dur, const int64_t *slack,
+                                   int64_t num_inner, int64_t has_depths, int64_t *owner)
+{
+    int64_t num_before = 0;
+    for (int64_t event = 0; event < num_inner; event++) {
+        while (num_before < num_hosts &&
+               host_position[order ? order[num_before] : num_before] < position[event])
+            num_before++;
+        owner[event] = -2;
+        if (!num_before)
+            continue;
+        int64_t host = order ? order[num_before - 1] : num_before - 1;
+        if (host_thread[host] != thread[event])
+            continue;
+        int64_t off = plus(slack[event], host_slack[host]);
+        if (has_depths ||
+            (start[event] >= minus(host_start[host], off) &&
+             plus(start[event], dur[event]) <= plus(plus(host_start[host], host_dur[host]), off)))
+            owner[event] = host;
     }
     return 0;
 }

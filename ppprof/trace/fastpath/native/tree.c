@@ -141,3 +141,17 @@ EXPORT int64_t ppprof_enclosing(const int64_t *parent, const uint8_t *chosen, in
     }
     return 0;
 }
+
+/* Write the place of each node in `order` to `place`, and to `above` the place of the parent of each
+ * node there, MISSING for a root. `order` has all nodes, parents first.
+ */
+EXPORT int64_t ppprof_places(const int64_t *order, const int64_t *parent, int64_t num_nodes,
+                             int64_t *place, int64_t *above)
+{
+    for (int64_t number = 0; number < num_nodes; number++) {
+        int64_t node = order[number];
+        place[node] = number;
+        above[number] = parent[node] < 0 ? INT64_MIN : place[parent[node]];
+    }
+    return 0;
+}

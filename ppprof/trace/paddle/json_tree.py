@@ -1,0 +1,260 @@
+"""The tree of the host events in Paddle's JSON, and the host event around each other event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.fixed_layout import MISSING
+from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
+from ppprof.trace.tree_arrays import pre_order
+
+Columns = dict[str, Array]
+
+_UNSETTLED = -2
+"""For an event whose host event the order of the file does not tell."""
+
+
+class HostTree:
+    """The host events of all threads, and their tree.
+
+    Args:
+        table: columns in the order of the file. The tree keeps this dictionary and changes it: its
+            rows are sorted by thread.
+    """
+
+    def __init__(self, table: Columns) -> None:
+        order = _by_thread(table)
+        if order is not None:
+            reorder(table, order)
+        depth = table.pop("depth", None)
+        self._has_depths = depth is not None
+        """Whether the file has the tree, as depths.
+
+        In such a file, launches and memory events follow the host event that encloses them.
+        """
+        self._firsts = _runs(table)
+        parent = np.full(len(table["position"]), -1)
+        for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
+            part = slice(first, end)
+            start, dur, slack = (table[column][part] for column in ("start", "dur", "slack"))
+            within = None if depth is None else nest_by_depth(depth[part])
+            if within is None:
+                self._has_depths = False
+                within = _parents(start, dur, slack)
+            np.add(within, first, out=parent[part], where=within >= 0)
+        self._table = table
+        self._order, self.depth = pre_order(parent)
+        self._row, self._parent = _in_order(self._order, parent)
+        position = table["position"]
+        is_sorted = order is None or (position[1:] >= position[:-1]).all()
+        self._by_position = None if is_sorted else np.argsort(position, kind="stable")
+
+    def in_order(self) -> Columns:
+        """Return the columns in the order of the events table.
+
+        The tree must not be used afterwards, because its own columns are changed.
+        """
+        table = self._table
+        del table["position"], table["slack"]
+        reorder(table, self._order)
+        table["parent"], table["depth"] = self._parent, self.depth
+        sequence, forward = table.pop("sequence", None), table.pop("forward", None)
+        if sequence is not None and forward is not None:
+            table["forward"] = _rows_of(forward, sequence)
+        return table
+
+    def around(self, inner: Columns) -> Int64:
+        """Return the index of the host event around each row of ``inner``; -1 for none.
+
+        Paddle writes a launch or a memory event behind its host event. So the last host event
+        before the row in the file is the one around it, if the two have the same thread and their
+        times agree; in a file with depths, times need not agree. Otherwise it is the innermost host
+        event of the thread by time. A row before all host events of its thread in the file has no
+        host event.
+
+        Args:
+            inner: N rows in the order of the file.
+
+        Returns:
+            Shape (N,); see `rows`.
+        """
+        if not len(self._row):
+            return np.full(len(inner["start"]), -1)
+        owner = self._before(inner)
+        others = np.flatnonzero(owner == _UNSETTLED)
+        if len(others):
+            rest = {key: values[others] for key, values in inner.items()}
+            is_before = rest["position"] < self._first_of_thread(rest)
+            owner[others] = np.where(is_before, -1, self._innermost(rest))
+        return owner
+
+    def rows(self, owner: Int64) -> Int64:
+        """Return the row in the events table of each host event that `around` returned."""
+        rows: Int64 = np.append(self._row, -1)[owner]
+        return rows
+
+    def starts_within(self, owner: Int64, inner: Columns) -> Int64:
+        """Return the start of each row of ``inner``, within its host event if it is inexact.
+
+        Args:
+            owner: what `around` returned for ``inner``.
+            inner: N rows.
+
+        Returns:
+            Nanoseconds, shape (N,).
+        """
+        host, start = self._table, inner["start"]
+        if not len(host["position"]):
+            return start
+        first = host["start"][owner]
+        latest = np.maximum(first + host["dur"][owner] - inner["dur"], first)
+        is_inexact = (owner >= 0) & (inner["slack"] > 0)
+        return np.where(is_inexact, np.clip(start, first, latest), start)
+
+    def _before(self, inner: Columns) -> Int64:
+        """Return the index of the last host event before each row of ``inner`` in the file.
+
+        `_UNSETTLED` if there is none, or if it is of another thread or its time does not agree.
+        """
+        host, order = self._table, self._by_position
+        sides = [
+            [
+                np.ascontiguousarray(values, np.int64)
+                for values in (table[key] for key in ("position", "start", "dur", "slack"))
+            ]
+            for table in (host, inner)
+        ]
+        threads = _numbered_threads([host, inner])
+        owner: Int64 = np.empty(len(inner["start"]), np.int64)
+        found = core.call(
+            "hosts_before",
+            *(order, threads[0], *sides[0], len(threads[0])),
+            *(threads[1], *sides[1], len(owner), int(self._has_depths), owner),
+        )
+        if found is not None:
+            return owner
+        position, *times = sides[0]
+        positions = position if order is None else position[order]
+        previous = np.searchsorted(positions, inner["position"]) - 1
+        owner = previous if order is None else order[previous]
+        host_start, host_dur, host_slack = (values[owner] for values in times)
+        _, start, dur, slack = sides[1]
+        slack = slack + host_slack
+        held = (start >= host_start - slack) & (start + dur <= host_start + host_dur + slack)
+        held = (held | self._has_depths) & (previous >= 0)
+        held &= threads[0][owner] == threads[1]
+        return np.where(held, owner, _UNSETTLED)
+
+    def _first_of_thread(self, inner: Columns) -> Int64:
+        """Return the position of the first host event of each row's thread; 0 if it has none."""
+        keys = ["tid", "pid"]
+        firsts = pl.DataFrame({key: self._table[key][self._firsts] for key in [*keys, "position"]})
+        wanted = pl.DataFrame({key: inner[key].astype(self._table[key].dtype) for key in keys})
+        positions = wanted.join(firsts, on=keys, how="left", maintain_order="left")["position"]
+        return positions.fill_null(0).to_numpy()
+
+    def _innermost(self, inner: Columns) -> Int64:
+        """Return the index of the innermost host event around each row, by time; -1 for none."""
+        host = self._table
+        num_hosts = len(host["position"])
+        thread = np.concatenate(_numbered_threads([host, inner])).astype(np.int64)
+        start = np.concatenate((host["start"], inner["start"]))
+        end = start + np.concatenate((host["dur"], inner["dur"]))
+        return nest(thread, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
+
+
+def reorder(table: Columns, order: Int64) -> None:
+    """Sort the rows of ``table`` in place: row i becomes the former row ``order[i]``.
+
+    Columns are replaced one by one, so that only one column is held twice.
+    """
+    for column in table:
+        table[column] = table[column][order]
+
+
+def _runs(table: Columns) -> Int64:
+    """Return the first row of each run: of rows of one thread that follow one another."""
+    changes: Bool = table["tid"][1:] != table["tid"][:-1]
+    changes |= table["pid"][1:] != table["pid"][:-1]
+    return np.flatnonzero(np.append(len(table["position"]) > 0, changes))
+
+
+def _by_thread(table: Columns) -> Int64 | None:
+    """Return the rows sorted by thread, each thread's in their order; None if they are sorted."""
+    first = _runs(table)
+    length = np.diff(np.append(first, len(table["position"])))
+    by_thread = np.lexsort((first, table["pid"][first], table["tid"][first]))
+    if (np.diff(by_thread) >= 0).all():
+        return None
+    first, length = first[by_thread], length[by_thread]
+    order: Int64 = np.repeat(first - np.cumsum(length) + length, length)
+    order += np.arange(len(order))
+    return order
+
+
+def _numbered_threads(tables: Sequence[Columns]) -> list[Int32]:
+    """Return the number of each row's thread, for each of ``tables``; equal threads have one number."""
+    runs = [_runs(table) for table in tables]
+    process, thread = (
+        _numbered([table[key][first] for table, first in zip(tables, runs)])
+        for key in ("pid", "tid")
+    )
+    numbers = _numbered([thread * (process.max(initial=0) + 1) + process]).astype(np.int32)
+    parts = np.split(numbers, np.cumsum([len(first) for first in runs])[:-1])
+    return [
+        np.repeat(part, np.diff(np.append(first, len(table["position"]))))
+        for table, first, part in zip(tables, runs, parts)
+    ]
+
+
+def _numbered(parts: Sequence[Array]) -> Int64:
+    """Return the rank of each value of all parts among their distinct values, from 0."""
+    values = np.concatenate([part.astype(np.int64) for part in parts])
+    return np.unique(values, return_inverse=True)[1]
+
+
+def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
+    """Return the parents of the events of one thread, -1 for an outermost event.
+
+    They follow from the order of the file if it is Paddle's, and from times otherwise.
+    """
+    parent = nest_by_level(start, start + dur, slack)
+    if parent is not None:
+        return parent
+    return nest(np.zeros_like(start), start, start + dur, slack_ns=int(slack.max(initial=0)))
+
+
+def _in_order(order: Int64, parent: Int64) -> tuple[Int64, Int64]:
+    """Return the place of each node in ``order``, and the place of the parent of each node there.
+
+    Args:
+        order: all nodes in pre-order, shape (N,).
+        parent: the parent of each node, -1 for a root, shape (N,).
+
+    Returns:
+        Two arrays of shape (N,). In the second one a root has `MISSING`.
+    """
+    place, above = np.empty((2, len(order)), np.int64)
+    if core.call("places", order, parent, len(order), place, above) is None:
+        place[order] = np.arange(len(order))
+        outer = parent[order]
+        above[:] = np.where(outer < 0, MISSING, place[outer])
+    return place, above
+
+
+def _rows_of(wanted: Int64, number: Int64) -> Int64:
+    """Return the first row of ``number`` with each wanted number; `MISSING` if there is no row.
+
+    The shape is that of ``wanted``.
+    """
+    rows = np.flatnonzero(number != MISSING)
+    if not len(rows):
+        return np.full(len(wanted), MISSING)
+    rows = rows[np.argsort(number[rows], kind="stable")]
+    row = rows[np.minimum(np.searchsorted(number[rows], wanted), len(rows) - 1)]
+    return np.where((wanted != MISSING) & (number[row] == wanted), row, MISSING)
