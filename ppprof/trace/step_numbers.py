@@ -37,7 +37,8 @@ def step_spans(events: pl.DataFrame) -> pl.DataFrame:
     Args:
         events: reads name, category, start_ns and dur_ns.
     """
-    steps = events.select("name", "start_ns", "dur_ns").filter(events["category"] == "ProfileStep")
+    rows = (events["category"] == "ProfileStep").arg_true()
+    steps = pl.DataFrame([events[name].gather(rows) for name in ("name", "start_ns", "dur_ns")])
     return (
         steps.select(
             "start_ns",

@@ -1,6 +1,6 @@
-"""Threads that scan one long file with the compiled core, a byte range each.
+"""Threads: for the byte ranges of one long file, and for work on arrays that divides in two.
 
-Each thread reads the file block by block into a buffer of its own. The file is not mapped into
+Each thread of a file reads it block by block into a buffer of its own. The file is not mapped into
 memory: if another program shortened it meanwhile, reading a mapped page would end this process.
 Reading is no slower than mapping: the blocks stay in the processor's cache, and no page has to be
 mapped.
@@ -9,11 +9,47 @@ mapped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from ppprof.trace.fastpath.fixed_layout import Scanned, Scanner, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS
 from ppprof.trace.source import TraceStream
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def at_once(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
+    """Return the results of two functions that run at the same time.
+
+    That takes less time if both mostly call numpy, polars or the compiled core, which work without
+    the interpreter's lock. If no thread can be started, one function runs after the other.
+
+    Raises:
+        BaseException: what a function raised.
+    """
+    results: list[U] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(other())
+        except BaseException as error:  # raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ppprof tables", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the limit of threads is reached
+        return one(), other()
+    try:
+        result = one()
+    finally:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return result, results[0]
 
 
 class ScanThreads:

@@ -10,11 +10,21 @@ import polars as pl
 from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
-from ppprof.trace.paddle.json_columns import COLUMNS, REALS, PaddleColumns
+from ppprof.trace.fastpath.threads import at_once
+from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
 from ppprof.trace.paddle.json_tree import Columns, HostTree, reorder
 from ppprof.trace.paddle.timestamps import TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.step_numbers import steps_of
+
+_COMMON = {
+    "name": "name",
+    "cat": "category",
+    "start": "start_ns",
+    "dur": "dur_ns",
+    "parent": "parent",
+}
+"""Column of all events as `PaddleColumns` has it -> as `EVENTS` has it."""
 
 
 def paddle_tables(
@@ -29,11 +39,16 @@ def paddle_tables(
     texts = pl.Series(
         [text.decode("utf-8", "replace") for text in columns.texts.all()], dtype=pl.Categorical()
     )
-    host, launch, device, memory = (columns.table(kind) for kind in COLUMNS)
+    host, (launch, device, memory) = at_once(
+        lambda: columns.table("host"),
+        lambda: [columns.table(kind) for kind in ("launch", "device", "memory")],
+    )
     timed = (host, launch, device)
-    estimator = TimestampEstimator((table["ts"], table["begin"]) for table in timed)
+    estimator = None
+    if not columns.ts_is_exact:
+        estimator = TimestampEstimator((table["ts"], table["begin"]) for table in timed)
     for table in timed:
-        _resolve_times(table, None if columns.ts_is_exact else estimator)
+        _resolve_times(table, estimator)
     _resolve_instants(memory, is_exact=columns.ts_is_exact)
 
     hosts = HostTree(host)
@@ -52,14 +67,22 @@ def paddle_tables(
     # The enclosing events give the order within one tick of the clock.
     reorder(memory, np.lexsort([memory[key] for key in ("event", "start", "pid", "tid")]))
 
-    kernels = _side_table(KERNELS, device, "grid_x", num_hosts + num_launches)
-    memsets = _side_table(MEMSETS, device, "value", num_hosts + num_launches)
-    return (
-        _events(texts, hosts.in_order(), launch, device),
-        _memory(texts, memory),
-        kernels,
-        memsets,
+    first_device = num_hosts + num_launches
+    host_events, (kernels, memsets, memory_events, others) = at_once(
+        lambda: _host_events(texts, hosts.in_order()),
+        lambda: (
+            _side_table(KERNELS, device, "grid_x", first_device),
+            _side_table(MEMSETS, device, "value", first_device),
+            _memory(texts, memory),
+            _other_events(texts, launch, device),
+        ),
     )
+    # Whole columns become arrays without copies.
+    events = pl.concat([host_events, *others])
+    events = events.with_columns(
+        events[name].rechunk() for name in ("start_ns", "dur_ns", "parent")
+    )
+    return events.with_columns(step=steps_of(events)), memory_events, kernels, memsets
 
 
 def _resolve_times(table: Columns, estimator: TimestampEstimator | None) -> None:
@@ -126,44 +149,31 @@ def _unwrapped_bytes(device: Columns) -> Int64:
     return whole
 
 
-def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -> pl.DataFrame:
-    host_table = _table(
-        texts,
-        host,
-        {
-            **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
-            **{"parent": "parent", "depth": "depth", "pid": "process", "tid": "thread"},
-            "forward": "forward",
-            **{key: key for key in (*ANNOTATION_KEYS, *INPUTS)},
-        },
-    )
+def _host_events(texts: pl.Series, host: Columns) -> pl.DataFrame:
+    names = {
+        **_COMMON,
+        **{"depth": "depth", "pid": "process", "tid": "thread", "forward": "forward"},
+        **{key: key for key in (*ANNOTATION_KEYS, *INPUTS)},
+    }
+    return conform(split_annotated_names(_table(texts, host, names)), EVENTS)
+
+
+def _other_events(texts: pl.Series, launch: Columns, device: Columns) -> list[pl.DataFrame]:
+    """Return the launches, and the device events."""
     launch["parent"] = _missing_below_0(launch["parent"])
-    launch_table = _table(
-        texts,
-        launch,
-        {
-            **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
-            **{"parent": "parent", "pid": "process", "tid": "thread"},
-            "correlation_id": "correlation_id",
-        },
-    )
-    device_table = _table(
-        texts,
-        device,
-        {
-            **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
-            **{"parent": "parent", "device": "device", "context": "context", "stream": "stream"},
-            **{"correlation_id": "correlation_id", "bytes": "bytes"},
-        },
-    )
-    events = pl.concat(
-        [
-            conform(split_annotated_names(host_table), EVENTS),
-            conform(launch_table, EVENTS),
-            conform(device_table, EVENTS),
-        ]
-    )
-    return events.with_columns(step=steps_of(events))
+    launch_names = {
+        **_COMMON,
+        **{"pid": "process", "tid": "thread", "correlation_id": "correlation_id"},
+    }
+    device_names = {
+        **_COMMON,
+        **{"device": "device", "context": "context", "stream": "stream"},
+        **{"correlation_id": "correlation_id", "bytes": "bytes"},
+    }
+    return [
+        conform(_table(texts, launch, launch_names), EVENTS),
+        conform(_table(texts, device, device_names), EVENTS),
+    ]
 
 
 def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
