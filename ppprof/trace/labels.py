@@ -36,7 +36,7 @@ class Labels(NamedTuple):
         if code.null_count() == len(code):
             return cls(np.full(len(code), -1, np.int32), ())
         codes = (code.fill_null(_NO_CODE) if code.null_count() else code).to_numpy()
-        number, first = _numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
+        number, first = numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
         return cls(number, tuple(column.gather(first).cast(pl.String)))
 
     def where(self, rule: Callable[[str], bool]) -> Bool:
@@ -68,7 +68,7 @@ class Labels(NamedTuple):
         return texts.gather(np.where(self.number < 0, len(self.texts), self.number))
 
 
-def _numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
+def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
     """Return the number of each code, and the first row of each number.
 
     Codes are numbered from 0 in the order of their first rows.

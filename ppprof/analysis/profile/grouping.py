@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import Intervals
-from ppprof.trace.labels import Labels
+from ppprof.arrays import Int32, Int64
+from ppprof.trace.fastpath import core
+from ppprof.trace.labels import Labels, numbered
+
+_MOST_CODES = 1 << 22
+"""So many pairs of texts are numbered by a table of them; more are left to polars."""
 
 STATS: dict[str, pl.DataType] = {
     "name": pl.String(),
@@ -39,10 +46,13 @@ def grouped(
         ``keys``, calls int64, and for each clock ``<clock>_total_ns``, ``_avg_ns`` (float64),
         ``_max_ns`` and ``_min_ns``. Groups are in the order of their first event.
     """
-    columns = {"cpu": "cpu_ns", "gpu": gpu}
+    columns = {clock: {"cpu": "cpu_ns", "gpu": gpu}[clock] for clock in clocks}
+    groups = _groups(events, keys)
+    if groups is not None:
+        return _statistics(events, keys, columns, *groups)
     stats = []
-    for clock in clocks:
-        time = pl.col(columns[clock])
+    for clock, column in columns.items():
+        time = pl.col(column)
         stats += [
             time.sum().alias(f"{clock}_total_ns"),
             (time.sum() / pl.len()).alias(f"{clock}_avg_ns"),
@@ -52,6 +62,58 @@ def grouped(
     return events.group_by(keys, maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("calls"), *stats
     )
+
+
+def _groups(events: pl.DataFrame, keys: list[str]) -> tuple[Int32, Int64] | None:
+    """Return the number of each event's group, and the first event of each group.
+
+    Groups are numbered from 0 in the order of their first events. None if a key has other values
+    than texts (a column of nulls does not matter), or there are too many groups to number.
+    """
+    group, num_groups = np.zeros(events.height, np.int64), 1
+    for key in keys:
+        column = events[key]
+        if column.null_count() == events.height:
+            continue
+        if column.dtype != pl.Categorical or column.null_count():
+            return None
+        labels = Labels.of(column)
+        group, num_groups = (
+            group * len(labels.texts) + labels.number,
+            num_groups * len(labels.texts),
+        )
+        if num_groups > _MOST_CODES:
+            return None
+    if not events.height or core.library() is None:
+        return None
+    return numbered(group.astype(np.uint32), num_groups)
+
+
+def _statistics(
+    events: pl.DataFrame,
+    keys: list[str],
+    columns: Mapping[str, str],
+    group: Int32,
+    first: Int64,
+) -> pl.DataFrame:
+    """Return the table of `grouped`.
+
+    Args:
+        events: N events.
+        keys: the columns to group by.
+        columns: clock -> its column of times.
+        group: the number of each event's group, shape (N,).
+        first: the first event of each group.
+    """
+    table = {key: events[key].gather(first) for key in keys}
+    for clock, column in columns.items():
+        calls, total, most, least = np.empty((4, len(first)), np.int64)
+        times = np.ascontiguousarray(events[column].to_numpy())
+        core.call("group_stats", group, times, len(group), len(first), calls, total, most, least)
+        table["calls"] = pl.Series(calls)
+        stats = {"total": total, "avg": total / calls, "max": most, "min": least}
+        table.update({f"{clock}_{stat}_ns": pl.Series(of) for stat, of in stats.items()})
+    return pl.DataFrame(table)
 
 
 def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> pl.DataFrame:

@@ -470,6 +470,7 @@ def test_trees_and_times_under_sanitizers(tmp_path):
         "tests/trace/test_labels.py",
         "tests/trace/paddle/test_json_tree.py",
         "tests/trace/paddle/test_timestamps.py",
+        "tests/analysis/profile/test_grouping.py",
         "tests/analysis/profile/test_intervals.py",
     )
     result = subprocess.run(

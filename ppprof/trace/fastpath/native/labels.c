@@ -26,3 +26,30 @@ EXPORT int64_t ppprof_number_codes(const uint32_t *codes, int64_t num_rows, int6
     }
     return count;
 }
+
+/* Write the number of rows, the sum, the largest and the smallest value of each group.
+ *
+ * `group` holds numbers from 0 to `num_groups - 1`; each group has a row. Sums wrap around, as
+ * polars' do. The last four arrays have room for `num_groups` items.
+ */
+EXPORT int64_t ppprof_group_stats(const int32_t *group, const int64_t *value, int64_t num_rows,
+                                  int64_t num_groups, int64_t *num_in_group, uint64_t *sum,
+                                  int64_t *most, int64_t *least)
+{
+    for (int64_t number = 0; number < num_groups; number++) {
+        num_in_group[number] = 0;
+        sum[number] = 0;
+        most[number] = INT64_MIN;
+        least[number] = INT64_MAX;
+    }
+    for (int64_t row = 0; row < num_rows; row++) {
+        int64_t number = group[row];
+        num_in_group[number]++;
+        sum[number] += (uint64_t)value[row];
+        if (value[row] > most[number])
+            most[number] = value[row];
+        if (value[row] < least[number])
+            least[number] = value[row];
+    }
+    return 0;
+}
