@@ -1,8 +1,30 @@
-"""``python -m ppprof``: the same as the ``ppprof`` command."""
+"""``python -m ppprof``, and the ``ppprof`` command."""
 
+import atexit
+import contextlib
+import os
 import sys
+from typing import NoReturn
 
 from ppprof.cli import main
 
+
+def command() -> NoReturn:
+    """Run one command, and end the process without freeing what it holds.
+
+    The interpreter would free every module and every event of a trace one by one, which takes
+    longer than many commands. Functions that were registered for the end are called. Debuggers and
+    profilers need the usual end.
+    """
+    code = main()
+    if sys.gettrace() or sys.getprofile() or sys.flags.inspect:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
