@@ -112,7 +112,7 @@ def _statistics(
         core.call("group_stats", group, times, len(group), len(first), calls, total, most, least)
         table["calls"] = pl.Series(calls)
         stats = {"total": total, "avg": total / calls, "max": most, "min": least}
-        table.update({f"{clock}_{stat}_ns": pl.Series(of) for stat, of in stats.items()})
+        table.update({f"{clock}_{stat}_ns": pl.Series(values) for stat, values in stats.items()})
     return pl.DataFrame(table)
 
 

@@ -1,9 +1,7 @@
 """Threads: for the byte ranges of one long file, and for work on arrays that divides in two.
 
 Each thread of a file reads it block by block into a buffer of its own. The file is not mapped into
-memory: if another program shortened it meanwhile, reading a mapped page would end this process.
-Reading is no slower than mapping: the blocks stay in the processor's cache, and no page has to be
-mapped.
+memory: the blocks stay in the processor's cache, and no page has to be mapped.
 """
 
 from __future__ import annotations

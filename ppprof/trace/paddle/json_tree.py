@@ -16,7 +16,7 @@ from ppprof.trace.tree_arrays import pre_order
 Columns = dict[str, Array]
 
 _UNSETTLED = -2
-"""For an event whose host event the order of the file does not tell."""
+"""For an event whose host event does not follow from the order of the file."""
 
 
 class HostTree:
@@ -119,7 +119,7 @@ class HostTree:
     def _before(self, inner: Columns) -> Int64:
         """Return the index of the last host event before each row of ``inner`` in the file.
 
-        `_UNSETTLED` if there is none, or if it is of another thread or its time does not agree.
+        `_UNSETTLED` without one, or if it is of another thread or its time does not agree.
         """
         host, order = self._table, self._by_position
         sides = [

@@ -51,8 +51,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
     Raises:
         TraceError: the file is missing, truncated, or not a ``.pb`` trace; says at which byte.
     """
-    # The bytes of the file are freed when this line ends, before the tables are made.
-    messages = decode_messages(message_buffer(*_content(path), str(path)))
+    messages = _messages(path)
     first_launch = len(messages.hosts.numbers["parent"])
     first_device = first_launch + len(messages.launches.numbers["parent"])
     jumps, events = _events(messages, first_launch)
@@ -74,27 +73,46 @@ def read_paddle_pb(path: str | Path) -> Trace:
     return with_sound_times(trace)
 
 
-def _content(path: str | Path) -> tuple[Bytes, int]:
+def _messages(path: str | Path) -> Messages:
+    """Return all messages of a file. Its bytes are freed before the tables are made.
+
+    Raises:
+        TraceError: the file is missing, unreadable, damaged, or became shorter meanwhile.
+    """
+    with TraceStream(path, is_text=False) as source:
+        mapped = None if source.is_packed else source.mapped(PADDING)
+        if mapped is None:
+            return decode_messages(message_buffer(*_content(source), str(path)))
+        try:
+            return decode_messages(message_buffer(mapped.data, source.size, str(path)))
+        finally:
+            if mapped.is_cut or source.size_now < source.size:
+                raise TraceError(
+                    f"{path}: only {source.size_now} of {source.size} bytes could be read: the file "
+                    "became shorter meanwhile, or its disk failed; read it again when it is complete"
+                )
+
+
+def _content(source: TraceStream) -> tuple[Bytes, int]:
     """Return the bytes of a file and `PADDING` more, and the number of the file's bytes.
 
     A file that is packed with gzip is unpacked.
 
     Raises:
-        TraceError: the file is missing, unreadable, or a damaged gzip file.
+        TraceError: the file is unreadable, or a damaged gzip file.
     """
-    with TraceStream(path, is_text=False) as source:
-        if not source.is_packed:
-            data = np.empty(source.size + PADDING, np.uint8).data
-            size = source.read_into(data[: source.size])  # fewer if it has just become shorter
-            data[size : size + PADDING] = bytes(PADDING)
-            return data, size
-        content = bytearray()
-        for block in iter(lambda: source.read(BLOCK_BYTES), b""):
-            content += block
-        if source.damage:
-            raise TraceError(f"{path}: {source.damage}; a damaged .pb cannot be read in part")
-        content += bytes(PADDING)
-        return content, len(content) - PADDING
+    if not source.is_packed:
+        data = np.empty(source.size + PADDING, np.uint8).data
+        size = source.read_into(data[: source.size])  # fewer if it has just become shorter
+        data[size : size + PADDING] = bytes(PADDING)
+        return data, size
+    content = bytearray()
+    for block in iter(lambda: source.read(BLOCK_BYTES), b""):
+        content += block
+    if source.damage:
+        raise TraceError(f"{source.path}: {source.damage}; a damaged .pb cannot be read in part")
+    content += bytes(PADDING)
+    return content, len(content) - PADDING
 
 
 def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.DataFrame]:

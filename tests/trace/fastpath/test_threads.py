@@ -10,7 +10,7 @@ from ppprof.trace.fastpath.threads import at_once
 
 
 def test_both_functions_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=30)  # nobody passes alone
+    both = threading.Barrier(2, timeout=30)
 
     def name() -> str:
         both.wait()

@@ -25,7 +25,7 @@ def table(rows: list[tuple[int, ...]], positions: list[int]) -> dict[str, np.nda
 
 @either_core
 @given(rows=events, data=st.data(), has_depths=st.booleans())
-def test_the_order_of_the_file_tells_the_host_event(library, rows, data, has_depths):
+def test_host_events_by_the_order_of_the_file(library, rows, data, has_depths):
     """Compared with a loop over the events before it, event by event."""
     is_host = [data.draw(st.booleans()) for _ in rows]
     places = {
@@ -44,7 +44,7 @@ def test_the_order_of_the_file_tells_the_host_event(library, rows, data, has_dep
             return
         owner = tree._before(inner).tolist()
         position = tree._table["position"].tolist()
-    for place, found in zip(places[False], owner):
+    for place, index in zip(places[False], owner):
         before = [other for other in places[True] if other < place]
         expected = -2
         if before:
@@ -54,7 +54,7 @@ def test_the_order_of_the_file_tells_the_host_event(library, rows, data, has_dep
             agrees = first - off <= start and start + dur <= first + length + off
             if (pid, tid) == (host_pid, host_tid) and (agrees or has_depths):
                 expected = before[-1]
-        assert (position[found] if found >= 0 else found) == expected
+        assert (position[index] if index >= 0 else index) == expected
 
 
 @either_core
