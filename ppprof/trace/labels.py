@@ -90,3 +90,20 @@ def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
     numbers = np.full(num_codes + 1, -1, np.int32)
     numbers[places[first]] = np.arange(len(first))
     return numbers[places], first
+
+
+def renumbered(values: Int32, number: Int32) -> Int32:
+    """Return ``number[value]`` of each value, and -1 for -1; in the place of ``values`` if possible.
+
+    Args:
+        values: indices into ``number``, or -1, shape (N,); may be overwritten.
+        number: new number of each index.
+    """
+    if np.array_equal(number, np.arange(len(number))):
+        return values
+    if values.flags.writeable and values.flags.c_contiguous and values.dtype == np.int32:
+        number = np.ascontiguousarray(number, np.int32)
+        if core.call("renumber", values, len(values), number, len(number)) is not None:
+            return values
+    new: Int32 = np.append(number, np.int32(-1))[values]
+    return new

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace.fastpath import core
-from ppprof.trace.labels import Labels
+from ppprof.trace.labels import Labels, renumbered
 
 texts = st.lists(st.sampled_from(["relu", "gemm", "", "a b", None]), max_size=12)
 
@@ -55,3 +55,23 @@ def test_both_cores_number_the_texts_alike(values: list[str | None]) -> None:
         plain = labels_of(values)
     assert labels.texts == plain.texts
     assert labels.number.tolist() == plain.number.tolist()
+
+
+@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
+@given(
+    rows=st.lists(st.integers(-1, 5), max_size=20),
+    number=st.lists(st.integers(0, 99), min_size=6, max_size=6),
+    is_same=st.booleans(),
+    is_writeable=st.booleans(),
+)
+def test_new_numbers(library, rows, number, is_same, is_writeable):
+    number = list(range(6)) if is_same else number
+    values = np.array(rows, np.int32)
+    values.flags.writeable = is_writeable
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: library)
+        new = renumbered(values, np.array(number, np.int32))
+    assert new.tolist() == [number[row] if row >= 0 else -1 for row in rows]
+    assert new.dtype == np.int32
+    if not is_writeable:
+        assert values.tolist() == rows

@@ -32,6 +32,7 @@ from ppprof.trace.json.values import (
     texts,
 )
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
+from ppprof.trace.labels import renumbered
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
 _TIMES = ("ts", "dur", "begin", "finish")
@@ -164,10 +165,9 @@ class PaddleColumns:
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
         )
-        number = np.append(number, np.int32(-1))  # for -1, no text
         for kind, columns in scanned.parts:
             part = {
-                column: number[values] if column in TEXTS else values
+                column: renumbered(values, number) if column in TEXTS else values
                 for column, values in columns.items()
                 if column not in INPUTS
             }
@@ -194,11 +194,12 @@ class PaddleColumns:
 
         Their duration is negative, or their ``ts`` is above ``last_ts``, before or after the epoch.
         """
-        is_usable = np.abs(part["ts"]) <= last_ts
-        if "dur" in part:
-            is_usable &= part["dur"] >= 0
-        if is_usable.all():
+        ts, dur = part["ts"], part.get("dur", np.zeros(0, np.int64))
+        if -last_ts <= ts.min() and ts.max() <= last_ts and dur.min(initial=0) >= 0:
             return part
+        is_usable = (-last_ts <= ts) & (ts <= last_ts)
+        if len(dur):
+            is_usable &= dur >= 0
         self.skipped[_INCOMPLETE] += int((~is_usable).sum())
         return {column: values[is_usable] for column, values in part.items()}
 

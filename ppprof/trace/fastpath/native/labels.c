@@ -27,6 +27,15 @@ EXPORT int64_t ppprof_number_codes(const uint32_t *codes, int64_t num_rows, int6
     return count;
 }
 
+/* Replace each value by the new number of it; a value that has none becomes -1. */
+EXPORT int64_t ppprof_renumber(int32_t *values, int64_t num_rows, const int32_t *number,
+                               int64_t num_numbers)
+{
+    for (int64_t row = 0; row < num_rows; row++)
+        values[row] = values[row] >= 0 && values[row] < num_numbers ? number[values[row]] : -1;
+    return 0;
+}
+
 /* Write the number of rows, the sum, the largest and the smallest value of each group.
  *
  * `group` holds numbers from 0 to `num_groups - 1`; each group has a row. Sums wrap around, as

@@ -289,7 +289,8 @@ static size_t length_without_duration(const uint8_t *name, size_t length)
 /* Whether the event [start, end) has this layout; its values go to `values`. */
 static int matches(const Layout *layout, const uint8_t *start, const uint8_t *end, Value *values)
 {
-    if ((size_t)(end - start) < layout->num_head || memcmp(start, layout->head, layout->num_head))
+    if ((size_t)(end - start) < layout->num_head ||
+        !are_equal(start, layout->head, layout->num_head))
         return 0;
     const uint8_t *floor = start + layout->num_head, *cursor = end;
     for (uint32_t index = 0; index < layout->num_fields; index++) {
@@ -297,7 +298,7 @@ static int matches(const Layout *layout, const uint8_t *start, const uint8_t *en
         if ((size_t)(cursor - floor) < field->num_after)
             return 0;
         cursor -= field->num_after;
-        if (field->num_after && memcmp(cursor, field->after, field->num_after))
+        if (!are_equal(cursor, field->after, field->num_after))
             return 0;
         Value *value = &values[index];
         switch (field->spec) {
@@ -522,7 +523,7 @@ EXPORT int64_t ppprof_scanner_add(Scanner *scanner, const uint8_t *text, size_t 
             (size_t)(end - brace) < scanner->num_start - scanner->brace)
             continue;
         const uint8_t *begin = brace - scanner->brace;
-        if (memcmp(begin, scanner->start, scanner->num_start))
+        if (!are_equal(begin, scanner->start, scanner->num_start))
             continue;
         if (start) {
             if (add_event(scanner, text, start, begin, first, &is_odd))
