@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -173,14 +174,20 @@ class EventPattern:
     def __init__(self, kind: str, form: str) -> None:
         self.kind = kind
         self.form = form
-        parts = _FIELD.split(form)
-        self.prefix = parts[0].encode()
+
+    @cached_property
+    def prefix(self) -> bytes:
         """The literal text before the first field."""
-        self.fields = [
+        return _FIELD.split(self.form, 1)[0].encode()
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields, from the first to the last: a file needs those of one writer's patterns."""
+        parts = _FIELD.split(self.form)
+        return [
             Field(spec, name, before.encode(), after.encode())
             for before, spec, name, after in zip(parts[0::3], parts[1::3], parts[2::3], parts[3::3])
         ]
-        """The fields, from the first to the last."""
 
     def match(self, text: Text, start: Int64, end: Int64, prefix: bytes = b"") -> Matches:
         """Return the events among N candidates that have this layout.
