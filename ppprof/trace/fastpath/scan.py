@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +136,7 @@ def _num_bits(words: UInt64) -> Int64:
     return np.frexp(words.astype(np.float64))[1].astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Matches:
+class Matches(NamedTuple):
     """The events that match one layout."""
 
     rows: Int64
@@ -247,8 +245,7 @@ class EventPattern:
 _FIELD = re.compile(r"%(\w)\{(\w*)\}")
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A field of an `EventPattern`."""
 
     spec: str
