@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if is_shown else max(failures)
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     """The tables of one window, of one rank or of several ranks together, before rendering."""
 
     heading: str
