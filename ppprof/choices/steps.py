@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_TRIGGERED_STEPS = 10_000
 """Most steps of a window that can be requested."""
 
-_STEPS = re.compile(r"(?P<one>\d{1,18})|(?P<start>\d{0,18}):(?P<stop>\d{0,18})")
+_STEPS = r"(?P<one>\d{1,18})|(?P<start>\d{0,18}):(?P<stop>\d{0,18})"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepRange:
         Raises:
             UsageError: ``text`` has none of these forms, or no step is in the range.
         """
-        match = _STEPS.fullmatch(str(text).strip())
+        match = re.fullmatch(_STEPS, str(text).strip())
         if match is None or match[0] == ":":
             raise UsageError(
                 f"steps {text!r}: expected A:B (steps A to B-1), A:, :B or one number, from 0"

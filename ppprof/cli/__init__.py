@@ -7,20 +7,29 @@ of the checks. The result goes to stdout, messages to stderr.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import errno
-import io
-import os
-import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from importlib import import_module
-from typing import Any, NoReturn, TextIO, cast
-
 from ppprof.cli.importing import importing
-from ppprof.cli.parsers import COMMANDS, examples
-from ppprof.cli.terminal import Terminal, fit_message, is_data, layout_of, log, logging_to_stderr
-from ppprof.errors import InputError, PpprofError, UsageError
+
+with importing():  # these, too, take less time so
+    import argparse
+    import contextlib
+    import errno
+    import io
+    import os
+    import sys
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from importlib import import_module
+    from typing import Any, NoReturn, TextIO, cast
+
+    from ppprof.cli.parsers import COMMANDS, examples
+    from ppprof.cli.terminal import (
+        Terminal,
+        fit_message,
+        is_data,
+        layout_of,
+        log,
+        logging_to_stderr,
+    )
+    from ppprof.errors import InputError, PpprofError, UsageError
 
 _FIRST_STEPS = """Examples:
   ppprof run train.py

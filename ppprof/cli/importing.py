@@ -18,13 +18,15 @@ def importing() -> Iterator[None]:
 
     Modules stay until the end of the process; looking for garbage in them takes 20 ms each time.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         with one_thread(BLAS_THREADS):
             yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

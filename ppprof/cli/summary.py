@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.choices.views import ACROSS, ALL_VIEWS, VIEWS
+from ppprof.cli.importing import importing
 from ppprof.cli.output import show
 from ppprof.cli.parsers.summary import TABLE_OPTIONS, Request
 from ppprof.cli.runs import log_newest, open_located
@@ -21,7 +22,6 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import Row, TableOptions, render_tables, title, window_title
 from ppprof.report.text.summary_notes import explain_empty
-from ppprof.run.kept_tables import Facts, KeptTables
 from ppprof.run.problem_log import ProblemLog
 from ppprof.run.run_files import RunFiles
 from ppprof.rundir import JobFacts, read_job_facts
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if is_shown else max(failures)
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     """The tables of one window, of one rank or of several ranks together, before rendering."""
 
     heading: str
@@ -172,6 +171,9 @@ class _Source:
         """
         kept = None
         if not self.args.no_cache:
+            with importing():
+                from ppprof.run.kept_tables import KeptTables  # only here: it imports msgspec
+
             kept = KeptTables(recording, self.job, self.steps, self.options)
             stored = kept.load(self.views)
             if stored:
@@ -179,23 +181,32 @@ class _Source:
                 self.problems.report(
                     kept.path, facts.skipped, (), facts.notes, facts.unrecorded_device
                 )
+                identity = identity_of_window(
+                    recording, facts.steps, facts.sorted_by, facts.skipped
+                )
                 return self._window_of_one_rank(
-                    recording, kept.path, stored.rows, stored.columns, facts
+                    recording, kept.path, stored.rows, stored.columns, identity
                 )
         every = {*self.views, *VIEWS} if kept else self.views
         tables = self.run.tables(
             every, recording.rank, recording.window, steps=self.steps, options=self.options
         )
-        facts = Facts(list(tables.steps), tables.sorted_by, dict(tables.skipped))
         if kept and tables.source == kept.path:
+            from ppprof.run.kept_tables import Facts
+
             trace = self.run.reader.trace(recording)[1]
-            facts.notes = list(self.run.reader.notes)
-            facts.unrecorded_device = trace.unrecorded_device
+            facts = Facts(
+                list(tables.steps),
+                tables.sorted_by,
+                dict(tables.skipped),
+                list(self.run.reader.notes),
+                trace.unrecorded_device,
+            )
             kept.save(facts, tables.tables)
         chosen = {view: table for view, table in tables.tables.items() if view in self.views}
         columns = {view: table.columns for view, table in chosen.items()}
         return self._window_of_one_rank(
-            tables.recording, tables.source, rows_of(chosen), columns, facts
+            tables.recording, tables.source, rows_of(chosen), columns, tables.identity()
         )
 
     def _window_of_one_rank(
@@ -204,11 +215,12 @@ class _Source:
         source: Path,
         rows: Mapping[str, Sequence[Row]],
         columns: Mapping[str, Sequence[str]],
-        facts: Facts,
+        identity: Mapping[str, Any],
     ) -> _Window:
-        identity = identity_of_window(recording, facts.steps, facts.sorted_by, facts.skipped)
+        """Return a window; ``identity`` is the result of `identity_of_window`."""
+        steps = identity["steps"]
         return _Window(
-            self.prefix + title(recording.rank, recording.what, recording.window, facts.steps),
+            self.prefix + title(recording.rank, recording.what, recording.window, steps),
             rows,
             columns,
             {"file": str(source), **identity},

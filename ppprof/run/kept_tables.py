@@ -14,9 +14,8 @@ import contextlib
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Tuple, Union  # noqa: UP035
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, Tuple, Union  # noqa: UP035
 
 import msgspec
 
@@ -77,8 +76,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     """The latest one last."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """Tables that were kept."""
 
     facts: Facts

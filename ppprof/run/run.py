@@ -1,8 +1,9 @@
 """`open` and `Run`: tables of a run directory, or of a trace of any kind.
 
 Nothing is read before it is needed, and memory holds one window's events at a time. The
-larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`. Only a
-method that compares ranks imports the modules for it: they take as long as reading a short trace.
+larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`. Methods that
+tables of one trace do not need, such as those that compare ranks, import the modules for it: all of
+them together take as long as reading a short trace.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.ranks.step_table import PLACES, group_steps
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
@@ -27,15 +27,14 @@ from ppprof.run.problem_log import ProblemLog
 from ppprof.run.run_files import RunFiles
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
-from ppprof.rundir.clocks import Clocks, read_clocks
 from ppprof.rundir.recordings import Recording, RunLocation, resolve
-from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector
 from ppprof.trace import Trace
 
 if TYPE_CHECKING:
     from ppprof.analysis.ranks.cluster import Cluster
     from ppprof.run.merge import Merged
+    from ppprof.rundir.clocks import Clocks
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 _log = logging.getLogger("ppprof")
@@ -136,6 +135,8 @@ class Run(RunFiles):
         Raises:
             InputError: a file of step times cannot be read.
         """
+        from ppprof.rundir.step_times import STEP_TIMES, read_step_times
+
         directories = self.paths if rundir.has_manifest(self.path) else ()
         tables = [read_step_times(path) for path in directories]
         return pl.concat([pl.DataFrame(schema=STEP_TIMES), *tables]).sort("rank", "step")
@@ -143,6 +144,8 @@ class Run(RunFiles):
     @cached_property
     def clocks(self) -> Clocks:
         """Rank -> its clock relative to the reference clock; ranks that were not measured lack."""
+        from ppprof.rundir.clocks import read_clocks
+
         return {rank: clock for path in self.paths for rank, clock in read_clocks(path).items()}
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
@@ -288,6 +291,8 @@ class Run(RunFiles):
             UsageError: no such group; the message names the existing ones.
             InputError: the windows have no step.
         """
+        from ppprof.analysis.ranks.step_table import group_steps
+
         groups = [by] if isinstance(by, str) else list(by)
         rows = self.cluster(ranks, window, steps=steps, executor=executor).steps
         return rows if groups == ["rank", "step"] else group_steps(rows, groups)
@@ -341,6 +346,8 @@ class Run(RunFiles):
 
 
 def _places(run: Run) -> pl.DataFrame:
+    from ppprof.analysis.ranks.step_table import PLACES
+
     entries = run.manifest.get("ranks")
     entries = entries if isinstance(entries, list) else []
     hosts = {

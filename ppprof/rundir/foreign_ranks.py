@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -13,8 +12,8 @@ from ppprof.paths import reject_special_files, store_errors_as_oserror
 _HEAD_BYTES = 1 << 18
 """torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
 ranks of many process groups it may itself have many KB."""
-_INFORMATION = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*([0-9]{1,6})\b')
-_IN_NAME = re.compile(r"rank[_-]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
+_INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*([0-9]{1,6})\b'
+_IN_NAME = r"rank[_-]?([0-9]{1,6})(?![0-9])"
 
 BY_CONTENT = "distributedInfo.rank in the files"
 BY_NAME = "the rank in their names"
@@ -52,13 +51,13 @@ def foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, in
 
 
 def _rank_in_name(worker: str) -> int | None:
-    match = _IN_NAME.search(worker)
+    match = re.search(_IN_NAME, worker, re.IGNORECASE)
     return int(match[1]) if match else None
 
 
 def _rank_in_file(path: Path) -> int | None:
     """Return ``distributedInfo.rank`` of a JSON trace; None without it, or if it is unreadable."""
-    match = _INFORMATION.search(_head(path))
+    match = re.search(_INFORMATION, _head(path))
     return int(match[1]) if match else None
 
 
@@ -76,6 +75,8 @@ def _head(path: Path) -> bytes:
             reject_special_files(path)
             with path.open("rb") as file:
                 if path.name.endswith(".gz"):
+                    import gzip  # only for these: every command imports this module
+
                     with gzip.open(file) as unpacked:
                         return unpacked.read(_HEAD_BYTES)
                 return file.read(_HEAD_BYTES)

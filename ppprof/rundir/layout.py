@@ -34,12 +34,13 @@ wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set 
 `ppprof.trace.clock_jumps`."""
 
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
+# Only `_STEM` is compiled here: every command imports this module, and few need the others.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
-_SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
-_LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
-_RAW = re.compile(r"rank_.+\.pb")
-_CUT = re.compile(r"\.writing_(rank_.+\.pb)\.[0-9a-f]{32}")
-_RUN = re.compile(r"run_([0-9]{3,6})")
+_SUMMARY = r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json"
+_LINES = r"rank_([0-9]{5,6})\.jsonl"
+_RAW = r"rank_.+\.pb"
+_CUT = r"\.writing_(rank_.+\.pb)\.[0-9a-f]{32}"
+_RUN = r"run_([0-9]{3,6})"
 _log = logging.getLogger("ppprof")
 _MOST_RUNS = 999_999
 _CLAIM_SECONDS = 10.0
@@ -225,7 +226,7 @@ def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, RunFile]]:
         folder: ``steps`` or ``clocks``.
     """
     directory = to_path(run)
-    found = matches(directory, folder, _LINES)
+    found = matches(directory, folder, re.compile(_LINES))
     files = [(int(match[1]), RunFile(directory, f"{folder}/{match[0]}")) for match in found]
     return sorted(files, key=itemgetter(0))
 
@@ -233,7 +234,7 @@ def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, RunFile]]:
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Return (name, path) of each raw capture, sorted by rank, window, start time."""
     directory = to_path(run)
-    paths = [directory / "raw" / match[0] for match in matches(directory, "raw", _RAW)]
+    paths = [directory / "raw" / match[0] for match in matches(directory, "raw", re.compile(_RAW))]
     parsed = ((TraceName.parse(path), path) for path in paths)
     files = [(name, path) for name, path in parsed if name is not None]
     return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
@@ -266,7 +267,7 @@ def summary_files(
     """
     if entries is None:
         entries = Listing().entries(to_path(run) / "summary", optional=True)
-    found = ((_SUMMARY.fullmatch(path.name), path) for path in entries)
+    found = ((re.fullmatch(_SUMMARY, path.name), path) for path in entries)
     return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
@@ -360,14 +361,14 @@ def _runs(log: PathLike, listing: Listing | None = None) -> list[tuple[int, Path
     ``log`` itself is number 1, whether or not it holds a run; ``log/run_NNN`` is number NNN.
     """
     listing = listing or Listing()
-    children = [child for child in listing.entries(log) if _RUN.fullmatch(child.name)]
+    children = [child for child in listing.entries(log) if re.fullmatch(_RUN, child.name)]
     links = listing.links(log)
     later = [(_run_number(child.name), child) for child in children if child.name not in links]
     return [(1, to_path(log)), *sorted(later)]
 
 
 def _run_number(name: str) -> int:
-    match = _RUN.fullmatch(name)
+    match = re.fullmatch(_RUN, name)
     return int(match[1]) if match else 1
 
 
@@ -435,7 +436,9 @@ def cut_captures(run: Path) -> list[tuple[TraceName, RunFile]]:
 
     Either a rank is still writing it, or the rank was killed meanwhile.
     """
-    parsed = ((TraceName.parse(match[1]), match[0]) for match in matches(run, "raw", _CUT))
+    parsed = (
+        (TraceName.parse(match[1]), match[0]) for match in matches(run, "raw", re.compile(_CUT))
+    )
     return [(name, RunFile(run, f"raw/{file}")) for name, file in parsed if name is not None]
 
 

@@ -24,7 +24,7 @@ inflated."""
 _FOLDERS = ("raw", "summary")
 """Folders of a run directory with recordings."""
 
-_FOREIGN = re.compile(
+_FOREIGN = (
     r"(?P<worker>[^.].*?)"
     r"(?:_time_(?P<time>[^.]+)|\.(?P<ns>\d+))?"
     r"(?:\.paddle_trace|\.pt\.trace|(?=\.pb$))\.(?:pb|json|json\.gz)"
@@ -134,8 +134,7 @@ def resolve_each(
     return results
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """The result of looking up one path: directories of a run, or a trace file."""
 
     given: str | Path
@@ -329,7 +328,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         name = rundir.TraceName.parse(path)
         if name is not None:
             own.setdefault(name, []).append(path)
-        elif path.parent in directories and (match := _FOREIGN.fullmatch(path.name)):
+        elif path.parent in directories and (match := re.fullmatch(_FOREIGN, path.name)):
             windows = foreign.setdefault(match["worker"], {})
             windows.setdefault(match["time"] or match["ns"] or "", []).append(path)
     saved = {

@@ -43,18 +43,15 @@ _VALUE_PATTERNS = {
 ANNOTATION_KEYS = tuple(_VALUE_PATTERNS)
 """Keys in the order in which a name holds them; ``op`` becomes part of the plain name."""
 _NUMBERS = frozenset(key for key in ANNOTATION_KEYS if EVENTS[key][0] == pl.Int64)
-_NAME = re.compile(
-    "".join(
-        [
-            r"(?P<name>[^\s\[\]]+)\[(?=\w)",
-            *(
-                rf"({key}=(?P<{key}>{value})( (?=\w)|(?=\])))?"
-                for key, value in {"op": r"\w+", **_VALUE_PATTERNS}.items()
-            ),
-            r"\]",
-        ]
-    ),
-    re.ASCII,
+_NAME = "".join(
+    [
+        r"(?P<name>[^\s\[\]]+)\[(?=\w)",
+        *(
+            rf"({key}=(?P<{key}>{value})( (?=\w)|(?=\])))?"
+            for key, value in {"op": r"\w+", **_VALUE_PATTERNS}.items()
+        ),
+        r"\]",
+    ]
 )
 
 Annotation = Union[int, str, None]
@@ -71,7 +68,9 @@ def parse_annotation(text: str) -> tuple[str, dict[str, Annotation]] | None:
     >>> parse_annotation("wait[op=isend group=5]")[0]
     'isend.wait'
     """
-    match = _NAME.fullmatch(text)
+    if not text.endswith("]"):  # as in most traces, which need not compile the pattern
+        return None
+    match = re.fullmatch(_NAME, text, re.ASCII)
     if match is None:
         return None
     name = f"{match['op']}.{match['name']}" if match["op"] else match["name"]

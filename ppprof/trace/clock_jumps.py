@@ -26,8 +26,9 @@ from ppprof.rundir import CLOCK_MARKER
 from ppprof.trace.schema import Trace
 from ppprof.units import format_time
 
-_MARKER = re.compile(re.escape(CLOCK_MARKER) + r"(-?[0-9]{1,18}) ns")
-_NEW_NAME = re.compile(r"clock set (forward|back) by .*, (not )?corrected\Z")
+_MARKER = re.escape(CLOCK_MARKER) + r"(-?[0-9]{1,18}) ns"
+_NEW_NAME = r"(forward|back) by .*, (not )?corrected\Z"
+_NEW_START = "clock set "
 _NOISE_NS = 1_000_000
 """Largest error of the size that a marker gives."""
 
@@ -63,7 +64,7 @@ def find_clock_jumps(
     sizes = {
         row: (int(match[1]), time_ns)
         for row, name, time_ns in rows.select("row", "name", "start_ns").iter_rows()
-        if (match := _MARKER.fullmatch(name))
+        if (match := re.fullmatch(_MARKER, name))
     }
     if not sizes:
         return [], hosts
@@ -96,7 +97,10 @@ def undo_clock_jumps(times: pl.Series, jumps: list[ClockJump]) -> pl.Series:
 
 def clock_messages(trace: Trace) -> list[str]:
     """Return the new names of the markers in a trace, sorted; empty without a jump."""
-    is_marker = trace.names.where(lambda name: _NEW_NAME.match(name) is not None)
+    start = len(_NEW_START)
+    is_marker = trace.names.where(
+        lambda name: name.startswith(_NEW_START) and re.match(_NEW_NAME, name[start:]) is not None
+    )
     if not is_marker.any():
         return []
     is_marker &= (trace.events["category"] == "UserDefined").to_numpy()

@@ -21,8 +21,6 @@ from pathlib import Path
 from ppprof.choices.formats import suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
-from ppprof.trace.cache import load, save
-from ppprof.trace.cache_files import fingerprint
 from ppprof.trace.json_reader import looks_like_kineto, read_json
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
@@ -127,7 +125,12 @@ def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bo
 
     Without ``use_cache``, the cache file is neither read nor written.
     """
-    key = fingerprint(path) if use_cache else None
+    if not use_cache:
+        return read_json(path, progress=progress)
+    from ppprof.trace.cache import load, save
+    from ppprof.trace.cache_files import fingerprint
+
+    key = fingerprint(path)
     cached = load(path, key) if key else None
     if cached is not None:
         return cached

@@ -20,9 +20,8 @@ from polars.testing import assert_frame_equal
 
 from ppprof.cli import main
 from ppprof.trace import formats, read
-from ppprof.trace.operator_inputs import (
-    INPUT_KEYS,
-    compact,
+from ppprof.trace.operator_inputs import INPUT_KEYS, compact
+from ppprof.trace.paddle.pb_inputs import (
     decode_dtypes,
     decode_shapes,
     encode_dtypes,

@@ -26,7 +26,7 @@ FORMATS = ("table", "json", "csv", "md")
 
 _MOST_DIGITS = 18
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)")
+_DURATION = r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)"
 
 
 def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") -> None:
@@ -149,7 +149,7 @@ def nanoseconds(text: str) -> int:
     Raises:
         UsageError: ``text`` is not a duration, or has no unit.
     """
-    match = _DURATION.fullmatch(text.strip())
+    match = re.fullmatch(_DURATION, text.strip())
     if match is None:
         raise UsageError(f"{text!r}: expected a duration with its unit: 50us, 0.5ms, 1s")
     from decimal import Decimal  # only for durations: it takes longer to import than this module

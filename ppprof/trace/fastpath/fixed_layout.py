@@ -8,8 +8,7 @@ rows and the numbers of texts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,8 +43,7 @@ part with events of several layouts has the columns of all of them: an event wit
 """
 
 
-@dataclass(frozen=True)
-class Scanned:
+class Scanned(NamedTuple):
     """The events of a byte range of a file."""
 
     parts: list[Part]

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,8 +136,7 @@ def _num_bits(words: UInt64) -> Int64:
     return np.frexp(words.astype(np.float64))[1].astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Matches:
+class Matches(NamedTuple):
     """The events that match one layout."""
 
     rows: Int64
@@ -173,14 +172,20 @@ class EventPattern:
     def __init__(self, kind: str, form: str) -> None:
         self.kind = kind
         self.form = form
-        parts = _FIELD.split(form)
-        self.prefix = parts[0].encode()
+
+    @cached_property
+    def prefix(self) -> bytes:
         """The literal text before the first field."""
-        self.fields = [
+        return _FIELD.split(self.form, 1)[0].encode()
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields, from the first to the last: a file needs those of one writer's patterns."""
+        parts = _FIELD.split(self.form)
+        return [
             Field(spec, name, before.encode(), after.encode())
             for before, spec, name, after in zip(parts[0::3], parts[1::3], parts[2::3], parts[3::3])
         ]
-        """The fields, from the first to the last."""
 
     def match(self, text: Text, start: Int64, end: Int64, prefix: bytes = b"") -> Matches:
         """Return the events among N candidates that have this layout.
@@ -240,8 +245,7 @@ class EventPattern:
 _FIELD = re.compile(r"%(\w)\{(\w*)\}")
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """A field of an `EventPattern`."""
 
     spec: str

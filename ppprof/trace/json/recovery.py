@@ -5,7 +5,8 @@ again, until only a single broken event is left. That event is repaired if possi
 bytes that are not UTF-8, numbers that JSON does not have (inf, nan), and strings whose quotation
 marks were never escaped.
 
-Every pattern here takes time linear in the text, whatever the text is.
+Every pattern here takes time linear in the text, whatever the text is. Patterns that only broken files
+need are text: `re` compiles one when it is first used, and keeps it.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ INVALID_EVENTS = "events that are not valid JSON"
 MISFIT_FIELDS = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
-_BEFORE_KEY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode())
-_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode())
+_BEFORE_KEY = rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode()
+_BETWEEN = rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode()
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
-_BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
-_TRUNCATED_EVENT = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
+_BARE_END = rb"(?:\A|\})[\s,]*\]\s*\Z"
+_TRUNCATED_EVENT = rb',\s*\{\s*(?:"\w*"?\s*)?\Z'
 _MAX_ENDS = 16  # candidates to try: lists of objects in events and after them look like the end
 _SEPARATORS = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 _NON_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
-_NON_NUMBER_BYTES = re.compile(_NON_NUMBER.pattern.encode(), re.IGNORECASE)
-_TEXT_START = re.compile(r'"(?:name|callstack)"\s*:\s*"')
-_TEXT_END = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_PAIR = re.compile(r'"([^"]*)"\s*:\s*"(.*)"')
+_NON_NUMBER_BYTES = _NON_NUMBER.pattern.encode()
+_TEXT_START = r'"(?:name|callstack)"\s*:\s*"'
+_TEXT_END = rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})'
+_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_PAIR = r'"([^"]*)"\s*:\s*"(.*)"'
 _MAX_TEXTS = 4  # to escape in one event
 _MAX_REPAIR_BYTES = 1 << 20
 _MAX_RUNS = 1000  # between broken events of one text: each JSON error counts the lines before it
@@ -55,7 +56,7 @@ def start_of_events(text: bytes) -> int:
 
 
 def last_event_start(
-    text: bytes | bytearray, first: int, end: int, pattern: re.Pattern[bytes] = _BEFORE_KEY
+    text: bytes | bytearray, first: int, end: int, pattern: bytes = _BEFORE_KEY
 ) -> int:
     """Return the offset of the last event with a key in ``text[first:end]``.
 
@@ -65,7 +66,7 @@ def last_event_start(
     window = 1 << 14
     while True:
         start = first
-        for match in pattern.finditer(text, max(end - window, first), end):
+        for match in re.compile(pattern).finditer(text, max(end - window, first), end):
             start = match.end()
         if start > first or window >= end - first:
             return start
@@ -77,7 +78,7 @@ def first_event_start(text: bytes) -> int | None:
 
     It is in no string of valid JSON, where quotation marks are escaped.
     """
-    match = _BEFORE_KEY.search(text)
+    match = re.search(_BEFORE_KEY, text)
     return match.end() if match else None
 
 
@@ -139,13 +140,14 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
         run. After `_MAX_RUNS` runs, the rest of the text is a run without complete events.
     """
     # Paddle prints "inf", which is not JSON. Without it, more events can be parsed.
-    readable = _NON_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), text)
+    non_number = re.compile(_NON_NUMBER_BYTES, re.IGNORECASE)
+    readable = non_number.sub(lambda number: b"0".ljust(len(number[0])), text)
     chars = readable.decode("latin-1")  # one character per byte
     position = 0
     for _ in range(_MAX_RUNS):
         starts, stop = _event_offsets(chars, position)
         # Search behind the error: lists of objects before it look like events.
-        after = _BETWEEN.search(text, stop if stop < len(text) else starts[-1])
+        after = re.compile(_BETWEEN).search(text, stop if stop < len(text) else starts[-1])
         position = after.end() if after else len(text)
         yield starts, position
         if not after:
@@ -178,7 +180,7 @@ def _object(text: bytes) -> tuple[Keys, bool]:
             keys = json.loads(_encoded(keys))
     except (ValueError, RecursionError):
         lines = repaired.splitlines() if len(repaired) < _MAX_REPAIR_BYTES else []
-        pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
+        pairs = (re.match(_PAIR, line.strip()) for line in lines if len(line) < 4096)
         texts: Keys = {pair[1]: pair[2] for pair in pairs if pair}
         return {"ExtraInfo": dict(texts), **texts} if texts else {}, False
     return (keys, True) if isinstance(keys, dict) else ({}, True)
@@ -296,11 +298,12 @@ class EventDecoder(Generic[Event]):
             if not text.rstrip().endswith(b"}"):
                 self._skipped[TRUNCATED] += 1
             return text[: ends[-1]].rstrip()[:-1]
-        if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file holds only the list
+        # Does the file hold only the list?
+        if re.compile(_BARE_END).search(text, max(len(text) - 4096, 0)):
             return text.rstrip()[:-1]
         self._skipped[TRUNCATED] += 1
         # The split pattern cannot find an event that was truncated before its first key.
-        truncated = _TRUNCATED_EVENT.search(text, max(len(text) - 4096, 0))
+        truncated = re.compile(_TRUNCATED_EVENT).search(text, max(len(text) - 4096, 0))
         return text[: truncated.start()] if truncated else text
 
     def _repaired_event(self, body: bytes) -> list[Event]:
@@ -328,15 +331,15 @@ class EventDecoder(Generic[Event]):
         """Return the event with its name and its call stack escaped as JSON requires."""
         done, parts = 0, []
         for _ in range(_MAX_TEXTS):
-            start = _TEXT_START.search(text, done)
-            end = start and _TEXT_END.search(text, start.end())
+            start = re.compile(_TEXT_START).search(text, done)
+            end = start and re.compile(_TEXT_END).search(text, start.end())
             if not start or not end:
                 break
             inside = text[start.end() : end.start()]
             if "callstack" in start[0]:
                 inside = inside.replace("\\n", "\n")  # Paddle escapes nothing else
             elif self._escapes:
-                inside = _ESCAPE.sub(lambda escape: str(json.loads(f'"{escape[0]}"')), inside)
+                inside = re.sub(_ESCAPE, lambda code: str(json.loads(f'"{code[0]}"')), inside)
             parts += [text[done : start.end()], json.dumps(inside, ensure_ascii=False)[1:-1]]
             done = end.start()
         return "".join([*parts, text[done:]])
@@ -388,5 +391,5 @@ def _middle(body: bytes) -> int:
 
     It is 0 if ``body`` is a single event. Events may be invalid JSON.
     """
-    after = _BETWEEN.search(body, len(body) // 2)
+    after = re.compile(_BETWEEN).search(body, len(body) // 2)
     return after.end() if after else last_event_start(body, 0, len(body), _BETWEEN)

@@ -21,7 +21,7 @@ from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.protobuf_messages import PADDING, Bytes
 from ppprof.trace.fastpath.protobuf_native import message_buffer
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
-from ppprof.trace.operator_inputs import decode_dtypes, decode_shapes
+from ppprof.trace.paddle.pb_inputs import decode_dtypes, decode_shapes
 from ppprof.trace.paddle.pb_messages import Columns, Messages, decode_messages, signed
 from ppprof.trace.schema import (
     EVENTS,

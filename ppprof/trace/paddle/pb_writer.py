@@ -19,7 +19,8 @@ from ppprof.arrays import Int64
 from ppprof.paths import atomic_writer, to_path
 from ppprof.trace.annotations import annotated_names, has_annotations
 from ppprof.trace.fastpath.protobuf_encode import ByteStrings, Field, encode, header
-from ppprof.trace.operator_inputs import INPUT_KEYS, encode_dtypes, encode_shapes
+from ppprof.trace.operator_inputs import INPUT_KEYS
+from ppprof.trace.paddle.pb_inputs import encode_dtypes, encode_shapes
 from ppprof.trace.paddle.pb_messages import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
 
