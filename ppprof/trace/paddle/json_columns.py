@@ -31,8 +31,8 @@ from ppprof.trace.json.values import (
     nanoseconds,
     texts,
 )
-from ppprof.trace.operator_inputs import INPUT_KEYS, compact
 from ppprof.trace.labels import renumbered
+from ppprof.trace.operator_inputs import INPUT_KEYS, compact
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
 _TIMES = ("ts", "dur", "begin", "finish")
