@@ -233,7 +233,7 @@ class TraceStream:
         buffer = bytearray(usual)
         length = 0
         while True:
-            if length > len(buffer) // 2:
+            if length > (len(buffer) - 2 * MARGIN) // 2:
                 buffer = buffer[: MARGIN + length] + bytes(len(buffer))
             room = len(buffer) - 2 * MARGIN - length
             if end is not None:
