@@ -36,7 +36,7 @@ class Labels(NamedTuple):
         if code.null_count() == len(code):
             return cls(np.full(len(code), -1, np.int32), ())
         codes = (code.fill_null(_NO_CODE) if code.null_count() else code).to_numpy()
-        number, first = _numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
+        number, first = numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
         return cls(number, tuple(column.gather(first).cast(pl.String)))
 
     def where(self, rule: Callable[[str], bool]) -> Bool:
@@ -68,13 +68,13 @@ class Labels(NamedTuple):
         return texts.gather(np.where(self.number < 0, len(self.texts), self.number))
 
 
-def _numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
+def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
     """Return the number of each code, and the first row of each number.
 
     Codes are numbered from 0 in the order of their first rows.
 
     Args:
-        codes: uint32, shape (N,), N > 0.
+        codes: integers of 32 bits, not negative, shape (N,).
         num_codes: codes from here on have the number -1.
     """
     codes = np.ascontiguousarray(codes, np.uint32)

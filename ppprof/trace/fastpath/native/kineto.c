@@ -28,3 +28,61 @@ EXPORT int64_t ppprof_code_texts(const int32_t *values, int64_t num_rows, const 
     }
     return count;
 }
+
+/* Whether the host event `row` begins at `time` of thread `key` or before, in their order. */
+static int begins_by(const int64_t *thread, const int64_t *start, int64_t row, int64_t key,
+                     int64_t time)
+{
+    return thread[row] < key || (thread[row] == key && start[row] <= time);
+}
+
+/* Find the innermost host event around each of some times.
+ *
+ * The host events come sorted by thread and start, in pre-order; `above` has the row of each one's
+ * parent, -1 for none. `parent` gets the row for each of `num_times` times, -1 if none is around it,
+ * and -2 if it is more than `most_levels` above the last event that began.
+ *
+ * Return the number of those.
+ */
+EXPORT int64_t ppprof_innermost(const int64_t *thread, const int64_t *start, const int64_t *end,
+                                const int64_t *above, int64_t num_hosts, const int64_t *key,
+                                const int64_t *time, int64_t num_times, int64_t most_levels,
+                                int64_t *parent)
+{
+    int64_t num_deep = 0, num_begun = 0; /* host events that begin by the time */
+    for (int64_t index = 0; index < num_times; index++) {
+        /* Usually it is a few more than by the time before. */
+        int64_t low = 0, high = num_hosts, step = 1;
+        if (num_begun && begins_by(thread, start, num_begun - 1, key[index], time[index]))
+            low = num_begun;
+        else if (num_begun)
+            high = num_begun - 1;
+        for (; low && high - low > step; step *= 2) {
+            if (!begins_by(thread, start, low + step - 1, key[index], time[index])) {
+                high = low + step - 1;
+                break;
+            }
+            low += step;
+        }
+        while (low < high) {
+            int64_t middle = low + (high - low) / 2;
+            if (begins_by(thread, start, middle, key[index], time[index]))
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        num_begun = low;
+        int64_t row = low - 1, level = 0;
+        if (row >= 0 && thread[row] != key[index])
+            row = -1;
+        /* The last host event that began before may have ended. Its parents end later. */
+        for (; row >= 0 && end[row] <= time[index] && level < most_levels; level++)
+            row = above[row];
+        if (row >= 0 && end[row] <= time[index]) {
+            row = -2;
+            num_deep++;
+        }
+        parent[index] = row;
+    }
+    return num_deep;
+}
