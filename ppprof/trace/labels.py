@@ -74,7 +74,7 @@ def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
     Codes are numbered from 0 in the order of their first rows.
 
     Args:
-        codes: uint32, shape (N,), N > 0.
+        codes: integers of 32 bits, not negative, shape (N,).
         num_codes: codes from here on have the number -1.
     """
     codes = np.ascontiguousarray(codes, np.uint32)

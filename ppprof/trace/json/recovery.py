@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -32,7 +32,8 @@ MISFIT_FIELDS = "fields of an unexpected type"
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
 _BEFORE_KEY = rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode()
 _BETWEEN = rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode()
-_END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
+_END = re.compile(rb'\}[\s,]*\]\s*(?=,\s*"|\})')
+_END_AT_START = re.compile(rb'[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = rb"(?:\A|\})[\s,]*\]\s*\Z"
 _TRUNCATED_EVENT = rb',\s*\{\s*(?:"\w*"?\s*)?\Z'
 _MAX_ENDS = 16  # candidates to try: lists of objects in events and after them look like the end
@@ -282,7 +283,10 @@ class EventDecoder(Generic[Event]):
         the text are removed: a file system leaves them when it saved only the length of a file.
         """
         text = text.rstrip(b"\0")
-        ends = [match.end() for match in islice(_END.finditer(text), _MAX_ENDS)]
+        # One pattern for both would try every byte; this one begins with a byte that it can search.
+        start = _END_AT_START.match(text)
+        others = _END.finditer(text, start.end() if start else 0)
+        ends = [match.end() for match in islice(chain([start] if start else [], others), _MAX_ENDS)]
         if len(ends) == _MAX_ENDS:
             stops = [starts[-1] for starts, _ in _readable_runs(text)]
             ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"] or ends

@@ -7,6 +7,7 @@ import polars as pl
 
 from ppprof.trace.kineto.host_tree import nest_hosts
 from ppprof.trace.schema import nullable
+from ppprof.trace.step_numbers import steps_at
 
 
 def backward_events(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
@@ -22,9 +23,10 @@ def backward_events(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """
     is_node = hosts["node"].is_not_null()
     outside = pl.Series(nest_hosts(hosts, slack_ns, holds=is_node) < 0)
-    nodes = hosts.filter(is_node & outside).sort("key", "start_ns")
+    columns = ("key", "thread", "process", "start_ns", "end_ns")
+    nodes = hosts.select(columns).filter(is_node & outside).sort("key", "start_ns")
     with_steps = hosts.filter(pl.col("category") == "ProfileStep")["key"].unique()
-    others = hosts.filter(outside & ~is_node)
+    others = hosts.select("key", "start_ns").filter(outside & ~is_node)
     if len(with_steps):
         others = others.filter(pl.col("key").is_in(with_steps.to_list()))
     gaps = nodes.select(start_ns=pl.col("end_ns").shift(1, fill_value=0), end_ns="start_ns")
@@ -56,9 +58,12 @@ def backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
     steps = hosts.filter(pl.col("category") == "ProfileStep")
     callers = steps.select(caller_key="key", caller="thread").unique()
     runs = backward.join(callers, how="cross").sort("start_ns")
-    own = hosts.join(callers, left_on="key", right_on="caller_key", how="semi")
+    if callers.height != 1:
+        runs = runs.clear()
+    # If there is one, an event of its thread; else, there are no runs.
+    is_own = hosts["key"] == (callers["caller_key"][0] if callers.height else -1)
+    own = hosts.select("start_ns", "end_ns").filter(is_own)
     return runs.filter(
-        pl.lit(callers.height == 1),
         pl.col("key") != pl.col("caller_key"),
         _num_within(own["start_ns"], runs) == 0,
         _num_within(own["end_ns"] - 1, runs) == 0,
@@ -78,16 +83,15 @@ def with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         table: events; changes key and thread.
         calls: from `backward_calls`.
     """
-    key, thread = (table[column].to_numpy().copy() for column in ("key", "thread"))
-    start = table["start_ns"].to_numpy()
+    recorded, start = table["key"].to_numpy(), table["start_ns"].to_numpy()
+    key, thread = recorded, table["thread"].to_numpy()
     for (engine,), runs in calls.group_by("key"):
-        runs = runs.sort("begin_ns")
-        rows = np.flatnonzero(key == engine)
-        last = np.searchsorted(runs["begin_ns"], start[rows], side="right") - 1
-        # The last item is for events before the first run: index -1.
-        called = start[rows] < np.append(runs["until_ns"].to_numpy(), np.iinfo(np.int64).min)[last]
-        key[rows[called]] = runs["caller_key"].to_numpy()[last[called]]
-        thread[rows[called]] = runs["caller"].to_numpy()[last[called]]
+        spans = runs.select(start_ns="begin_ns", end_ns="until_ns", step="caller_key")
+        rows = np.flatnonzero(recorded == engine)
+        rows = rows[steps_at(spans.sort("start_ns"), start[rows]) >= 0]
+        if len(rows):
+            key, thread = key.copy(), thread.copy()
+            key[rows], thread[rows] = runs["caller_key"][0], runs["caller"][0]
     return table.with_columns(pl.Series("key", key), pl.Series("thread", thread))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.trace.kineto.host_tree import INNER, nest_hosts
-from ppprof.trace.kineto.lookup import looked_up
+from ppprof.trace.kineto.lookup import looked_up, per_text
 from ppprof.trace.kineto.terms import SCALAR_TYPES
 
 
@@ -42,7 +42,7 @@ def annotations_of(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.Dat
         rank_lists: number of a process group -> its global ranks, for collectives that lack them.
     """
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
-    scalar_type = pl.col("dtype")
+    scalar_type = pl.col("text")
     is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
     dtypes = {name: dtype for name, (dtype, _) in SCALAR_TYPES.items()}
     sizes = {name: size for name, (_, size) in SCALAR_TYPES.items()}
@@ -51,20 +51,27 @@ def annotations_of(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.Dat
         .then(1)
         .otherwise(scalar_type.replace_strict(sizes, default=None, return_dtype=pl.Int64))
     )
-    # Kineto cuts long lists: "[0, 1, ..., 63]".
-    whole = pl.when(~pl.col("ranks").str.contains(".", literal=True)).then("ranks")
-    group = pl.coalesce("group", "group_id")
-    return table.select(
-        "index",
-        bytes=num_elements * element_bytes,
-        group=group,
-        dtype=pl.when(is_float8)
+    dtype = (
+        pl.when(is_float8)
         .then(scalar_type.str.to_lowercase())
-        .otherwise(scalar_type.replace_strict(dtypes, default=None, return_dtype=pl.String)),
+        .otherwise(scalar_type.replace_strict(dtypes, default=None, return_dtype=pl.String))
+    )
+    # Kineto cuts long lists: "[0, 1, ..., 63]".
+    whole = pl.when(~pl.col("text").str.contains(".", literal=True)).then("text")
+    listed = whole.str.extract(r"\[([\d, ]+)\]").str.replace_all(" ", "")
+    group = pl.coalesce("group", "group_id")
+    return table.with_columns(
+        *per_text(table["dtype"], element_bytes=element_bytes, dtype=dtype.cast(pl.Categorical())),
+        *per_text(table["ranks"], ranks=listed),
+    ).select(
+        "index",
+        bytes=num_elements * pl.col("element_bytes"),
+        group=group,
+        dtype="dtype",
         peers=pl.coalesce(
             "destination",
             "source",
-            whole.str.extract(r"\[([\d, ]+)\]").str.replace_all(" ", ""),
+            "ranks",
             group.replace_strict(rank_lists, default=None, return_dtype=pl.String),
         ),
     )
@@ -79,7 +86,8 @@ def with_annotations(hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: i
     is_collective = hosts["category"] == "Communication"
     # Only events of collectives are needed here; most events have nothing to do with them.
     rows = np.flatnonzero(is_collective | hosts["index"].is_in(annotations["index"].implode()))
-    some, is_collective = hosts[rows], is_collective.gather(rows)
+    some = hosts.select("index", "key", "start_ns", "end_ns")[rows]
+    is_collective = is_collective.gather(rows)
     is_inner = is_collective & pl.Series(nest_hosts(some, slack_ns, holds=is_collective) >= 0)
     is_outer = is_collective & ~is_inner
     owner = np.where(is_outer, np.arange(len(rows)), nest_hosts(some, slack_ns, holds=is_outer))

@@ -156,13 +156,15 @@ class KinetoColumns:
             table = self._table(kind).with_columns(pl.col("start_ns") + base_ns)
             if kind == "memory":  # instants
                 table = table.with_columns(pl.col("dur_ns").fill_null(0))
-            tables[kind] = table.filter(
-                pl.col("dur_ns") >= 0,
-                *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
-            )
-            if tables[kind].height < table.height:
-                num_incomplete = table.height - tables[kind].height
+            is_complete = table.select(
+                (pl.col("dur_ns") >= 0).fill_null(False)
+                & pl.all_horizontal(pl.col("start_ns", "process", "thread").is_not_null())
+            ).to_series()
+            num_incomplete = table.height - int(is_complete.sum())
+            if num_incomplete:
+                table = table.filter(is_complete)
                 self.skipped[f"{noun} without time, process or thread"] = num_incomplete
+            tables[kind] = table
         return tables
 
     def details(self, name: str) -> pl.DataFrame:

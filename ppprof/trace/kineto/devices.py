@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.trace.json.values import drop_nonportable_numbers
-from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, sorted_by
+from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, per_text, sorted_by
 from ppprof.trace.kineto.terms import DEVICES, PLACES
 from ppprof.trace.schema import KERNELS, MEMORY, conform, nullable
 
@@ -57,13 +57,15 @@ def kernel_table(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
         first_device: row of the first device event in the events table.
     """
     per_sm = pl.col("blocks_per_sm", "warps_per_sm", "occupancy")
-    table = devices.with_row_index("event", offset=first_device).filter(
-        pl.col("category") == "Kernel", pl.col("grid").is_not_null()
-    )
-    for side in ("grid", "block"):
-        table = table.join(_sizes(table[side]), on=side, how="left", maintain_order="left")
+    columns = [name for name in KERNELS if name in devices.columns]
     table = (
-        table.with_columns(pl.when(per_sm.is_finite()).then(per_sm))
+        devices.select("grid", "block", *columns)
+        .with_row_index("event", offset=first_device)
+        .filter(devices["category"] == "Kernel", devices["grid"].is_not_null())
+    )
+    table = (
+        table.with_columns(*_sizes(table["grid"]), *_sizes(table["block"]))
+        .with_columns(pl.when(per_sm.is_finite()).then(per_sm))
         .with_columns(occupancy=pl.col("occupancy") / 100)
         .drop_nulls("grid_x")
     )
@@ -71,12 +73,16 @@ def kernel_table(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
 
 
 def _sizes(texts: pl.Series) -> pl.DataFrame:
-    """Return the sizes along x, y and z in each distinct text, such as ``[4, 1, 1]``."""
+    """Return the sizes along x, y and z in each text, such as ``[4, 1, 1]``."""
     three = r"\[(\d+), ?(\d+), ?(\d+)\]"
-    text = pl.col(texts.name).cast(pl.String)
-    return pl.DataFrame(texts.unique()).with_columns(
-        text.str.extract(three, number).cast(pl.Int64, strict=False).alias(f"{texts.name}_{axis}")
-        for number, axis in enumerate("xyz", start=1)
+    return per_text(
+        texts,
+        **{
+            f"{texts.name}_{axis}": pl.col("text")
+            .str.extract(three, number)
+            .cast(pl.Int64, strict=False)
+            for number, axis in enumerate("xyz", start=1)
+        },
     )
 
 

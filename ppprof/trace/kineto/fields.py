@@ -127,7 +127,8 @@ event, the offset of its piece of text plus the event's number in the piece.
 """
 _COLLECTIVE: Columns = {
     **dict.fromkeys(("group", "group_id", "num_in", "num_out"), pl.Int64()),
-    **dict.fromkeys(("source", "destination", "ranks", "dtype"), pl.String()),
+    **dict.fromkeys(("source", "destination"), pl.String()),
+    **dict.fromkeys(("ranks", "dtype"), pl.Categorical()),
 }
 DETAILS: Mapping[str, tuple[str, str, Columns]] = {
     "host collectives": ("hosts", "num_in", _COLLECTIVE),

@@ -10,13 +10,17 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.trace.communication_names import TORCH_SPANS
+from ppprof.trace.fastpath import core
 from ppprof.trace.kineto.terms import DDP, EVALUATE, MODULE, OPERATORS, STEP
+from ppprof.trace.labels import Labels, numbered
 from ppprof.trace.nesting import nest, order_of_calls
 from ppprof.trace.schema import nullable
 from ppprof.trace.tree_arrays import pre_order
 
 _MAX_CLIMB = 100
 """Most levels of host events to climb from one to the next; more would take too long."""
+_DEEP = -2
+"""In place of a row: it is more levels away."""
 INNER = pl.lit("OperatorInner", pl.Categorical())
 """The category of an operator that is counted as a part of another."""
 
@@ -51,7 +55,10 @@ def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
     The category follows from ``cat`` and the recorded name. ``node`` is the name of the node that
     an event of the autograd engine evaluates; null for other events.
     """
-    kinds = hosts.select("cat", "name").unique()
+    cats, names = (Labels.of(hosts[column]) for column in ("cat", "name"))
+    pairs = cats.number.astype(np.int64) * len(names.texts) + names.number
+    number, first = numbered(pairs, len(cats.texts) * len(names.texts))
+    kinds = hosts.select("cat", "name")[first]
     cat, name = pl.col("cat"), pl.col("recorded")
     is_module = cat == "python_function"
     has_modules = kinds.select(is_module.any()).item()
@@ -76,13 +83,10 @@ def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
                 pl.col("plain").str.strip_prefix(EVALUATE)
             )
         )
-        .select("cat", "name", pl.col("category", "plain", "node").cast(pl.Categorical()))
-    )
-    return (
-        hosts.join(kinds, on=["cat", "name"], maintain_order="left")
-        .drop("cat", "name")
+        .select(pl.col("category", "plain", "node").cast(pl.Categorical()))
         .rename({"plain": "name"})
     )
+    return hosts.drop("cat", "name").with_columns(kinds[number])
 
 
 def nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
@@ -92,9 +96,11 @@ def nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     OperatorInner.
     """
     hosts = in_order_of_calls(hosts)
-    is_duplicate = _is_duplicate(hosts, nest_hosts(hosts, slack_ns))
-    hosts = hosts.filter(~is_duplicate) if is_duplicate.any() else hosts
     parent = nest_hosts(hosts, slack_ns)
+    is_duplicate = _is_duplicate(hosts, parent)
+    if is_duplicate.any():
+        hosts = hosts.filter(~is_duplicate)
+        parent = nest_hosts(hosts, slack_ns)
     _, depth = pre_order(parent)
     evaluated = hosts["node"].gather(nullable(parent))
     return hosts.with_columns(
@@ -124,8 +130,10 @@ def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
 
 def slack_of(hosts: pl.DataFrame) -> int:
     """Return 1000 if all times are in whole microseconds, as until torch 2.3; else 0."""
-    is_whole = hosts.select((pl.col("start_ns", "dur_ns") % 1000 == 0).all()).row(0)
-    return 1000 if all(is_whole) else 0
+    for rows in (hosts.head(1000), hosts):  # usually, the first ones decide
+        if not all(rows.select((pl.col("start_ns", "dur_ns") % 1000 == 0).all()).row(0)):
+            return 0
+    return 1000
 
 
 def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -141,6 +149,22 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     end = start + hosts["dur_ns"].to_numpy()
     above = hosts["parent"].fill_null(-1).to_numpy()
     keys, times = table["key"].to_numpy(), table["start_ns"].to_numpy()
+    parent = np.empty(len(times), np.int64)
+    spans = [np.ascontiguousarray(column) for column in (thread, start, end, above)]
+    points = [np.ascontiguousarray(column) for column in (keys, times)]
+    numbers = (len(keys), _MAX_CLIMB)
+    if core.call("innermost", *spans, len(thread), *points, *numbers, parent) is None:
+        parent = _climbed(*spans, *points)
+    rows = np.flatnonzero(parent == _DEEP)
+    if len(rows):
+        parent[rows] = _enclosing(hosts, end, table[rows])
+    return table.with_columns(parent=nullable(parent))
+
+
+def _climbed(
+    thread: Int64, start: Int64, end: Int64, above: Int64, keys: Int64, times: Int64
+) -> Int64:
+    """Return the row of the innermost enclosing event, -1 for none; `_DEEP` after `_MAX_CLIMB`."""
     parent = np.full(len(times), -1, np.int64)
     for key in np.unique(keys).tolist():
         rows = np.flatnonzero(keys == key)
@@ -151,13 +175,10 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     rows = np.flatnonzero(parent >= 0)
     for _ in range(_MAX_CLIMB):
         rows = rows[end[parent[rows]] <= times[rows]]
-        if not len(rows):
-            break
         parent[rows] = above[parent[rows]]
         rows = rows[parent[rows] >= 0]
-    else:
-        parent[rows] = _enclosing(hosts, end, table[rows])
-    return table.with_columns(parent=nullable(parent))
+    parent[rows[end[parent[rows]] <= times[rows]]] = _DEEP
+    return parent
 
 
 def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int64:

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import nullable
 
 
@@ -21,10 +22,10 @@ def first_rows(keys: pl.Series, wanted: pl.Series) -> Int64:
     Returns:
         Shape (N,).
     """
-    rows = np.flatnonzero(keys.is_not_null())
     values = keys.drop_nulls().to_numpy()
     if not len(values):
         return np.full(len(wanted), -1, np.int64)
+    rows = np.flatnonzero(keys.is_not_null()) if keys.null_count() else np.arange(len(values))
     if (values[1:] < values[:-1]).any():
         order = np.argsort(values, kind="stable")
         rows, values = rows[order], values[order]
@@ -46,17 +47,18 @@ def looked_up(table: pl.DataFrame, rows: Int64) -> pl.DataFrame:
     return table.select(pl.all().gather(nullable(rows)))
 
 
-def mapped(texts: pl.Series, names: Mapping[str, str]) -> pl.Series:
-    """Return a categorical column in which the keys of ``names`` are replaced by their values.
+def per_text(texts: pl.Series, **columns: pl.Expr) -> pl.DataFrame:
+    """Return expressions of the column ``text`` for each text; each distinct one is evaluated once."""
+    labels = Labels.of(texts.cast(pl.Categorical()))
+    distinct = pl.DataFrame({"text": [*labels.texts, None]}, {"text": pl.String()})
+    rows = np.where(labels.number < 0, len(labels.texts), labels.number)
+    return distinct.select(**columns)[rows]
 
-    Each distinct text is replaced once.
-    """
-    distinct = texts.unique()
-    codes, numbers = (column.to_physical().fill_null(0).to_numpy() for column in (texts, distinct))
-    place = np.zeros(int(numbers.max(initial=0)) + 1, np.uint32)
-    place[numbers] = np.arange(len(numbers))
-    replaced: pl.Series = distinct.cast(pl.String).replace(names).cast(pl.Categorical())
-    return replaced.gather(place[codes])
+
+def mapped(texts: pl.Series, names: Mapping[str, str]) -> pl.Series:
+    """Return a categorical column in which the keys of ``names`` are replaced by their values."""
+    replaced = pl.col("text").replace(names).cast(pl.Categorical())
+    return per_text(texts, replaced=replaced)["replaced"]
 
 
 def sorted_by(table: pl.DataFrame, values: Int64) -> pl.DataFrame:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array
+from ppprof.arrays import Array, Int32
+from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 from ppprof.trace.fastpath.native.event_reader import (
     EventClass,
@@ -56,6 +58,17 @@ def _args(columns: Columns) -> dict[str, tuple[str, str]]:
         column: (f"args.{_KEYS[column][0]}", "r" if _KEYS[column][1] else _CONVERSIONS[type(dtype)])
         for column, dtype in columns.items()
     }
+
+
+class _Part(NamedTuple):
+    """The rows of a table that one reader has kept."""
+
+    columns: dict[str, Array]
+    """Column -> values, without columns that no event has; of texts, the numbers that the reader
+    gave them, -1 for no text."""
+    num_rows: int
+    numbers: Int32
+    """Number of each of the reader's texts in the texts of all readers."""
 
 
 def _arg(column: str) -> str:
@@ -123,7 +136,7 @@ class ScannedEvents:
         self.ignored: Counter[str] = Counter()
         """Kind -> number of events that no table needs."""
         self._texts = StringTable()
-        self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
+        self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
 
     def add(self, reader: EventReader) -> None:
         """Add the events of a reader, which is empty afterwards.
@@ -133,14 +146,10 @@ class ScannedEvents:
         """
         self.ignored += _ignored(reader.counts())
         tables = reader.tables()
-        number = np.append(self._texts.numbers(reader.texts()), np.int32(-1))  # for -1, no text
+        numbers = self._texts.numbers(reader.texts())
         for name, columns in tables.items():
-            part = {
-                column: number[values] if column in _TEXTS else values
-                for column, values in columns.items()
-            }
-            part["index"] = part.pop("position")
-            self._parts[name].append(part)
+            columns["index"] = columns.pop("position")
+            self._parts[name].append(_Part(columns, len(columns["index"]), numbers))
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the tables that `KinetoColumns.add_tables` takes. Called once, at the end."""
@@ -186,62 +195,76 @@ def _ignored(counts: list[int]) -> Counter[str]:
     return ignored
 
 
-def _table(
-    parts: Sequence[dict[str, Array]], schema: Columns, texts: Sequence[bytes]
-) -> pl.DataFrame:
+def _table(parts: Sequence[_Part], schema: Columns, texts: Sequence[bytes]) -> pl.DataFrame:
     """Return a table with the columns of ``schema``.
 
     Args:
-        parts: column -> values of each part, without the columns that no event of a part has. They
-            are empty afterwards, so that memory holds a column twice, not a table.
+        parts: the parts. They are empty afterwards, so that memory holds a column twice, not a table.
         schema: name of each column -> its dtype.
-        texts: the texts; columns of texts hold indices into them, -1 for no text.
+        texts: the texts of all parts.
     """
-    num_rows = [len(part["index"]) for part in parts]
+    num_rows = sum(part.num_rows for part in parts)
     columns = []
     for name, dtype in schema.items():
-        if any(name in part for part in parts):
-            missing = np.int32(-1) if name in _TEXTS else np.nan if dtype.is_float() else MISSING
-            values = np.concatenate(
-                [
-                    part.pop(name) if name in part else np.full(length, missing)
-                    for part, length in zip(parts, num_rows)
-                ]
-            )
-            column = _column(name, dtype, values, texts)
+        if not any(name in part.columns for part in parts):
+            column = pl.repeat(None, num_rows, dtype=dtype, eager=True)
+        elif name in _TEXTS:
+            column = _text_column(name, dtype, parts, num_rows, texts)
         else:
-            column = pl.repeat(None, sum(num_rows), dtype=dtype, eager=True)
+            column = _number_column(name, dtype, parts, num_rows)
         columns.append(column.alias(name))
     return pl.DataFrame(columns)
 
 
-def _column(name: str, dtype: pl.DataType, values: Array, texts: Sequence[bytes]) -> pl.Series:
-    if name in _TEXTS:
-        return _gathered(texts, values, dtype, is_raw=_TEXTS[name] == "r")
+def _pieces(
+    name: str, parts: Sequence[_Part], column: Array
+) -> Iterator[tuple[_Part, Array | None, Array]]:
+    """Yield each part, its values of a column, or None, and the piece of ``column`` to fill."""
+    first = 0
+    for part in parts:
+        end = first + part.num_rows
+        yield part, part.columns.pop(name, None), column[first:end]
+        first = end
+
+
+def _number_column(
+    name: str, dtype: pl.DataType, parts: Sequence[_Part], num_rows: int
+) -> pl.Series:
+    missing = np.nan if dtype.is_float() else MISSING
+    column = np.empty(num_rows, np.float64 if dtype.is_float() else np.int64)
+    is_whole = True
+    for _, values, piece in _pieces(name, parts, column):
+        piece[:] = missing if values is None else values
+        # A column of int32 has a value in every row.
+        is_whole &= values is not None and (values.dtype == np.int32 or missing not in values)
     if dtype.is_float():
-        return pl.Series(values).fill_nan(None)
-    column = pl.Series(values)
-    if values.dtype == np.int64 and (is_missing := values == MISSING).any():
-        column = column.set(pl.Series(is_missing), None)
-    converted: pl.Series = column.cast(dtype)
+        return pl.Series(column).fill_nan(None)
+    numbers = pl.Series(column)
+    if not is_whole:
+        numbers = numbers.set(pl.Series(column == MISSING), None)
+    converted: pl.Series = numbers.cast(dtype)
     return converted
 
 
-def _gathered(
-    texts: Sequence[bytes], numbers: Array, dtype: pl.DataType, *, is_raw: bool
+def _text_column(
+    name: str, dtype: pl.DataType, parts: Sequence[_Part], num_rows: int, texts: Sequence[bytes]
 ) -> pl.Series:
-    """Return the texts with these numbers; without escapes, unless ``is_raw``."""
-    used = np.flatnonzero(np.bincount(numbers + 1, minlength=1)[1:])
-    distinct = pl.Series(
-        [
-            text.decode("utf-8", "replace")
-            if is_raw or b"\\" not in text
-            else msgspec.json.decode(b'"%b"' % text, type=str)
-            for text in map(texts.__getitem__, used.tolist())
-        ],
-        dtype=dtype,
+    """Return a column of texts; without escapes, unless it holds JSON. Each text is decoded once."""
+    codes = np.zeros(num_rows, np.uint32)
+    code, used = np.zeros(len(texts), np.uint32), np.empty(len(texts), np.int32)
+    count = 0
+    for part, values, piece in _pieces(name, parts, codes):
+        if values is not None:
+            done = core.call(
+                "code_texts", values, part.num_rows, part.numbers, code, used, count, piece
+            )
+            assert done is not None
+            count = done
+    is_raw = _TEXTS[name] == "r"
+    distinct = (
+        text.decode("utf-8", "replace")
+        if is_raw or b"\\" not in text
+        else msgspec.json.decode(b'"%b"' % text, type=str)
+        for text in map(texts.__getitem__, used[:count].tolist())
     )
-    place = np.full(len(texts) + 1, len(used), np.uint32)
-    place[used] = np.arange(len(used))
-    # The last item is null, for -1.
-    return distinct.extend_constant(None, 1).gather(place[numbers])
+    return pl.Series([None, *distinct], dtype=dtype).gather(pl.Series(codes))

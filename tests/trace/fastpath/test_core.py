@@ -468,6 +468,8 @@ def test_trees_and_times_under_sanitizers(tmp_path):
     files = ("tests/trace/test_tree_arrays.py", "tests/trace/test_nesting.py")
     more = (
         "tests/trace/test_labels.py",
+        "tests/trace/kineto/test_host_tree.py",
+        "tests/trace/kineto/test_reading.py",
         "tests/trace/paddle/test_json_tree.py",
         "tests/trace/paddle/test_timestamps.py",
         "tests/analysis/profile/test_grouping.py",

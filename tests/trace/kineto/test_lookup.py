@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, sorted_by
+from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, per_text, sorted_by
 
 values = st.lists(st.one_of(st.none(), st.integers(-3, 12)), max_size=20)
 
@@ -35,6 +35,14 @@ def test_texts_are_replaced(texts):
     column = mapped(pl.Series(texts, dtype=pl.Categorical()), names)
     assert column.dtype == pl.Categorical
     assert column.cast(pl.String).to_list() == [names.get(text, text) for text in texts]
+
+
+@given(st.lists(st.sampled_from(["a", "b", None, ""]), max_size=20))
+def test_an_expression_of_each_text(texts):
+    table = per_text(
+        pl.Series(texts, dtype=pl.Categorical()), twice=pl.col("text") + pl.col("text")
+    )
+    assert table["twice"].to_list() == [None if text is None else text * 2 for text in texts]
 
 
 @given(st.lists(st.integers(0, 5), max_size=20))

@@ -191,6 +191,25 @@ def test_each_value_of_each_key(folder, key):
     assert_same_text(file_of(*USUAL, *odd, *USUAL), folder)
 
 
+def test_one_text_between_two_values_in_several_places(folder):
+    """The reader remembers such texts: it must not mistake a key of args for one of an event."""
+    launch = '"cat": "cuda_runtime", "name": "l", "pid": 4, "tid": 4, "ts": 1, "dur": 1'
+    events = [
+        f'{{"ph": "X", {launch}}}',
+        f'{{"ph": "X", {launch}, "args": {{"ph": "X", "name": "a"}}}}',
+        f'{{"ph": "X", {launch}, "args": {{"name": "a", "ts": 7, "correlation": 3}}, "id": 5}}',
+        f'{{"ph": "X", {launch}, "args": {{}}, "ts": 8}}',
+        f'{{"args": {{"correlation": 3, "args": {{"ts": 9}}}}, "ph": "X", {launch}}}',
+        f'{{"args" :{{"correlation": 4 }} , "ph": "X",{launch} }}',
+        *("{}", "{ }", f'{{"ph": "X", {launch}, "args": {{ }}}}'),
+    ]
+    for number in range(20):
+        random.Random(number).shuffle(events)
+        assert_same_text(file_of(*USUAL, *events, *events, *USUAL), folder)
+    for broken in ('{, "ph": "X"}', '{"ph": "X" "cat": "kernel"}', '{"ph": "X",}'):
+        assert_same_text(file_of(*USUAL, *events, broken, *USUAL), folder)
+
+
 @pytest.mark.parametrize("value", [value for value in ODD if not is_json(value)])
 def test_values_that_are_not_json(folder, value):
     for key in ("ts", "id", "args.stream"):

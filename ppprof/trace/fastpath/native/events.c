@@ -27,8 +27,12 @@
  */
 #include "export.h"
 #include "program.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define NOT_VALID (-2)
+#define END (-2) /* in place of the number of a key */
 #define MAX_DEPTH 64         /* brackets within brackets */
 #define MAX_DIGITS 18        /* any 18 digits fit an int64 */
 #define MAX_TIME_DIGITS 16   /* before the point: below 9e15 and times 1000, they fit an int64 */
@@ -37,6 +41,9 @@
 #define NUM_SLOTS 256        /* of the hash table of keys; a power of two */
 #define MAX_KEYS 100
 #define MAX_CONDITION 32 /* bytes of a text that ph, cat or name is compared with */
+#define GAP_WORDS 5      /* of 8 bytes; longer gaps are parsed each time */
+#define NUM_GAPS 2       /* to try after each key */
+#define NUM_CHOICES 32   /* a power of two */
 
 /* Keys of an event. The keys of its args follow. */
 enum { PH, CAT, NAME, PID, TID, TS, DUR, ARGS, NUM_OWN_KEYS };
@@ -108,6 +115,36 @@ typedef struct {
     int64_t first_num_events; /* of the current block */
 } Class;
 
+/* The text from a value, or from the bracket that opens an object, to the next value or to the end of
+ * the object: `, "tid": `. Most events of a kind have the same gaps, so that a gap that was parsed
+ * once can be compared in a few steps.
+ */
+typedef struct {
+    uint64_t words[GAP_WORDS]; /* the text, then zeros */
+    uint64_t mask;             /* of the last word that has text */
+    uint8_t num_words;         /* 0: no gap */
+    uint8_t length;
+    uint8_t slot;  /* of the key */
+    int8_t number; /* of the key, -1 if it is not wanted; END at the end of the object */
+} Gap;
+
+/* The gaps that were seen after each key. Which gaps are valid also depends on the object and on
+ * whether it is the object's first one.
+ */
+typedef struct {
+    Gap gaps[NUM_GAPS];
+    uint8_t oldest;
+} Place;
+
+/* The classes that fit a `ph` of one letter and a short `cat`; what else they need is not checked. */
+typedef struct {
+    uint8_t ph; /* 0: none yet */
+    uint8_t cat[MAX_CONDITION];
+    size_t length;
+    uint32_t num_classes;
+    uint16_t *classes;
+} Choice;
+
 typedef struct {
     Store store;
     uint8_t *program; /* a copy; the literals lie in it */
@@ -121,6 +158,10 @@ typedef struct {
     Field *fields;
     Class *classes;
     uint32_t *links; /* the tables of all classes */
+    Place firsts[2]; /* of an event, of its args */
+    Place places[2][NUM_SLOTS];
+    Choice choices[NUM_CHOICES + 1]; /* the last one is for any other event */
+    uint16_t *choice_classes;
 } Reader;
 
 static const double TENS[MAX_DECIMALS + 1] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
@@ -188,7 +229,20 @@ static size_t escape_length(const uint8_t *cursor, const uint8_t *end)
 /* Return the first byte from `cursor` on that is no plain character of a string, or `end`. */
 static const uint8_t *skip_plain(const uint8_t *cursor, const uint8_t *end)
 {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if defined(__GNUC__) && defined(__SSE2__)
+    const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\');
+    const __m128i space = _mm_set1_epi8(0x20);
+    for (; end - cursor >= 16; cursor += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)cursor);
+        /* Bytes from 0x80 on are negative here, so below a space. */
+        __m128i others = _mm_or_si128(
+            _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, backslash)),
+            _mm_cmplt_epi8(bytes, space));
+        int mask = _mm_movemask_epi8(others);
+        if (mask)
+            return cursor + __builtin_ctz((unsigned)mask);
+    }
+#elif defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101), highs = 0x80 * ones;
     for (; end - cursor >= 8; cursor += 8) {
         uint64_t word = load64(cursor);
@@ -229,13 +283,29 @@ static const uint8_t *string_end(const uint8_t *cursor, const uint8_t *end, int 
     }
 }
 
+static const uint8_t *skip_digits(const uint8_t *cursor, const uint8_t *end)
+{
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    for (; end - cursor >= 8; cursor += 8) {
+        uint64_t word = load64(cursor) ^ '0' * ones;
+        /* The lowest bit that is set is right; a carry may set higher ones. */
+        uint64_t others = ((word + (0x80 - 10) * ones) | word) & 0x80 * ones;
+        if (others)
+            return cursor + (__builtin_ctzll(others) >> 3);
+    }
+#endif
+    while (cursor < end && is_digit(*cursor))
+        cursor++;
+    return cursor;
+}
+
 /* Return the end of the number at `cursor`, NULL if it is not valid. */
 static const uint8_t *number_end(const uint8_t *cursor, const uint8_t *end, Kind *kind)
 {
     int is_negative = *cursor == '-';
     const uint8_t *first = cursor + is_negative;
-    for (cursor = first; cursor < end && is_digit(*cursor);)
-        cursor++;
+    cursor = skip_digits(first, end);
     ptrdiff_t num_digits = cursor - first;
     if (!num_digits || (num_digits > 1 && *first == '0'))
         return NULL;
@@ -245,8 +315,7 @@ static const uint8_t *number_end(const uint8_t *cursor, const uint8_t *end, Kind
                 : INTEGER;
     if (cursor < end && *cursor == '.') {
         const uint8_t *decimals = ++cursor;
-        while (cursor < end && is_digit(*cursor))
-            cursor++;
+        cursor = skip_digits(cursor, end);
         if (cursor == decimals)
             return NULL;
         *kind = num_digits > MAX_DIGITS || cursor - decimals > MAX_DECIMALS ? OTHER_NUMBER : DECIMAL;
@@ -256,8 +325,7 @@ static const uint8_t *number_end(const uint8_t *cursor, const uint8_t *end, Kind
         if (cursor < end && (*cursor == '+' || *cursor == '-'))
             cursor++;
         const uint8_t *power = cursor;
-        while (cursor < end && is_digit(*cursor))
-            cursor++;
+        cursor = skip_digits(cursor, end);
         if (cursor == power)
             return NULL;
         *kind = OTHER_NUMBER;
@@ -275,13 +343,12 @@ static const uint8_t *word_end(const uint8_t *cursor, const uint8_t *end, const 
 
 /* Return the end of the value at `cursor` that is no list and no object; NULL if it is not valid. */
 static const uint8_t *scalar_end(Reader *reader, const uint8_t *cursor, const uint8_t *end,
-                                 Kind *kind)
+                                 Kind *kind, int *has_escapes)
 {
-    int has_escapes;
     switch (*cursor) {
     case '"':
         *kind = STRING;
-        cursor = string_end(cursor + 1, end, &has_escapes);
+        cursor = string_end(cursor + 1, end, has_escapes);
         return cursor ? cursor + 1 : NULL;
     case 't':
         *kind = BOOLEAN;
@@ -335,7 +402,8 @@ static const uint8_t *nested_end(Reader *reader, const uint8_t *cursor, const ui
             }
         } else {
             Kind kind = INTEGER;
-            cursor = scalar_end(reader, cursor, end, &kind);
+            int has_escapes;
+            cursor = scalar_end(reader, cursor, end, &kind, &has_escapes);
             if (!cursor)
                 return NULL;
             cursor = skip_space(cursor, end);
@@ -373,11 +441,9 @@ static size_t slot_of(const uint8_t *name, size_t length, const uint8_t *end, in
     return (size_t)(word >> 32) & (NUM_SLOTS - 1);
 }
 
-/* Return the number of a key, -1 if it is not wanted. */
-static int key_of(const Reader *reader, const uint8_t *name, size_t length, const uint8_t *end,
-                  int is_arg)
+/* Return the number of a key, -1 if it is not wanted; `slot` is from `slot_of`. */
+static int key_of(const Reader *reader, const uint8_t *name, size_t length, size_t slot, int is_arg)
 {
-    size_t slot = slot_of(name, length, end, is_arg);
     for (; reader->slots[slot]; slot = (slot + 1) & (NUM_SLOTS - 1)) {
         int number = reader->slots[slot] - 1;
         const Key *key = &reader->keys[number];
@@ -395,31 +461,104 @@ static int is_escaped(const uint8_t *first, const uint8_t *end)
     return memchr(first, '\\', length < MAX_CONDITION + 1 ? length : MAX_CONDITION + 1) != NULL;
 }
 
+/* Remember a gap whose key has this number and slot. */
+static void learn_gap(Place *place, const uint8_t *first, const uint8_t *end, int number, size_t slot)
+{
+    Gap *gap = &place->gaps[place->oldest];
+    size_t length = (size_t)(end - first);
+    if (length > sizeof gap->words)
+        return;
+    place->oldest = (uint8_t)((place->oldest + 1) % NUM_GAPS);
+    memset(gap, 0, sizeof *gap);
+    memcpy(gap->words, first, length);
+    gap->num_words = (uint8_t)((length + 7) / 8);
+    memset(&gap->mask, 0xFF, length - 8 * ((size_t)gap->num_words - 1));
+    gap->length = (uint8_t)length;
+    gap->slot = (uint8_t)slot;
+    gap->number = (int8_t)number;
+}
+
+/* Return the gap at `cursor` if it was seen in this place, else NULL. */
+static const Gap *known_gap(const Place *place, const uint8_t *cursor, const uint8_t *end)
+{
+    /* At its end stands a bracket or the colon, and a value follows the colon: else it is parsed. */
+    if ((size_t)(end - cursor) <= 8 * GAP_WORDS)
+        return NULL;
+    for (int way = 0; way < NUM_GAPS; way++) {
+        const Gap *gap = &place->gaps[way];
+        uint64_t differences = gap->num_words ? 0 : 1;
+        int last = gap->num_words - 1;
+        for (int index = 0; index < last; index++)
+            differences |= load64(cursor + 8 * index) ^ gap->words[index];
+        if (!differences && !((load64(cursor + 8 * last) & gap->mask) ^ gap->words[last]))
+            return gap;
+    }
+    return NULL;
+}
+
+/* Parse the gap at `cursor`; return its end, NULL if it is not valid. */
+static const uint8_t *gap_end(Reader *reader, Place *place, const uint8_t *cursor,
+                              const uint8_t *end, int is_arg, int *number, size_t *slot)
+{
+    int has_escapes = 0, is_first = place == &reader->firsts[is_arg];
+    const uint8_t *first = cursor;
+    cursor = skip_space(cursor, end);
+    if (cursor == end)
+        return NULL;
+    *number = END;
+    *slot = 0;
+    if (*cursor == '}') {
+        learn_gap(place, first, cursor + 1, END, 0);
+        return cursor + 1;
+    }
+    if (!is_first) {
+        if (*cursor != ',')
+            return NULL;
+        cursor = skip_space(cursor + 1, end);
+    }
+    if (cursor == end || *cursor != '"')
+        return NULL;
+    const uint8_t *name = cursor + 1, *quote = string_end(name, end, &has_escapes);
+    if (!quote)
+        return NULL;
+    *slot = slot_of(name, (size_t)(quote - name), end, is_arg);
+    *number = key_of(reader, name, (size_t)(quote - name), *slot, is_arg);
+    cursor = skip_space(quote + 1, end);
+    if (cursor == end || *cursor != ':')
+        return NULL;
+    cursor = skip_space(cursor + 1, end);
+    if (cursor == end)
+        return NULL;
+    if (has_escapes)
+        reader->is_odd = 1; /* it may be a wanted key */
+    else
+        learn_gap(place, first, cursor, *number, *slot);
+    return cursor;
+}
+
 /* Note the values of the object whose members begin at `cursor`; return its end, NULL if it is not
  * valid.
  */
 static const uint8_t *read_members(Reader *reader, const uint8_t *cursor, const uint8_t *end,
                                    int is_arg)
 {
-    cursor = skip_space(cursor, end);
-    if (cursor < end && *cursor == '}')
-        return cursor + 1;
+    Place *place = &reader->firsts[is_arg];
     for (;;) {
-        int has_escapes = 0;
-        if (cursor == end || *cursor != '"')
-            return NULL;
-        const uint8_t *name = cursor + 1, *quote = string_end(name, end, &has_escapes);
-        if (!quote)
-            return NULL;
-        if (has_escapes)
-            reader->is_odd = 1; /* it may be a wanted key */
-        int number = key_of(reader, name, (size_t)(quote - name), end, is_arg);
-        cursor = skip_space(quote + 1, end);
-        if (cursor == end || *cursor != ':')
-            return NULL;
-        cursor = skip_space(cursor + 1, end);
-        if (cursor == end)
-            return NULL;
+        int number, has_escapes = 0;
+        size_t slot;
+        const Gap *gap = known_gap(place, cursor, end);
+        if (gap) {
+            number = gap->number;
+            slot = gap->slot;
+            cursor += gap->length;
+        } else {
+            cursor = gap_end(reader, place, cursor, end, is_arg, &number, &slot);
+            if (!cursor)
+                return NULL;
+        }
+        if (number == END)
+            return cursor;
+        place = &reader->places[is_arg][slot];
         const uint8_t *first = cursor;
         Kind kind = NESTED;
         if (number == ARGS && *cursor == '{' && reader->values[ARGS].event != reader->event)
@@ -427,13 +566,14 @@ static const uint8_t *read_members(Reader *reader, const uint8_t *cursor, const 
         else if (*cursor == '{' || *cursor == '[')
             cursor = nested_end(reader, cursor, end);
         else
-            cursor = scalar_end(reader, cursor, end, &kind);
+            cursor = scalar_end(reader, cursor, end, &kind, &has_escapes);
         if (!cursor)
             return NULL;
         if (number >= 0) {
             Value *value = &reader->values[number];
-            int is_bad = number == ARGS   ? kind != NULL_VALUE && *first != '{'
-                         : number <= NAME ? kind != STRING || is_escaped(first, cursor)
+            int is_bad = number == ARGS ? kind != NULL_VALUE && *first != '{'
+                         : number <= NAME
+                             ? kind != STRING || (has_escapes && is_escaped(first, cursor))
                          : kind == NESTED ? !reader->keys[number].is_raw
                                           : 0;
             if (is_bad || value->event == reader->event)
@@ -443,14 +583,6 @@ static const uint8_t *read_members(Reader *reader, const uint8_t *cursor, const 
             value->text = first + (kind == STRING);
             value->length = (size_t)(cursor - first) - (kind == STRING ? 2 : 0);
         }
-        cursor = skip_space(cursor, end);
-        if (cursor == end)
-            return NULL;
-        if (*cursor == '}')
-            return cursor + 1;
-        if (*cursor != ',')
-            return NULL;
-        cursor = skip_space(cursor + 1, end);
     }
 }
 
@@ -464,6 +596,17 @@ static const Value *value_of(const Reader *reader, uint32_t key)
 static int64_t digits(const uint8_t *text, size_t length)
 {
     int64_t sum = 0;
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    for (; length >= 8; text += 8, length -= 8) {
+        /* Pairs of digits, then of pairs, then of fours. */
+        uint64_t word = load64(text) - UINT64_C(0x3030303030303030);
+        word = word * 10 + (word >> 8);
+        word = ((word & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x000F424000000064) +
+                ((word >> 16) & UINT64_C(0x000000FF000000FF)) * UINT64_C(0x0000271000000001)) >>
+               32;
+        sum = sum * 100000000 + (int64_t)(uint32_t)word;
+    }
+#endif
     for (size_t index = 0; index < length; index++)
         sum = sum * 10 + (text[index] - '0');
     return sum;
@@ -494,7 +637,7 @@ static int decimals_of(const Value *value, size_t most_digits, size_t most_decim
     const uint8_t *text = value->text, *end = text + value->length;
     int is_negative = *text == '-';
     text += is_negative;
-    const uint8_t *point = value->kind == DECIMAL ? memchr(text, '.', (size_t)(end - text)) : end;
+    const uint8_t *point = skip_digits(text, end);
     size_t num_high = (size_t)(point - text);
     size_t num_low = point < end ? (size_t)(end - point) - 1 : 0;
     if (num_high > most_digits || num_low > most_decimals)
@@ -606,15 +749,46 @@ static int fits(const Reader *reader, const Condition *condition, uint32_t key)
     return !memcmp(value->text, condition->text, condition->length);
 }
 
-/* Whether the current event is of a class; it becomes odd if its dur cannot be compared. */
-static int belongs(Reader *reader, const Class *class)
+/* Whether ph and cat of the current event are those of a class. */
+static int may_belong(const Reader *reader, const Class *class)
 {
     if (class->phs.match != ANY) {
         const Value *ph = value_of(reader, PH);
         if (!ph || ph->length != 1 || !memchr(class->phs.text, *ph->text, class->phs.length))
             return 0;
     }
-    if (!fits(reader, &class->cat, CAT) || !fits(reader, &class->name, NAME))
+    return fits(reader, &class->cat, CAT);
+}
+
+/* Return the classes that the current event may belong to, ascending. */
+static const Choice *choice_of(Reader *reader)
+{
+    const Value *ph = value_of(reader, PH), *cat = value_of(reader, CAT);
+    int is_usual = ph && ph->length == 1 && cat && cat->length && cat->length <= MAX_CONDITION;
+    Choice *choice = &reader->choices[NUM_CHOICES];
+    if (is_usual) {
+        size_t sum = *ph->text + cat->length + cat->text[0] + 3 * (size_t)cat->text[cat->length - 1];
+        choice = &reader->choices[sum & (NUM_CHOICES - 1)];
+        if (choice->ph == *ph->text && choice->length == cat->length &&
+            !memcmp(choice->cat, cat->text, cat->length))
+            return choice;
+        choice->ph = *ph->text;
+        choice->length = cat->length;
+        memcpy(choice->cat, cat->text, cat->length);
+    }
+    choice->num_classes = 0;
+    for (uint32_t number = 0; number < reader->num_classes; number++)
+        if (may_belong(reader, &reader->classes[number]))
+            choice->classes[choice->num_classes++] = (uint16_t)number;
+    return choice;
+}
+
+/* Whether the current event is of a class of its `Choice`; it becomes odd if its dur cannot be
+ * compared.
+ */
+static int belongs(Reader *reader, const Class *class)
+{
+    if (!fits(reader, &class->name, NAME))
         return 0;
     if (class->either >= 0 && !value_of(reader, (uint32_t)class->either) &&
         (class->other < 0 || !value_of(reader, (uint32_t)class->other)))
@@ -639,10 +813,14 @@ static int belongs(Reader *reader, const Class *class)
  */
 static int add_event(Reader *reader, int64_t position)
 {
-    Class *class = reader->classes, *last = class + reader->num_classes;
-    while (class < last && !belongs(reader, class))
-        class++;
-    if (reader->is_odd || class == last || class->is_odd)
+    const Choice *choice = choice_of(reader);
+    uint32_t rank = 0;
+    while (rank < choice->num_classes && !belongs(reader, &reader->classes[choice->classes[rank]]))
+        rank++;
+    if (reader->is_odd || rank == choice->num_classes)
+        return 1;
+    Class *class = &reader->classes[choice->classes[rank]];
+    if (class->is_odd)
         return 1;
     for (uint32_t index = 0; index < class->num_forms; index++) {
         Form *form = &reader->forms[class->forms[index]];
@@ -787,9 +965,13 @@ static int read_program(Reader *reader, size_t length)
     reader->fields = calloc((size_t)reader->num_fields + 1, sizeof *reader->fields);
     reader->classes = calloc((size_t)reader->num_classes + 1, sizeof *reader->classes);
     reader->links = calloc((size_t)reader->num_links + 1, sizeof *reader->links);
+    size_t num_choices = (size_t)(NUM_CHOICES + 1) * ((size_t)reader->num_classes + 1);
+    reader->choice_classes = calloc(num_choices, sizeof *reader->choice_classes);
     if (!reader->forms || !reader->fields || !reader->classes || !reader->links ||
-        next_store(&program, &reader->store))
+        !reader->choice_classes || next_store(&program, &reader->store))
         return -1;
+    for (size_t index = 0; index <= NUM_CHOICES; index++)
+        reader->choices[index].classes = reader->choice_classes + index * reader->num_classes;
     for (uint32_t number = 0; number < reader->num_keys; number++) {
         Key *key = &reader->keys[number];
         if (number < NUM_OWN_KEYS) {
@@ -827,6 +1009,7 @@ EXPORT void ppprof_reader_free(Reader *reader)
     free(reader->fields);
     free(reader->classes);
     free(reader->links);
+    free(reader->choice_classes);
     free(reader->program);
     free(reader);
 }

@@ -22,6 +22,16 @@ _DTYPES = {"i": "int32", "q": "int64", "d": "float64", "t": "int32"}
 _SECRET_BYTES = 16
 
 
+class _Memory:
+    """Memory of the library, as an array; an array of ctypes needs a new type for each length."""
+
+    def __init__(self, address: int, num_rows: int, dtype: str) -> None:
+        self.__array_interface__ = {
+            **{"version": 3, "data": (address, False), "shape": (num_rows,)},
+            "typestr": np.dtype(dtype).str,
+        }
+
+
 class NativeStore:
     """A reader of the compiled core that was created from a program.
 
@@ -69,11 +79,10 @@ class NativeStore:
         )
         if not address:
             return None
-        dtype: np.dtype[Any] = np.dtype(_DTYPES[chr(storage.value)])
-        memory = (ctypes.c_char * (num_rows.value * dtype.itemsize)).from_address(address)
+        memory = _Memory(address, num_rows.value, _DTYPES[chr(storage.value)])
         # The memory belongs to the array. At the end of the program arrays may still be in use.
         weakref.finalize(memory, self.library.ppprof_free, address).atexit = False
-        return np.frombuffer(memoryview(memory), dtype)
+        return np.asarray(memory)
 
     def texts(self) -> list[bytes]:
         """Return the texts; columns of texts hold indices into this list, -1 for no text."""
