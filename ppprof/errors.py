@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class PpprofError(Exception):
@@ -17,8 +17,7 @@ class UsageError(PpprofError):
     """Invalid arguments of a command or function. Exit code 2."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem, and the place that causes it.
 
     >>> print(Problem("cfg.yaml:37", "Profiler.schedular", 'unknown key; did you mean "scheduler"?'))
