@@ -61,8 +61,7 @@ class Recording:
         return self.coordinate.replace("_", " ") if self.coordinate else self.name
 
 
-@dataclass(frozen=True)
-class RunLocation:
+class RunLocation(NamedTuple):
     """Where a run is: its directories and recordings, so that they need not be looked up again."""
 
     given: tuple[str, ...]

@@ -35,9 +35,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppprof.trace.operator_inputs import operator_of_gradient
 
@@ -61,8 +60,7 @@ class UnknownError(Exception):
     """The inputs do not say how much work it is."""
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """The inputs of an operator."""
 
     shapes: Mapping[str, Sequence[Shape]]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ppprof.choices.formats import TIME_UNITS, check_time_unit
@@ -306,7 +306,7 @@ def _memory(rows: Rows, options: TableOptions) -> list[Table]:
             f"Peak Reserved Memory: {own[0]['peak_reserved_bytes']}",
         )
         is_remote = any(call_of(row["name"]) for row in shown)
-        name = replace(_MEMORY_COLUMNS["name"], grows=is_remote)
+        name = _MEMORY_COLUMNS["name"]._replace(grows=is_remote)
         columns = tuple({**_MEMORY_COLUMNS, "name": name}.values())
         title = f"Memory Summary - {place}"
         tables.append(Table(title, columns, lines + cut, preamble=peaks, closed=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import NamedTuple, Union
 
 _GAP = 2  # spaces after every column
 
@@ -24,8 +24,7 @@ class Painted(str):
         return painted
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a text table; ``width`` is in characters."""
 
     header: str
