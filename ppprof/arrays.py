@@ -1,15 +1,17 @@
-"""Type aliases of NumPy arrays, named by the type of their items."""
+"""Type aliases of NumPy arrays, named by the type of their items.
+
+They are what ``numpy.typing.NDArray`` stands for, without the import: it writes docstrings.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
+Array = np.ndarray[Any, np.dtype[Any]]
+Bool = np.ndarray[Any, np.dtype[np.bool_]]
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+Int32 = np.ndarray[Any, np.dtype[np.int32]]
+Int64 = np.ndarray[Any, np.dtype[np.int64]]
+UInt64 = np.ndarray[Any, np.dtype[np.uint64]]

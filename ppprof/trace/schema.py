@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.trace.labels import Labels
 
 CATEGORIES = (
@@ -231,7 +230,7 @@ def _null(name: str, dtype: pl.DataType) -> pl.Expr:
     return pl.lit(None, dtype).alias(name)
 
 
-def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
+def nullable(values: Int64) -> pl.Series:
     """Return a column of ``values``, with null for values below 0."""
     if not (values < 0).any():
         return pl.Series(values)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.event_arrays import EventArrays, filled
 from ppprof.arrays import Array, Int64
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Tree:

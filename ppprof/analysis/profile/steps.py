@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.intervals import union
@@ -16,6 +16,9 @@ from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import EVENTS, Trace, conform
 from ppprof.trace.tree_arrays import levels
 from ppprof.trace.unrecorded_device import unrecorded_device
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def select_steps(trace: Trace, steps: StepRange) -> Trace:

@@ -17,16 +17,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ppprof.arrays import Bool, Float64, Int64, UInt64
+from ppprof.arrays import Array, Bool, Float64, Int64, UInt64
 from ppprof.trace.fastpath.byte_view import ByteView
 from ppprof.trace.source import MARGIN, Block
 
-Column = npt.NDArray[Any]
+Column = Array
 
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
 _MAX_DIGITS = 18  # any 18 digits fit an int64
