@@ -9,13 +9,12 @@ differ in blanks at the ends of lines, in colours and in the fields of an operat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ppprof.trace.fastpath.scan import EventPattern
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(NamedTuple):
     """All layouts that one writer prints."""
 
     layouts: tuple[EventPattern, ...]
