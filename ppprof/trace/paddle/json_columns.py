@@ -195,7 +195,11 @@ class PaddleColumns:
         Their duration is negative, or their ``ts`` is above ``last_ts``, before or after the epoch.
         """
         ts, dur = part["ts"], part.get("dur", np.zeros(0, np.int64))
-        if -last_ts <= ts.min() and ts.max() <= last_ts and dur.min(initial=0) >= 0:
+        if (
+            -last_ts <= ts.min(initial=0)
+            and ts.max(initial=0) <= last_ts
+            and dur.min(initial=0) >= 0
+        ):
             return part
         is_usable = (-last_ts <= ts) & (ts <= last_ts)
         if len(dur):
