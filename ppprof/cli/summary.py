@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -188,9 +189,10 @@ class _Source:
                     recording, kept.path, stored.rows, stored.columns, identity
                 )
         every = {*self.views, *VIEWS} if kept else self.views
-        tables = self.run.tables(
-            every, recording.rank, recording.window, steps=self.steps, options=self.options
-        )
+        with self._scanned_ahead(recording):
+            tables = self.run.tables(
+                every, recording.rank, recording.window, steps=self.steps, options=self.options
+            )
         if kept and tables.source == kept.path:
             from ppprof.run.kept_tables import Facts
 
@@ -208,6 +210,18 @@ class _Source:
         return self._window_of_one_rank(
             tables.recording, tables.source, rows_of(chosen), columns, tables.identity()
         )
+
+    def _scanned_ahead(self, recording: Recording) -> AbstractContextManager[None]:
+        """Begin to read a file while `run` imports numpy and polars."""
+        path = next(iter(recording.files), None)
+        if path is None or path.suffix != ".json":
+            return nullcontext()
+        with importing():
+            from ppprof.trace.cache_files import EVENTS_SUFFIX, cache_path
+            from ppprof.trace.fastpath.ahead import scanned_ahead  # only here: it imports numpy
+
+        is_cached = not self.args.no_cache and cache_path(path, EVENTS_SUFFIX).exists()
+        return nullcontext() if is_cached else scanned_ahead(path)
 
     def _window_of_one_rank(
         self,

@@ -12,13 +12,14 @@ import ctypes
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.consistency import with_sound_times
+from ppprof.trace.fastpath.ahead import begun_scan
 from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.workers import scan_ranges, split_positions
@@ -168,7 +169,8 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
     """
     dialect = DIALECTS[name]
     reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
-    bounds = split_positions(source, name)
+    begun = begun_scan(source, name)
+    bounds = split_positions(source, name, begun)
     source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
     has_end = False
@@ -188,7 +190,7 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
     scanner = new_scanner(dialect)
-    with scan_ranges(source.path, name, bounds) as others:
+    with scan_ranges(source, name, bounds, begun) as others:
         for block in source.blocks(
             dialect.last_start,
             None if is_whole else bounds[0],
@@ -199,10 +201,23 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
         columns.add_scanned(scanner.scanned(), dialect)
         for scanned in others.scanned():
             columns.add_scanned(scanned, dialect)
-            for _, nearby in groupby(scanned.unmatched, lambda range_: range_[0] // BLOCK_BYTES):
-                columns.add_decoded(decoded(list(nearby), source.between, bounds[-1]))
+            for ranges in _nearby(scanned.unmatched):
+                columns.add_decoded(decoded(ranges, _texts(source, ranges), bounds[-1]))
     if not has_end:
         columns.skipped[TRUNCATED] += 1
+
+
+def _nearby(ranges: Ranges) -> Iterator[Ranges]:
+    """Yield ascending ranges, those together that begin in the same part of a file."""
+    for _, nearby in groupby(ranges, lambda range_: range_[0] // BLOCK_BYTES):
+        yield list(nearby)
+
+
+def _texts(source: TraceStream, ranges: Ranges) -> Callable[[int, int], bytes]:
+    """Return a function that returns the text of one of some ranges, which are read at once."""
+    start = ranges[0][0]
+    whole = source.between(start, ranges[-1][1])
+    return lambda first, end: whole[first - start : end - start]
 
 
 def _extra_info(value: object) -> Mapping[str, str]:

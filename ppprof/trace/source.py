@@ -6,6 +6,7 @@ times its size is rejected, since no trace compresses that well.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +175,17 @@ class TraceStream:
         return self._unpacked is not None
 
     @property
+    def descriptor(self) -> int:
+        """The system's number of the open file. Not for a file in a store."""
+        return self._file.fileno()
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """Values that differ if this is another file, or its content has changed."""
+        state = os.fstat(self._file.fileno())
+        return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+    @property
     def size_now(self) -> int:
         """Bytes of the file on disk, which may have changed since it was opened."""
         here = self._file.tell()
@@ -309,10 +321,15 @@ class TraceStream:
         self._report_progress()
         return done
 
+    def report(self, num_bytes: int) -> None:
+        """Report the progress: ``num_bytes`` bytes of the file have been read."""
+        if self._progress:
+            self._furthest = max(self._furthest, num_bytes)
+            self._progress(min(self._furthest, self.size), self.size)
+
     def _report_progress(self) -> None:
         if self._progress:
-            self._furthest = max(self._furthest, self._file.tell())
-            self._progress(min(self._furthest * self.num_readers, self.size), self.size)
+            self.report(self._file.tell() * self.num_readers)
 
     def _refuse_bomb(self, num_new: int) -> None:
         """Raise `TraceError` if a gzip file unpacks to far more bytes than were read from it.

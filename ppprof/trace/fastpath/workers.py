@@ -23,7 +23,7 @@ from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import Scanned, scan
 from ppprof.trace.fastpath.layouts import DIALECTS
-from ppprof.trace.fastpath.threads import ScanThreads
+from ppprof.trace.fastpath.threads import RangeScan, ScanThreads
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
@@ -37,33 +37,64 @@ _WORK = (
 )
 
 
-def split_positions(source: TraceStream, dialect: str) -> list[int]:
+def split_positions(source: TraceStream, dialect: str, begun: RangeScan | None = None) -> list[int]:
     """Return the offsets at which the ranges of a file end, ascending.
 
-    The first range begins at the stream's position, and the caller scans it. `scan_ranges` scans
-    the others. The last offset is the end of the file. There is one range if the file is short, or
-    in a store: some stores have one position for all readers of a file. A file packed with gzip
-    cannot be divided: the only offset is ``sys.maxsize``.
+    The first range begins at the stream's position, and the caller scans it; with the compiled core
+    it is empty. `scan_ranges` scans the others. The last offset is the end of the file. There is one
+    range if the file is in a store: some stores have one position for all readers of a file. A file
+    packed with gzip cannot be divided: the only offset is ``sys.maxsize``.
+
+    Args:
+        source: the file, at its list of events.
+        dialect: key in `DIALECTS` of the file's writer.
+        begun: the scan of the range at the stream's position, if it has begun.
     """
     if source.is_packed:
         return [sys.maxsize]
     if is_remote(source.path):
         return [source.size]
-    num = min(num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES)
-    head_start = 0 if core.choose().library else HEAD_START_BYTES
-    length = (source.size - source.position - head_start) // max(num, 1)
+    if core.library() is None:
+        return [*_starts(source, dialect, HEAD_START_BYTES, num_processors()), source.size]
+    if begun is None:
+        return [source.position, *_starts(source, dialect, 0, num_processors()), source.size]
+    bounds = [begun.first, begun.end]
+    if begun.end < source.size:
+        done = begun.end - source.position
+        bounds += [*_starts(source, dialect, done, num_processors() - 1), source.size]
+    return bounds
+
+
+def _starts(source: TraceStream, dialect: str, head_start: int, most: int) -> list[int]:
+    """Return where the ranges of a file but the first one begin, ascending.
+
+    Args:
+        source: the file, at its list of events.
+        dialect: key in `DIALECTS` of the file's writer.
+        head_start: bytes of the first range that are not counted when the rest is divided equally.
+        most: most ranges.
+    """
     first = source.position + head_start
-    starts = (
-        _next_start(source.path, DIALECTS[dialect].start, first + number * length)
-        for number in range(1, num)
-    )
-    return [*sorted({start for start in starts if start is not None}), source.size]
+    num = min(most, (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES)
+    length = (source.size - first) // max(num, 1)
+    starts = (next_start(source.path, dialect, first + number * length) for number in range(1, num))
+    return sorted({start for start in starts if start is not None})
 
 
-def scan_ranges(path: str, dialect: str, bounds: Sequence[int]) -> ScanThreads | ScanWorkers:
-    """Return threads if the compiled core is used, else processes; with these arguments."""
-    scanners = ScanThreads if core.choose().library else ScanWorkers
-    return scanners(path, dialect, bounds)
+def scan_ranges(
+    source: TraceStream, dialect: str, bounds: Sequence[int], begun: RangeScan | None = None
+) -> ScanThreads | ScanWorkers:
+    """Return threads if the compiled core is used, else processes.
+
+    Args:
+        source: the file.
+        dialect: key in `DIALECTS` of the file's writer.
+        bounds: from `split_positions`.
+        begun: likewise.
+    """
+    if core.library():
+        return ScanThreads(source, dialect, bounds, begun)
+    return ScanWorkers(source.path, dialect, bounds)
 
 
 class ScanWorkers:
@@ -143,16 +174,17 @@ def _work() -> None:
     pickle.dump(result, sys.stdout.buffer, protocol=5)
 
 
-def _next_start(path: str, start: bytes, position: int) -> int | None:
+def next_start(path: str, dialect: str, position: int) -> int | None:
     """Return the offset of the first event that begins at or after ``position``.
 
     None if the file ends first, or if no event begins in about `MAX_EVENT_BYTES` bytes.
 
     Args:
         path: the file.
-        start: the bytes with which every event begins.
+        dialect: key in `DIALECTS` of the file's writer.
         position: offset in the file.
     """
+    start = DIALECTS[dialect].start
     with TraceStream(path, first=position) as source:
         text = source.read(BLOCK_BYTES // 16)
         while start not in text and len(text) < MAX_EVENT_BYTES:

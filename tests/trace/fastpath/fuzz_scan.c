@@ -3,12 +3,15 @@
  * Each file is scanned whole and in pieces, each in memory of exactly its length. A short file is
  * also scanned with its first bytes replaced by the start of an event, for any number of bytes. Then
  * the file is scanned again and again with one allocation more before memory "runs out", until it no
- * longer does.
+ * longer does. At last it is scanned from the disk, in blocks of several lengths.
  * Prints the events, texts and ranges of all files. A sanitizer ends the program at the first read
  * out of bounds, at undefined behaviour, and for memory that was not freed.
  */
+#define _XOPEN_SOURCE 700
 #define FUZZED "scan.c"
+#define ALSO_FUZZED "range.c"
 #include "fuzzing.h"
+#include <fcntl.h>
 
 /* Scan a text in pieces of `piece` bytes; return -1 if memory ran out. */
 static int scan(Content program, Content text, size_t piece, int is_printed)
@@ -62,6 +65,32 @@ static int scan(Content program, Content text, size_t piece, int is_printed)
 done:
     ppprof_scanner_free(scanner);
     return result;
+}
+
+/* Scan a file from the disk in blocks of `usual` bytes. Return the number of its events and flows; -1
+ * if memory ran out. */
+static int64_t scan_file(Content program, const char *path, size_t usual)
+{
+    static const uint64_t secret[2] = {1, 2};
+    int descriptor = open(path, O_RDONLY);
+    Scanner *scanner = ppprof_scanner_new(program.bytes, program.length, secret);
+    int64_t num_events = -1;
+    Control control = {0, 0};
+    if (descriptor < 0)
+        exit(2);
+    int64_t length = (int64_t)lseek(descriptor, 0, SEEK_END);
+    /* The file is shorter than expected, as one that is cut while it is read. */
+    if (scanner && !ppprof_scanner_add_range(scanner, descriptor, 0, length + 5, scanner->start,
+                                             scanner->num_start, usual, 1 << 24, &control)) {
+        num_events = ppprof_scanner_flows(scanner);
+        for (uint32_t table = 0; table < scanner->store.num_tables; table++)
+            num_events += (int64_t)scanner->store.tables[table].num_rows;
+        if (control.position != length)
+            abort();
+    }
+    ppprof_scanner_free(scanner);
+    close(descriptor);
+    return num_events;
 }
 
 /* Scan events that lack any number of bytes after their start. */
@@ -123,6 +152,13 @@ int main(int argc, char **argv)
             is_failing = text.length < 1 << 15 && scan(program, text, whole, 0);
             num_left = -1;
         }
+        int64_t num_events = scan_file(program, argv[number], whole);
+        if (num_events < 0 || scan_file(program, argv[number], 700) != num_events ||
+            (text.length < 1 << 16 && scan_file(program, argv[number], 1) != num_events))
+            abort();
+        for (num_left = 0; text.length < 1 << 12 && scan_file(program, argv[number], 64) < 0;)
+            num_left = ++num_allowed;
+        num_left = -1;
         free(text.bytes);
     }
     free(program.bytes);

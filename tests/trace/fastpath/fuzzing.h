@@ -1,6 +1,6 @@
 /* Memory that runs out after some allocations, and files in memory: for fuzz_scan.c, fuzz_events.c.
  *
- * FUZZED is the source to include with that memory.
+ * FUZZED is the source to include with that memory, and ALSO_FUZZED another one.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +36,9 @@ static void *failing_realloc(void *memory, size_t size)
 #define calloc failing_calloc
 #define realloc failing_realloc
 #include FUZZED
+#ifdef ALSO_FUZZED
+#include ALSO_FUZZED
+#endif
 #undef malloc
 #undef calloc
 #undef realloc

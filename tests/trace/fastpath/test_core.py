@@ -22,10 +22,10 @@ from ppprof.trace import json_reader, read, write_paddle_json
 from ppprof.trace.fastpath import core, fixed_layout
 from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, NumpyScanner, Scanned, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, dialect_of
-from ppprof.trace.fastpath.native.scanner import NativeScanner, _program_of
+from ppprof.trace.fastpath.native.scanner import Control, NativeScanner, _program_of
 from ppprof.trace.fastpath.scan import EventPattern
 from ppprof.trace.kineto.scanned import FORMS
-from ppprof.trace.source import MARGIN, Block
+from ppprof.trace.source import MARGIN, Block, TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.trace.test_fuzz import LONG, NASTY, mutated
@@ -399,6 +399,58 @@ class TestColumns:
         code = _program_of(SMALL).code
         for length in range(len(code)):
             assert library.ppprof_scanner_new(code[:length], length, bytes(16)) is None
+
+
+def plain(scanned: Scanned) -> tuple:
+    return rows(scanned), scanned.texts, scanned.unmatched, scanned.num_flows
+
+
+@native
+class TestRanges:
+    """The compiled core reads a range of a file by itself."""
+
+    @staticmethod
+    def scanner(dialect: Dialect, block_bytes: int) -> NativeScanner:
+        scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+        scanner.block_bytes = block_bytes
+        return scanner
+
+    @pytest.mark.parametrize("block_bytes", [1, 40, 700, 1 << 20])
+    def test_it_is_scanned_as_its_blocks_are(self, seeds, tmp_path, block_bytes):
+        """Also behind and before other bytes, with odd text, and cut at any place."""
+        path = tmp_path / "trace.json"
+        for text, dialect in seeds:
+            for data in (text, text[:-300], mutated(text, random.Random(block_bytes))):
+                path.write_bytes(b"before" + data + dialect.start + b"behind")
+                end = 6 + len(data)
+                expected, found = (self.scanner(dialect, block_bytes) for _ in range(2))
+                control = Control(6, 0)
+                with TraceStream(path, first=6) as source:
+                    assert found.add_range(source, end, control)
+                    for block in source.blocks(dialect.last_start, end, num_bytes=block_bytes):
+                        expected.add(block)
+                assert control.position == end
+                assert plain(found.scanned()) == plain(expected.scanned())
+
+    def test_a_scan_that_is_cancelled_ends_after_its_block(self, seeds, tmp_path):
+        text, dialect = seeds[0]
+        (tmp_path / "trace.json").write_bytes(text)
+        control = Control(0, 1)
+        with TraceStream(tmp_path / "trace.json") as source:
+            assert self.scanner(dialect, 700).add_range(source, len(text), control)
+        assert 0 < control.position < len(text) // 2
+
+    def test_what_cannot_be_read_is_left_to_the_caller(self, seeds, tmp_path, monkeypatch):
+        text, dialect = seeds[0]
+        monkeypatch.setattr("ppprof.trace.fastpath.native.scanner.MAX_EVENT_BYTES", 5000)
+        path = tmp_path / "trace.json"
+        path.write_bytes(text[:1000] + bytes(20_000))
+        with TraceStream(path) as source:
+            assert not self.scanner(dialect, 700).add_range(source, 21_000, Control())
+            descriptor = os.open(tmp_path, os.O_RDONLY)  # of a folder, which has no bytes
+            os.dup2(descriptor, source.descriptor)
+            os.close(descriptor)
+            assert not self.scanner(dialect, 700).add_range(source, 21_000, Control())
 
 
 PORTABLE = ("-U__SIZEOF_INT128__", "-U__BYTE_ORDER__", "-D__BYTE_ORDER__=0")

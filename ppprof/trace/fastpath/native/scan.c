@@ -73,7 +73,7 @@ typedef struct {
     size_t length;
 } Value;
 
-typedef struct {
+typedef struct Scanner {
     Store store;
     uint8_t *program; /* a copy; the literals of the layouts lie in it */
     uint32_t num_start;

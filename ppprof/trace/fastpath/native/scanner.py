@@ -11,9 +11,10 @@ from ppprof.trace.fastpath.fixed_layout import INPUTS, NARROW, TEXTS, Ranges, Sc
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.native.store import NativeStore, literal, numbers
 from ppprof.trace.fastpath.scan import EventPattern, Field
-from ppprof.trace.source import MARGIN, Block
+from ppprof.trace.source import MARGIN, MAX_EVENT_BYTES, Block, TraceStream
 
 _WHOLE, _WITHOUT_DURATION, _INPUT = range(3)
+_NO_MEMORY = -1
 
 
 class _Program(NamedTuple):
@@ -22,6 +23,15 @@ class _Program(NamedTuple):
     code: bytes
     columns: list[tuple[str, str]]
     """Kind and name of each column."""
+
+
+class Control(ctypes.Structure):
+    """What other threads see and set while a range is scanned: ``Control`` of range.c."""
+
+    _fields_ = (
+        ("position", ctypes.c_int64),  # offset up to which the file is scanned
+        ("is_cancelled", ctypes.c_int32),  # set to end the scan after the current block
+    )
 
 
 class NativeScanner(NativeStore):
@@ -41,6 +51,7 @@ class NativeScanner(NativeStore):
 
     def __init__(self, dialect: Dialect, library: ctypes.CDLL) -> None:
         self._program = _program_of(dialect)
+        self._start = dialect.start
         super().__init__(
             library, library.ppprof_scanner_new, library.ppprof_scanner_free, self._program.code
         )
@@ -58,6 +69,32 @@ class NativeScanner(NativeStore):
         if num_new < 0:
             raise MemoryError("no memory for the events of a block")
         return self.ranges(num_new) if num_new else []
+
+    def add_range(self, source: TraceStream, end: int, control: Control) -> bool:
+        """Add the events from the stream's position to byte ``end`` of the file.
+
+        That needs the interpreter's lock only at the beginning and the end.
+
+        Returns:
+            Whether the range was read; if not, `TraceStream.blocks` raises an error that says why.
+
+        Raises:
+            MemoryError: there is not enough memory. The scanner cannot be used any more.
+        """
+        outcome = self.library.ppprof_scanner_add_range(
+            self.address,
+            source.descriptor,
+            source.position,
+            end,
+            self._start,
+            len(self._start),
+            self.block_bytes,
+            MAX_EVENT_BYTES,
+            ctypes.addressof(control),
+        )
+        if outcome == _NO_MEMORY:
+            raise MemoryError("no memory for the events of a file")
+        return bool(outcome == 0)
 
     def scanned(self) -> Scanned:
         """Return the events of all blocks, as `Scanner.scanned`.
