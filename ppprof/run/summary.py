@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,16 @@ from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import identity_of_window, not_a_document, read_document
-from ppprof.trace.fastpath.threads import at_once
+from ppprof.trace.fastpath.threads import results_of
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
     from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
+
+_LONGEST = ("op", "overview", "mem", "dist")
+"""The views whose tables take longest, in this order."""
 
 
 @dataclass(frozen=True)
@@ -310,12 +314,14 @@ def tables_of_profile(
         summarize_view: makes one table from a profile and the name of a view.
     """
     steps, sorted_by = profile.steps, profile.sorted_by
-    # The operators take as long as all other tables. What both need is made by now.
-    operators, others = at_once(
-        lambda: {view: summarize_view(profile, view) for view in {"op"} & {*views}},
-        lambda: {view: summarize_view(profile, view) for view in {*views} - {"op"}},
+    # Two threads make the tables. What all of them need is made by now.
+    tables = results_of(
+        {
+            view: partial(summarize_view, profile, view)
+            for view in (*_LONGEST, *ALL_VIEWS)
+            if view in views
+        }
     )
-    tables = {**operators, **others}
     return WindowTables(
         recording,
         source,

@@ -17,14 +17,11 @@ from ppprof.trace.paddle.timestamps import TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.step_numbers import steps_of
 
-_COMMON = {
-    "name": "name",
-    "cat": "category",
-    "start": "start_ns",
-    "dur": "dur_ns",
-    "parent": "parent",
-}
+_COMMON = {"name": "name", "cat": "category"}
 """Column of all events as `PaddleColumns` has it -> as `EVENTS` has it."""
+_WHOLE = {"start": "start_ns", "dur": "dur_ns", "parent": "parent"}
+"""Likewise, of those columns that analyses read as whole arrays: hosts, launches and devices share
+one array, so that no copy is needed."""
 
 
 def paddle_tables(
@@ -52,24 +49,35 @@ def paddle_tables(
     _resolve_instants(memory, is_exact=columns.ts_is_exact)
 
     hosts = HostTree(host)
-    launch["parent"] = hosts.rows(hosts.around(launch))
-    reorder(launch, np.argsort(launch["parent"], kind="stable"))
     num_hosts, num_launches = len(hosts.depth), len(launch["position"])
+    first_device = num_hosts + num_launches
+    whole = {name: np.empty(first_device + len(device["position"]), np.int64) for name in _WHOLE}
+    of_hosts, of_launches, of_devices = (
+        {name: values[rows] for name, values in whole.items()}
+        for rows in (
+            slice(num_hosts),
+            slice(num_hosts, first_device),
+            slice(first_device, None),
+        )
+    )
+
+    parent = hosts.rows(hosts.around(launch))
+    launch["parent"] = _missing_below_0(parent)
+    reorder(launch, np.argsort(parent, kind="stable"), of_launches)
 
     launcher = _launchers(launch, device)
     order = np.argsort(np.where(launcher < 0, num_launches, launcher), kind="stable")
     device["parent"] = np.where(launcher < 0, MISSING, launcher + num_hosts)
     device["bytes"] = _unwrapped_bytes(device)
-    reorder(device, order)
+    reorder(device, order, of_devices)
 
     owner = hosts.around(memory)
     memory["start"], memory["event"] = hosts.starts_within(owner, memory), hosts.rows(owner)
     # The enclosing events give the order within one tick of the clock.
     reorder(memory, np.lexsort([memory[key] for key in ("event", "start", "pid", "tid")]))
 
-    first_device = num_hosts + num_launches
     host_events, (kernels, memsets, memory_events, others) = at_once(
-        lambda: _host_events(texts, hosts.in_order()),
+        lambda: _host_events(texts, hosts.in_order(of_hosts)),
         lambda: (
             _side_table(KERNELS, device, "grid_x", first_device),
             _side_table(MEMSETS, device, "value", first_device),
@@ -77,10 +85,8 @@ def paddle_tables(
             _other_events(texts, launch, device),
         ),
     )
-    # Whole columns become arrays without copies.
-    events = pl.concat([host_events, *others])
-    events = events.with_columns(
-        events[name].rechunk() for name in ("start_ns", "dur_ns", "parent")
+    events = pl.concat([host_events, *others]).with_columns(
+        _nullable(values).alias(_WHOLE[name]) for name, values in whole.items()
     )
     return events.with_columns(step=steps_of(events)), memory_events, kernels, memsets
 
@@ -160,7 +166,6 @@ def _host_events(texts: pl.Series, host: Columns) -> pl.DataFrame:
 
 def _other_events(texts: pl.Series, launch: Columns, device: Columns) -> list[pl.DataFrame]:
     """Return the launches, and the device events."""
-    launch["parent"] = _missing_below_0(launch["parent"])
     launch_names = {
         **_COMMON,
         **{"pid": "process", "tid": "thread", "correlation_id": "correlation_id"},

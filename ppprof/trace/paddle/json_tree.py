@@ -54,15 +54,19 @@ class HostTree:
         is_sorted = order is None or (position[1:] >= position[:-1]).all()
         self._by_position = None if is_sorted else np.argsort(position, kind="stable")
 
-    def in_order(self) -> Columns:
+    def in_order(self, into: Columns) -> Columns:
         """Return the columns in the order of the events table.
 
         The tree must not be used afterwards, because its own columns are changed.
+
+        Args:
+            into: as in `reorder`; has the column parent.
         """
         table = self._table
         del table["position"], table["slack"]
-        reorder(table, self._order)
-        table["parent"], table["depth"] = self._parent, self.depth
+        reorder(table, self._order, into)
+        into["parent"][:] = self._parent
+        table["depth"] = self.depth
         sequence, forward = table.pop("sequence", None), table.pop("forward", None)
         if sequence is not None and forward is not None:
             table["forward"] = _rows_of(forward, sequence)
@@ -168,13 +172,24 @@ class HostTree:
         return nest(thread, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
 
 
-def reorder(table: Columns, order: Int64) -> None:
+def reorder(table: Columns, order: Int64, into: Columns | None = None) -> None:
     """Sort the rows of ``table`` in place: row i becomes the former row ``order[i]``.
 
     Columns are replaced one by one, so that only one column is held twice.
+
+    Args:
+        table: columns.
+        order: the row numbers, each once.
+        into: column -> int64 array to write the column into, which is removed from ``table``.
     """
-    for column in table:
-        table[column] = table[column][order]
+    for column in [*table]:
+        values = table.pop(column)
+        if into is None or column not in into:
+            table[column] = values[order]
+        elif values.dtype == np.int64:
+            np.take(values, order, out=into[column], mode="clip")  # "raise" would copy
+        else:
+            into[column][:] = values[order]
 
 
 def _runs(table: Columns) -> Int64:

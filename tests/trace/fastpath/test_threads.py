@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
-from ppprof.trace.fastpath.threads import at_once
+from ppprof.trace.fastpath.threads import at_once, results_of
 
 
 def test_both_functions_run_at_the_same_time():
@@ -41,3 +42,31 @@ def test_without_threads_one_runs_after_the_other(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert at_once(lambda: 1, lambda: 2) == (1, 2)
+
+
+def test_the_next_task_begins_in_the_next_free_thread():
+    done = threading.Event()
+    began = []
+
+    def long() -> str:
+        assert done.wait(30)  # the other thread does all other tasks
+        return threading.current_thread().name
+
+    def short(number: int) -> str:
+        began.append(number)
+        if number == 4:
+            done.set()
+        return threading.current_thread().name
+
+    tasks = {"long": long, **{f"{number}": partial(short, number) for number in range(5)}}
+    names = results_of(tasks)
+    assert set(names) == set(tasks)
+    assert began == [0, 1, 2, 3, 4]
+    assert len({names[str(number)] for number in range(5)}) == 1
+    assert names["long"] != names["0"]
+
+
+def test_what_a_task_raises_is_raised():
+    with pytest.raises(KeyError, match="one"):
+        results_of({"fails": lambda: {}["one"], "works": lambda: 1})
+    assert results_of({}) == {}

@@ -66,7 +66,8 @@ def test_rows_are_sorted_by_thread_and_parents_come_first(library, rows):
         tree = HostTree(dict(hosts))
         position = tree._table["position"].tolist()
         rows_of = tree.rows(np.arange(len(rows))).tolist()
-        columns = tree.in_order()
+        whole = {name: np.empty(len(rows), np.int64) for name in ("start", "parent")}
+        columns = {**tree.in_order(whole), **whole}
     assert position == sorted(range(len(rows)), key=lambda row: (rows[row][1], rows[row][0], row))
     assert sorted(rows_of) == list(range(len(rows)))
     for row, place in enumerate(rows_of):
