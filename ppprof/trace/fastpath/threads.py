@@ -64,12 +64,13 @@ def results_of(tasks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     lock = threading.Lock()
 
     def work() -> dict[str, T]:
-        results = {}
+        results: dict[str, T] = {}
         while True:
             with lock:
-                name, task = next(waiting, (None, None))
-            if task is None:
+                following = next(waiting, None)
+            if following is None:
                 return results
+            name, task = following
             results[name] = task()
 
     one, other = at_once(work, work)
