@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -389,7 +388,7 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     with session(windows, TWICE, steps=StepLog(run_file(path))) as prof:  # type: ignore[arg-type]
         assert prof.is_active
         with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: 1)
+            child.setattr("ppprof.capture.session._num_forks", 1)
             assert not prof.is_active
             prof.step()
             prof.close()
