@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
+from importlib import import_module
 from threading import Event, Thread
 from typing import Any
 
-from ppprof.cli.importing import BLAS_THREADS, one_thread
+from ppprof.cli.importing import BLAS_THREADS, importing, one_thread
 from ppprof.errors import UsageError
-from ppprof.run.run import Run
-from ppprof.trace.fastpath.workers import num_processors
+from ppprof.hardware import num_processors
+from ppprof.run.run_files import RunFiles
 
 ANSWER_S = 10
 """Seconds for a scheduler to answer, and for its first worker to appear."""
@@ -28,11 +29,12 @@ _WINDOWS_PER_PROCESS = 16
 
 
 @contextmanager
-def processes(workers: int | None, *runs: Run) -> Iterator[Executor | None]:
+def processes(workers: int | None, *runs: RunFiles) -> Iterator[Executor | None]:
     """Yield an executor of ``workers`` new processes; None for 1, which means this process.
 
     The processes are spawned: a fork of a process with polars' threads may hang. Each has one such
-    thread: in several, small tables wait for each other.
+    thread: in several, small tables wait for each other. They start at once, and import what reads a
+    trace while the caller does the same.
 
     Args:
         workers: number of processes; None for one per processor, if each of them reads
@@ -48,12 +50,17 @@ def processes(workers: int | None, *runs: Run) -> Iterator[Executor | None]:
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    spawn = get_context("spawn")
-    with (
-        one_thread(_POLARS_THREADS, BLAS_THREADS),  # in the new processes: this one has its threads
-        ProcessPoolExecutor(workers, mp_context=spawn) as executor,
-    ):
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        with one_thread(_POLARS_THREADS, BLAS_THREADS):  # in the new processes
+            for _ in range(workers):
+                executor.submit(_import_reader)
         yield executor
+
+
+def _import_reader() -> None:
+    """Import what every task needs: the first task of each process."""
+    with importing():
+        import_module("ppprof.run.run")
 
 
 @contextmanager

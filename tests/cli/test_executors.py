@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,10 @@ from ppprof.cli import executors
 
 def threads_of_polars() -> str | None:
     return os.environ.get("POLARS_MAX_THREADS")
+
+
+def has_polars() -> bool:
+    return "polars" in sys.modules
 
 
 def run_of(num_windows: int) -> Any:
@@ -53,3 +58,10 @@ def test_each_has_one_thread_of_polars(
         assert executor is not None
         assert executor.submit(threads_of_polars).result() == expected
     assert threads_of_polars() == stated
+
+
+def test_they_import_the_reader_before_the_first_task() -> None:
+    with executors.processes(2) as executor:
+        assert executor is not None
+        assert len(executor._processes) == 2  # type: ignore[attr-defined]
+        assert executor.submit(has_polars).result()

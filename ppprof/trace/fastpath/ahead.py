@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ppprof.errors import TraceError
+from ppprof.hardware import num_processors
 from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.layouts import dialect_of
 from ppprof.trace.fastpath.threads import RangeScan
-from ppprof.trace.fastpath.workers import MIN_RANGE_BYTES, next_start, num_processors
+from ppprof.trace.fastpath.workers import MIN_RANGE_BYTES, next_start
 from ppprof.trace.json.recovery import start_of_events
 from ppprof.trace.source import TraceStream
 

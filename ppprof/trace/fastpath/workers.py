@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ppprof.arrays import Array
+from ppprof.hardware import num_processors
 from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import Scanned, scan
@@ -194,10 +195,3 @@ def next_start(path: str, dialect: str, position: int) -> int | None:
             text += more
     offset = text.find(start)
     return None if offset < 0 else position + offset
-
-
-def num_processors() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
