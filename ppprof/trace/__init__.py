@@ -50,8 +50,7 @@ if not TYPE_CHECKING:  # a type checker would take any name to exist
     def __getattr__(name: str) -> Any:
         """Import a public name of this package on first use.
 
-        Nothing is imported earlier, because the processes of `fastpath.workers` import this package and
-        must load nothing but numpy.
+        Nothing is imported earlier: some commands need a part of this package, and no polars.
 
         Raises:
             AttributeError: ``name`` is not a public name of this package.

@@ -22,7 +22,7 @@ from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.ahead import begun_scan
 from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
-from ppprof.trace.fastpath.workers import scan_ranges, split_positions
+from ppprof.trace.fastpath.ranges import RangeScans, can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
 from ppprof.trace.json.recovery import EventDecoder, keys_before, start_of_events
 from ppprof.trace.json.values import drop_nonportable_numbers
@@ -169,10 +169,6 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
     """
     dialect = DIALECTS[name]
     reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
-    begun = begun_scan(source, name)
-    bounds = split_positions(source, name, begun)
-    source.num_readers = len(bounds)
-    is_whole = len(bounds) == 1
     has_end = False
 
     def decoded(
@@ -189,20 +185,18 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
             piece = text(first, until)
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
-    scanner = new_scanner(dialect)
-    with scan_ranges(source, name, bounds, begun) as others:
-        for block in source.blocks(
-            dialect.last_start,
-            None if is_whole else bounds[0],
-            num_bytes=scanner.block_bytes,
-        ):
-            end = block.end if block.is_last and is_whole else None
+    if can_divide(source):
+        with RangeScans(source, name, begun_scan(source, name)) as scans:
+            for scanned in scans.scanned():
+                columns.add_scanned(scanned, dialect)
+                for ranges in _nearby(scanned.unmatched):
+                    columns.add_decoded(decoded(ranges, _texts(source, ranges), source.size))
+    else:
+        scanner = new_scanner(dialect)
+        for block in source.blocks(dialect.last_start, num_bytes=scanner.block_bytes):
+            end = block.end if block.is_last else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
-        for scanned in others.scanned():
-            columns.add_scanned(scanned, dialect)
-            for ranges in _nearby(scanned.unmatched):
-                columns.add_decoded(decoded(ranges, _texts(source, ranges), bounds[-1]))
     if not has_end:
         columns.skipped[TRUNCATED] += 1
 

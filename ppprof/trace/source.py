@@ -137,8 +137,6 @@ class TraceStream:
         """Offset of the next byte in the unpacked file."""
         self.damage: str | None = None
         """Why reading ended early in a damaged gzip file; None if no damage was found."""
-        self.num_readers = 1
-        """Number of processes or threads that each read an equal share of the file at the same pace."""
         self._progress = progress
         self._furthest = 0
         self._rest = b""
@@ -329,7 +327,7 @@ class TraceStream:
 
     def _report_progress(self) -> None:
         if self._progress:
-            self.report(self._file.tell() * self.num_readers)
+            self.report(self._file.tell())
 
     def _refuse_bomb(self, num_new: int) -> None:
         """Raise `TraceError` if a gzip file unpacks to far more bytes than were read from it.

@@ -12,11 +12,8 @@ from pathlib import Path
 
 from ppprof.errors import TraceError
 from ppprof.hardware import num_processors
-from ppprof.paths import is_remote
-from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.layouts import dialect_of
-from ppprof.trace.fastpath.threads import RangeScan
-from ppprof.trace.fastpath.workers import MIN_RANGE_BYTES, next_start
+from ppprof.trace.fastpath.ranges import MIN_RANGE_BYTES, RangeScan, can_divide, next_start
 from ppprof.trace.json.recovery import start_of_events
 from ppprof.trace.source import TraceStream
 
@@ -67,11 +64,9 @@ def begun_scan(source: TraceStream, dialect: str) -> RangeScan | None:
 
 def _new_scan(path: str) -> RangeScan | None:
     """Return the scan of a file's first range; None if the file is not to be scanned ahead."""
-    if core.library() is None or is_remote(path):
-        return None
     try:
         with TraceStream(path) as source:
-            if source.is_packed or source.size < _FEWEST_BYTES:
+            if not can_divide(source) or source.size < _FEWEST_BYTES:
                 return None
             head = source.peek(_HEAD_BYTES)
             start = start_of_events(head)

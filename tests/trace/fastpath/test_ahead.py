@@ -10,9 +10,9 @@ import pytest
 
 from ppprof.cli import main
 from ppprof.trace import read, write_paddle_json
-from ppprof.trace.fastpath import ahead, core, workers
+from ppprof.trace.fastpath import ahead, core, ranges
 from ppprof.trace.fastpath.ahead import begun_scan, scanned_ahead
-from ppprof.trace.fastpath.threads import RangeScan
+from ppprof.trace.fastpath.ranges import RangeScan
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.trace.paddle.test_json import assert_same
@@ -28,7 +28,7 @@ def path(tmp_path, monkeypatch) -> Path:
     """A file that is divided into ranges as if it were long."""
     monkeypatch.setattr(ahead, "_FEWEST_BYTES", 0)
     monkeypatch.setattr(ahead, "_HEAD_START_BYTES", 10_000)
-    for module in (ahead, workers):
+    for module in (ahead, ranges):
         monkeypatch.setattr(module, "MIN_RANGE_BYTES", 20_000)
         monkeypatch.setattr(module, "num_processors", lambda: 3)
     trace = read(write(tmp_path / "a.pb", *gpu_traces.training()))
@@ -39,15 +39,15 @@ def path(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def taken(monkeypatch) -> list[tuple[int, int]]:
     """The ranges whose events were taken."""
-    ranges = []
+    noted_ranges = []
     scanned = RangeScan.scanned
 
     def noted(self):
-        ranges.append((self.first, self.end))
+        noted_ranges.append((self.first, self.end))
         return scanned(self)
 
     monkeypatch.setattr(RangeScan, "scanned", noted)
-    return ranges
+    return noted_ranges
 
 
 def test_the_reader_goes_on_from_what_was_scanned_ahead(path, taken):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read
-from ppprof.trace.fastpath import workers
+from ppprof.trace.fastpath import ranges
 from tests.fixtures.tiers import one_in
 from tests.trace.json.test_broken_json import memcpy, operator, paddle, shapes
 
@@ -90,9 +90,8 @@ def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 def divide(patch: pytest.MonkeyPatch) -> None:
     """Divide files of some kilobytes as if they were long."""
-    patch.setattr(workers, "MIN_RANGE_BYTES", 3000)
-    patch.setattr(workers, "HEAD_START_BYTES", 1000)
-    patch.setattr(workers, "num_processors", lambda: 3)
+    patch.setattr(ranges, "MIN_RANGE_BYTES", 3000)
+    patch.setattr(ranges, "num_processors", lambda: 3)
 
 
 @example(["no number", "lists and objects"], False)

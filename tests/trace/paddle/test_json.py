@@ -23,6 +23,7 @@ import json
 import os
 import random
 import re
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,12 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, write_paddle_json
-from ppprof.trace.fastpath import core, threads, workers
+from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.fixed_layout import NumpyScanner
 from ppprof.trace.fastpath.native.scanner import NativeScanner
 from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
-from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import Thread, span, write
 from tests.trace.paddle.test_json_against_paddle import repaired
 
@@ -333,9 +333,8 @@ def test_a_packed_pb_is_the_same(tmp_path):
 
 @pytest.fixture
 def small_ranges(monkeypatch):
-    monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 20_000)
-    monkeypatch.setattr(workers, "HEAD_START_BYTES", 1000)
-    monkeypatch.setattr(workers, "num_processors", lambda: 3)
+    monkeypatch.setattr(ranges, "MIN_RANGE_BYTES", 20_000)
+    monkeypatch.setattr(ranges, "num_processors", lambda: 3)
 
 
 def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core, small_ranges):
@@ -346,13 +345,10 @@ def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core,
     assert all(0 <= done <= size and whole == size for done, whole in calls)
 
 
-@pytest.mark.parametrize(
-    ("name", "scanners"),
-    [(core.NATIVE, threads.ScanThreads), (core.PYTHON, workers.ScanWorkers)],
-)
-def test_several_readers_read_the_same(written, small_ranges, name, scanners, monkeypatch):
-    if name == core.NATIVE and not core.load(core.FOLDER)[0]:
+def test_several_threads_read_the_same(written, small_ranges, monkeypatch):
+    if not core.load(core.FOLDER)[0]:
         pytest.skip("needs the compiled core: run `python tools/build_core.py`")
+    monkeypatch.setenv(core.VARIABLE, core.PYTHON)
     whole = read(written)
     scanned = []
 
@@ -361,22 +357,12 @@ def test_several_readers_read_the_same(written, small_ranges, name, scanners, mo
             scanned.append(len(part.parts))
             yield part
 
-    scanned_elsewhere = scanners.scanned
-    monkeypatch.setenv(core.VARIABLE, name)
-    monkeypatch.setattr(scanners, "scanned", counted)
+    scanned_elsewhere = ranges.RangeScans.scanned
+    monkeypatch.setenv(core.VARIABLE, core.NATIVE)
+    monkeypatch.setattr(ranges.RangeScans, "scanned", counted)
     assert_same(read(written), whole)
-    assert len(scanned) == (3 if name == core.NATIVE else 2)
+    assert len(scanned) == 3
     assert all(scanned)
-
-
-@pytest.mark.parametrize(
-    "work", one_in(3, ["raise SystemExit(1)", "print('nonsense')", "import nothing_there"])
-)
-def test_a_process_that_fails_loses_nothing(written, small_ranges, work, monkeypatch):
-    monkeypatch.setenv(core.VARIABLE, core.PYTHON)
-    whole = read(written)
-    monkeypatch.setattr(workers, "_WORK", work)
-    assert_same(read(written), whole)
 
 
 def test_a_thread_that_cannot_start_loses_nothing(written, small_ranges, each_core, monkeypatch):
@@ -384,7 +370,7 @@ def test_a_thread_that_cannot_start_loses_nothing(written, small_ranges, each_co
         raise RuntimeError("can't start new thread")
 
     whole = read(written)
-    monkeypatch.setattr(threads.threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", start)
     assert_same(read(written), whole)
 
 
@@ -399,14 +385,14 @@ def test_a_file_that_shrinks_while_it_is_read_is_read_in_part(
 ):
     """A mapped file would end the process."""
     whole = read(written)
-    split_positions = json_reader.split_positions
+    new_scanner, half = json_reader.new_scanner, written.stat().st_size // 2
 
-    def positions(*of):
-        bounds = split_positions(*of)
-        os.truncate(written, bounds[-1] // 2)
-        return bounds
+    def cut(*of):
+        os.truncate(written, half)
+        return new_scanner(*of)
 
-    monkeypatch.setattr(json_reader, "split_positions", positions)
+    monkeypatch.setattr(json_reader, "new_scanner", cut)
+    monkeypatch.setattr(ranges, "new_scanner", cut)
     part = read(written, cache=False)
     assert 0 < part.events.height < whole.events.height
     assert TRUNCATED in part.skipped

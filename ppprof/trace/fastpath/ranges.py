@@ -1,0 +1,194 @@
+"""Divide a long file into ranges, and scan each in a thread of its own, in the compiled core.
+
+A thread reads its range block by block into a buffer of its own. The file is not mapped into memory:
+the blocks stay in the processor's cache, and no page has to be mapped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from ppprof.hardware import num_processors
+from ppprof.paths import is_remote
+from ppprof.trace.fastpath import core, fixed_layout
+from ppprof.trace.fastpath.fixed_layout import Scanned, new_scanner
+from ppprof.trace.fastpath.layouts import DIALECTS
+from ppprof.trace.fastpath.native.scanner import Control, NativeScanner
+from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
+
+MIN_RANGE_BYTES = 32 << 20
+"""The file must have this many bytes for each range."""
+_MOST_RANGES = 8
+_REPORT_S = 0.1
+"""Time between two reports of the progress."""
+
+
+def can_divide(source: TraceStream) -> bool:
+    """Return whether `RangeScans` can scan a file.
+
+    It needs the compiled core: numpy's short calls hold the interpreter's lock most of the time, so
+    threads of them would wait for each other. A file packed with gzip cannot be divided, nor one in
+    a store: some stores have one position for all readers of a file.
+    """
+    return not (source.is_packed or is_remote(source.path) or core.library() is None)
+
+
+def range_bounds(source: TraceStream, dialect: str, first: int, most: int) -> list[int]:
+    """Return where the ranges of the rest of a file begin and end, ascending.
+
+    Args:
+        source: the file.
+        dialect: key in `DIALECTS` of the file's writer.
+        first: offset of the first range.
+        most: most ranges.
+    """
+    num = min(most, (source.size - first) // MIN_RANGE_BYTES, _MOST_RANGES)
+    length = (source.size - first) // max(num, 1)
+    starts = (next_start(source.path, dialect, first + number * length) for number in range(1, num))
+    return sorted({first, source.size, *(start for start in starts if start is not None)})
+
+
+def next_start(path: str, dialect: str, position: int) -> int | None:
+    """Return the offset of the first event that begins at or after ``position``.
+
+    None if the file ends first, or if no event begins in about `MAX_EVENT_BYTES` bytes.
+
+    Args:
+        path: the file.
+        dialect: key in `DIALECTS` of the file's writer.
+        position: offset in the file.
+    """
+    start = DIALECTS[dialect].start
+    with TraceStream(path, first=position) as source:
+        text = source.read(BLOCK_BYTES // 16)
+        while start not in text and len(text) < MAX_EVENT_BYTES:
+            more = source.read(BLOCK_BYTES)
+            if not more:
+                return None
+            text += more
+    offset = text.find(start)
+    return None if offset < 0 else position + offset
+
+
+class RangeScan:
+    """A scan of one range of a file, in a thread of its own if one can be started.
+
+    Args:
+        path: the file.
+        dialect: key in `DIALECTS` of the file's writer.
+        first: offset at which an event begins, or the list of events.
+        end: offset at which an event begins, or the file ends.
+
+    Raises:
+        TraceError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str, dialect: str, first: int, end: int) -> None:
+        self.dialect, self.first, self.end = dialect, first, end
+        self._source = TraceStream(path, first=first)
+        self.identity = self._source.identity
+        """`TraceStream.identity` of the file."""
+        self._control = Control(first, 0)
+        self._result: Scanned | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def num_done(self) -> int:
+        """Number of bytes that have been scanned."""
+        return int(self._control.position) - self.first
+
+    def start(self) -> None:
+        """Begin the scan. If no thread can be started, `scanned` does the work."""
+        thread = threading.Thread(target=self._run, name="ppprof scan", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the limit of threads is reached
+            return
+        self._thread = thread
+
+    def cancel(self) -> None:
+        """End the scan after the current block."""
+        self._control.is_cancelled = 1
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return whether the thread has ended, at most after some seconds."""
+        if self._thread:
+            self._thread.join(seconds)
+        return not (self._thread and self._thread.is_alive())
+
+    def scanned(self) -> Scanned:
+        """Wait for the events of the range, and return them; this object keeps none.
+
+        Raises:
+            TraceError: the range cannot be read.
+            MemoryError: there is not enough memory.
+        """
+        if not self._thread:
+            self._run()
+        self.wait()
+        if self._error:
+            raise self._error
+        result, self._result = self._result, None
+        assert result is not None
+        return result
+
+    def _run(self) -> None:
+        dialect = DIALECTS[self.dialect]
+        try:
+            with self._source as source:
+                scanner = new_scanner(dialect)
+                assert isinstance(scanner, NativeScanner)
+                if scanner.add_range(source, self.end, self._control):
+                    self._result = scanner.scanned()
+                else:
+                    self._result = fixed_layout.scan(source, dialect, self.end)
+        except BaseException as error:  # raised again by `scanned`
+            self._error = error
+
+
+class RangeScans:
+    """Context manager for the scans of all ranges of a file from the stream's position on.
+
+    At the end of the block, all threads have ended.
+
+    Args:
+        source: the file, at its list of events; `can_divide` is true.
+        dialect: key in `DIALECTS` of the file's writer.
+        begun: the scan of the first range, if it has begun.
+    """
+
+    def __init__(self, source: TraceStream, dialect: str, begun: RangeScan | None) -> None:
+        self._source = source
+        self._scans = [begun] if begun else []
+        first, most = (begun.end, num_processors() - 1) if begun else (source.position, None)
+        bounds = range_bounds(source, dialect, first, most or num_processors())
+        self._new = [
+            RangeScan(source.path, dialect, first, end) for first, end in zip(bounds, bounds[1:])
+        ]
+        self._scans += self._new
+
+    def __enter__(self) -> RangeScans:
+        for scan in self._new:
+            scan.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for scan in self._scans:
+            scan.cancel()
+        for scan in self._scans:
+            scan.wait()
+
+    def scanned(self) -> Iterator[Scanned]:
+        """Yield the events of each range, in the order of the file.
+
+        Raises:
+            TraceError: a range cannot be read.
+            MemoryError: there is not enough memory.
+        """
+        first = self._source.position
+        for scan in self._scans:
+            while not scan.wait(_REPORT_S):
+                self._source.report(first + sum(scan.num_done for scan in self._scans))
+            yield scan.scanned()
