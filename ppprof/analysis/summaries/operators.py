@@ -15,6 +15,7 @@ from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int32, Int64
 from ppprof.remote_names import REMOTE, ends_of
+from ppprof.trace.labels import Labels
 from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.schema import is_kernel
 
@@ -102,35 +103,34 @@ def _with_remote_calls(
 
 
 def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
-    thread = pl.col("thread") if profile.options.thread_sep else pl.lit(None, pl.Int64)
-    tree = profile.tree
-    hosts = tree.hosts.select(
-        "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
-    )
-    calls = _with_inputs(hosts[tree.rows_of_category("Operator")], profile)
-    children = _children(tree, calls)
-    by_operator = ["thread", "operator"]
+    by_thread = ["thread"] if profile.options.thread_sep else []
+    by_operator = [*by_thread, "operator"]
     by_inner = [*by_operator, "inner"]
-    items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=["thread"])
+    tree = profile.tree
+    hosts = tree.hosts.select("row", "cpu_ns", "device_ns", *by_thread, operator="name")
+    calls = _with_inputs(hosts[tree.rows_of_category("Operator")], profile)
+    children = _children(tree, calls, by_operator)
+    items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=by_thread)
     is_one_of_several = pl.col("shapes").n_unique().over(by_operator) > 1
     several = calls.filter(is_one_of_several) if calls["shapes"].count() else calls.clear()
     shapes = _with_flops(several.drop_nulls("shapes"), [*by_operator, "shapes"])
     by_shape = _blocks(sort_by(shapes, profile.sorted_by), by_operator)
-    whole = {row["thread"]: row for row in _rows(items.group_by("thread").agg(_TOTALS))}
+    blocks = items.group_by("thread").agg(_TOTALS) if by_thread else items.select(_TOTALS)
+    whole = {row.get("thread"): row for row in _rows(blocks)}
     inner = _blocks(grouped(children, by_inner, gpu="device_ns"), by_operator)
     left = _blocks(
-        grouped(_accumulation(calls, children), by_operator, gpu="device_ns"), by_operator
+        grouped(_accumulation(tree, calls, children), by_operator, gpu="device_ns"), by_operator
     )
     devices = tree.devices.select("gpu_ns", "host", device="name").drop_nulls("host")
-    by_calls = _launched(devices, calls)
-    by_children = _launched(devices, children)
+    by_calls = _launched(devices, calls, by_operator)
+    by_children = _launched(devices, children, by_inner)
     own = _blocks(grouped(by_calls, [*by_operator, "device"], clocks=("gpu",)), by_operator)
     below = _blocks(grouped(by_children, [*by_inner, "device"], clocks=("gpu",)), by_inner)
 
     rows: list[Row] = []
     for item in _rows(items):
-        key = (item["thread"], item["operator"])
-        rows.append(_row("operator", item["operator"], item, whole[item["thread"]]))
+        key = tuple(item[name] for name in by_operator)
+        rows.append(_row("operator", item["operator"], item, whole[item.get("thread")]))
         for child in inner[key]:
             rows.append(_row("inner", child["inner"], child, item))
             child_key = (*key, child["inner"])
@@ -142,23 +142,24 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     return pl.DataFrame([{**row, "node": node} for row in rows], OPERATORS)
 
 
-def _children(tree: Tree, calls: pl.DataFrame) -> pl.DataFrame:
+def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return the host events directly below operators that are not operators themselves.
 
     Args:
         tree: the event tree.
-        calls: the calls of the operators; reads row, thread and operator.
+        calls: the calls of the operators; reads row and ``keys``.
+        keys: columns of the calls.
 
     Returns:
-        row, parent, cpu_ns, device_ns, inner (the name), and thread and operator of the caller; in
-        the order of ``calls``, the children of a call sorted by row.
+        row, cpu_ns, device_ns, inner (the name), and ``keys`` of the caller; in the order of
+        ``calls``, the children of a call sorted by row.
     """
     caller = _positions(tree.events.parent[: tree.events.num_hosts], calls["row"])
     caller[calls["row"].to_numpy()] = -1
     rows = np.flatnonzero(caller >= 0)
     rows = rows[np.argsort(caller[rows], kind="stable")]
-    children = tree.hosts.select("row", "parent", "cpu_ns", "device_ns", inner="name")[rows]
-    return children.hstack(calls.select("thread", "operator")[caller[rows]])
+    children = tree.hosts.select("row", "cpu_ns", "device_ns", inner="name")[rows]
+    return children.hstack(calls.select(keys)[caller[rows]])
 
 
 def _positions(wanted: Int64, rows: pl.Series) -> Int32:
@@ -220,19 +221,19 @@ def operator_shapes(profile: Profile) -> pl.DataFrame:
 _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()
 
 
-def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
+def _accumulation(tree: Tree, calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     """Return the calls of ``Global_`` gradient nodes without the time of their ``Local_`` children.
 
     Calls without such a child are left out.
     """
-    local = (
-        children.filter(pl.col("inner").cat.starts_with("Local_"))
-        .group_by("parent")
-        .agg(pl.col("cpu_ns", "device_ns").sum())
-    )
+    is_local = Labels.of(children["inner"]).where(lambda name: name.startswith("Local_"))
+    local = children.select("row", "cpu_ns", "device_ns")[np.flatnonzero(is_local)]
+    local = local.with_columns(row=pl.Series(tree.events.parent[local["row"].to_numpy()]))
+    local = local.group_by("row").agg(pl.col("cpu_ns", "device_ns").sum())
+    is_global = Labels.of(calls["operator"]).where(lambda name: name.startswith("Global_"))
     return (
-        calls.filter(pl.col("operator").cat.starts_with("Global_"))
-        .join(local, left_on="row", right_on="parent", suffix="_local", maintain_order="left")
+        calls[np.flatnonzero(is_global)]
+        .join(local, on="row", suffix="_local", maintain_order="left")
         .with_columns(
             cpu_ns=pl.col("cpu_ns") - pl.col("cpu_ns_local"),
             device_ns=pl.col("device_ns") - pl.col("device_ns_local"),
@@ -240,20 +241,21 @@ def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _launched(devices: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return device events with the columns of the host event that launched them.
 
     Args:
         devices: device events, with the column host.
-        hosts: host events, with the column row. Device events launched by others are left out.
+        hosts: host events; reads row and ``keys``. Device events launched by others are left out.
+        keys: columns of the host events.
 
     Returns:
-        The device events in the order of ``hosts``.
+        The device events in the order of ``hosts``, with the columns ``keys`` of these.
     """
     launcher = _positions(devices["host"].to_numpy(), hosts["row"])
     rows = np.flatnonzero(launcher >= 0)
     rows = rows[np.argsort(launcher[rows], kind="stable")]
-    return devices[rows].hstack(hosts[launcher[rows]])
+    return devices[rows].hstack(hosts.select(keys)[launcher[rows]])
 
 
 def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
@@ -265,7 +267,7 @@ def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
         stats: the row's calls and times.
         whole: the totals that the ratios are relative to. A ratio to a total of 0 is 0.
     """
-    row = {"thread": stats["thread"], "kind": kind, **stats, "name": name}
+    row = {"kind": kind, **stats, "name": name}
     for clock in ("cpu", "gpu"):
         total = stats.get(f"{clock}_total_ns")
         if total is not None:
