@@ -107,3 +107,19 @@ def renumbered(values: Int32, number: Int32) -> Int32:
             return values
     new: Int32 = np.append(number, np.int32(-1))[values]
     return new
+
+
+def rows_by_number(number: Int32, num_numbers: int) -> Int64:
+    """Return the rows whose number is at least 0, sorted by it; rows of one number in their order.
+
+    Args:
+        number: numbers below ``num_numbers``, shape (N,).
+        num_numbers: not much above N.
+    """
+    number = np.ascontiguousarray(number, np.int32)
+    rows, following = np.empty(len(number), np.int64), np.empty(num_numbers + 1, np.int64)
+    count = core.call("rows_by_number", number, len(number), num_numbers, following, rows)
+    if count is not None:
+        return rows[:count]
+    rows = np.flatnonzero(number >= 0)
+    return rows[np.argsort(number[rows], kind="stable")]

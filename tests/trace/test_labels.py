@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace.fastpath import core
-from ppprof.trace.labels import Labels, renumbered
+from ppprof.trace.labels import Labels, renumbered, rows_by_number
 
 texts = st.lists(st.sampled_from(["relu", "gemm", "", "a b", None]), max_size=12)
 
@@ -75,3 +75,13 @@ def test_new_numbers(library, rows, number, is_same, is_writeable):
     assert new.dtype == np.int32
     if not is_writeable:
         assert values.tolist() == rows
+
+
+@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
+@given(st.lists(st.integers(-1, 5), max_size=20))
+def test_rows_by_number(library, numbers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: library)
+        rows = rows_by_number(np.array(numbers, np.int32), 6)
+    chosen = [row for row, number in enumerate(numbers) if number >= 0]
+    assert rows.tolist() == sorted(chosen, key=lambda row: numbers[row])

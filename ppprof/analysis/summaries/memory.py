@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.labels import Labels
 
 MEMORY = {
     "place": pl.Categorical(),
@@ -53,16 +54,14 @@ def memory(profile: Profile) -> pl.DataFrame:
     counted_events = pl.concat([own, in_operator]).sort(
         "visit", "is_own", "event", maintain_order=True
     )
-    kind = pl.col("kind").cast(pl.String)
+    kinds = Labels.of(counted_events["kind"])
     counted_events = counted_events.with_columns(
-        type=pl.when(kind.str.starts_with("Reserved"))
-        .then(pl.lit("Reserved"))
-        .otherwise(pl.lit("Allocated")),
-        is_free=kind.str.ends_with("Free"),
+        is_reserved=pl.Series(kinds.where(lambda kind: kind.startswith("Reserved"))),
+        is_free=pl.Series(kinds.where(lambda kind: kind.endswith("Free"))),
     )
     is_free, size = pl.col("is_free"), pl.col("bytes")
     rows = (
-        counted_events.group_by("place", "type", "name", maintain_order=True)
+        counted_events.group_by("place", "is_reserved", "name", maintain_order=True)
         .agg(
             allocation_count=(~is_free).sum().cast(pl.Int64),
             free_count=is_free.sum().cast(pl.Int64),
@@ -76,7 +75,7 @@ def memory(profile: Profile) -> pl.DataFrame:
         peak_reserved_bytes=pl.max_horizontal(pl.col("peak_reserved").max(), 0),
     )
     places = (
-        counted_events.filter(pl.col("type") == "Allocated")
+        counted_events.filter(~pl.col("is_reserved"))
         .select("place")
         .unique(maintain_order=True)
         .with_row_index("place_order")
@@ -84,6 +83,9 @@ def memory(profile: Profile) -> pl.DataFrame:
     return (
         places.join(rows, on="place", maintain_order="left_right")
         .join(peaks, on="place", how="left", maintain_order="left")
-        .sort("place_order", "type", -pl.col("increase_bytes"), maintain_order=True)
-        .drop("place_order")
+        .sort("place_order", "is_reserved", -pl.col("increase_bytes"), maintain_order=True)
+        .with_columns(
+            type=pl.when("is_reserved").then(pl.lit("Reserved")).otherwise(pl.lit("Allocated"))
+        )
+        .select(MEMORY.keys())
     )

@@ -15,7 +15,7 @@ from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int32, Int64
 from ppprof.remote_names import REMOTE, ends_of
-from ppprof.trace.labels import Labels
+from ppprof.trace.labels import Labels, rows_by_number
 from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.schema import is_kernel
 
@@ -156,8 +156,7 @@ def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """
     caller = _positions(tree.events.parent[: tree.events.num_hosts], calls["row"])
     caller[calls["row"].to_numpy()] = -1
-    rows = np.flatnonzero(caller >= 0)
-    rows = rows[np.argsort(caller[rows], kind="stable")]
+    rows = rows_by_number(caller, calls.height)
     children = tree.hosts.select("row", "cpu_ns", "device_ns", inner="name")[rows]
     return children.hstack(calls.select(keys)[caller[rows]])
 
@@ -253,8 +252,7 @@ def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, keys: list[str]) -> pl
         The device events in the order of ``hosts``, with the columns ``keys`` of these.
     """
     launcher = _positions(devices["host"].to_numpy(), hosts["row"])
-    rows = np.flatnonzero(launcher >= 0)
-    rows = rows[np.argsort(launcher[rows], kind="stable")]
+    rows = rows_by_number(launcher, hosts.height)
     return devices[rows].hstack(hosts.select(keys)[launcher[rows]])
 
 

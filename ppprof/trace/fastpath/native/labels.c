@@ -62,3 +62,24 @@ EXPORT int64_t ppprof_group_stats(const int32_t *group, const int64_t *value, in
     }
     return 0;
 }
+
+/* Sort the rows whose number is at least 0 by their number; rows of one number keep their order.
+ *
+ * Numbers are below `num_numbers`. `rows` gets the rows, and has room for all of them. `next` has
+ * room for `num_numbers` + 1 items. Return how many rows have a number.
+ */
+EXPORT int64_t ppprof_rows_by_number(const int32_t *number, int64_t num_rows, int64_t num_numbers,
+                                     int64_t *next, int64_t *rows)
+{
+    for (int64_t index = 0; index <= num_numbers; index++)
+        next[index] = 0;
+    for (int64_t row = 0; row < num_rows; row++)
+        if (number[row] >= 0)
+            next[number[row] + 1]++;
+    for (int64_t index = 0; index < num_numbers; index++)
+        next[index + 1] += next[index];
+    for (int64_t row = 0; row < num_rows; row++)
+        if (number[row] >= 0)
+            rows[next[number[row]]++] = row;
+    return next[num_numbers];
+}
