@@ -1,8 +1,7 @@
-"""Peak compute rates and memory bandwidths of known devices; this machine's processors."""
+"""Peak compute rates and memory bandwidths of known devices."""
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Optional
@@ -163,10 +162,3 @@ def known_peak_flops(name: str) -> float | None:
     """
     device = known_device(name)
     return device.peak_flops("fp16") if device is not None else None
-
-
-def num_processors() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -12,8 +12,8 @@ from typing import Any
 
 from ppprof.cli.importing import BLAS_THREADS, importing, one_thread
 from ppprof.errors import UsageError
-from ppprof.hardware import num_processors
 from ppprof.run.run_files import RunFiles
+from ppprof.trace.fastpath.threads import num_processors
 
 ANSWER_S = 10
 """Seconds for a scheduler to answer, and for its first worker to appear."""

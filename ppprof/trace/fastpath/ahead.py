@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ppprof.errors import TraceError
-from ppprof.hardware import num_processors
 from ppprof.trace.fastpath.layouts import dialect_of
 from ppprof.trace.fastpath.ranges import MIN_RANGE_BYTES, RangeScan, can_divide, next_start
+from ppprof.trace.fastpath.threads import num_processors
 from ppprof.trace.json.recovery import start_of_events
 from ppprof.trace.source import TraceStream
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from ppprof.arrays import Array, Int32, Int64, UInt64
 from ppprof.errors import TraceError
-from ppprof.hardware import num_processors
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.protobuf_decode import NumpyBuffer
 from ppprof.trace.fastpath.protobuf_messages import (
@@ -38,6 +37,7 @@ from ppprof.trace.fastpath.protobuf_messages import (
     damaged,
 )
 from ppprof.trace.fastpath.string_table import StringTable
+from ppprof.trace.fastpath.threads import num_processors
 
 _DONE, _FULL = 0, 1
 _REASONS = {2: LONG_NUMBER, 3: UNKNOWN_TYPE, 4: BEYOND_FILE, 5: BEYOND_MESSAGE}

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from ppprof.hardware import num_processors
 from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core, fixed_layout
 from ppprof.trace.fastpath.fixed_layout import Scanned, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS
 from ppprof.trace.fastpath.native.scanner import Control, NativeScanner
+from ppprof.trace.fastpath.threads import num_processors
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20

@@ -1,13 +1,21 @@
-"""Work that is done in two threads at once."""
+"""Work that is done in two threads at once, and how many a machine runs at once."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+def num_processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def at_once(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:

@@ -12,8 +12,8 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from ppprof.hardware import num_processors
 from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.threads import num_processors
 from ppprof.trace.json.batches import decoded_batches, part_bounds
 from ppprof.trace.json.recovery import EventDecoder
 from ppprof.trace.kineto.columns import KinetoColumns
