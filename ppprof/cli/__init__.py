@@ -20,6 +20,7 @@ with importing():  # these, too, take less time so
     from importlib import import_module
     from typing import Any, NoReturn, TextIO, cast
 
+    from ppprof.cli.interrupts import late_interrupts
     from ppprof.cli.parsers import COMMANDS, examples
     from ppprof.cli.terminal import (
         Terminal,
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a locale cannot
     with logging_to_stderr():
         try:
-            code = _run(sys.argv[1:] if argv is None else argv)
+            with late_interrupts():
+                code = _run(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
         except PpprofError as error:
             log.error("%s", error)

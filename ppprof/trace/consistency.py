@@ -26,14 +26,14 @@ _NEVER_NULL = {
 }
 """Table -> columns without nulls."""
 
-_ENDLESS_NS = 2**62
+ENDLESS_NS = 2**62
 """Times and lengths stay within this, so that a start plus a length fits an int64."""
 
 
-_FIRST_NS = {"start_ns": -_ENDLESS_NS, "dur_ns": 0, "time_ns": -_ENDLESS_NS}
+_FIRST_NS = {"start_ns": -ENDLESS_NS, "dur_ns": 0, "time_ns": -ENDLESS_NS}
 """Column of times -> its least value."""
 
-_UNSOUND = "times out of range"
+UNSOUND = "times out of range"
 
 
 def with_sound_times(trace: Trace) -> Trace:
@@ -46,13 +46,13 @@ def with_sound_times(trace: Trace) -> Trace:
     tables = {"events": trace.events, "frames": trace.frames, "memory": trace.memory}
     for name, table in tables.items():
         for column, first in _FIRST_NS.items():
-            if column in table.columns and not _are_between(table[column], first, _ENDLESS_NS):
-                sound = table[column].clip(first, _ENDLESS_NS - 1)
+            if column in table.columns and not _are_between(table[column], first, ENDLESS_NS):
+                sound = table[column].clip(first, ENDLESS_NS - 1)
                 num_unsound += int((sound != table[column]).sum())
                 tables[name] = table = table.with_columns(sound)
     if not num_unsound:
         return trace
-    skipped = {**trace.skipped, _UNSOUND: num_unsound}
+    skipped = {**trace.skipped, UNSOUND: num_unsound}
     events, frames, memory = tables.values()
     return dataclasses.replace(trace, events=events, frames=frames, memory=memory, skipped=skipped)
 
@@ -121,8 +121,8 @@ def _rows(links: pl.Series) -> Int64:
 
 
 def _are_times(table: pl.DataFrame) -> bool:
-    return _are_between(table["start_ns"], -_ENDLESS_NS, _ENDLESS_NS) and _are_between(
-        table["dur_ns"], 0, _ENDLESS_NS
+    return _are_between(table["start_ns"], -ENDLESS_NS, ENDLESS_NS) and _are_between(
+        table["dur_ns"], 0, ENDLESS_NS
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.consistency import with_sound_times
-from ppprof.trace.fastpath.ahead import begun_scan
+from ppprof.trace.fastpath.ahead import take_begun_scan
 from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.ranges import RangeScans, can_divide
@@ -186,7 +186,7 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
     if can_divide(source):
-        with RangeScans(source, name, begun_scan(source, name)) as scans:
+        with RangeScans(source, name, take_begun_scan(source, name)) as scans:
             for scanned in scans.scanned():
                 columns.add_scanned(scanned, dialect)
                 for ranges in _nearby(scanned.unmatched):

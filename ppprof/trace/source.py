@@ -165,6 +165,10 @@ class TraceStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     @property
@@ -178,10 +182,16 @@ class TraceStream:
         return self._file.fileno()
 
     @property
-    def identity(self) -> tuple[int, int, int, int]:
-        """Values that differ if this is another file, or its content has changed."""
+    def identity(self) -> tuple[int, ...]:
+        """Numbers that differ if this is another file, or its content has changed."""
         state = os.fstat(self._file.fileno())
-        return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        return *self.file_number, self.size, state.st_mtime_ns, state.st_ctime_ns
+
+    @property
+    def file_number(self) -> tuple[int, int]:
+        """Numbers that differ if this is another file. Not for a file in a store."""
+        state = os.fstat(self._file.fileno())
+        return state.st_dev, state.st_ino
 
     @property
     def size_now(self) -> int:

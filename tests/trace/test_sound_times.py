@@ -9,6 +9,7 @@ import polars as pl
 import ppprof
 from ppprof.trace import read
 from ppprof.trace.consistency import problem
+from ppprof.trace.schema import Trace
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
 
 FIRST_NS, LAST_NS = -(2**62), 2**62 - 1
@@ -61,6 +62,54 @@ def test_times_whose_sum_no_integer_holds_are_cut(tmp_path):
     run = ppprof.open(path)
     assert run.summary("kernel", rank=0)["calls"].to_list() == [1, 1]
     assert ppprof.diff(run, run).overview.height
+
+
+EVENT = """
+  {{
+    "name": "{name}[1.000 us]", "pid": 4, "tid": "7(C++)",
+    "ts": {ts}, "dur": {dur},
+    "ph": "X", "cat": "{cat}",
+    "cname": "thread_state_runnable",
+    "args": {{
+      "start_time": "1.000 us",
+      "end_time": "2.000 us"
+    }}
+  }},"""
+
+
+def paddle(path, *events: tuple[str, str, int, str]) -> Trace:
+    lines = [EVENT.format(name=name, cat=cat, ts=ts, dur=dur) for name, cat, ts, dur in events]
+    text = "".join(lines).removesuffix(",")
+    path.write_text(f'{{"schemaVersion": "1.0.2", "traceEvents": [{text}\n  ]}}')
+    return read(path, cache=False)
+
+
+def test_the_tree_does_not_depend_on_sums_that_no_integer_holds(tmp_path, each_core):
+    trace = paddle(
+        tmp_path / "a.json",
+        ("a", "Operator", 1, "9223372036854774.808"),
+        ("b", "Operator", 0, "0.000"),
+        ("c", "Operator", -5, "9223372036854775.000"),
+    )
+    assert trace.skipped == {"times out of range": 2}
+    assert problem(trace) is None
+    names = trace.events["name"].cast(str).to_list()
+    parents = [None if row is None else names[row] for row in trace.events["parent"]]
+    # Both long ones are cut to one length, so the later one, a, also ends later.
+    assert dict(zip(names, parents)) == {"c": None, "b": "c", "a": None}
+
+
+def test_phases_whose_sum_no_integer_holds_have_a_table(tmp_path):
+    far = "4600000000000000.000"
+    paddle(
+        tmp_path / "a.json",
+        ("ProfileStep#1", "ProfileStep", 1, far),
+        ("forward", "Forward", 2, far),
+        ("backward", "Backward", 3, far),
+        ("step", "Optimization", 4, far),
+    )
+    table = ppprof.open(tmp_path / "a.json").summary("model", rank=0)
+    assert table["name"].to_list()[-1] == "Others"
 
 
 def test_sound_times_are_not_touched(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import numpy as np
@@ -175,9 +176,10 @@ def model(profile: Profile) -> pl.DataFrame:
         rows.append(
             {
                 "name": "Others",
-                "cpu_total_ns": profile.total_ns - sum(row["cpu_total_ns"] for row in rows[1:]),
-                "gpu_total_ns": steps["gpu_total_ns"]
-                - sum(row["gpu_total_ns"] for row in rows[1:]),
+                "cpu_total_ns": _rest(profile.total_ns, (row["cpu_total_ns"] for row in rows[1:])),
+                "gpu_total_ns": _rest(
+                    steps["gpu_total_ns"], (row["gpu_total_ns"] for row in rows[1:])
+                ),
             }
         )
     table = pl.DataFrame([{key: row.get(key) for key in STATS} for row in rows], STATS)
@@ -185,6 +187,11 @@ def model(profile: Profile) -> pl.DataFrame:
         cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),
         gpu_ratio=ratio_of("gpu_total_ns", steps["gpu_total_ns"] if steps else 0),
     )
+
+
+def _rest(whole_ns: int, parts_ns: Iterable[int]) -> int:
+    """Return the whole without its parts; as an int64 that wraps around, as polars' sums do."""
+    return (whole_ns - sum(parts_ns) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def distributed(profile: Profile) -> pl.DataFrame:

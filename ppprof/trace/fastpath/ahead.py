@@ -24,7 +24,7 @@ _HEAD_BYTES = 1 << 16
 _HEAD_START_BYTES = 96 << 20
 """Bytes that are scanned during the imports, about."""
 _begun: list[RangeScan] = []
-"""The scans that the context managers have begun, the latest one last."""
+"""The scans that the context managers have begun and no reader has taken, the latest one last."""
 
 
 @contextmanager
@@ -43,13 +43,14 @@ def scanned_ahead(path: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _begun.remove(scan)
+        if scan in _begun:
+            _begun.remove(scan)
         scan.cancel()
-        scan.wait()
+        scan.close()
 
 
-def begun_scan(source: TraceStream, dialect: str) -> RangeScan | None:
-    """Return the scan of a file's first range if it has begun; None if it has not.
+def take_begun_scan(source: TraceStream, dialect: str) -> RangeScan | None:
+    """Return the scan of a file's first range if it has begun; None if not, or if it was taken.
 
     Args:
         source: the file, at its list of events.
@@ -58,6 +59,7 @@ def begun_scan(source: TraceStream, dialect: str) -> RangeScan | None:
     for scan in reversed(_begun):
         place = scan.dialect, scan.first, scan.identity
         if place == (dialect, source.position, source.identity):
+            _begun.remove(scan)
             return scan
     return None
 
@@ -84,4 +86,4 @@ def _end(source: TraceStream, dialect: str) -> int:
     rest = (source.size - _HEAD_START_BYTES) * num_others // (num_others + 1)
     if rest < MIN_RANGE_BYTES:
         return source.size
-    return next_start(source.path, dialect, source.size - rest) or source.size
+    return next_start(source, dialect, source.size - rest) or source.size

@@ -15,7 +15,8 @@ import numpy as np
 
 from ppprof.trace.fastpath import core
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""The garbage collector may run `_unmap` for another file while `MappedFile.of` holds it."""
 
 
 class MappedFile:

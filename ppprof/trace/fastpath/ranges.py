@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+from ppprof.errors import TraceError
 from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core, fixed_layout
 from ppprof.trace.fastpath.fixed_layout import Scanned, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS
 from ppprof.trace.fastpath.native.scanner import Control, NativeScanner
 from ppprof.trace.fastpath.threads import num_processors
-from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
+from ppprof.trace.source import MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
 """The file must have this many bytes for each range."""
 _MOST_RANGES = 8
+_SEARCH_BYTES = 1 << 18
 _REPORT_S = 0.1
 """Time between two reports of the progress."""
 
@@ -45,30 +47,30 @@ def range_bounds(source: TraceStream, dialect: str, first: int, most: int) -> li
     """
     num = min(most, (source.size - first) // MIN_RANGE_BYTES, _MOST_RANGES)
     length = (source.size - first) // max(num, 1)
-    starts = (next_start(source.path, dialect, first + number * length) for number in range(1, num))
+    starts = (next_start(source, dialect, first + number * length) for number in range(1, num))
     return sorted({first, source.size, *(start for start in starts if start is not None)})
 
 
-def next_start(path: str, dialect: str, position: int) -> int | None:
+def next_start(source: TraceStream, dialect: str, position: int) -> int | None:
     """Return the offset of the first event that begins at or after ``position``.
 
     None if the file ends first, or if no event begins in about `MAX_EVENT_BYTES` bytes.
 
     Args:
-        path: the file.
+        source: the file.
         dialect: key in `DIALECTS` of the file's writer.
         position: offset in the file.
     """
-    start = DIALECTS[dialect].start
-    with TraceStream(path, first=position) as source:
-        text = source.read(BLOCK_BYTES // 16)
-        while start not in text and len(text) < MAX_EVENT_BYTES:
-            more = source.read(BLOCK_BYTES)
-            if not more:
-                return None
-            text += more
-    offset = text.find(start)
-    return None if offset < 0 else position + offset
+    start, num_bytes = DIALECTS[dialect].start, _SEARCH_BYTES
+    while num_bytes <= MAX_EVENT_BYTES:
+        text = source.between(position, position + num_bytes)
+        offset = text.find(start)
+        if offset >= 0:
+            return position + offset
+        if len(text) < num_bytes:
+            return None
+        num_bytes *= 8
+    return None
 
 
 class RangeScan:
@@ -89,9 +91,11 @@ class RangeScan:
         self._source = TraceStream(path, first=first)
         self.identity = self._source.identity
         """`TraceStream.identity` of the file."""
+        self.file_number = self._source.file_number
+        """`TraceStream.file_number` of the file."""
         self._control = Control(first, 0)
         self._result: Scanned | None = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
         self._thread: threading.Thread | None = None
 
     @property
@@ -109,8 +113,13 @@ class RangeScan:
         self._thread = thread
 
     def cancel(self) -> None:
-        """End the scan after the current block."""
+        """End the scan after the current block; `close` waits for that."""
         self._control.is_cancelled = 1
+
+    def close(self) -> None:
+        """Wait until the thread has ended, and close the file."""
+        self.wait()
+        self._source.close()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Return whether the thread has ended, at most after some seconds."""
@@ -128,8 +137,8 @@ class RangeScan:
         if not self._thread:
             self._run()
         self.wait()
-        if self._error:
-            raise self._error
+        if self._errors:
+            raise self._errors.pop()  # no name keeps it, with all that its traceback holds
         result, self._result = self._result, None
         assert result is not None
         return result
@@ -142,10 +151,10 @@ class RangeScan:
                 assert isinstance(scanner, NativeScanner)
                 if scanner.add_range(source, self.end, self._control):
                     self._result = scanner.scanned()
-                else:
+                elif not self._control.is_cancelled:
                     self._result = fixed_layout.scan(source, dialect, self.end)
         except BaseException as error:  # raised again by `scanned`
-            self._error = error
+            self._errors.append(error)
 
 
 class RangeScans:
@@ -157,6 +166,9 @@ class RangeScans:
         source: the file, at its list of events; `can_divide` is true.
         dialect: key in `DIALECTS` of the file's writer.
         begun: the scan of the first range, if it has begun.
+
+    Raises:
+        TraceError: the file cannot be opened, or another one has taken its place.
     """
 
     def __init__(self, source: TraceStream, dialect: str, begun: RangeScan | None) -> None:
@@ -168,6 +180,9 @@ class RangeScans:
             RangeScan(source.path, dialect, first, end) for first, end in zip(bounds, bounds[1:])
         ]
         self._scans += self._new
+        if any(scan.file_number != source.file_number for scan in self._scans):
+            self.__exit__()
+            raise TraceError(f"{source.path}: replaced while it was read; read it again")
 
     def __enter__(self) -> RangeScans:
         for scan in self._new:
@@ -178,7 +193,7 @@ class RangeScans:
         for scan in self._scans:
             scan.cancel()
         for scan in self._scans:
-            scan.wait()
+            scan.close()
 
     def scanned(self) -> Iterator[Scanned]:
         """Yield the events of each range, in the order of the file.

@@ -46,7 +46,7 @@ def at_once(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
     finally:
         thread.join()
     if errors:
-        raise errors[0]
+        raise errors.pop()  # no name keeps it, with all that its traceback holds
     return result, results[0]
 
 

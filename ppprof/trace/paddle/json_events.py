@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,6 +10,7 @@ import polars as pl
 
 from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
+from ppprof.trace.consistency import ENDLESS_NS, UNSOUND
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
 from ppprof.trace.fastpath.threads import at_once
 from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
@@ -47,6 +49,8 @@ def paddle_tables(
     for table in timed:
         _resolve_times(table, estimator)
     _resolve_instants(memory, is_exact=columns.ts_is_exact)
+    for table in (*timed, memory):
+        _cut_times(table, columns.skipped)
 
     hosts = HostTree(host)
     num_hosts, num_launches = len(hosts.depth), len(launch["position"])
@@ -111,6 +115,15 @@ def _resolve_instants(memory: Columns, is_exact: bool) -> None:
     memory["start"] = memory.pop("ts")
     memory["dur"] = np.zeros_like(memory["start"])
     memory["slack"] = np.full_like(memory["start"], 0 if is_exact else 999)
+
+
+def _cut_times(table: Columns, skipped: Counter[str]) -> None:
+    """Cut times to their range, and count those that were out of it: a start plus a duration fits."""
+    for column, first in (("start", -ENDLESS_NS), ("dur", 0)):
+        values = table[column]
+        if values.min(initial=0) < first or values.max(initial=0) >= ENDLESS_NS:
+            table[column] = np.clip(values, first, ENDLESS_NS - 1)
+            skipped[UNSOUND] += int((table[column] != values).sum())
 
 
 def _launchers(launch: Columns, device: Columns) -> Int64:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import os
+import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
 from ppprof.cli import main
+from ppprof.errors import TraceError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import ahead, core, ranges
-from ppprof.trace.fastpath.ahead import begun_scan, scanned_ahead
+from ppprof.trace.fastpath.ahead import scanned_ahead, take_begun_scan
+from ppprof.trace.fastpath.native.scanner import NativeScanner
 from ppprof.trace.fastpath.ranges import RangeScan
+from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.trace.paddle.test_json import assert_same
@@ -99,6 +106,63 @@ def test_a_file_that_was_written_to_meanwhile_is_scanned_anew(path):
     assert not any("matmul" in name for name in names)
 
 
+def test_a_change_that_keeps_size_and_time_is_noticed(path):
+    text, state = path.read_bytes(), path.stat()
+    with scanned_ahead(path):
+        path.write_bytes(text.replace(b'"matmul', b'"matcat'))
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+        names = set(read(path, cache=False).events["name"].cast(str))
+    assert not any("matmul" in name for name in names)
+
+
+def test_a_file_that_is_replaced_while_its_scans_begin_is_an_error(path, monkeypatch):
+    """Its ranges would be of two files."""
+
+    def replaced() -> int:
+        (path.parent / "new.json").write_bytes(path.read_bytes())
+        (path.parent / "new.json").replace(path)
+        return 3
+
+    with scanned_ahead(path):
+        monkeypatch.setattr(ranges, "num_processors", replaced)
+        with pytest.raises(TraceError, match=r"a\.json: replaced while it was read; read it again"):
+            read(path, cache=False)
+
+
+def test_only_one_reader_takes_what_was_scanned_ahead(path):
+    expected = read(path, cache=False)
+    with scanned_ahead(path):
+        with pytest.raises(KeyboardInterrupt):
+            read(path, cache=False, progress=interrupt)
+        assert_same(read(path, cache=False), expected)
+        assert_same(read(path, cache=False), expected)
+
+
+def interrupt(done: int, size: int) -> None:
+    if done == size:
+        raise KeyboardInterrupt
+
+
+def test_an_error_does_not_keep_the_scan_in_memory(path, monkeypatch):
+    def fail(*_: object) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(NativeScanner, "add_range", fail)
+    with TraceStream(path) as source:
+        scan = RangeScan(source.path, "ppprof", 0, source.size)
+    scan.start()
+    kept = weakref.ref(scan)
+    gc.disable()
+    try:
+        with pytest.raises(MemoryError):
+            scan.scanned()
+        del scan
+        sys.exc_info()
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"traceEvents": [', b"[]", b"\0" * 99])
 def test_what_has_no_events_is_left_to_the_reader(path, content):
     path.write_bytes(content)
@@ -137,10 +201,10 @@ def test_summary_scans_ahead(path, taken, monkeypatch, capsys):
     scans = []
 
     def noted(source, dialect):
-        scans.append(begun_scan(source, dialect))
+        scans.append(take_begun_scan(source, dialect))
         return scans[-1]
 
-    monkeypatch.setattr("ppprof.trace.json_reader.begun_scan", noted)
+    monkeypatch.setattr("ppprof.trace.json_reader.take_begun_scan", noted)
     assert main(["summary", str(path), "--no-cache"]) == 0
     with_ahead = capsys.readouterr().out
     assert [scan is not None for scan in scans] == [True]

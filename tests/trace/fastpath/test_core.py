@@ -437,7 +437,7 @@ class TestRanges:
         (tmp_path / "trace.json").write_bytes(text)
         control = Control(0, 1)
         with TraceStream(tmp_path / "trace.json") as source:
-            assert self.scanner(dialect, 700).add_range(source, len(text), control)
+            assert not self.scanner(dialect, 700).add_range(source, len(text), control)
         assert 0 < control.position < len(text) // 2
 
     def test_what_cannot_be_read_is_left_to_the_caller(self, seeds, tmp_path, monkeypatch):

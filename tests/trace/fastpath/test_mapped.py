@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -100,6 +101,29 @@ def test_threads_map_and_unmap_at_the_same_time(tmp_path):
     assert wrong == []
 
 
+def test_the_garbage_collector_unmaps_a_file_while_another_one_is_mapped(tmp_path, monkeypatch):
+    path = write(tmp_path / "a", b"abc")
+    call = core.call
+
+    def collect_and_call(name, *arguments):
+        if name == "map":
+            gc.collect()
+        return call(name, *arguments)
+
+    gc.disable()
+    try:
+        cycle = [mapped(path)]
+        cycle.append(cycle)
+        del cycle
+        monkeypatch.setattr(core, "call", collect_and_call)
+        thread = threading.Thread(target=mapped, args=(path,), daemon=True)
+        thread.start()
+        thread.join(30)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+
+
 SIGNALS = """
 import faulthandler, mmap, os, signal, sys
 from pathlib import Path
@@ -150,6 +174,27 @@ print(caught)
 """,
     )
     assert ended.stdout == "['handler']\n['handler', 'handler']\n", ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "caught"),
+    [
+        ("signal.signal(signal.SIGBUS, lambda *_: caught.append('handler'))", "['handler']"),
+        ("signal.signal(signal.SIGBUS, signal.SIG_IGN)", "[]"),
+    ],
+)
+def test_a_signal_that_is_sent_does_not_end_the_protection(tmp_path, before, caught):
+    ended = run(
+        tmp_path,
+        before=before,
+        after="""
+os.kill(os.getpid(), signal.SIGBUS)
+print(caught)
+os.truncate(path, 0)
+print(sum(found.data), found.is_cut)
+""",
+    )
+    assert ended.stdout == f"{caught}\n0 True\n", ended.stderr
 
 
 @pytest.mark.parametrize("kept", [0, 100, 1 << 20])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -70,3 +73,23 @@ def test_what_a_task_raises_is_raised():
     with pytest.raises(KeyError, match="one"):
         results_of({"fails": lambda: {}["one"], "works": lambda: 1})
     assert results_of({}) == {}
+
+
+def test_an_error_keeps_nothing_in_memory():
+    class Result:
+        pass
+
+    kept = []
+
+    def fail() -> None:
+        result = Result()
+        kept.append(weakref.ref(result))
+        raise ValueError(id(result))
+
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            at_once(lambda: 1, fail)
+        assert kept[0]() is None
+    finally:
+        gc.enable()

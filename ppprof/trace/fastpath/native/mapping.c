@@ -23,36 +23,61 @@
 #define MOST_FILES 64
 
 typedef struct {
-    char *volatile first; /* NULL: no file */
-    char *volatile end;   /* the end of the last page */
-    volatile sig_atomic_t is_cut;
+    char *first; /* NULL: no file */
+    char *end;   /* the end of the last page */
+    int is_cut;
 } File;
 
-/* The caller holds a lock: one thread at a time maps or unmaps. The handler only reads. */
+/* The caller holds a lock: one thread at a time maps or unmaps. The handler only reads, and marks a
+ * file as cut, while another thread may change another slot. `first` is set last, and reset first. */
 static File files[MOST_FILES];
 static int num_files;
 static struct sigaction before;
 
+static void *read_now(char **place)
+{
+    return __atomic_load_n(place, __ATOMIC_ACQUIRE);
+}
+
+static void write_now(char **place, char *value)
+{
+    __atomic_store_n(place, value, __ATOMIC_RELEASE);
+}
+
+/* Do with a signal that somebody sent what would be done with it without us. */
+static void on_sent_signal(int number, siginfo_t *info, void *context)
+{
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else if (before.sa_handler == SIG_DFL) {
+        sigaction(SIGBUS, &before, NULL);
+        raise(number);
+    } else if (before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    }
+}
+
 static void on_missing_page(int number, siginfo_t *info, void *context)
 {
-    (void)context;
-    int is_sent = info->si_code <= 0; /* by kill or raise: then there is no address */
+    if (info->si_code <= 0) { /* by kill or raise: there is no address */
+        on_sent_signal(number, info, context);
+        return;
+    }
     char *place = info->si_addr;
-    for (int slot = 0; slot < MOST_FILES && !is_sent; slot++) {
+    for (int slot = 0; slot < MOST_FILES; slot++) {
         File *file = &files[slot];
-        char *first = file->first, *end = file->end;
-        if (!first || place < first || place >= end)
+        char *end = read_now(&file->end), *first = read_now(&file->first);
+        /* A slot that changes meanwhile is not that of the page: its reader still has the file. */
+        if (!first || place < first || place >= end || read_now(&file->end) != end)
             continue;
         char *page = place - (uintptr_t)place % (uintptr_t)sysconf(_SC_PAGESIZE);
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
         if (mmap(page, (size_t)(end - page), PROT_READ, flags, -1, 0) != MAP_FAILED) {
-            file->is_cut = 1;
+            __atomic_store_n(&file->is_cut, 1, __ATOMIC_RELEASE);
             return; /* the read is repeated, and finds a zero */
         }
     }
     sigaction(SIGBUS, &before, NULL); /* the read is repeated, and raises the signal again */
-    if (is_sent)
-        raise(number);
 }
 
 /* Map the first `num_bytes` bytes of the open file `descriptor`, and at least `padding` zeros behind
@@ -88,9 +113,9 @@ EXPORT int64_t ppprof_map(int64_t descriptor, int64_t num_bytes, int64_t padding
         }
     }
     num_files++;
-    files[slot].is_cut = 0;
-    files[slot].end = first + length;
-    files[slot].first = first;
+    __atomic_store_n(&files[slot].is_cut, 0, __ATOMIC_RELEASE);
+    write_now(&files[slot].end, first + length);
+    write_now(&files[slot].first, first);
     *address = (int64_t)(intptr_t)first;
     return slot;
 }
@@ -98,7 +123,7 @@ EXPORT int64_t ppprof_map(int64_t descriptor, int64_t num_bytes, int64_t padding
 /* Return whether a page of a mapped file was missing. */
 EXPORT int64_t ppprof_is_cut(int64_t slot)
 {
-    return files[slot].is_cut;
+    return __atomic_load_n(&files[slot].is_cut, __ATOMIC_ACQUIRE);
 }
 
 /* Unmap a file, and forget it. */
@@ -106,8 +131,9 @@ EXPORT int64_t ppprof_unmap(int64_t slot)
 {
     File *file = &files[slot];
     int64_t page = sysconf(_SC_PAGESIZE);
-    munmap(file->first, (size_t)(file->end - file->first) + (size_t)page);
-    file->first = NULL;
+    char *first = file->first;
+    write_now(&file->first, NULL);
+    munmap(first, (size_t)(file->end - first) + (size_t)page);
     if (!--num_files) {
         struct sigaction now;
         if (!sigaction(SIGBUS, NULL, &now) && (now.sa_flags & SA_SIGINFO) &&

@@ -26,6 +26,7 @@ enum {
     DONE = 0,
     NOT_ENDED = 1,
     NO_MEMORY = -1,
+    CANCELLED = 2,
     NOT_READ = -2 /* the file cannot be read, or no event begins in `most` bytes */
 };
 
@@ -97,8 +98,10 @@ EXPORT int32_t ppprof_scanner_add_range(struct Scanner *scanner, int32_t descrip
             memset(text + held, 0, MARGIN);
             if (ppprof_scanner_add(scanner, text, kept, first) < 0)
                 outcome = NO_MEMORY;
-            else if (is_last || control->is_cancelled)
+            else if (is_last)
                 outcome = DONE;
+            else if (control->is_cancelled)
+                outcome = CANCELLED;
             first += (int64_t)kept;
             held -= kept;
             control->position = first;

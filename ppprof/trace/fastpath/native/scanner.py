@@ -76,7 +76,8 @@ class NativeScanner(NativeStore):
         That needs the interpreter's lock only at the beginning and the end.
 
         Returns:
-            Whether the range was read; if not, `TraceStream.blocks` raises an error that says why.
+            Whether the range was read; if not, it was cancelled, or `TraceStream.blocks` raises an
+            error that says why.
 
         Raises:
             MemoryError: there is not enough memory. The scanner cannot be used any more.
