@@ -173,13 +173,14 @@ class RangeScans:
 
     def __init__(self, source: TraceStream, dialect: str, begun: RangeScan | None) -> None:
         self._source = source
-        self._scans = [begun] if begun else []
-        first, most = (begun.end, num_processors() - 1) if begun else (source.position, None)
-        bounds = range_bounds(source, dialect, first, most or num_processors())
+        first, most = source.position, num_processors()
+        if begun:
+            first, most = begun.end, max(most - 1, 1)
+        bounds = range_bounds(source, dialect, first, most)
         self._new = [
             RangeScan(source.path, dialect, first, end) for first, end in zip(bounds, bounds[1:])
         ]
-        self._scans += self._new
+        self._scans = [begun, *self._new] if begun else self._new
         if any(scan.file_number != source.file_number for scan in self._scans):
             self.__exit__()
             raise TraceError(f"{source.path}: replaced while it was read; read it again")
