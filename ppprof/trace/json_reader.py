@@ -24,7 +24,12 @@ from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.ranges import RangeScans, can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
-from ppprof.trace.json.recovery import EventDecoder, keys_before, start_of_events
+from ppprof.trace.json.recovery import (
+    HEAD_BYTES,
+    EventDecoder,
+    keys_before,
+    start_of_events,
+)
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
@@ -34,8 +39,6 @@ from ppprof.units import TRUNCATED
 
 Keys = dict[str, Any]
 
-_HEAD_BYTES = 1 << 16
-"""Bytes in which the list of events usually begins."""
 _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 _KINETO = re.compile(
@@ -58,7 +61,7 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     with TraceStream(path, progress) as source:
         keys = _keys_before(source)
         # The schema version decides; without one, events do.
-        text = source.peek(_HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
+        text = source.peek(HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
         if _is_kineto(keys, text):
             # Most traces are Paddle's, and need none of this.
             from ppprof.trace.kineto.events import kineto_trace
@@ -94,7 +97,7 @@ def _keys_before(source: TraceStream) -> Keys:
     Raises:
         TraceError: the file has no list of events.
     """
-    text = source.read(_HEAD_BYTES)
+    text = source.read(HEAD_BYTES)
     while True:
         start = start_of_events(text)
         if start >= 0:

@@ -30,6 +30,7 @@ MAX_COMPRESSION_RATIO = 250
 Progress = Callable[[int, int], object]
 """Called with the number of bytes read so far and the size of the file."""
 
+_SEARCH_BYTES = 1 << 16
 _SHORT_BYTES = 1 << 20
 """A shorter file is read, not mapped: that takes no longer."""
 _GZIP = b"\x1f\x8b"
@@ -240,6 +241,27 @@ class TraceStream:
         text = self._file.read(end - first)
         self._file.seek(here)
         return text
+
+    def find(self, position: int, place: Callable[[bytes], int | None]) -> int | None:
+        """Return an offset from ``position`` on; None without one, or if it is far away.
+
+        Only for a file that is not packed with gzip.
+
+        Args:
+            position: offset in the file.
+            place: returns the offset in a text that begins at ``position``; None without one. It
+                is called with ever longer texts, up to `MAX_EVENT_BYTES`.
+        """
+        num_bytes = _SEARCH_BYTES
+        while num_bytes <= MAX_EVENT_BYTES:
+            text = self.between(position, position + num_bytes)
+            found = place(text)
+            if found is not None:
+                return position + found
+            if len(text) < num_bytes:
+                return None
+            num_bytes *= 8
+        return None
 
     def skip_to(self, position: int) -> None:
         """Continue at offset ``position``. Only for a file that is not packed with gzip.

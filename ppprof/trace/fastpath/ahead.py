@@ -14,13 +14,11 @@ from ppprof.errors import TraceError
 from ppprof.trace.fastpath.layouts import dialect_of
 from ppprof.trace.fastpath.ranges import MIN_RANGE_BYTES, RangeScan, can_divide, next_start
 from ppprof.trace.fastpath.threads import num_processors
-from ppprof.trace.json.recovery import start_of_events
+from ppprof.trace.json.recovery import HEAD_BYTES, start_of_events
 from ppprof.trace.source import TraceStream
 
 _FEWEST_BYTES = 4 << 20
 """A shorter file is scanned faster than a thread is started."""
-_HEAD_BYTES = 1 << 16
-"""Bytes in which the list of events usually begins."""
 _HEAD_START_BYTES = 96 << 20
 """Bytes that are scanned during the imports, about."""
 _begun: list[RangeScan] = []
@@ -70,7 +68,7 @@ def _new_scan(path: str) -> RangeScan | None:
         with TraceStream(path) as source:
             if not can_divide(source) or source.size < _FEWEST_BYTES:
                 return None
-            head = source.peek(_HEAD_BYTES)
+            head = source.peek(HEAD_BYTES)
             start = start_of_events(head)
             dialect = dialect_of(head[start:]) if start >= 0 else None
             if dialect is None:

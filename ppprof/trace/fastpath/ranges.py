@@ -16,12 +16,11 @@ from ppprof.trace.fastpath.fixed_layout import Scanned, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS
 from ppprof.trace.fastpath.native.scanner import Control, NativeScanner
 from ppprof.trace.fastpath.threads import num_processors
-from ppprof.trace.source import MAX_EVENT_BYTES, TraceStream
+from ppprof.trace.source import TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
 """The file must have this many bytes for each range."""
 _MOST_RANGES = 8
-_SEARCH_BYTES = 1 << 18
 _REPORT_S = 0.1
 """Time between two reports of the progress."""
 
@@ -54,23 +53,15 @@ def range_bounds(source: TraceStream, dialect: str, first: int, most: int) -> li
 def next_start(source: TraceStream, dialect: str, position: int) -> int | None:
     """Return the offset of the first event that begins at or after ``position``.
 
-    None if the file ends first, or if no event begins in about `MAX_EVENT_BYTES` bytes.
+    None if the file ends first, or if that event is far away.
 
     Args:
         source: the file.
         dialect: key in `DIALECTS` of the file's writer.
         position: offset in the file.
     """
-    start, num_bytes = DIALECTS[dialect].start, _SEARCH_BYTES
-    while num_bytes <= MAX_EVENT_BYTES:
-        text = source.between(position, position + num_bytes)
-        offset = text.find(start)
-        if offset >= 0:
-            return position + offset
-        if len(text) < num_bytes:
-            return None
-        num_bytes *= 8
-    return None
+    start = DIALECTS[dialect].start
+    return source.find(position, lambda text: text.find(start) if start in text else None)
 
 
 class RangeScan:

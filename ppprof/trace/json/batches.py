@@ -29,7 +29,6 @@ PART_BYTES = 24 << 20
 """Bytes of each part of a file but the last one, which is shorter or longer by half."""
 _MAX_BLOCKS_PER_EVENT = 4
 """An event that seems to be longer than these blocks is taken to be broken."""
-_SEARCH_BYTES = 1 << 16
 
 
 class ScannedPart(NamedTuple):
@@ -66,25 +65,11 @@ def part_bounds(source: TraceStream) -> list[int]:
         position = source.position + number * PART_BYTES
         if bounds and position <= bounds[-1]:
             continue
-        bound = _event_start(source, position)
+        bound = source.find(position, first_event_start)
         if bound is None:
             break
         bounds.append(bound)
     return bounds
-
-
-def _event_start(source: TraceStream, position: int) -> int | None:
-    """Return the offset where an event seems to begin after ``position``; None if it is far away."""
-    num_bytes = _SEARCH_BYTES
-    while num_bytes <= MAX_EVENT_BYTES:
-        text = source.between(position, position + num_bytes)
-        start = first_event_start(text)
-        if start is not None:
-            return position + start
-        if len(text) < num_bytes:
-            return None
-        num_bytes *= 8
-    return None
 
 
 def decoded_batches(

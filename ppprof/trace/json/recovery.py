@@ -50,6 +50,10 @@ _MAX_REPAIR_BYTES = 1 << 20
 _MAX_RUNS = 1000  # between broken events of one text: each JSON error counts the lines before it
 
 
+HEAD_BYTES = 1 << 16
+"""Bytes of a file in which the list of events usually begins."""
+
+
 def start_of_events(text: bytes) -> int:
     """Return the offset after the bracket that opens the list of events; -1 if it is missing."""
     match = re.match(rb"\s*\[", text) or re.search(rb'"traceEvents"\s*:\s*\[', text)
