@@ -28,9 +28,8 @@ def run(args: argparse.Namespace) -> int:
         else executors.dask(args.dask)
     )
     with workers as executor:
-        run = open_located(
-            args, location
-        )  # imports numpy and polars, as the processes do meanwhile
+        # This imports numpy and polars; the processes do so at the same time.
+        run = open_located(args, location)
         log_newest(run, location)
         with importing():
             from ppprof.cli.ranks_output import show_ranks
