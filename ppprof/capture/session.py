@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
+from ppprof.capture import forks
 from ppprof.capture.output import log_to_stderr, text_of
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
@@ -141,20 +142,6 @@ class NoopSession(ProfilerSession):
         pass
 
 
-_num_forks = 0
-"""Forks between the process that imported this module and this one. To ask the system for the number
-of this process in every step would take longer."""
-
-
-def _after_fork_in_child() -> None:
-    global _num_forks
-    _num_forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 class RecordingSession(ProfilerSession):
     """The session of a profiler that is on.
 
@@ -207,7 +194,7 @@ class RecordingSession(ProfilerSession):
         """What a signal handler of the training has raised in a method that is not over yet."""
         self._left_out: set[str] = set()
         """Names of counts that were no numbers."""
-        self._pid, self._forks = os.getpid(), _num_forks
+        self._pid, self._forks = os.getpid(), forks.count
         self._steps_in_child = 0
         self._lock = threading.RLock()  # between the training and a signal
         self._guard = SignalGuard.install(self._save_on_signal) if saves else None
@@ -225,7 +212,7 @@ class RecordingSession(ProfilerSession):
 
         A forked child is not a rank of the job.
         """
-        return not self._closed and _num_forks == self._forks
+        return not self._closed and forks.count == self._forks
 
     @property
     def rank(self) -> int:
@@ -251,7 +238,7 @@ class RecordingSession(ProfilerSession):
 
         In a forked child, only count the step, for `should_stop`, and log a warning once.
         """
-        if _num_forks != self._forks:
+        if forks.count != self._forks:
             self._step_in_child()
             return
         with self._lock:
@@ -407,7 +394,7 @@ class RecordingSession(ProfilerSession):
             self._next_change = self._clock.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
-        if _num_forks != self._forks:
+        if forks.count != self._forks:
             return
         with self._lock:
             if self._closed:
