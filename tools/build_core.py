@@ -7,7 +7,7 @@ writes ``ppprof/trace/fastpath/native/_core.so``, as ``make`` does when a C sour
 the options. The library needs nothing but libc, and no header of Python, so one wheel serves all
 versions of Python on a platform.
 
-Without a compiler, or if it fails, the wheel is a pure one, and ppprof reads with numpy.
+Without a compiler, or if it fails, the wheel is a pure one, and ppprof reads without it.
 
 A wheel that is built on Linux has the tag ``linux_x86_64``, which PyPI does not take. Before a
 release, run ``auditwheel repair dist/*.whl``: it checks that the library needs no newer glibc than
@@ -122,7 +122,7 @@ def get_build_hook() -> Any:
             except BuildError as error:
                 library.unlink(missing_ok=True)  # of another version of the source
                 self.app.display_warning(
-                    f"no compiled core, ppprof will read traces with numpy: {error}"
+                    f"no compiled core, ppprof will read traces without it: {error}"
                 )
                 return
             build_data["artifacts"].append(f"/{LIBRARY.as_posix()}")
@@ -140,7 +140,7 @@ def main() -> int:
     try:
         print(build(Path(__file__).parents[1], ("-Werror",)))
     except NoCompilerError as error:
-        print(f"build_core: ppprof will read traces with numpy: {error}", file=sys.stderr)
+        print(f"build_core: ppprof will read traces without it: {error}", file=sys.stderr)
     except BuildError as error:
         print(f"build_core: {error}", file=sys.stderr)
         return 1

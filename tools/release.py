@@ -8,7 +8,7 @@ lists the versions that pip installs on that day.
 
     ppprof-0.2.0.tar.gz                       the source
     ppprof-0.2.0-py3-none-manylinux*.whl      with the compiled core of this platform
-    ppprof-0.2.0-py3-none-any.whl             reads traces with numpy
+    ppprof-0.2.0-py3-none-any.whl             reads traces without C
     ppprof-0.2.0.cdx.json                     SBOM (CycloneDX) of an installation
     SHA256SUMS                                checksums of the files above
 

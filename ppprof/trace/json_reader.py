@@ -1,8 +1,8 @@
 """Read JSON traces of Paddle or Kineto, valid or broken, in the fastest way.
 
-A file whose events begin like those of a known writer is scanned by its fixed layout, and only
-events that differ from the layout are decoded. Any other file is decoded completely. Both ways give
-the same trace and differ only in speed.
+The compiled core scans a file whose events begin like those of a known writer by its fixed layout,
+and only events that differ from the layout are decoded. Any other file is decoded completely, and
+every file without the core. Both ways give the same trace and differ only in speed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.consistency import with_sound_times
+from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.ahead import take_begun_scan
-from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
+from ppprof.trace.fastpath.fixed_layout import Ranges
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
+from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import RangeScans, can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
 from ppprof.trace.json.recovery import (
@@ -135,10 +137,12 @@ def _paddle_trace(
     source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]
 ) -> Trace:
     columns = PaddleColumns(skipped)
-    if dialect:
-        _scan_events(source, dialect, columns, keys)
+    library = core.library()
+    if dialect and library:
+        _scan_events(source, dialect, library, columns, keys)
     else:
-        reader = EventDecoder(PaddleEvent, source.path, skipped)
+        escapes = DIALECTS[dialect].escapes if dialect else True
+        reader = EventDecoder(PaddleEvent, source.path, skipped, escapes=escapes)
         for first, decoded in decoded_batches(source, reader, keys):
             columns.add_decoded([(first, decoded)])
     events, memory, kernels, memsets = paddle_tables(columns)
@@ -158,7 +162,9 @@ def _paddle_trace(
     )
 
 
-def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) -> None:
+def _scan_events(
+    source: TraceStream, name: str, library: ctypes.CDLL, columns: PaddleColumns, keys: Keys
+) -> None:
     """Add the events of a file to ``columns``: read them by their fixed layout, or decode them.
 
     Only events that do not match the layout are decoded. The keys after the list of events are
@@ -167,6 +173,7 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
     Args:
         source: the file, at the first event.
         name: key in `DIALECTS` of the file's writer.
+        library: the library of `core.choose`.
         columns: collects the events.
         keys: collects the keys.
     """
@@ -195,7 +202,7 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
                 for ranges in _nearby(scanned.unmatched):
                     columns.add_decoded(decoded(ranges, _texts(source, ranges), source.size))
     else:
-        scanner = new_scanner(dialect)
+        scanner = Scanner(dialect, library)
         for block in source.blocks(dialect.last_start, num_bytes=scanner.block_bytes):
             end = block.end if block.is_last else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))

@@ -1,6 +1,15 @@
-"""The format strings with which Paddle's writer and `write_paddle_json` print events.
+r"""The format strings with which Paddle's writer and `write_paddle_json` print events.
 
-`scan` matches the text of events with them, from the end of an event to its start.
+A program that prints every event with the same format string leaves text that needs no parser. Read
+from the end of an event to its start, every number has a known neighbour on its right, so the place
+of its last digit is known::
+
+    ..., "ts": 1795214805084966, "dur": 12.345,\n    "ph": "X", ...
+                              ^            ^ the literals to the right begin here
+
+Only the name has free content. It is the leftmost field and takes the rest, so quotes and
+backslashes in it do no harm. An event that differs from the format in any byte does not match; the
+JSON decoder reads it. `native` has the program that reads events in this way.
 
 Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
 differ in blanks at the ends of lines, in colours and in the fields of an operator; and
@@ -9,9 +18,69 @@ differ in blanks at the ends of lines, in colours and in the fields of an operat
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
 from typing import NamedTuple
 
-from ppprof.trace.fastpath.scan import EventPattern
+_FIELD = re.compile(r"%(\w)\{(\w*)\}")
+
+
+class Field(NamedTuple):
+    """A field of an `EventPattern`."""
+
+    spec: str
+    """The letter after the percent sign."""
+    name: str
+    """Empty if the value is dropped."""
+    before: bytes
+    """The literal text between the field before and this one."""
+    after: bytes
+    """The literal text between this field and the next one."""
+
+    @property
+    def indent(self) -> int:
+        """Number of bytes before a ``%l`` on its line."""
+        return len(self.before.rpartition(b"\n")[2])
+
+
+class EventPattern:
+    """The text layout of one kind of event, as a format string.
+
+    ============  ====================================================================
+    ``%d{name}``  an integer
+    ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
+    ``%g{name}``  a number with decimals; inf and nan become NaN
+    ``%w{name}``  text right after a quotation mark; contains no quotation mark
+    ``%l{name}``  any text; no other field may precede it on its line
+    ``%o{name}``  a JSON object without braces inside
+    ``%s{name}``  any text; only as the first field
+    ============  ====================================================================
+
+    Fields are read from the last to the first. A field without a name must match, but its value is
+    dropped.
+
+    Args:
+        kind: the kind of event, such as ``host``.
+        form: the format string.
+    """
+
+    def __init__(self, kind: str, form: str) -> None:
+        self.kind = kind
+        self.form = form
+
+    @cached_property
+    def prefix(self) -> bytes:
+        """The literal text before the first field."""
+        return _FIELD.split(self.form, 1)[0].encode()
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The fields, from the first to the last: a file needs those of one writer's patterns."""
+        parts = _FIELD.split(self.form)
+        return [
+            Field(spec, name, before.encode(), after.encode())
+            for before, spec, name, after in zip(parts[0::3], parts[1::3], parts[2::3], parts[3::3])
+        ]
 
 
 class Dialect(NamedTuple):

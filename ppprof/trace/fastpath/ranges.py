@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from ppprof.errors import TraceError
 from ppprof.paths import is_remote
-from ppprof.trace.fastpath import core, fixed_layout
-from ppprof.trace.fastpath.fixed_layout import Scanned, new_scanner
+from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.fixed_layout import Scanned
 from ppprof.trace.fastpath.layouts import DIALECTS
-from ppprof.trace.fastpath.native.scanner import Control, NativeScanner
+from ppprof.trace.fastpath.native.scanner import Control, Scanner
 from ppprof.trace.fastpath.threads import num_processors
 from ppprof.trace.source import TraceStream
 
@@ -28,9 +28,8 @@ _REPORT_S = 0.1
 def can_divide(source: TraceStream) -> bool:
     """Return whether `RangeScans` can scan a file.
 
-    It needs the compiled core: numpy's short calls hold the interpreter's lock most of the time, so
-    threads of them would wait for each other. A file packed with gzip cannot be divided, nor one in
-    a store: some stores have one position for all readers of a file.
+    It needs the compiled core. A file packed with gzip cannot be divided, nor one in a store: some
+    stores have one position for all readers of a file.
     """
     return not (source.is_packed or is_remote(source.path) or core.library() is None)
 
@@ -135,15 +134,19 @@ class RangeScan:
         return result
 
     def _run(self) -> None:
-        dialect = DIALECTS[self.dialect]
+        dialect, library = DIALECTS[self.dialect], core.library()
+        assert library is not None
         try:
             with self._source as source:
-                scanner = new_scanner(dialect)
-                assert isinstance(scanner, NativeScanner)
-                if scanner.add_range(source, self.end, self._control):
-                    self._result = scanner.scanned()
-                elif not self._control.is_cancelled:
-                    self._result = fixed_layout.scan(source, dialect, self.end)
+                scanner = Scanner(dialect, library)
+                is_read = scanner.add_range(source, self.end, self._control)
+                if not is_read and self._control.is_cancelled:
+                    return
+                if not is_read:  # block by block, the error is found and described
+                    scanner = Scanner(dialect, library)
+                    for block in source.blocks(dialect.last_start, self.end):
+                        scanner.add(block)
+                self._result = scanner.scanned()
         except BaseException as error:  # raised again by `scanned`
             self._errors.append(error)
 

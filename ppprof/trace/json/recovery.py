@@ -11,6 +11,7 @@ need are text: `re` compiles one when it is first used, and keeps it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -323,8 +324,13 @@ class EventDecoder(Generic[Event]):
         if len(body) > _MAX_REPAIR_BYTES:
             self._skipped[INVALID_EVENTS] += 1
             return []
-        text = _NON_NUMBER.sub("null", body.decode("utf-8", "replace"))
-        for candidate in (text, self._with_escaped_texts(text)):
+        text = body.decode("utf-8", "replace")
+        if any(number in text.lower() for number in ("inf", "nan")):  # the pattern takes long
+            text = _NON_NUMBER.sub("null", text)
+        candidates = [text, self._with_escaped_texts(text)]
+        if not self._escapes and "\\" in text:
+            candidates.reverse()  # as JSON, its texts have other characters
+        for candidate in candidates:
             try:
                 loose = json.loads(candidate, strict=False)
             except RecursionError as error:
@@ -361,6 +367,8 @@ class EventDecoder(Generic[Event]):
         if not isinstance(loose, dict):
             self._skipped[INVALID_EVENTS] += 1
             return []
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return [msgspec.json.decode(_encoded(loose), type=self._kind)]
         fields: Keys = {}
         num_misfits = 0
         for key, value in loose.items():

@@ -9,16 +9,19 @@ of its piece of text plus the event's number in the piece.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import compress
 from typing import Optional
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array
+from ppprof.arrays import Array, Bool
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS, Scanned, narrowed
 from ppprof.trace.fastpath.layouts import Dialect
@@ -31,7 +34,7 @@ from ppprof.trace.json.values import (
     nanoseconds,
     texts,
 )
-from ppprof.trace.labels import renumbered
+from ppprof.trace.labels import Labels, renumbered
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
@@ -126,6 +129,7 @@ class PaddleEvent(msgspec.Struct, gc=False):
 _INCOMPLETE = "events without time, process or thread"
 _LAST_NS = 2**63 - 1
 _NO_ARGS = PaddleArgs()
+_ON_DEVICE = frozenset(DEVICE_CATEGORIES)
 _EMPTY = PaddleEvent()
 _INTEGERS = dict.fromkeys(
     (
@@ -136,7 +140,7 @@ _INTEGERS = dict.fromkeys(
     ),
     pl.Int64,
 )
-_DURATION = re.compile(r"\[\d[^\[]* [mun]?s\]$")
+_DURATION = r"\[\d[^\[]* [mun]?s\]$"
 _THREE = r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]"
 _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 
@@ -228,12 +232,11 @@ class PaddleColumns:
         numbers[used] = self._numbers_of(texts)
         return numbers[values]
 
-    def _numbers_of(self, texts: Sequence[str | None]) -> Array:
+    def _numbers_of(self, texts: Sequence[str | None] | pl.Series) -> Array:
         """Return the number of each text, -1 for None."""
-        encoded = [text.encode("utf-8", "replace") for text in texts if text is not None]
-        numbers = np.full(len(texts), -1, np.int32)
-        numbers[[text is not None for text in texts]] = self.texts.numbers(encoded)
-        return numbers
+        labels = Labels.of(pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
+        numbers = self.texts.numbers(text.encode("utf-8", "replace") for text in labels.texts)
+        return np.append(numbers, np.int32(-1))[labels.number]
 
     def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
         """Add decoded events, piece by piece.
@@ -243,14 +246,17 @@ class PaddleColumns:
         Args:
             pieces: pairs of the file's offset at which a piece begins, and the events of the piece.
         """
-        kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
+        kinds: dict[str, tuple[list[int], list[PaddleEvent]]] = {kind: ([], []) for kind in COLUMNS}
         for first, events in pieces:
             for position, event in enumerate(events, first):
                 kind = self._kind(event)
                 if kind:
-                    kinds[kind].append((position, event))
-        for kind, rows in kinds.items():
-            self._add_kind(kind, [row[0] for row in rows], [event for _, event in rows])
+                    positions, chosen = kinds[kind]
+                    positions.append(position)
+                    chosen.append(event)
+        for kind, (positions, chosen) in kinds.items():
+            if chosen:
+                self._add_kind(kind, positions, chosen)
 
     def table(self, kind: str) -> dict[str, Array]:
         """Return the columns of a kind in the order of the file, and remove them from this object.
@@ -284,7 +290,7 @@ class PaddleColumns:
             if args.folded is not None:
                 self.ignored["folded phases"] += 1
                 return None
-            if event.cat in DEVICE_CATEGORIES or args.stream is not None:
+            if event.cat in _ON_DEVICE or args.stream is not None:
                 return "device"
             return "launch" if args.correlation_id is not None else "host"
         if event.name == "[memory]":
@@ -305,88 +311,113 @@ class PaddleColumns:
         return None
 
     def _add_kind(self, kind: str, positions: list[int], events: list[PaddleEvent]) -> None:
-        numbers = {"position": pl.Series(positions, dtype=pl.Int64), **_numbers_of(kind, events)}
-        complete = _is_complete(kind, numbers)
+        args = [event.args or _NO_ARGS for event in events]
+        columns = {"position": np.array(positions, np.int64), **_numbers_of(kind, events, args)}
+        columns.update(
+            (column, self._numbers_of(texts)) for column, texts in _texts_of(kind, events, args)
+        )
+        complete = _is_complete(kind, columns)
         if not complete.all():
             self.skipped[_INCOMPLETE] += int((~complete).sum())
-        part: dict[str, Array] = {}
-        for column in COLUMNS[kind]:
-            if column in TEXTS:
-                values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(complete)
-                if column not in INPUTS or values.count():
-                    part[column] = self._numbers_of(values.to_list())
-            elif column in numbers:
-                missing = np.nan if column in REALS else int(MISSING)
-                part[column] = numbers[column].filter(complete).fill_null(missing).to_numpy()
+            columns = {column: values[complete] for column, values in columns.items()}
+            events = list(compress(events, complete.tolist()))
         if any(b"." not in bytes(event.ts) for event in events):
             self.ts_is_exact = False
-        self._parts[kind].append(part)
+        self._parts[kind].append({name: columns[name] for name in COLUMNS[kind] if name in columns})
 
 
-def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series]:
-    """Return the columns of numbers, by name; null for missing or impossible values."""
-    args = [event.args or _NO_ARGS for event in events]
-    columns = {
-        "ts": nanoseconds("ts", texts(event.ts for event in events)),
-        "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
-        "tid": pl.Series([_thread_id(event.tid) for event in events], dtype=pl.Int64),
+def _numbers_of(
+    kind: str, events: Sequence[PaddleEvent], args: Sequence[PaddleArgs]
+) -> dict[str, Array]:
+    """Return the columns of numbers, by name; `MISSING` or NaN for missing or impossible values.
+
+    A column of `OPTIONAL` that no event has is left out.
+    """
+    dtypes = {
+        name: dtype
+        for name, dtype in _INTEGERS.items()
+        if name in COLUMNS[kind] and not (name in OPTIONAL and _is_absent(name, args))
     }
-    integers = {name: dtype for name, dtype in _INTEGERS.items() if name in COLUMNS[kind]}
-    columns.update((series.name, series) for series in attribute_columns(args, integers))
+    columns = [
+        nanoseconds("ts", texts(event.ts for event in events)),
+        pl.Series("pid", [event.pid for event in events], pl.Int64, strict=False),
+        pl.Series("tid", [_thread_id(event.tid) for event in events], pl.Int64),
+        *attribute_columns(args, dtypes),
+    ]
     if kind == "memory":
         size, addr = attribute_columns(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
-        return {**columns, "bytes": size, "addr": addr.reinterpret(signed=True)}
-    columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
-    columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
-    columns["finish"] = nanoseconds("", _microseconds([arg.end_time for arg in args]))
-    if kind == "device":
-        for side in ("grid", "block"):
-            text = pl.Series(texts(getattr(arg, side) for arg in args), dtype=pl.String)
-            for number, axis in enumerate("xyz", 1):
-                length = text.str.extract(_THREE, number).cast(pl.Int64, strict=False)
-                columns[f"{side}_{axis}"] = length
-        columns.update(
-            (series.name, series)
-            for series in attribute_columns(args, dict.fromkeys(REALS, pl.Float64))
+        return _arrays([*columns, size.alias("bytes"), addr.reinterpret(signed=True)])
+    columns += (
+        nanoseconds("dur", texts(event.dur for event in events)),
+        nanoseconds("begin", _microseconds([arg.start_time for arg in args])),
+        nanoseconds("finish", _microseconds([arg.end_time for arg in args])),
+    )
+    if kind != "device":
+        return _arrays(columns)
+    for side in ("grid", "block"):
+        text = pl.Series(texts(getattr(arg, side) for arg in args), dtype=pl.String)
+        lengths = text.str.extract_groups(_THREE).struct.unnest()
+        columns += (
+            length.cast(pl.Int64, strict=False).alias(f"{side}_{axis}")
+            for axis, length in zip("xyz", lengths)
         )
-        columns["occupancy"] /= 100
-        # If the args lack device or stream, the event's track has them.
-        columns["device"] = columns["device"].fill_null(columns["pid"])
-        columns["stream"] = columns["stream"].fill_null(columns["tid"])
-    return columns
+    arrays = _arrays([*columns, *attribute_columns(args, dict.fromkeys(REALS, pl.Float64))])
+    arrays["occupancy"] = arrays["occupancy"] / 100
+    # If the args lack device or stream, the event's track has them.
+    for column, track in (("device", "pid"), ("stream", "tid")):
+        arrays[column] = np.where(arrays[column] == MISSING, arrays[track], arrays[column])
+    return arrays
 
 
-def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
-    if column == "name":
-        return [_DURATION.sub("", event.name) for event in events]
-    if column == "cat":
-        return [event.cat for event in events]
-    if column in ("shapes", "dtypes", "attributes"):
-        raws = [getattr(event.args or _NO_ARGS, INPUT_KEYS[column]) for event in events]
-        known = {raw: compact(raw) for raw in {bytes(raw) for raw in raws}}
-        return [known[bytes(raw)] for raw in raws]
-    values = [getattr(event.args or _NO_ARGS, column) for event in events]
-    if column == "callstack":
-        return [str(value) if value else None for value in values]
-    return [None if value is None else str(value) for value in values]
+def _arrays(columns: Iterable[pl.Series]) -> dict[str, Array]:
+    """Return columns of int64 or float64 as arrays, by name; `MISSING` or NaN for null."""
+    return {
+        column.name: (
+            column.fill_null(np.nan if column.dtype.is_float() else int(MISSING))
+            if column.null_count()
+            else column
+        ).to_numpy()
+        for column in columns
+    }
 
 
-def _is_complete(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
-    """Return whether each event has every field that an event must have.
+def _texts_of(
+    kind: str, events: Sequence[PaddleEvent], args: Sequence[PaddleArgs]
+) -> Iterator[tuple[str, Sequence[str | None] | pl.Series]]:
+    """Yield the name and the values of each column of texts, without those that no event has."""
+    for column in COLUMNS[kind]:
+        if column == "name":
+            names = pl.Series([event.name for event in events], dtype=pl.String)
+            yield column, names.str.replace(_DURATION, "")
+        elif column == "cat":
+            yield column, [event.cat for event in events]
+        elif column in INPUT_KEYS and column != "callstack":
+            raws = list(map(operator.attrgetter(INPUT_KEYS[column]), args))
+            if any(map(len, raws)):
+                known = {raw: compact(raw) for raw in set(map(bytes, raws))}
+                yield column, [known[bytes(raw)] for raw in raws]
+        elif column in TEXTS and not _is_absent(column, args):
+            values = map(operator.attrgetter(column), args)
+            is_missing = operator.not_ if column == "callstack" else partial(operator.is_, None)
+            yield column, [None if is_missing(value) else str(value) for value in values]
+
+
+def _is_absent(column: str, args: Sequence[PaddleArgs]) -> bool:
+    return list(map(operator.attrgetter(column), args)).count(None) == len(args)
+
+
+def _is_complete(kind: str, columns: Mapping[str, Array]) -> Bool:
+    """Return whether each event has every field that an event must have, shape (N,).
 
     These are a start; a duration of at least 0, except for memory events; and device and stream of
     a device event, process and thread of any other event.
     """
-    needed = [columns["ts"].is_not_null()]
-    if kind != "memory":
-        needed.append((columns["dur"] >= 0).fill_null(False))
+    complete: Bool = columns["ts"] != MISSING
     for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
-        needed.append((columns[column] != int(MISSING)).fill_null(False))
-    return (
-        pl.DataFrame({str(number): values for number, values in enumerate(needed)})
-        .select(pl.all_horizontal(pl.all()))
-        .to_series()
-    )
+        complete &= columns[column] != MISSING
+    if kind != "memory":
+        complete &= columns["dur"] >= 0
+    return complete
 
 
 def _missing_column(column: str, length: int) -> Array:
@@ -397,6 +428,7 @@ def _missing_column(column: str, length: int) -> Array:
     return np.full(length, MISSING)
 
 
+@lru_cache(1024, typed=True)
 def _thread_id(tid: Scalar) -> int | None:
     """Return the N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` or N; None for other values."""
     if isinstance(tid, str):
@@ -405,11 +437,9 @@ def _thread_id(tid: Scalar) -> int | None:
     return tid if isinstance(tid, int) and abs(tid) < 2**63 else None
 
 
-def _microseconds(values: Sequence[Scalar]) -> list[str]:
-    """Return the text of the number in texts such as ``"1.500 us"``; empty for other values."""
-    return [
-        value[:-3] if isinstance(value, str) and value.endswith(" us") else "" for value in values
-    ]
+def _microseconds(values: Sequence[Scalar]) -> pl.Series:
+    """Return the text of the number in texts such as ``"1.500 us"``; null for other values."""
+    return pl.Series(values, dtype=pl.String, strict=False).str.extract(r"(?s)^(.*) us$", 1)
 
 
 def _unescaped(text: bytes) -> bytes:

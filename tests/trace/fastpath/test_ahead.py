@@ -17,7 +17,7 @@ from ppprof.errors import TraceError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import ahead, core, ranges
 from ppprof.trace.fastpath.ahead import scanned_ahead, take_begun_scan
-from ppprof.trace.fastpath.native.scanner import NativeScanner
+from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import RangeScan
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
@@ -147,7 +147,7 @@ def test_an_error_does_not_keep_the_scan_in_memory(path, monkeypatch):
     def fail(*_: object) -> bool:
         raise MemoryError
 
-    monkeypatch.setattr(NativeScanner, "add_range", fail)
+    monkeypatch.setattr(Scanner, "add_range", fail)
     with TraceStream(path) as source:
         scan = RangeScan(source.path, "ppprof", 0, source.size)
     scan.start()

@@ -1,4 +1,4 @@
-"""The compiled core: it is used when it should be, and returns what numpy returns."""
+"""The compiled core: it is used when it should be, and returns what a regular expression finds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ppprof.cli.version import versions
 from ppprof.errors import UsageError
 from ppprof.trace import json_reader, read, write_paddle_json
 from ppprof.trace.fastpath import core, fixed_layout
-from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, NumpyScanner, Scanned, new_scanner
-from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, dialect_of
-from ppprof.trace.fastpath.native.scanner import Control, NativeScanner, _program_of
-from ppprof.trace.fastpath.scan import EventPattern
+from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, Scanned
+from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, EventPattern, dialect_of
+from ppprof.trace.fastpath.native.scanner import Control, Scanner, _program_of
 from ppprof.trace.kineto.scanned import FORMS
 from ppprof.trace.source import MARGIN, Block, TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
+from tests.trace.fastpath.patterns import expected_of
 from tests.trace.test_fuzz import LONG, NASTY, mutated
 from tools.build_core import BuildError, build
 
@@ -61,10 +61,10 @@ class TestChoice:
         assert core.describe() == "native (PPPROF_CORE=native)"
 
     @native
-    def test_numpy_is_used_on_request(self, folder, monkeypatch):
+    def test_it_is_not_used_on_request(self, folder, monkeypatch):
         monkeypatch.setenv(core.VARIABLE, "python")
         assert core.describe() == "python (PPPROF_CORE=python)"
-        assert isinstance(new_scanner(DIALECTS["paddle"]), NumpyScanner)
+        assert core.library() is None
 
     @pytest.mark.parametrize(
         ("change", "problem"),
@@ -85,14 +85,14 @@ class TestChoice:
         ids=["missing", "damaged", "other source"],
     )
     @native
-    def test_numpy_is_used_if_the_library_cannot_be(self, folder, change, problem, monkeypatch):
+    def test_it_is_not_used_if_the_library_cannot_be(self, folder, change, problem, monkeypatch):
         change(folder)
         assert core.describe().startswith(f"python ({problem}")
         assert f"\ncore python ({problem}" in versions()
-        assert isinstance(new_scanner(DIALECTS["paddle"]), NumpyScanner)
+        assert core.library() is None
         monkeypatch.setenv(core.VARIABLE, "native")
         with pytest.raises(UsageError) as raised:
-            new_scanner(DIALECTS["paddle"])
+            core.library()
         assert str(raised.value).startswith(f"PPPROF_CORE=native: {problem}")
         assert "tools/build_core.py" in str(raised.value)
         assert core.describe() == f"none ({raised.value})"
@@ -148,17 +148,27 @@ def dtypes(scanned: Scanned) -> dict[tuple[str, str], set[str]]:
 
 
 def assert_same(data: bytes, dialect: Dialect, cut: int = 0) -> int:
-    """Both scanners return the same; return the number of events. ``cut``: where a block ends."""
-    library, _ = core.load(core.FOLDER)
-    results = []
-    for scanner in (NumpyScanner(dialect), NativeScanner(dialect, library)):
-        ranges = scanner.add(block_of(data[:cut])) if cut else []
-        ranges += scanner.add(block_of(data[cut:], cut))
-        scanned = scanner.scanned()
-        assert scanned.unmatched == ranges
-        results.append((ranges, rows(scanned), scanned.num_flows, sorted(set(scanned.texts))))
-    assert results[0] == results[1]
-    return len(results[0][1])
+    """The scanner returns what regular expressions find; return the number of events.
+
+    Args:
+        data: the text.
+        dialect: its writer.
+        cut: where a block ends.
+    """
+    scanner = Scanner(dialect, core.load(core.FOLDER)[0])
+    ranges = scanner.add(block_of(data[:cut])) if cut else []
+    ranges += scanner.add(block_of(data[cut:], cut))
+    scanned = scanner.scanned()
+    assert scanned.unmatched == ranges
+    expected = [expected_of(data[:cut], dialect)] if cut else []
+    expected.append(expected_of(data[cut:], dialect, cut))
+    assert ranges == [between for one in expected for between in one.unmatched]
+    assert rows(scanned) == [row for one in expected for row in one.rows]
+    assert scanned.num_flows == sum(one.num_flows for one in expected)
+    used = {value for _, _, event in rows(scanned) for _, value in event if type(value) is bytes}
+    assert set(scanned.texts) == used
+    assert len(scanned.texts) == len(used)
+    return len(rows(scanned))
 
 
 WORDS = st.text("abc XYZ()_:[]1 µ", max_size=70).map(lambda text: text.encode()[:80])
@@ -227,8 +237,8 @@ def test_a_part_of_the_library_is_not_loaded(folder, size):
 
 
 @native
-class TestSameAsNumpy:
-    """Both scanners return the same columns, texts, ranges and counts."""
+class TestScanner:
+    """The columns, texts, ranges and counts are those that regular expressions find."""
 
     @pytest.mark.parametrize("name", DIALECTS)
     @given(data=st.data())
@@ -241,7 +251,7 @@ class TestSameAsNumpy:
         """Otherwise a layout that never matches would go unnoticed."""
         for layout in DIALECTS[name].layouts:
             text = sample(layout)
-            scanner = NativeScanner(DIALECTS[name], core.load(core.FOLDER)[0])
+            scanner = Scanner(DIALECTS[name], core.load(core.FOLDER)[0])
             assert scanner.add(block_of(text)) == []
             scanned = scanner.scanned()
             assert len(scanned.parts) + scanned.num_flows == 1
@@ -272,7 +282,7 @@ class TestSameAsNumpy:
 
     def test_dtypes(self, seeds):
         for text, dialect in seeds:
-            scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+            scanner = Scanner(dialect, core.load(core.FOLDER)[0])
             scanner.add(block_of(text))
             for (_, name), dtype in dtypes(scanner.scanned()).items():
                 if name in TEXTS:
@@ -311,7 +321,7 @@ class TestColumns:
 
     @staticmethod
     def scanned(*events: str, dialect: Dialect = SMALL) -> Scanned:
-        scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+        scanner = Scanner(dialect, core.load(core.FOLDER)[0])
         for event in events:
             assert scanner.add(block_of(event.encode())) == []
         return scanner.scanned()
@@ -371,7 +381,7 @@ class TestColumns:
         results = [None] * 4
 
         def scan(number: int) -> None:
-            scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+            scanner = Scanner(dialect, core.load(core.FOLDER)[0])
             for _ in range(20):
                 scanner.add(block_of(text))
             results[number] = rows(scanner.scanned())
@@ -410,8 +420,8 @@ class TestRanges:
     """The compiled core reads a range of a file by itself."""
 
     @staticmethod
-    def scanner(dialect: Dialect, block_bytes: int) -> NativeScanner:
-        scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+    def scanner(dialect: Dialect, block_bytes: int) -> Scanner:
+        scanner = Scanner(dialect, core.load(core.FOLDER)[0])
         scanner.block_bytes = block_bytes
         return scanner
 

@@ -40,10 +40,9 @@ from polars.testing import assert_frame_equal
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import TraceError
-from ppprof.trace import Trace, json_reader, read, write_paddle_json
+from ppprof.trace import Trace, json_reader, read, source, write_paddle_json
 from ppprof.trace.fastpath import core, ranges
-from ppprof.trace.fastpath.fixed_layout import NumpyScanner
-from ppprof.trace.fastpath.native.scanner import NativeScanner
+from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -275,7 +274,7 @@ def test_fixed_layout_and_general_path_agree(written, variant, each_core, monkey
     path = tmp_path / "other.json"
     path.write_text(VARIANTS[variant](content), encoding="utf-8")
     fixed = read(written)
-    monkeypatch.setattr(json_reader, "new_scanner", _no_scanner)
+    monkeypatch.setattr(json_reader, "_scan_events", _no_scan)
     general = read(path)
     assert general.events.height
     if variant == "a bare list":  # the keys beside it are gone
@@ -287,12 +286,13 @@ def test_fixed_layout_and_general_path_agree(written, variant, each_core, monkey
         assert_same(fixed, general)
 
 
-def _no_scanner(dialect):
+def _no_scan(*_):
     raise AssertionError("this file is in no known layout")
 
 
-def test_known_layouts_are_scanned(written, each_core, monkeypatch):
+def test_known_layouts_are_scanned(written, monkeypatch):
     """Otherwise both paths would be the same one."""
+    needs_compiled_core()
     decoded = []
 
     def counted(self, pieces):
@@ -310,8 +310,8 @@ def test_known_layouts_are_scanned(written, each_core, monkeypatch):
 @pytest.mark.parametrize("num_bytes", [700, 3000, 20_000])
 def test_blocks_of_any_length_give_the_same(written, each_core, num_bytes, monkeypatch):
     whole = read(written)
-    for scanner in (NativeScanner, NumpyScanner):
-        monkeypatch.setattr(scanner, "block_bytes", num_bytes)
+    monkeypatch.setattr(Scanner, "block_bytes", num_bytes)
+    monkeypatch.setattr(source, "BLOCK_BYTES", num_bytes)
     assert_same(read(written), whole)
 
 
@@ -331,6 +331,11 @@ def test_a_packed_pb_is_the_same(tmp_path):
         read(packed)
 
 
+def needs_compiled_core() -> None:
+    if not core.load(core.FOLDER)[0]:
+        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
+
+
 @pytest.fixture
 def small_ranges(monkeypatch):
     monkeypatch.setattr(ranges, "MIN_RANGE_BYTES", 20_000)
@@ -346,8 +351,7 @@ def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core,
 
 
 def test_several_threads_read_the_same(written, small_ranges, monkeypatch):
-    if not core.load(core.FOLDER)[0]:
-        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
+    needs_compiled_core()
     monkeypatch.setenv(core.VARIABLE, core.PYTHON)
     whole = read(written)
     scanned = []
@@ -385,14 +389,14 @@ def test_a_file_that_shrinks_while_it_is_read_is_read_in_part(
 ):
     """A mapped file would end the process."""
     whole = read(written)
-    new_scanner, half = json_reader.new_scanner, written.stat().st_size // 2
+    half = written.stat().st_size // 2
 
-    def cut(*of):
+    def cut(skipped):
         os.truncate(written, half)
-        return new_scanner(*of)
+        return new_columns(skipped)
 
-    monkeypatch.setattr(json_reader, "new_scanner", cut)
-    monkeypatch.setattr(ranges, "new_scanner", cut)
+    new_columns = json_reader.PaddleColumns
+    monkeypatch.setattr(json_reader, "PaddleColumns", cut)
     part = read(written, cache=False)
     assert 0 < part.events.height < whole.events.height
     assert TRUNCATED in part.skipped

@@ -1,8 +1,7 @@
 /* Read the events of a trace whose writer prints them with a few format strings.
  *
- * scan.py explains the idea: a program that prints every event with the same format string leaves
- * text that needs no parser. This file does the same work as scan.py and fixed_layout.py, one event
- * after another instead of one field after another, and returns the same columns.
+ * layouts.py explains the idea: a program that prints every event with the same format string leaves
+ * text that needs no parser.
  *
  * A scanner is created from a program, which scanner.py makes of the format strings in layouts.py:
  * tables (a kind of event each), columns, and layouts. A layout is a list of fields. Each field has
@@ -33,7 +32,6 @@
 #define PPPROF_SOURCE_HASH ""
 #endif
 
-/* The same limits as in scan.py. */
 #define MAX_DIGITS 18            /* any 18 digits fit an int64 */
 #define MAX_WORD 64              /* bytes back to the quotation mark of a %w */
 #define MAX_LINE 65536           /* bytes back to the start of a %l's line, or of a %o */
@@ -50,7 +48,7 @@ typedef enum {
 } Treatment;
 
 typedef struct {
-    uint8_t spec; /* one of d, f, g, w, l, o, s: see EventPattern in scan.py */
+    uint8_t spec; /* one of d, f, g, w, l, o, s: see EventPattern in layouts.py */
     uint8_t treatment;
     int32_t column;  /* -1: the value is dropped */
     uint32_t num_after;

@@ -1,4 +1,4 @@
-"""Scan blocks with the compiled core: make its program of format strings, and wrap its columns."""
+"""Read events by the fixed layouts of `layouts` with the compiled core (scan.c, range.c)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 from ppprof.trace.fastpath.fixed_layout import INPUTS, NARROW, TEXTS, Ranges, Scanned
-from ppprof.trace.fastpath.layouts import Dialect
+from ppprof.trace.fastpath.layouts import Dialect, EventPattern, Field
 from ppprof.trace.fastpath.native.store import NativeStore, literal, numbers
-from ppprof.trace.fastpath.scan import EventPattern, Field
 from ppprof.trace.source import MARGIN, MAX_EVENT_BYTES, Block, TraceStream
 
 _WHOLE, _WITHOUT_DURATION, _INPUT = range(3)
@@ -34,10 +33,8 @@ class Control(ctypes.Structure):
     )
 
 
-class NativeScanner(NativeStore):
-    """Scanner that reads one event after another, in C.
-
-    The events of a kind are one part, in the order of the file.
+class Scanner(NativeStore):
+    """Reader of blocks of events in the layouts of one dialect.
 
     Args:
         dialect: the writer of the file.
@@ -47,7 +44,8 @@ class NativeScanner(NativeStore):
         MemoryError: there is not enough memory.
     """
 
-    block_bytes = 1 << 20  # with its columns, it stays in the cache of one processor
+    block_bytes = 1 << 20
+    """Length of a block that is read fastest: with its columns, it stays in a processor's cache."""
 
     def __init__(self, dialect: Dialect, library: ctypes.CDLL) -> None:
         self._program = _program_of(dialect)
@@ -57,7 +55,10 @@ class NativeScanner(NativeStore):
         )
 
     def add(self, block: Block) -> Ranges:
-        """Add the events of a block, as `Scanner.add`.
+        """Add the events of a block, which begins and ends between two events.
+
+        Returns:
+            Text of the block in no known layout, as ascending byte ranges (first, end) of the file.
 
         Raises:
             MemoryError: there is not enough memory. The scanner cannot be used any more.
@@ -98,7 +99,9 @@ class NativeScanner(NativeStore):
         return bool(outcome == 0)
 
     def scanned(self) -> Scanned:
-        """Return the events of all blocks, as `Scanner.scanned`.
+        """Return the events of all blocks that were added. Called once, at the end.
+
+        The events of a kind are one part, in the order of the file.
 
         Raises:
             MemoryError: there is not enough memory.
