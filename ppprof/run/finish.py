@@ -205,7 +205,7 @@ def _finish_window(
 def _log_interleaved(trace: Trace, raw: Path) -> None:
     """Log that VisualDL's chart of steps is incomplete, if passes take turns in a step."""
     hosts = trace.events.filter(pl.col("depth").is_not_null()).with_row_index("event")
-    if has_interleaved_phases(hosts.cast({"event": pl.Int64})):
+    if has_interleaved_phases(hosts.cast({"event": pl.Int32})):
         _log.info(
             "%s: VisualDL's chart of steps shows only the last of several forward or backward passes "
             "that take turns; its totals, and ppprof's tables, count all",

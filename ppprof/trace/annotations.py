@@ -162,11 +162,11 @@ def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
         events: columns of `EVENTS`.
 
     Returns:
-        One row per annotated name: row, int64, the row in ``events``; annotated, string.
+        One row per annotated name: row, int32, the row in ``events``; annotated, string.
     """
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     may_hold = pl.col("category").cast(pl.String).is_in(CATEGORIES)
-    hosts = events.select("name", *ANNOTATION_KEYS, row=pl.int_range(pl.len()))
+    hosts = events.select("name", *ANNOTATION_KEYS, row=pl.int_range(pl.len(), dtype=pl.Int32))
     hosts = hosts.filter(events.select(is_host & may_hold & has_annotations()).to_series())
     annotated = [
         format_annotation(name, dict(zip(ANNOTATION_KEYS, values)))

@@ -109,7 +109,7 @@ def renumbered(values: Int32, number: Int32) -> Int32:
     return new
 
 
-def rows_by_number(number: Int32, num_numbers: int) -> Int64:
+def rows_by_number(number: Int32, num_numbers: int) -> Int32:
     """Return the rows whose number is at least 0, sorted by it; rows of one number in their order.
 
     Args:
@@ -117,9 +117,9 @@ def rows_by_number(number: Int32, num_numbers: int) -> Int64:
         num_numbers: not much above N.
     """
     number = np.ascontiguousarray(number, np.int32)
-    rows, following = np.empty(len(number), np.int64), np.empty(num_numbers + 1, np.int64)
+    rows, following = np.empty(len(number), np.int32), np.empty(num_numbers + 1, np.int64)
     count = core.call("rows_by_number", number, len(number), num_numbers, following, rows)
     if count is not None:
         return rows[:count]
-    rows = np.flatnonzero(number >= 0)
+    rows = np.flatnonzero(number >= 0).astype(np.int32)
     return rows[np.argsort(number[rows], kind="stable")]

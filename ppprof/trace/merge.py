@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Int32, Int64
 from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock
 from ppprof.trace.annotations import has_annotations
@@ -220,7 +220,7 @@ def _on_reference_clock(window: Window) -> pl.DataFrame:
 
     The column ``event`` holds the row of each event in the trace.
     """
-    events = window.trace.events.with_columns(event=pl.int_range(pl.len()))
+    events = window.trace.events.with_columns(event=pl.int_range(pl.len(), dtype=pl.Int32))
     start = events["start_ns"].to_numpy()
     end = start + events["dur_ns"].to_numpy()
     if window.clock is not None:
@@ -235,7 +235,7 @@ def _on_reference_clock(window: Window) -> pl.DataFrame:
 
 
 def _without_crossings(
-    parent: Int64, track: Int64, start: Int64, end: Int64
+    parent: Int32, track: Int64, start: Int64, end: Int64
 ) -> tuple[Int64, Int64]:
     """Return times with which events do not cross; Paddle's rounding can cause crossings.
 
@@ -288,7 +288,7 @@ def _with_arrows(window: Window, events: pl.DataFrame, ranks: frozenset[int]) ->
     id is null for an event without an arrow of the kind.
     """
     ends = list(_communication(window, events, ranks))
-    columns = {"event": pl.Int64, "communication": pl.String, "communication_phase": pl.String}
+    columns = {"event": pl.Int32, "communication": pl.String, "communication_phase": pl.String}
     number = f"{window.rank}{window.window:03d}"  # followed by a row's 8 digits: fits 64 bits
     launched = events.filter(pl.col("device").is_not_null())["parent"].drop_nulls().unique()
     is_launch = pl.col("device").is_null() & pl.col("event").is_in(launched.implode())

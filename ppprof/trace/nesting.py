@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.fastpath import core
 
 _MOST_BITS = 63
@@ -30,7 +30,7 @@ def nest(
     *,
     holds: Bool | None = None,
     slack_ns: int = 0,
-) -> Int64:
+) -> Int32:
     """Return the parent of each event: the last earlier event of its thread that ends no earlier.
 
     An event comes before another one if it starts earlier. At the same start the longer event comes
@@ -100,16 +100,16 @@ def _are_sorted(thread: Int64, start_ns: Int64, end_ns: Int64) -> bool:
 
 def _nest_sorted(
     thread: Int64, start_ns: Int64, end_ns: Int64, holds: Bool | None, slack_ns: int
-) -> Int64:
+) -> Int32:
     """Return the parents as `nest`, of events in the order of `order_of_calls`."""
     columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
     holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
-    open_events, parent = (np.empty(len(thread), np.int64) for _ in range(2))
+    open_events, parent = np.empty((2, len(thread)), np.int32)
     done = core.call("nest", *columns, holders, len(thread), slack_ns, open_events, parent)
     if done is None:
         least = np.maximum(end_ns - slack_ns, start_ns + 1)
         values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
-        parent = _last_reaching(values, least)
+        parent = _last_reaching(values, least).astype(np.int32)
         parent[parent < np.searchsorted(thread, thread)] = -1
     return parent
 
@@ -143,7 +143,7 @@ def _last_reaching(values: Int64, least: Int64) -> Int64:
     return last
 
 
-def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | None:
+def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int32 | None:
     """Return the parents in a thread whose events come level by level, siblings sorted by time.
 
     ::
@@ -164,7 +164,7 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
         Shape (N,), the index of the parent, -1 for an outermost event. None if an event does not
         lie inside its parent, even with the slack: the events are not in this order.
     """
-    parent = np.full(len(start_ns), -1, np.int64)
+    parent = np.full(len(start_ns), -1, np.int32)
     columns = [np.ascontiguousarray(column, np.int64) for column in (start_ns, end_ns, slack_ns)]
     outcome = core.call("nest_by_level", *columns, len(start_ns), parent)
     if outcome in (0, -1):
@@ -199,7 +199,7 @@ def _overlap(
     return np.minimum(ends[candidate], child_end) - np.maximum(starts[candidate], child_start)
 
 
-def nest_by_depth(depth: Int64) -> Int64 | None:
+def nest_by_depth(depth: Array) -> Int32 | None:
     """Return the row of each event's parent, from depths in pre-order, shape (N,); -1 at depth 0.
 
     The parent of an event is the nearest row before it with a smaller depth. Return None if
@@ -207,7 +207,7 @@ def nest_by_depth(depth: Int64) -> Int64 | None:
     """
     if len(depth) and (depth[0] != 0 or (np.diff(depth) > 1).any() or depth.min() < 0):
         return None
-    parent = np.full(len(depth), -1, np.int64)
+    parent = np.full(len(depth), -1, np.int32)
     deepest = depth.max(initial=-1)
     # NumPy sorts integers of 16 bits in linear time.
     sortable = depth.astype(np.int16) if deepest < 2**15 else depth

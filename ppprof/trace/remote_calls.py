@@ -296,7 +296,7 @@ def _concatenated(parts: list[Trace]) -> Trace:
         thread=pl.when(pl.col("depth").is_not_null()).then("thread"),
         row=pl.int_range(pl.len()),
     ).sort("kind", "thread", "row")["row"]
-    row = np.full(events.height + 1, -1, np.int64)  # the last entry maps -1 to -1
+    row = np.full(events.height + 1, -1, np.int32)  # the last entry maps -1 to -1
     row[order.to_numpy()] = np.arange(events.height)
 
     def renumbered(table: pl.DataFrame, column: str) -> pl.DataFrame:

@@ -2,7 +2,8 @@
 
 One `Trace` is one window of one rank. Times are int64 nanoseconds of the clock that Paddle used
 (the system's wall clock), rounded once, in the reader. The row number in ``events`` identifies an
-event: ``parent``, ``forward`` and the ``event`` column of the other tables hold row numbers.
+event: ``parent``, ``forward`` and the ``event`` column of the other tables hold row numbers. They are
+int32: a trace of more than 2**31 events needs more than 100 GB of memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cached_property, lru_cache
 
 import polars as pl
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Array
 from ppprof.trace.labels import Labels
 
 CATEGORIES = (
@@ -77,7 +78,7 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "category": (pl.Categorical(), "see `CATEGORIES`; JSON `cat`"),
     "start_ns": (pl.Int64(), "JSON `ts` and `args.start_time`; pb start_ns"),
     "dur_ns": (pl.Int64(), "end minus start; JSON `dur`"),
-    "parent": (pl.Int64(), "row of the enclosing host event; of the launch for a device event"),
+    "parent": (pl.Int32(), "row of the enclosing host event; of the launch for a device event"),
     "depth": (pl.Int32(), "enclosing host events; null for device events"),
     "step": (
         pl.Int64(),
@@ -93,7 +94,7 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
         "joins a launch and the device events it started; null for other host events",
     ),
     "forward": (
-        pl.Int64(),
+        pl.Int32(),
         "row of the host event whose gradient this one computes; null if not recorded",
     ),
     "bytes": (pl.Int64(), "size of a Memcpy, Memset or collective; null otherwise"),
@@ -136,7 +137,7 @@ MEMORY: Mapping[str, tuple[pl.DataType, str]] = {
     "time_ns": (pl.Int64(), "time of the change; JSON `ts`"),
     "kind": (pl.Categorical(), "see `MEMORY_KINDS`; JSON `cat`"),
     "event": (
-        pl.Int64(),
+        pl.Int32(),
         "row of the innermost enclosing host event; null if there is no such event",
     ),
     "process": (pl.Int64(), "process id"),
@@ -152,7 +153,7 @@ MEMORY: Mapping[str, tuple[pl.DataType, str]] = {
 """Column -> dtype and meaning. One row per allocation or free, thread by thread in time order."""
 
 KERNELS: Mapping[str, tuple[pl.DataType, str]] = {
-    "event": (pl.Int64(), "row of the Kernel"),
+    "event": (pl.Int32(), "row of the Kernel"),
     **{f"grid_{axis}": (pl.Int64(), "launched blocks") for axis in "xyz"},
     **{f"block_{axis}": (pl.Int64(), "threads per block") for axis in "xyz"},
     "registers": (pl.Int64(), "registers per thread"),
@@ -167,7 +168,7 @@ KERNELS: Mapping[str, tuple[pl.DataType, str]] = {
 """Column -> dtype and meaning. One row per Kernel with a recorded launch configuration."""
 
 MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
-    "event": (pl.Int64(), "row of the Memset"),
+    "event": (pl.Int32(), "row of the Memset"),
     "value": (pl.Int64(), "the byte that it wrote"),
 }
 """Column -> dtype and meaning. One row per Memset whose value was recorded."""
@@ -230,8 +231,8 @@ def _null(name: str, dtype: pl.DataType) -> pl.Expr:
     return pl.lit(None, dtype).alias(name)
 
 
-def nullable(values: Int64) -> pl.Series:
-    """Return a column of ``values``, with null for values below 0."""
+def nullable(values: Array) -> pl.Series:
+    """Return a column of integers, with null for values below 0."""
     if not (values < 0).any():
         return pl.Series(values)
     return pl.Series(values).set(pl.Series(values) < 0, None)

@@ -9,6 +9,8 @@ Trees in pre-order, with the depth and the number of descendants of every node::
 
 In pre-order the descendants of row i are the rows i+1 .. i+size, so the sum over a subtree is the
 difference of two prefix sums.
+
+Nodes are numbered by int32.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.fastpath import core
 
 
-def levels(parent: Int64) -> list[Int64]:
+def levels(parent: Int32) -> list[Int64]:
     """Return one array of nodes for each depth, roots (parent -1) first.
 
     Nodes of one depth are grouped by parent, siblings sorted by index. Unreachable nodes are left
@@ -44,7 +46,7 @@ def levels(parent: Int64) -> list[Int64]:
     return by_level
 
 
-def pre_order(parent: Int64) -> tuple[Int64, Int64]:
+def pre_order(parent: Int32) -> tuple[Int32, Int32]:
     """Return the nodes of all trees in pre-order, siblings sorted by index.
 
     ``parent`` is as in `levels`.
@@ -53,11 +55,9 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
         depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
-    if len(parent) >= 2**31:
-        return _pre_order_by_levels(parent)
-    parent = np.ascontiguousarray(parent, np.int64)
+    parent = np.ascontiguousarray(parent, np.int32)
     first_child, next_sibling = np.empty((2, len(parent) + 1), np.int32)
-    order, depth = np.empty((2, len(parent)), np.int64)
+    order, depth = np.empty((2, len(parent)), np.int32)
     num_reached = core.call(
         "pre_order", parent, len(parent), first_child, next_sibling, order, depth
     )
@@ -67,8 +67,8 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
 
 
 def pre_order_of_groups(
-    group_ids: Int64, group: Int32, ids: Array, parent: Int64
-) -> tuple[Int64, Int64]:
+    group_ids: Int64, group: Int32, ids: Array, parent: Int32
+) -> tuple[Array, Int32]:
     """Return the nodes of all trees in pre-order, groups and siblings sorted by id.
 
     Args:
@@ -84,7 +84,7 @@ def pre_order_of_groups(
     if in_order.all() and (group_ids[1:] > group_ids[:-1]).all():
         return pre_order(parent)
     by_id = np.lexsort((ids, group_ids[group]))
-    rank = np.empty_like(by_id)
+    rank = np.empty(len(by_id), np.int32)
     rank[by_id] = np.arange(len(by_id))
     sorted_parent = parent[by_id]
     has_parent = sorted_parent >= 0
@@ -93,7 +93,7 @@ def pre_order_of_groups(
     return by_id[order], depth
 
 
-def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int64:
+def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int32:
     """Return the index of each node's parent: -1 for a root, -2 if there is no such node.
 
     If several nodes of a group have the same id, the first one is the parent.
@@ -111,8 +111,7 @@ def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int64:
         # This is usual: nodes are numbered from 0 in each group.
         exists = parent_ids < np.repeat(sizes.astype(group.dtype), sizes)
         exists &= parent_ids >= 0
-        parent = parent_ids + first
-        parent[~exists] = -2
+        parent = np.where(exists, parent_ids + first, -2).astype(np.int32)
     else:
         distinct = np.unique(ids)
         nearest = np.minimum(np.searchsorted(distinct, parent_ids), len(distinct) - 1)
@@ -122,18 +121,18 @@ def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int64:
         position = np.minimum(np.searchsorted(keys[by_key], wanted), num_nodes - 1)
         candidates = by_key[position]
         exists = (distinct[nearest] == parent_ids) & (keys[candidates] == wanted)
-        parent = np.where(exists, candidates, -2)
+        parent = np.where(exists, candidates, -2).astype(np.int32)
     parent[parent_ids == -1] = -1
     return parent
 
 
-def _pre_order_by_levels(parent: Int64) -> tuple[Int64, Int64]:
+def _pre_order_by_levels(parent: Int32) -> tuple[Int32, Int32]:
     by_level = levels(parent)
     size = np.ones(len(parent), np.int64)
     for nodes in reversed(by_level[1:]):
         np.add.at(size, parent[nodes], size[nodes])
     position = np.zeros(len(parent), np.int64)
-    depth = np.zeros(len(parent), np.int64)
+    depth = np.zeros(len(parent), np.int32)
     for level, nodes in enumerate(by_level):
         # Nodes of one level are grouped by parent: a node comes after its elder siblings.
         before = np.cumsum(size[nodes]) - size[nodes]
@@ -145,19 +144,19 @@ def _pre_order_by_levels(parent: Int64) -> tuple[Int64, Int64]:
         position[nodes] = before
         depth[nodes] = level
     reached = np.concatenate(by_level) if by_level else np.zeros(0, np.int64)
-    order = reached[np.argsort(position[reached])]
+    order = reached[np.argsort(position[reached])].astype(np.int32)
     return order, depth[order]
 
 
-def subtree_sizes(parent: Int64, depth: Array) -> Int64:
+def subtree_sizes(parent: Int32, depth: Array) -> Int32:
     """Return the number of descendants of each node, shape (N,).
 
     Args:
         parent: shape (N,), -1 for a root. A parent comes before its children.
         depth: the depth of each node, 0 for a root, integers of shape (N,).
     """
-    size = np.empty(len(parent), np.int64)
-    if core.call("subtree_sizes", np.ascontiguousarray(parent, np.int64), len(parent), size) == 0:
+    size = np.empty(len(parent), np.int32)
+    if core.call("subtree_sizes", np.ascontiguousarray(parent, np.int32), len(parent), size) == 0:
         return size
     size[:] = 0
     by_depth = np.argsort(depth, kind="stable")
@@ -168,7 +167,7 @@ def subtree_sizes(parent: Int64, depth: Array) -> Int64:
     return size
 
 
-def subtree_sums(values: Array, size: Int64) -> Array:
+def subtree_sums(values: Array, size: Int32) -> Array:
     """Return the sum of ``values`` over each node and its descendants, shape (N,).
 
     Args:
@@ -177,7 +176,7 @@ def subtree_sums(values: Array, size: Int64) -> Array:
     """
     if values.dtype == np.int64:
         sums, total = np.empty(len(values), np.int64), np.empty(len(values) + 1, np.int64)
-        sides = (np.ascontiguousarray(side, np.int64) for side in (values, size))
+        sides = np.ascontiguousarray(values), np.ascontiguousarray(size, np.int32)
         if core.call("subtree_sums", *sides, len(values), total, sums) is not None:
             return sums
     total = np.concatenate(([0], np.cumsum(values)))
@@ -186,7 +185,7 @@ def subtree_sums(values: Array, size: Int64) -> Array:
     return inside
 
 
-def enclosing(parent: Int64, chosen: Bool) -> Int64:
+def enclosing(parent: Int32, chosen: Bool) -> Int32:
     """Return, for each node, the nearest chosen node above it.
 
     Args:
@@ -196,16 +195,17 @@ def enclosing(parent: Int64, chosen: Bool) -> Int64:
     Returns:
         Shape (N,); -1 if no chosen node is above.
     """
-    above: Int64 = np.empty(len(parent), np.int64)
-    sides = (np.ascontiguousarray(parent, np.int64), np.ascontiguousarray(chosen, np.bool_))
+    above: Int32 = np.empty(len(parent), np.int32)
+    sides = (np.ascontiguousarray(parent, np.int32), np.ascontiguousarray(chosen, np.bool_))
     if core.call("enclosing", *sides, len(parent), above) == 0:
         return above
     # A chosen node leads to itself, any other one upwards; the last element is "none".
-    leads_to = np.append(np.where(chosen, np.arange(len(parent)), parent), -1)
+    rows = np.arange(len(parent), dtype=np.int32)
+    leads_to = np.append(np.where(chosen, rows, parent), np.int32(-1))
     while True:  # each turn doubles the number of levels climbed
         further = leads_to[leads_to]
         if np.array_equal(further, leads_to):
             break
         leads_to = further
-    nearest: Int64 = leads_to[parent]
+    nearest: Int32 = leads_to[parent]
     return nearest

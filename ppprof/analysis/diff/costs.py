@@ -21,7 +21,7 @@ from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
-from ppprof.arrays import Int64
+from ppprof.arrays import Int32, Int64
 from ppprof.trace.schema import Trace, is_kernel
 
 OPERATORS = {
@@ -201,7 +201,7 @@ def operator_calls(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
             "gpu_total_ns": np.where(outermost, gpu_ns[rows], 0),
             "gpu_self_ns": own["gpu"],
         },
-        {"row": pl.Int64, **OPERATORS},
+        {"row": pl.Int32, **OPERATORS},
     )
 
 
@@ -217,7 +217,7 @@ def _is_part_of_whole(
     return tree.below(np.flatnonzero(is_whole))
 
 
-def _is_in_same_name(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
+def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
     """Return whether each operator lies, at any depth, in an operator of its name.
 
     Args:

@@ -120,7 +120,7 @@ def _calls(profile: Profile) -> pl.DataFrame:
     own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
     work = work_of_profile(profile)
     inputs = profile.trace.events.select(
-        pl.int_range(pl.len()).alias("row"),
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),
         pl.col("shapes", "dtypes", "attributes").cast(pl.String),
     )
     return (

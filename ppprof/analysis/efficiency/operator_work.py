@@ -112,7 +112,7 @@ def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
         events = events.clear()  # a filter of a million rows is slow, even if it keeps none
     with_shapes = events.select("name", "shapes", "dtypes", "attributes").with_row_index("row")
     with_shapes = with_shapes.filter(pl.col("shapes").is_not_null())
-    with_shapes = with_shapes.with_columns(texts, pl.col("row").cast(pl.Int64))
+    with_shapes = with_shapes.with_columns(texts, pl.col("row").cast(pl.Int32))
     key = ["name", "shapes", "dtypes", "attributes"]
     kinds = with_shapes.select(key).unique(maintain_order=True)
     works = [

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.modules.gradients import modules_of_gradients
 from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Bool, Int32, Int64
 from ppprof.trace.tree_arrays import subtree_sums
 
 MODULES = {
@@ -200,7 +200,7 @@ def has_forward_links(profile: Profile) -> bool:
     return forward.null_count() < len(forward)
 
 
-def _depths(rows: Int64, size: Int64) -> Int64:
+def _depths(rows: Int64, size: Int32) -> Int64:
     """Return how many of ``rows`` lie above each host event, shape (hosts,).
 
     Args:

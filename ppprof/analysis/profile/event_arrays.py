@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import Intervals
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import COPIES, Trace
 
@@ -41,13 +41,7 @@ class EventArrays:
         return self.events["start_ns"].to_numpy()
 
     @cached_property
-    def end_ns(self) -> Int64:
-        """End of each event, shape (N,)."""
-        end_ns: Int64 = self.start_ns + self.events["dur_ns"].to_numpy()
-        return end_ns
-
-    @cached_property
-    def parent(self) -> Int64:
+    def parent(self) -> Int32:
         """Row of the host event around each event, or of the launch of a device event; -1: none."""
         return filled(self.events["parent"])
 
@@ -72,13 +66,13 @@ class EventArrays:
         return ~is_one_of(self.events["category"].slice(self.first_device), *COPIES)
 
     @cached_property
-    def host_of_device(self) -> Int64:
+    def host_of_device(self) -> Int32:
         """Row of the host event around the launch of each device event, shape (device events,).
 
         -1 without a launch or a host event around it.
         """
         launch = np.maximum(self.parent[self.devices] - self.num_hosts, -1)
-        hosts: Int64 = np.append(self.parent[self.launches], -1)[launch]
+        hosts: Int32 = np.append(self.parent[self.launches], np.int32(-1))[launch]
         return hosts
 
     @property
@@ -96,9 +90,14 @@ class EventArrays:
         """Rows of the device events."""
         return slice(self.first_device, None)
 
-    def intervals(self, rows: Int64 | slice) -> Intervals:
+    def ends(self, rows: Array | slice) -> Int64:
+        """Return the end of some events."""
+        end_ns: Int64 = self.start_ns[rows] + self.events["dur_ns"].to_numpy()[rows]
+        return end_ns
+
+    def intervals(self, rows: Array | slice) -> Intervals:
         """Return start and end of some events, as a set of intervals."""
-        return self.start_ns[rows], self.end_ns[rows]
+        return self.start_ns[rows], self.ends(rows)
 
     def host_rows(self, *categories: str) -> Int64:
         """Return the rows of the host events of some categories, ascending."""
@@ -118,9 +117,12 @@ def is_one_of(column: pl.Series, *texts: str) -> Bool:
     return chosen
 
 
-def filled(column: pl.Series, for_null: int = -1) -> Int64:
-    """Return an integer column as int64, with a number in the place of null."""
+def filled(column: pl.Series, for_null: int = -1) -> Array:
+    """Return an integer column as an array, with a number in the place of null.
+
+    It has the column's dtype; a column that is null in every row becomes int64.
+    """
     if column.null_count() == len(column):
         return np.full(len(column), for_null)
-    values: Int64 = (column.fill_null(for_null) if column.null_count() else column).to_numpy()
+    values: Array = (column.fill_null(for_null) if column.null_count() else column).to_numpy()
     return values

@@ -9,12 +9,17 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_arrays import EventArrays, filled
-from ppprof.arrays import Array, Int64
+from ppprof.arrays import Array, Int32, Int64
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_HOST_COLUMNS = (
+    *("row", "name", "category", "thread", "start_ns", "end_ns", "parent", "cpu_ns", "visit"),
+    *("gpu_ns", "device_ns"),
+)
 
 
 class Tree:
@@ -38,23 +43,34 @@ class Tree:
     def hosts(self) -> pl.DataFrame:
         """One row per host event, in pre-order.
 
+        `hosts_at` returns some of these rows, and takes memory for these only.
+
         Columns: row, name, category, thread, start_ns, end_ns, cpu_ns (its duration), parent (a row;
         null for none), visit, gpu_ns (sum of the kernels launched in the event or below it;
         overlapping kernels count twice) and device_ns (like gpu_ns, but with memory copies and
         sets).
         """
-        events = self.events
-        table = events.events.slice(0, events.num_hosts)
-        start_ns, end_ns = events.intervals(events.devices)
-        columns = {
-            "row": np.arange(events.num_hosts),
-            **{name: table[name] for name in ("name", "category", "thread", "start_ns")},
-            "end_ns": events.end_ns[: events.num_hosts],
-            **{"parent": table["parent"], "cpu_ns": table["dur_ns"], "visit": self.visit},
-            "gpu_ns": self._launched_ns((end_ns - start_ns) * events.is_kernel),
-            "device_ns": self.device_ns,
-        }
-        return pl.DataFrame(columns)
+        return self.hosts_at(slice(0, self.events.num_hosts))
+
+    def hosts_at(self, rows: Array | slice, *columns: str) -> pl.DataFrame:
+        """Return the rows of ``hosts`` with some row numbers, in the order of ``rows``.
+
+        Args:
+            rows: row numbers.
+            columns: these columns; without any, all of them.
+        """
+        return pl.DataFrame({name: self._column(name, rows) for name in columns or _HOST_COLUMNS})
+
+    def _column(self, name: str, rows: Array | slice) -> Array | pl.Series:
+        """Return a column of ``hosts`` in some rows."""
+        if name == "row":
+            return np.arange(self.events.num_hosts, dtype=np.int32)[rows]
+        if name == "end_ns":
+            return self.events.ends(rows)
+        if name in ("visit", "gpu_ns", "device_ns"):
+            values: Array = getattr(self, name)
+            return values[rows]
+        return self.events.events["dur_ns" if name == "cpu_ns" else name][rows]
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -67,11 +83,11 @@ class Tree:
         events = self.events
         first, end = events.num_hosts, events.first_device
         table = events.events.slice(first, end - first)
-        visit = np.append(self.visit, -1)[events.parent[events.launches]]
+        visit = np.append(self.visit, np.int32(-1))[events.parent[events.launches]]
         columns = {
-            "row": np.arange(first, end),
+            "row": np.arange(first, end, dtype=np.int32),
             **{name: table[name] for name in ("name", "category", "thread", "start_ns")},
-            **{"end_ns": events.end_ns[events.launches], "host": table["parent"]},
+            **{"end_ns": events.ends(events.launches), "host": table["parent"]},
             "visit": visit,
         }
         return pl.DataFrame(columns)[_order(table["thread"], visit)]
@@ -88,32 +104,40 @@ class Tree:
         table = events.events.slice(events.first_device)
         columns = {
             **{name: table[name] for name in ("name", "category", "device", "stream")},
-            **{"start_ns": table["start_ns"], "end_ns": events.end_ns[events.devices]},
+            **{"start_ns": table["start_ns"], "end_ns": events.ends(events.devices)},
             **{"gpu_ns": table["dur_ns"], "host": nullable(events.host_of_device)},
             "thread": self._thread_of_devices,
-            "visit": np.append(self.visit, -1)[events.host_of_device],
+            "visit": np.append(self.visit, np.int32(-1))[events.host_of_device],
         }
         return pl.DataFrame(columns)[self.device_rows - events.first_device]
 
     @cached_property
     def device_rows(self) -> Int64:
         """The row of each of ``devices`` in ``events``."""
-        visit = np.append(self.visit, -1)[self.events.host_of_device]
+        visit = np.append(self.visit, np.int32(-1))[self.events.host_of_device]
         return self.events.first_device + _order(self._thread_of_devices, visit)
+
+    @cached_property
+    def gpu_ns(self) -> Int64:
+        """The column gpu_ns of ``hosts``."""
+        return self._launched_ns(self._dur_of_devices * self.events.is_kernel)
 
     @cached_property
     def device_ns(self) -> Int64:
         """The column device_ns of ``hosts``."""
-        start_ns, end_ns = self.events.intervals(self.events.devices)
-        return self._launched_ns(end_ns - start_ns)
+        return self._launched_ns(self._dur_of_devices)
+
+    @property
+    def _dur_of_devices(self) -> Int64:
+        return self.events.events["dur_ns"].slice(self.events.first_device).to_numpy()
 
     @cached_property
-    def size(self) -> Int64:
+    def size(self) -> Int32:
         """Number of descendants of each host event, shape (hosts,)."""
         return subtree_sizes(self.events.parent[: self.events.num_hosts], self._of_hosts("depth"))
 
     @cached_property
-    def visit(self) -> Int64:
+    def visit(self) -> Int32:
         """The column visit of ``hosts``."""
         thread, depth = (self._of_hosts(column) for column in ("thread", "depth"))
         return _visits(thread, depth, self.size)
@@ -140,14 +164,14 @@ class Tree:
 
     def of_category(self, *categories: str) -> pl.DataFrame:
         """Return the rows of ``hosts`` with one of ``categories``, sorted by visit."""
-        return self.hosts[self.rows_of_category(*categories)]
+        return self.hosts_at(self.rows_of_category(*categories))
 
     def rows_of_category(self, *categories: str) -> Int64:
         """Return the rows of the host events with one of ``categories``, sorted by visit."""
         rows = self.events.host_rows(*categories)
         return rows[np.argsort(self.visit[rows])]
 
-    def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
+    def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int32:
         """Return, for each host event, the row of the nearest chosen event above it.
 
         Args:
@@ -158,7 +182,7 @@ class Tree:
         """
         return enclosing(self.events.parent[: self.events.num_hosts], chosen)
 
-    def innermost(self, rows: Int64) -> Int64:
+    def innermost(self, rows: Array) -> Int32:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
 
         Args:
@@ -169,9 +193,9 @@ class Tree:
         """
         chosen = np.zeros(len(self.size), bool)
         chosen[rows] = True
-        return np.where(chosen, np.arange(len(chosen)), self.enclosing(chosen))
+        return np.where(chosen, np.arange(len(chosen), dtype=np.int32), self.enclosing(chosen))
 
-    def own(self, column: str | Int64, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
+    def own(self, column: str | Int64, chosen: npt.NDArray[np.bool_], above: Int32) -> Int64:
         """Return the time of each chosen host event without the nearest chosen events below it.
 
         Args:
@@ -199,12 +223,12 @@ class Tree:
         return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
 
 
-def _visits(thread: Int64, depth: Array, size: Int64) -> Int64:
+def _visits(thread: Int64, depth: Int32, size: Int32) -> Int32:
     """Return the number of each host event in Paddle's walk (see `Tree`), shape (hosts,).
 
     Paddle's walk of a thread is its post-order, reversed. Threads keep their order.
     """
-    visits = np.arange(len(size))
+    visits = np.arange(len(size), dtype=np.int32)
     visits += size
     visits -= depth  # the post-order
     change = np.flatnonzero(thread[1:] != thread[:-1]) + 1
@@ -214,6 +238,6 @@ def _visits(thread: Int64, depth: Array, size: Int64) -> Int64:
     return visits
 
 
-def _order(thread: pl.Series, visit: Int64) -> Int64:
+def _order(thread: pl.Series, visit: Int32) -> Int64:
     """Return the rows sorted by thread, then visit; those without a thread come first."""
     return np.lexsort((visit, filled(thread, np.iinfo(np.int64).min)))

@@ -70,7 +70,8 @@ def _groups(events: pl.DataFrame, keys: list[str]) -> tuple[Int32, Int64] | None
     Groups are numbered from 0 in the order of their first events. None if a key has other values
     than texts (a column of nulls does not matter), or there are too many groups to number.
     """
-    group, num_groups = np.zeros(events.height, np.int64), 1
+    group: Int32 = np.zeros(1, np.int32)
+    num_groups = 1
     for key in keys:
         column = events[key]
         if column.null_count() == events.height:
@@ -78,15 +79,13 @@ def _groups(events: pl.DataFrame, keys: list[str]) -> tuple[Int32, Int64] | None
         if column.dtype != pl.Categorical or column.null_count():
             return None
         labels = Labels.of(column)
-        group, num_groups = (
-            group * len(labels.texts) + labels.number,
-            num_groups * len(labels.texts),
-        )
-        if num_groups > _MOST_CODES:
+        if num_groups * len(labels.texts) > _MOST_CODES:
             return None
+        group = group * np.int32(len(labels.texts)) + labels.number
+        num_groups *= len(labels.texts)
     if not events.height or core.library() is None:
         return None
-    return numbered(group.astype(np.uint32), num_groups)
+    return numbered(np.broadcast_to(group, events.height), num_groups)
 
 
 def _statistics(

@@ -23,7 +23,7 @@ import numpy as np
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.intervals import Intervals
-from ppprof.arrays import Int64
+from ppprof.arrays import Array
 
 DATA_PARALLEL = "DataParallel"
 """Name of these all-reduces."""
@@ -36,7 +36,7 @@ _DIVISION = re.compile(r"^scale (kernel launch|compute)\Z")
 """The kernel that divides, in Paddle 3 and in Paddle 2."""
 
 
-def hidden_reductions(tree: Tree) -> tuple[Int64, Intervals]:
+def hidden_reductions(tree: Tree) -> tuple[Array, Intervals]:
     """Return the gradient all-reduces that no event shows.
 
     The times include the wait for the slowest rank, and the copies back into the gradients.
@@ -57,7 +57,7 @@ def hidden_reductions(tree: Tree) -> tuple[Int64, Intervals]:
     inside = np.flatnonzero(is_node[parent])
     inside = inside[np.lexsort((events.start_ns[inside], parent[inside]))]
     node = parent[inside]
-    start_ns, until_ns = events.end_ns[inside], events.end_ns[node]
+    start_ns, until_ns = events.ends(inside), events.ends(node)
     is_followed = np.flatnonzero(node[1:] == node[:-1])
     next_ns = events.start_ns[inside[is_followed + 1]]
     until_ns[is_followed] = np.minimum(next_ns, until_ns[is_followed])

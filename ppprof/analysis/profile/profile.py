@@ -106,10 +106,9 @@ class Profile:
         Sorted by the column visit, which keeps the order of Paddle's tables (`Tree`).
         """
         tree = self.tree
-        is_phase = tree.hosts["category"].is_in(PHASES).to_numpy()
-        is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
-        nested = tree.below(np.flatnonzero(is_phase))
-        return tree.hosts.filter(pl.Series((is_phase | is_step) & ~nested)).sort("visit")
+        phases, steps = tree.events.host_rows(*PHASES), tree.events.host_rows("ProfileStep")
+        rows = np.union1d(phases, steps)
+        return tree.hosts_at(rows[~tree.below(phases)[rows]]).sort("visit")
 
     @cached_property
     def phases(self) -> pl.DataFrame:

@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import union
-from ppprof.arrays import Int64
+from ppprof.arrays import Int32
 from ppprof.choices.steps import StepRange
 from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
-from ppprof.trace.schema import EVENTS, Trace, conform
+from ppprof.trace.schema import EVENTS, Trace, conform, nullable
 from ppprof.trace.tree_arrays import levels
 from ppprof.trace.unrecorded_device import unrecorded_device
 
@@ -118,9 +118,9 @@ def with_step(trace: Trace) -> Trace:
     moved = events.with_columns(
         parent=pl.when(is_own & (pl.col("depth") == 0))
         .then(first)
-        .otherwise(_nullable(row[events["parent"].fill_null(-1).to_numpy()])),
+        .otherwise(nullable(row[events["parent"].fill_null(-1).to_numpy()])),
         depth=pl.when(is_own).then(pl.col("depth") + 1).otherwise("depth"),
-        forward=_nullable(row[events["forward"].fill_null(-1).to_numpy()]),
+        forward=nullable(row[events["forward"].fill_null(-1).to_numpy()]),
         step=pl.when(is_launched).then(0),
     )
     moved, span = (conform(table, EVENTS) for table in (moved, span.with_columns(step=0)))
@@ -133,10 +133,10 @@ def with_step(trace: Trace) -> Trace:
     )
 
 
-def _rows_after_insertion(first: int, num_events: int) -> Int64:
+def _rows_after_insertion(first: int, num_events: int) -> Int32:
     """Return the new row of each event if a row is inserted at ``first``; the last element is -1."""
-    rows = np.arange(num_events)
-    inserted: Int64 = np.append(rows + (rows >= first), -1)
+    rows = np.arange(num_events, dtype=np.int32)
+    inserted: Int32 = np.append(rows + (rows >= first), np.int32(-1))
     return inserted
 
 
@@ -164,7 +164,7 @@ def select_events(
         trace,
         unrecorded_device=unrecorded_device(trace),
         events=events.with_columns(
-            parent=_nullable(parent),
+            parent=nullable(parent),
             depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
             **_new_forwards(events["forward"], row, keep),
         ),
@@ -178,7 +178,7 @@ def select_events(
     )
 
 
-def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
+def _new_rows(parent: Int32, keep: npt.NDArray[np.bool_]) -> Int32:
     """Return the new row of each event; for a removed event, that of its nearest kept ancestor.
 
     The row is -1 if no ancestor is kept. Shape (N + 1,): the last element is -1, so that the index
@@ -186,19 +186,21 @@ def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
     """
     num_events = len(parent)
     missing = num_events
-    nearest = np.append(np.where(keep, np.arange(num_events), parent), missing)
+    own = np.arange(num_events, dtype=np.int32)
+    nearest = np.append(np.where(keep, own, parent), np.int32(missing))
     nearest[nearest < 0] = missing
     for _ in range(num_events.bit_length()):  # each turn doubles the number of levels searched
         further = nearest[nearest]
         if np.array_equal(further, nearest):
             break
         nearest = further
-    rows: Int64 = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)[nearest]
+    new = np.cumsum(keep, dtype=np.int32) - np.int32(1)
+    rows: Int32 = np.append(np.where(keep, new, np.int32(-1)), np.int32(-1))[nearest]
     return rows
 
 
 def _new_forwards(
-    forward: pl.Series, row: Int64, keep: npt.NDArray[np.bool_]
+    forward: pl.Series, row: Int32, keep: npt.NDArray[np.bool_]
 ) -> Mapping[str, pl.Series]:
     """Return the column ``forward`` with new row numbers, keyed by its name.
 
@@ -213,11 +215,11 @@ def _new_forwards(
     if forward.null_count() == len(forward):
         return {}
     rows = forward.fill_null(-1).to_numpy()
-    return {"forward": _nullable(np.where(np.append(keep, False)[rows], row[rows], -1))}
+    return {"forward": nullable(np.where(np.append(keep, False)[rows], row[rows], np.int32(-1)))}
 
 
-def _renumber_events(table: pl.DataFrame, row: Int64) -> pl.DataFrame:
-    return table.with_columns(event=_nullable(row[table["event"].fill_null(-1).to_numpy()]))
+def _renumber_events(table: pl.DataFrame, row: Int32) -> pl.DataFrame:
+    return table.with_columns(event=nullable(row[table["event"].fill_null(-1).to_numpy()]))
 
 
 def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -232,9 +234,3 @@ def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]
     span = np.searchsorted(start, times, side="right") - 1
     is_inside: npt.NDArray[np.bool_] = (span >= 0) & (times < np.append(end, 0)[span])
     return is_inside
-
-
-def _nullable(rows: Int64) -> pl.Series:
-    """Return ``rows`` as Int64, with null instead of -1."""
-    series = pl.Series(rows, dtype=pl.Int64)
-    return series.set(series < 0, None)

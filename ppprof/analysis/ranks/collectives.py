@@ -137,7 +137,7 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
             spans.tolist(),
             trace.events["thread"].gather(spans).to_list(),
             events.start_ns[spans].tolist(),
-            events.end_ns[spans].tolist(),
+            events.ends(spans).tolist(),
         )
         if name in _ROLES
     )

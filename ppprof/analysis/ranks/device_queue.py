@@ -141,7 +141,7 @@ def _queue(profile: Profile) -> tuple[Int64, Int64, Int64, Bool]:
     start, end = events.intervals(events.devices)
     launch = events.parent[events.devices]
     is_linked = launch >= 0
-    launched = np.where(is_linked, events.end_ns[launch], start)
+    launched = np.where(is_linked, events.ends(launch), start)
     return np.minimum(launched, start), start, end, is_linked
 
 

@@ -37,7 +37,7 @@ def host_steps(profile: Profile) -> pl.DataFrame:
         {
             "thread": events.thread[rows],
             "start_ns": events.start_ns[rows],
-            "end_ns": events.end_ns[rows],
+            "end_ns": events.ends(rows),
             "step": pl.Series([number for number in numbers if number is not None], dtype=pl.Int64),
         }
     )

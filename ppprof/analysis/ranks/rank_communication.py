@@ -19,7 +19,7 @@ from ppprof.analysis.profile.hidden_reductions import (
 )
 from ppprof.analysis.profile.intervals import Intervals, joined
 from ppprof.analysis.profile.profile import Profile
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Array, Bool, Int64
 from ppprof.trace.communication_names import is_communication
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import nullable
@@ -40,7 +40,7 @@ class RankCommunication(NamedTuple):
     """Operation, such as ``all_reduce``."""
     axis: Labels
     """Axis, such as ``dp`` or ``pp+mp``; `UNKNOWN_AXIS` if it is unknown."""
-    host: Int64
+    host: Array
     """Row of the host event, or of the host event that launched the kernel, shape (N,); -1: unknown."""
     step: Int64
     """Step in which a host event began or a kernel was launched, shape (N,); -1 if it is unknown."""
@@ -106,6 +106,8 @@ def communication_of(profile: Profile) -> RankCommunication:
 def _communication(profile: Profile) -> RankCommunication:
     tree, events = profile.tree, profile.tree.events
     spans = events.host_rows("Communication")
+    launcher: Array
+    span: Array
     if not events.has_devices:
         row = spans if len(spans) else profile.communication.host_rows
         row = launcher = row[:0] if profile.unrecorded_device else row

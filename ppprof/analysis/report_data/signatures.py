@@ -111,7 +111,7 @@ def signatures(trace: Trace, communicating: Bool) -> Signatures:
     )
     if trace.kernels.height:
         kernels = trace.kernels.select("event", *_OF_KERNELS)
-        rows = events.select(event=pl.int_range(pl.len(), dtype=pl.Int64))
+        rows = events.select(event=pl.int_range(pl.len(), dtype=pl.Int32))
         events = events.hstack(
             rows.join(kernels, "event", "left", maintain_order="left").drop("event")
         )
@@ -166,7 +166,7 @@ def _with_work(table: pl.DataFrame) -> pl.DataFrame:
         pl.lit(None, pl.String).alias(name) for name in inputs if name not in table.columns
     )
     work = work_of_operators(given).rename({"bytes": "moved_bytes"})
-    rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
+    rows = pl.int_range(pl.len(), dtype=pl.Int32).alias("row")
     worked = given.with_columns(rows).join(work, "row", "left", maintain_order="left").drop("row")
     shown = {text: shapes_as_shown(text) for text in table["shapes"].drop_nulls().unique()}
     types = {text: dtype_as_shown(text) for text in given["dtypes"].drop_nulls().unique()}

@@ -28,7 +28,7 @@ from ppprof.analysis.report_data.packed import pack, pack_text
 from ppprof.analysis.report_data.python_frames import PythonFrames, python_frames
 from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
 from ppprof.analysis.report_data.thinning import thinned
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Bool, Int32, Int64
 from ppprof.remote_names import REMOTE
 from ppprof.trace.communication_names import communicates
 from ppprof.trace.schema import Trace
@@ -180,7 +180,7 @@ class _Columns(NamedTuple):
     is_launch: Bool
 
 
-def _columns(trace: Trace, signature: Int64, size: Int64, frames: PythonFrames) -> _Columns:
+def _columns(trace: Trace, signature: Int64, size: Int32, frames: PythonFrames) -> _Columns:
     """Return the columns of the events, and behind them those of frames."""
     events = trace.events
     num = events.height

@@ -37,9 +37,12 @@ def memory(profile: Profile) -> pl.DataFrame:
         reserved memory changed has no rows.
     """
     records = profile.whole.memory.filter(pl.col("event").is_not_null())
-    hosts = profile.whole_tree.hosts.select("parent", "name", "category", "visit")
+    hosts = profile.whole.events.select("parent", "name", "category")
+    visit = pl.Series("visit", profile.whole_tree.visit)
     own_host = hosts.select(pl.all().gather(records["event"]))
-    above = hosts.select("name", "category", "visit").select(pl.all().gather(own_host["parent"]))
+    around = own_host["parent"]
+    above = hosts.select(pl.all().gather(around)).with_columns(visit.gather(around))
+    own_host = own_host.with_columns(visit.gather(records["event"]))
     records = records.hstack(own_host).with_columns(
         above=above["name"], above_is=above["category"], above_visit=above["visit"]
     )

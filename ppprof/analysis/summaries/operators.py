@@ -13,7 +13,7 @@ from ppprof.analysis.efficiency.operator_work import work_of_profile
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
-from ppprof.arrays import Int32, Int64
+from ppprof.arrays import Int32
 from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.labels import Labels, rows_by_number
 from ppprof.trace.operator_inputs import shapes_as_shown
@@ -107,8 +107,9 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     by_operator = [*by_thread, "operator"]
     by_inner = [*by_operator, "inner"]
     tree = profile.tree
-    hosts = tree.hosts.select("row", "cpu_ns", "device_ns", *by_thread, operator="name")
-    calls = _with_inputs(hosts[tree.rows_of_category("Operator")], profile)
+    columns = ("row", "cpu_ns", "device_ns", "name", *by_thread)
+    calls = tree.hosts_at(tree.rows_of_category("Operator"), *columns)
+    calls = _with_inputs(calls.rename({"name": "operator"}), profile)
     children = _children(tree, calls, by_operator)
     items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=by_thread)
     is_one_of_several = pl.col("shapes").n_unique().over(by_operator) > 1
@@ -157,11 +158,11 @@ def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     caller = _positions(tree.events.parent[: tree.events.num_hosts], calls["row"])
     caller[calls["row"].to_numpy()] = -1
     rows = rows_by_number(caller, calls.height)
-    children = tree.hosts.select("row", "cpu_ns", "device_ns", inner="name")[rows]
+    children = tree.hosts_at(rows, "row", "cpu_ns", "device_ns", "name").rename({"name": "inner"})
     return children.hstack(calls.select(keys)[caller[rows]])
 
 
-def _positions(wanted: Int64, rows: pl.Series) -> Int32:
+def _positions(wanted: Int32, rows: pl.Series) -> Int32:
     """Return the position in ``rows`` of each wanted row; -1 for a row that it lacks.
 
     Args:
@@ -206,8 +207,8 @@ def operator_shapes(profile: Profile) -> pl.DataFrame:
         max_ns, min_ns; cpu_ratio, gpu_ratio (of the time of all operators; 0 if that is 0); flops of
         all calls (null if unknown).
     """
-    hosts = profile.tree.hosts.select("row", "cpu_ns", "device_ns", "name")
-    calls = hosts[profile.tree.rows_of_category("Operator")]
+    rows = profile.tree.rows_of_category("Operator")
+    calls = profile.tree.hosts_at(rows, "row", "cpu_ns", "device_ns", "name")
     table = _with_flops(_with_inputs(calls, profile), ["name", "shapes"])
     table = sort_by(table, profile.sorted_by).with_columns(
         pl.col("name").cast(pl.String),

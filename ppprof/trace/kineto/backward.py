@@ -142,7 +142,7 @@ def forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
     most = pl.col("len") == pl.col("len").max().over("forward_thread")
     counters = counters.filter(most).filter(pl.len().over("forward_thread") == 1)
     links = links.join(counters, on=["forward_thread", "counter"], how="semi")
-    forward = np.full(hosts.height, -1, np.int64)
+    forward = np.full(hosts.height, -1, np.int32)
     forward[links["row"].to_numpy()] = links["forward"].to_numpy()
     return nullable(forward)
 

@@ -88,7 +88,9 @@ def with_collectives(
     spans = hosts.filter(chosen).select("event", "name", *_VALUES, kernel=pl.lit(""))
     owner = enclosing(hosts["parent"].fill_null(-1).to_numpy(), chosen.to_numpy())
     owner = np.where(chosen, np.arange(hosts.height), owner)
-    above = pl.DataFrame({"host": pl.int_range(hosts.height, eager=True), "span": owner})
+    above = pl.DataFrame(
+        {"host": pl.int_range(hosts.height, dtype=pl.Int32, eager=True), "span": owner}
+    )
     kernels = (
         devices.filter(is_kernel() & communicates(devices["name"]))
         .select("event", *_VALUES, launch="parent", kernel="name")

@@ -28,7 +28,7 @@ def device_events(
         annotations: the result of `_annotations` for device events.
     """
     launch = first_rows(launches["correlation"], devices["correlation"])
-    parent = np.append(launches["row"].to_numpy(), -1)[launch]
+    parent = np.append(launches["row"].to_numpy(), np.int32(-1))[launch]
     annotated = looked_up(
         annotations.drop("index"), first_rows(annotations["index"], devices["index"])
     )
@@ -44,7 +44,7 @@ def device_events(
         stream=pl.coalesce("stream", "thread"),
         correlation_id="correlation",
     ).drop("index", "cat", "process", "thread", "correlation")
-    return sorted_by(devices, np.where(parent < 0, np.iinfo(np.int64).max, parent))
+    return sorted_by(devices, np.where(parent < 0, np.iinfo(np.int32).max, parent))
 
 
 def kernel_table(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:

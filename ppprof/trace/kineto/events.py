@@ -116,7 +116,7 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
     memory = memory_table(with_parent(hosts, memory))
     launches = with_parent(hosts, launches)
     launches = sorted_by(launches, launches["parent"].fill_null(-1).to_numpy()).with_columns(
-        row=pl.int_range(hosts.height, hosts.height + pl.len()),
+        row=pl.int_range(hosts.height, hosts.height + pl.len(), dtype=pl.Int32),
         category=pl.lit("CudaRuntime", pl.Categorical()),
     )
     devices = device_events(devices, launches, device_annotations)

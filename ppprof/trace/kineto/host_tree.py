@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.fastpath import core
 from ppprof.trace.kineto.terms import DDP, EVALUATE, MODULE, OPERATORS, STEP
@@ -105,7 +105,7 @@ def nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     evaluated = hosts["node"].gather(nullable(parent))
     return hosts.with_columns(
         parent=nullable(parent),
-        depth=pl.Series(depth.astype(np.int32)),
+        depth=pl.Series(depth),
         category=pl.when(pl.lit(evaluated) == pl.col("name")).then(INNER).otherwise("category"),
     )
 
@@ -116,7 +116,7 @@ def in_order_of_calls(hosts: pl.DataFrame) -> pl.DataFrame:
     return hosts if order is None else hosts[order]
 
 
-def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
+def _is_duplicate(hosts: pl.DataFrame, parent: Int32) -> pl.Series:
     """Return a mask of the operators that are the only child of an event with the same name.
 
     The dispatcher passes through several layers under one name. ``key_averages()`` also counts
@@ -149,7 +149,7 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     end = start + hosts["dur_ns"].to_numpy()
     above = hosts["parent"].fill_null(-1).to_numpy()
     keys, times = table["key"].to_numpy(), table["start_ns"].to_numpy()
-    parent = np.empty(len(times), np.int64)
+    parent = np.empty(len(times), np.int32)
     spans = [np.ascontiguousarray(column) for column in (thread, start, end, above)]
     points = [np.ascontiguousarray(column) for column in (keys, times)]
     numbers = (len(keys), _MAX_CLIMB)
@@ -162,10 +162,10 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _climbed(
-    thread: Int64, start: Int64, end: Int64, above: Int64, keys: Int64, times: Int64
-) -> Int64:
+    thread: Int64, start: Int64, end: Int64, above: Int32, keys: Int64, times: Int64
+) -> Int32:
     """Return the row of the innermost enclosing event, -1 for none; `_DEEP` after `_MAX_CLIMB`."""
-    parent = np.full(len(times), -1, np.int64)
+    parent = np.full(len(times), -1, np.int32)
     for key in np.unique(keys).tolist():
         rows = np.flatnonzero(keys == key)
         first, last = np.searchsorted(thread, (key, key + 1))
@@ -181,7 +181,7 @@ def _climbed(
     return parent
 
 
-def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int64:
+def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int32:
     """Return the row of the innermost enclosing event as `with_parent`, for any depth; -1 if none."""
     thread, start = (
         np.concatenate((hosts[column].to_numpy(), table[column].to_numpy()))
@@ -192,7 +192,7 @@ def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int64:
     return parent[hosts.height :]
 
 
-def nest_hosts(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int64:
+def nest_hosts(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int32:
     """Return the row of each event's parent, -1 for an outermost event; see `nest`."""
     return nest(
         *_times(hosts), holds=None if holds is None else holds.to_numpy(), slack_ns=slack_ns

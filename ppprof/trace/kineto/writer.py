@@ -122,7 +122,7 @@ class _Writer:
         self._trace = trace
         self._rank = rank
         self._base_ns = _base_ns(trace)
-        events = trace.events.with_columns(event=pl.int_range(pl.len()))
+        events = trace.events.with_columns(event=pl.int_range(pl.len(), dtype=pl.Int32))
         is_device = pl.col("device").is_not_null()
         is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
         hosts = events.filter(is_device.not_() & is_launch.not_())

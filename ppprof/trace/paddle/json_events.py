@@ -19,10 +19,16 @@ from ppprof.trace.paddle.timestamps import TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.step_numbers import steps_of
 
+_ROWS = ("event", "forward", "parent")
+"""Columns of row numbers; -1 for none."""
 _COMMON = {"name": "name", "cat": "category"}
 """Column of all events as `PaddleColumns` has it -> as `EVENTS` has it."""
-_WHOLE = {"start": "start_ns", "dur": "dur_ns", "parent": "parent"}
-"""Likewise, of those columns that analyses read as whole arrays: hosts, launches and devices share
+_WHOLE = {
+    "start": ("start_ns", np.int64),
+    "dur": ("dur_ns", np.int64),
+    "parent": ("parent", np.int32),
+}
+"""Likewise, with the dtype, of those columns that analyses read as whole arrays: hosts, launches and devices share
 one array, so that no copy is needed."""
 
 
@@ -55,7 +61,8 @@ def paddle_tables(
     hosts = HostTree(host)
     num_hosts, num_launches = len(hosts.depth), len(launch["position"])
     first_device = num_hosts + num_launches
-    whole = {name: np.empty(first_device + len(device["position"]), np.int64) for name in _WHOLE}
+    num_events = first_device + len(device["position"])
+    whole = {name: np.empty(num_events, dtype) for name, (_, dtype) in _WHOLE.items()}
     of_hosts, of_launches, of_devices = (
         {name: values[rows] for name, values in whole.items()}
         for rows in (
@@ -65,13 +72,12 @@ def paddle_tables(
         )
     )
 
-    parent = hosts.rows(hosts.around(launch))
-    launch["parent"] = _missing_below_0(parent)
-    reorder(launch, np.argsort(parent, kind="stable"), of_launches)
+    launch["parent"] = hosts.rows(hosts.around(launch))
+    reorder(launch, np.argsort(launch["parent"], kind="stable"), of_launches)
 
     launcher = _launchers(launch, device)
     order = np.argsort(np.where(launcher < 0, num_launches, launcher), kind="stable")
-    device["parent"] = np.where(launcher < 0, MISSING, launcher + num_hosts)
+    device["parent"] = np.where(launcher < 0, -1, launcher + num_hosts).astype(np.int32)
     device["bytes"] = _unwrapped_bytes(device)
     reorder(device, order, of_devices)
 
@@ -90,7 +96,7 @@ def paddle_tables(
         ),
     )
     events = pl.concat([host_events, *others]).with_columns(
-        _nullable(values).alias(_WHOLE[name]) for name, values in whole.items()
+        _series(name, values).alias(_WHOLE[name][0]) for name, values in whole.items()
     )
     return events.with_columns(step=steps_of(events)), memory_events, kernels, memsets
 
@@ -195,7 +201,6 @@ def _other_events(texts: pl.Series, launch: Columns, device: Columns) -> list[pl
 
 
 def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
-    memory["event"] = _missing_below_0(memory["event"])
     same = ("event", "place", "bytes", "current_allocated", "current_reserved")
     table = _table(
         texts,
@@ -222,7 +227,9 @@ def _side_table(
         first: row of the first device event in the events table.
     """
     rows = np.flatnonzero(_column(device, present) != MISSING)
-    columns = {name: _nullable(_column(device, name)[rows]) for name in schema if name != "event"}
+    columns = {
+        name: _series(name, _column(device, name)[rows]) for name in schema if name != "event"
+    }
     return conform(pl.DataFrame({"event": first + rows, **columns}), schema)
 
 
@@ -241,11 +248,7 @@ def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.D
         if old not in columns:
             continue
         values = columns.pop(old)
-        if old in TEXTS:
-            series = texts.gather(nullable(values) if (values < 0).any() else pl.Series(values))
-        else:
-            series = _nullable(values)
-        table[new] = series
+        table[new] = texts.gather(nullable(values)) if old in TEXTS else _series(old, values)
     return pl.DataFrame(table)
 
 
@@ -256,7 +259,10 @@ def _column(table: Columns, name: str) -> Array:
     return np.full(len(table["position"]), np.nan if name in REALS else MISSING)
 
 
-def _nullable(values: Array) -> pl.Series:
+def _series(name: str, values: Array) -> pl.Series:
+    """Return a column of numbers, with null in the place of `MISSING`, NaN, or a row -1."""
+    if name in _ROWS:
+        return nullable(values)
     series = pl.Series(values)
     if values.dtype == np.float64:
         return series.fill_nan(None)
@@ -264,7 +270,3 @@ def _nullable(values: Array) -> pl.Series:
         return series
     is_missing = values == MISSING
     return series.set(pl.Series(is_missing), None) if is_missing.any() else series
-
-
-def _missing_below_0(rows: Int64) -> Int64:
-    return np.where(rows < 0, MISSING, rows)

@@ -38,7 +38,7 @@ class HostTree:
         In such a file, launches and memory events follow the host event that encloses them.
         """
         self._firsts = _runs(table)
-        parent = np.full(len(table["position"]), -1)
+        parent = np.full(len(table["position"]), -1, np.int32)
         for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
             part = slice(first, end)
             start, dur, slack = (table[column][part] for column in ("start", "dur", "slack"))
@@ -52,7 +52,9 @@ class HostTree:
         self._row, self._parent = _in_order(self._order, parent)
         position = table["position"]
         is_sorted = order is None or (position[1:] >= position[:-1]).all()
-        self._by_position = None if is_sorted else np.argsort(position, kind="stable")
+        self._by_position = (
+            None if is_sorted else np.argsort(position, kind="stable").astype(np.int32)
+        )
 
     def in_order(self, into: Columns) -> Columns:
         """Return the columns in the order of the events table.
@@ -72,7 +74,7 @@ class HostTree:
             table["forward"] = _rows_of(forward, sequence)
         return table
 
-    def around(self, inner: Columns) -> Int64:
+    def around(self, inner: Columns) -> Int32:
         """Return the index of the host event around each row of ``inner``; -1 for none.
 
         Paddle writes a launch or a memory event behind its host event. So the last host event
@@ -88,7 +90,7 @@ class HostTree:
             Shape (N,); see `rows`.
         """
         if not len(self._row):
-            return np.full(len(inner["start"]), -1)
+            return np.full(len(inner["start"]), -1, np.int32)
         owner = self._before(inner)
         others = np.flatnonzero(owner == _UNSETTLED)
         if len(others):
@@ -97,12 +99,12 @@ class HostTree:
             owner[others] = np.where(is_before, -1, self._innermost(rest))
         return owner
 
-    def rows(self, owner: Int64) -> Int64:
+    def rows(self, owner: Int32) -> Int32:
         """Return the row in the events table of each host event that `around` returned."""
-        rows: Int64 = np.append(self._row, -1)[owner]
+        rows: Int32 = np.append(self._row, np.int32(-1))[owner]
         return rows
 
-    def starts_within(self, owner: Int64, inner: Columns) -> Int64:
+    def starts_within(self, owner: Int32, inner: Columns) -> Int64:
         """Return the start of each row of ``inner``, within its host event if it is inexact.
 
         Args:
@@ -120,7 +122,7 @@ class HostTree:
         is_inexact = (owner >= 0) & (inner["slack"] > 0)
         return np.where(is_inexact, np.clip(start, first, latest), start)
 
-    def _before(self, inner: Columns) -> Int64:
+    def _before(self, inner: Columns) -> Int32:
         """Return the index of the last host event before each row of ``inner`` in the file.
 
         `_UNSETTLED` without one, or if it is of another thread or its time does not agree.
@@ -134,7 +136,7 @@ class HostTree:
             for table in (host, inner)
         ]
         threads = _numbered_threads([host, inner])
-        owner: Int64 = np.empty(len(inner["start"]), np.int64)
+        owner: Int32 = np.empty(len(inner["start"]), np.int32)
         found = core.call(
             "hosts_before",
             *(order, threads[0], *sides[0], len(threads[0])),
@@ -145,14 +147,14 @@ class HostTree:
         position, *times = sides[0]
         positions = position if order is None else position[order]
         previous = np.searchsorted(positions, inner["position"]) - 1
-        owner = previous if order is None else order[previous]
+        owner = (previous if order is None else order[previous]).astype(np.int32)
         host_start, host_dur, host_slack = (values[owner] for values in times)
         _, start, dur, slack = sides[1]
         slack = slack + host_slack
         held = (start >= host_start - slack) & (start + dur <= host_start + host_dur + slack)
         held = (held | self._has_depths) & (previous >= 0)
         held &= threads[0][owner] == threads[1]
-        return np.where(held, owner, _UNSETTLED)
+        return np.where(held, owner, np.int32(_UNSETTLED))
 
     def _first_of_thread(self, inner: Columns) -> Int64:
         """Return the position of the first host event of each row's thread; 0 if it has none."""
@@ -162,7 +164,7 @@ class HostTree:
         positions = wanted.join(firsts, on=keys, how="left", maintain_order="left")["position"]
         return positions.fill_null(0).to_numpy()
 
-    def _innermost(self, inner: Columns) -> Int64:
+    def _innermost(self, inner: Columns) -> Int32:
         """Return the index of the innermost host event around each row, by time; -1 for none."""
         host = self._table
         num_hosts = len(host["position"])
@@ -172,7 +174,7 @@ class HostTree:
         return nest(thread, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
 
 
-def reorder(table: Columns, order: Int64, into: Columns | None = None) -> None:
+def reorder(table: Columns, order: Array, into: Columns | None = None) -> None:
     """Sort the rows of ``table`` in place: row i becomes the former row ``order[i]``.
 
     Columns are replaced one by one, so that only one column is held twice.
@@ -180,13 +182,13 @@ def reorder(table: Columns, order: Int64, into: Columns | None = None) -> None:
     Args:
         table: columns.
         order: the row numbers, each once.
-        into: column -> int64 array to write the column into, which is removed from ``table``.
+        into: column -> array to write the column into, which is removed from ``table``.
     """
     for column in [*table]:
         values = table.pop(column)
         if into is None or column not in into:
             table[column] = values[order]
-        elif values.dtype == np.int64:
+        elif values.dtype == into[column].dtype:
             np.take(values, order, out=into[column], mode="clip")  # "raise" would copy
         else:
             into[column][:] = values[order]
@@ -233,7 +235,7 @@ def _numbered(parts: Sequence[Array]) -> Int64:
     return np.unique(values, return_inverse=True)[1]
 
 
-def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
+def _parents(start: Int64, dur: Int64, slack: Int64) -> Int32:
     """Return the parents of the events of one thread, -1 for an outermost event.
 
     They follow from the order of the file if it is Paddle's, and from times otherwise.
@@ -244,7 +246,7 @@ def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
     return nest(np.zeros_like(start), start, start + dur, slack_ns=int(slack.max(initial=0)))
 
 
-def _in_order(order: Int64, parent: Int64) -> tuple[Int64, Int64]:
+def _in_order(order: Int32, parent: Int32) -> tuple[Int32, Int32]:
     """Return the place of each node in ``order``, and the place of the parent of each node there.
 
     Args:
@@ -252,24 +254,25 @@ def _in_order(order: Int64, parent: Int64) -> tuple[Int64, Int64]:
         parent: the parent of each node, -1 for a root, shape (N,).
 
     Returns:
-        Two arrays of shape (N,). In the second one a root has `MISSING`.
+        Two arrays of shape (N,). In the second one a root has -1.
     """
-    place, above = np.empty((2, len(order)), np.int64)
+    place, above = np.empty((2, len(order)), np.int32)
     if core.call("places", order, parent, len(order), place, above) is None:
         place[order] = np.arange(len(order))
         outer = parent[order]
-        above[:] = np.where(outer < 0, MISSING, place[outer])
+        above[:] = np.where(outer < 0, -1, place[outer])
     return place, above
 
 
-def _rows_of(wanted: Int64, number: Int64) -> Int64:
-    """Return the first row of ``number`` with each wanted number; `MISSING` if there is no row.
+def _rows_of(wanted: Int64, number: Int64) -> Int32:
+    """Return the first row of ``number`` with each wanted number; -1 if there is no row.
 
     The shape is that of ``wanted``.
     """
     rows = np.flatnonzero(number != MISSING)
     if not len(rows):
-        return np.full(len(wanted), MISSING)
+        return np.full(len(wanted), -1, np.int32)
     rows = rows[np.argsort(number[rows], kind="stable")]
     row = rows[np.minimum(np.searchsorted(number[rows], wanted), len(rows) - 1)]
-    return np.where((wanted != MISSING) & (number[row] == wanted), row, MISSING)
+    is_known = (wanted != MISSING) & (number[row] == wanted)
+    return np.where(is_known, row, -1).astype(np.int32)

@@ -210,7 +210,7 @@ def _prepared(trace: Trace) -> pl.DataFrame:
     host_start = trace.events.filter(pl.col("device").is_null())["start_ns"].min()
     first_ns = host_start if isinstance(host_start, int) else 0
     return with_json_text(trace.events, "name").with_columns(
-        event=pl.int_range(pl.len()), begin_ns=pl.col("start_ns") - first_ns
+        event=pl.int_range(pl.len(), dtype=pl.Int32), begin_ns=pl.col("start_ns") - first_ns
     )
 
 

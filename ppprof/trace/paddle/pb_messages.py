@@ -197,7 +197,7 @@ class _HostTree:
         kept = depth > 0
         file_index = order[kept]
         self.num_roots = len(roots)
-        self.depth: Int32 = (depth[kept] - 1).astype(np.int32)
+        self.depth: Int32 = depth[kept] - np.int32(1)
         """Number of host events around each row, shape (rows,)."""
         del order, depth, kept
         row = np.full(len(nodes), -1, np.int32)

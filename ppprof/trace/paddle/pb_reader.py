@@ -22,7 +22,7 @@ from ppprof.trace.fastpath.protobuf_messages import PADDING, Bytes
 from ppprof.trace.fastpath.protobuf_native import message_buffer
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
 from ppprof.trace.paddle.pb_inputs import decode_dtypes, decode_shapes
-from ppprof.trace.paddle.pb_messages import Columns, Messages, decode_messages, signed
+from ppprof.trace.paddle.pb_messages import Columns, Messages, decode_messages
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -220,9 +220,11 @@ def _table(columns: Columns) -> pl.DataFrame:
         if column in _NAMES_OF_KINDS:
             table[column] = _names(values, _NAMES_OF_KINDS[column])
         elif column in ("parent", "event"):
-            table[column] = nullable(signed(values))
+            table[column] = nullable(values.astype(np.int32, copy=False))
         else:
-            table[column] = pl.Series(values if values.dtype.kind == "f" else signed(values))
+            is_wide = values.dtype == np.uint64
+            series = pl.Series(values.view(np.int64) if is_wide else values)
+            table[column] = series if values.dtype.kind == "f" else series.cast(pl.Int64)
     return pl.DataFrame(table)
 
 

@@ -93,7 +93,7 @@ def _threads(trace: Trace, annotated: pl.DataFrame) -> Iterator[tuple[int, list[
 
     ``annotated`` holds the names that replace those of host events (`annotated_names`).
     """
-    events = trace.events.with_row_index("row").cast({"row": pl.Int64})
+    events = trace.events.with_row_index("row").cast({"row": pl.Int32})
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
     hosts = events.filter(is_device.not_() & is_launch.not_())

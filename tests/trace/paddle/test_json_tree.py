@@ -73,7 +73,7 @@ def test_rows_are_sorted_by_thread_and_parents_come_first(library, rows):
     for row, place in enumerate(rows_of):
         assert columns["start"][place] == rows[position[row]][2]
     is_root = columns["depth"] == 0
-    assert (columns["parent"][is_root] == np.iinfo(np.int64).min).all()
+    assert (columns["parent"][is_root] == -1).all()
     for row in np.flatnonzero(~is_root):
         parent = columns["parent"][row]
         assert 0 <= parent < row

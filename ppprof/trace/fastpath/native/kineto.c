@@ -45,9 +45,9 @@ static int begins_by(const int64_t *thread, const int64_t *start, int64_t row, i
  * Return the number of those.
  */
 EXPORT int64_t ppprof_innermost(const int64_t *thread, const int64_t *start, const int64_t *end,
-                                const int64_t *above, int64_t num_hosts, const int64_t *key,
+                                const int32_t *above, int64_t num_hosts, const int64_t *key,
                                 const int64_t *time, int64_t num_times, int64_t most_levels,
-                                int64_t *parent)
+                                int32_t *parent)
 {
     int64_t num_deep = 0, num_begun = 0; /* host events that begin by the time */
     for (int64_t index = 0; index < num_times; index++) {
@@ -82,7 +82,7 @@ EXPORT int64_t ppprof_innermost(const int64_t *thread, const int64_t *start, con
             row = -2;
             num_deep++;
         }
-        parent[index] = row;
+        parent[index] = (int32_t)row;
     }
     return num_deep;
 }

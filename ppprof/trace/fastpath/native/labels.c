@@ -69,7 +69,7 @@ EXPORT int64_t ppprof_group_stats(const int32_t *group, const int64_t *value, in
  * room for `num_numbers` + 1 items. Return how many rows have a number.
  */
 EXPORT int64_t ppprof_rows_by_number(const int32_t *number, int64_t num_rows, int64_t num_numbers,
-                                     int64_t *next, int64_t *rows)
+                                     int64_t *next, int32_t *rows)
 {
     for (int64_t index = 0; index <= num_numbers; index++)
         next[index] = 0;
@@ -80,6 +80,6 @@ EXPORT int64_t ppprof_rows_by_number(const int32_t *number, int64_t num_rows, in
         next[index + 1] += next[index];
     for (int64_t row = 0; row < num_rows; row++)
         if (number[row] >= 0)
-            rows[next[number[row]]++] = row;
+            rows[next[number[row]]++] = (int32_t)row;
     return next[num_numbers];
 }

@@ -242,7 +242,7 @@ static int64_t shared(int64_t start, int64_t end, int64_t other_start, int64_t o
  * nesting.py. Return 0; -1 if they do not come so; -3 if the starts of a level do not ascend.
  */
 EXPORT int64_t ppprof_nest_by_level(const int64_t *start, const int64_t *end, const int64_t *slack,
-                                    int64_t num_events, int64_t *parent)
+                                    int64_t num_events, int32_t *parent)
 {
     int64_t above = 0, here = 0; /* where the level above and this one begin */
     while (here < num_events) {
@@ -273,7 +273,7 @@ EXPORT int64_t ppprof_nest_by_level(const int64_t *start, const int64_t *end, co
             int64_t off = plus(slack[event], slack[best]);
             if (minus(start[best], start[event]) > off || minus(end[event], end[best]) > off)
                 return -1;
-            parent[event] = best;
+            parent[event] = (int32_t)best;
         }
         above = here;
         here = after;
@@ -287,12 +287,12 @@ EXPORT int64_t ppprof_nest_by_level(const int64_t *start, const int64_t *end, co
  * The columns are those of HostTree in json_tree.py. Both sides are in the order of the file; if the
  * host events are not, `order` sorts them, else it is NULL.
  */
-EXPORT int64_t ppprof_hosts_before(const int64_t *order, const int32_t *host_thread,
+EXPORT int64_t ppprof_hosts_before(const int32_t *order, const int32_t *host_thread,
                                    const int64_t *host_position, const int64_t *host_start,
                                    const int64_t *host_dur, const int64_t *host_slack,
                                    int64_t num_hosts, const int32_t *thread, const int64_t *position,
                                    const int64_t *start, const int64_t *dur, const int64_t *slack,
-                                   int64_t num_inner, int64_t has_depths, int64_t *owner)
+                                   int64_t num_inner, int64_t has_depths, int32_t *owner)
 {
     int64_t num_before = 0;
     for (int64_t event = 0; event < num_inner; event++) {
@@ -309,7 +309,7 @@ EXPORT int64_t ppprof_hosts_before(const int64_t *order, const int32_t *host_thr
         if (has_depths ||
             (start[event] >= minus(host_start[host], off) &&
              plus(start[event], dur[event]) <= plus(plus(host_start[host], host_dur[host]), off)))
-            owner[event] = host;
+            owner[event] = (int32_t)host;
     }
     return 0;
 }

@@ -5,6 +5,8 @@
  * sibling of a node above. So it takes two steps per node, no recursion, and no memory but the arrays
  * that the caller passes. The parents are not trusted: nodes of a cycle are in no list that the walk
  * reaches.
+ *
+ * Nodes are numbered by 32 bits, so that the arrays take half of the memory; there are at most 2**31 - 1.
  */
 #include <stdint.h>
 
@@ -14,10 +16,10 @@
  * Return their number. The parent of a root is -1. A node with another parent below 0, or not below
  * `num_nodes`, is left out, as is all that is below it.
  *
- * All arrays have room for `num_nodes` items, `first_child` for one more. At most 2**31 - 1 nodes.
+ * All arrays have room for `num_nodes` items, `first_child` for one more.
  */
-EXPORT int64_t ppprof_pre_order(const int64_t *parent, int64_t num_nodes, int32_t *first_child,
-                                int32_t *next_sibling, int64_t *order, int64_t *depth)
+EXPORT int64_t ppprof_pre_order(const int32_t *parent, int64_t num_nodes, int32_t *first_child,
+                                int32_t *next_sibling, int32_t *order, int32_t *depth)
 {
     for (int64_t node = 0; node <= num_nodes; node++)
         first_child[node] = -1;
@@ -30,8 +32,8 @@ EXPORT int64_t ppprof_pre_order(const int64_t *parent, int64_t num_nodes, int32_
     }
     int64_t count = 0, level = 0, node = first_child[num_nodes];
     while (node >= 0) {
-        order[count] = node;
-        depth[count++] = level;
+        order[count] = (int32_t)node;
+        depth[count++] = (int32_t)level;
         if (first_child[node] >= 0) {
             node = first_child[node];
             level++;
@@ -57,8 +59,8 @@ EXPORT int64_t ppprof_pre_order(const int64_t *parent, int64_t num_nodes, int32_
  * room for `num_events` items.
  */
 EXPORT int64_t ppprof_nest(const int64_t *thread, const int64_t *start, const int64_t *end,
-                           const uint8_t *holds, int64_t num_events, int64_t slack, int64_t *open,
-                           int64_t *parent)
+                           const uint8_t *holds, int64_t num_events, int64_t slack, int32_t *open,
+                           int32_t *parent)
 {
     int64_t num_open = 0;
     for (int64_t event = 0; event < num_events; event++) {
@@ -85,7 +87,7 @@ EXPORT int64_t ppprof_nest(const int64_t *thread, const int64_t *start, const in
             continue;
         while (num_open && end[open[num_open - 1]] <= end[event])
             num_open--;
-        open[num_open++] = event;
+        open[num_open++] = (int32_t)event;
     }
     return 0;
 }
@@ -94,7 +96,7 @@ EXPORT int64_t ppprof_nest(const int64_t *thread, const int64_t *start, const in
  *
  * `parent` is negative for a root.
  */
-EXPORT int64_t ppprof_subtree_sizes(const int64_t *parent, int64_t num_nodes, int64_t *size)
+EXPORT int64_t ppprof_subtree_sizes(const int32_t *parent, int64_t num_nodes, int32_t *size)
 {
     for (int64_t node = 0; node < num_nodes; node++) {
         if (parent[node] >= node)
@@ -112,7 +114,7 @@ EXPORT int64_t ppprof_subtree_sizes(const int64_t *parent, int64_t num_nodes, in
  * The nodes are in pre-order. `size` has the number of nodes below each of them, and is not trusted:
  * a subtree ends with the last node. Sums wrap around, as numpy's do.
  */
-EXPORT int64_t ppprof_subtree_sums(const int64_t *values, const int64_t *size, int64_t num_nodes,
+EXPORT int64_t ppprof_subtree_sums(const int64_t *values, const int32_t *size, int64_t num_nodes,
                                    uint64_t *total, int64_t *sums)
 {
     total[0] = 0;
@@ -130,11 +132,11 @@ EXPORT int64_t ppprof_subtree_sums(const int64_t *values, const int64_t *size, i
  *
  * Return 0; -1 if a parent comes after its child. `parent` is negative for a root.
  */
-EXPORT int64_t ppprof_enclosing(const int64_t *parent, const uint8_t *chosen, int64_t num_nodes,
-                                int64_t *above)
+EXPORT int64_t ppprof_enclosing(const int32_t *parent, const uint8_t *chosen, int64_t num_nodes,
+                                int32_t *above)
 {
     for (int64_t node = 0; node < num_nodes; node++) {
-        int64_t outer = parent[node];
+        int32_t outer = parent[node];
         if (outer >= node)
             return -1;
         above[node] = outer < 0 ? -1 : chosen[outer] ? outer : above[outer];
@@ -143,15 +145,15 @@ EXPORT int64_t ppprof_enclosing(const int64_t *parent, const uint8_t *chosen, in
 }
 
 /* Write the place of each node in `order` to `place`, and to `above` the place of the parent of each
- * node there, MISSING for a root. `order` has all nodes, parents first.
+ * node there, -1 for a root. `order` has all nodes, parents first.
  */
-EXPORT int64_t ppprof_places(const int64_t *order, const int64_t *parent, int64_t num_nodes,
-                             int64_t *place, int64_t *above)
+EXPORT int64_t ppprof_places(const int32_t *order, const int32_t *parent, int64_t num_nodes,
+                             int32_t *place, int32_t *above)
 {
     for (int64_t number = 0; number < num_nodes; number++) {
-        int64_t node = order[number];
-        place[node] = number;
-        above[number] = parent[node] < 0 ? INT64_MIN : place[parent[node]];
+        int32_t node = order[number];
+        place[node] = (int32_t)number;
+        above[number] = parent[node] < 0 ? -1 : place[parent[node]];
     }
     return 0;
 }
