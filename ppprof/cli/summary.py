@@ -219,9 +219,10 @@ class _Source:
         with importing():
             from ppprof.trace.cache_files import EVENTS_SUFFIX, cache_path
             from ppprof.trace.fastpath.ahead import scanned_ahead  # only here: it imports numpy
+            from ppprof.trace.json_head import new_scans
 
         is_cached = not self.args.no_cache and cache_path(path, EVENTS_SUFFIX).exists()
-        return nullcontext() if is_cached else scanned_ahead(path)
+        return nullcontext() if is_cached else scanned_ahead(path, new_scans)
 
     def _window_of_one_rank(
         self,

@@ -21,7 +21,8 @@ from pathlib import Path
 from ppprof.choices.formats import suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
-from ppprof.trace.json_reader import looks_like_kineto, read_json
+from ppprof.trace.json_head import looks_like_kineto
+from ppprof.trace.json_reader import read_json
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 

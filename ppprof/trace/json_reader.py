@@ -10,44 +10,31 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath import core
-from ppprof.trace.fastpath.ahead import take_begun_scan
 from ppprof.trace.fastpath.fixed_layout import Ranges
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.native.scanner import Scanner
-from ppprof.trace.fastpath.ranges import RangeScans, can_divide
+from ppprof.trace.fastpath.ranges import can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
-from ppprof.trace.json.recovery import (
-    HEAD_BYTES,
-    EventDecoder,
-    keys_before,
-    start_of_events,
-)
+from ppprof.trace.json.recovery import HEAD_BYTES, EventDecoder
 from ppprof.trace.json.values import drop_nonportable_numbers
+from ppprof.trace.json_head import Keys, is_kineto, read_keys
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
+from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Trace
-from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, Progress, TraceStream
+from ppprof.trace.source import BLOCK_BYTES, Progress, TraceStream
 from ppprof.units import TRUNCATED
-
-Keys = dict[str, Any]
 
 _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
-_KINETO = re.compile(
-    rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
-    rb'Runtime|ac2g|fwdbwd|Trace)"'
-)
-_PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
 
 
 def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
@@ -61,15 +48,15 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     """
     skipped: Counter[str] = Counter()
     with TraceStream(path, progress) as source:
-        keys = _keys_before(source)
+        keys = read_keys(source)
         # The schema version decides; without one, events do.
         text = source.peek(HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
-        if _is_kineto(keys, text):
+        if is_kineto(keys, text):
             # Most traces are Paddle's, and need none of this.
             from ppprof.trace.kineto.events import kineto_trace
             from ppprof.trace.kineto.reading import read_kineto_columns
 
-            columns = read_kineto_columns(source, keys, skipped, progress)
+            columns = read_kineto_columns(source, keys, skipped)
             if source.size > _LARGE_BYTES:
                 _trim_heap()
             trace = kineto_trace(keys, columns)
@@ -91,46 +78,6 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     if source.size > _LARGE_BYTES:
         _trim_heap()
     return with_sound_times(dataclasses.replace(trace, skipped={**trace.skipped, **skipped}))
-
-
-def _keys_before(source: TraceStream) -> Keys:
-    """Return the keys before the list of events, and move ``source`` behind the list's bracket.
-
-    Raises:
-        TraceError: the file has no list of events.
-    """
-    text = source.read(HEAD_BYTES)
-    while True:
-        start = start_of_events(text)
-        if start >= 0:
-            source.unread(text[start:])
-            return keys_before(text[:start])
-        more = source.read(BLOCK_BYTES)
-        if not more or len(text) > MAX_EVENT_BYTES:
-            raise TraceError(
-                f'{source.path}: no list of events ("traceEvents": [...]) in its '
-                f"{'first ' if more else ''}{len(text)} bytes; expected the JSON of Paddle's or "
-                "torch's profiler"
-            )
-        text += more
-
-
-def looks_like_kineto(head: bytes) -> bool:
-    """Return whether the beginning of a file is JSON of torch's profiler."""
-    start = start_of_events(head) if head.lstrip()[:1] in (b"{", b"[") else -1
-    return start >= 0 and _is_kineto(keys_before(head[:start]), head[start:])
-
-
-def _is_kineto(keys: Keys, text: bytes) -> bool:
-    """Return whether the file is Kineto's.
-
-    Kineto's schema version is a number, Paddle's is a string. If the file has no schema version,
-    the events at the beginning of ``text`` decide.
-    """
-    version = keys.get("schemaVersion")
-    if version is not None:
-        return isinstance(version, (int, float))
-    return bool(_KINETO.search(text)) and not _PADDLE.search(text)
 
 
 def _paddle_trace(
@@ -196,11 +143,10 @@ def _scan_events(
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
     if can_divide(source):
-        with RangeScans(source, name, take_begun_scan(source, name)) as scans:
-            for scanned in scans.scanned():
-                columns.add_scanned(scanned, dialect)
-                for ranges in _nearby(scanned.unmatched):
-                    columns.add_decoded(decoded(ranges, _texts(source, ranges), source.size))
+        for scanned in scanned_ranges(source, name):
+            columns.add_scanned(scanned, dialect)
+            for ranges in _nearby(scanned.unmatched):
+                columns.add_decoded(decoded(ranges, _texts(source, ranges), source.size))
     else:
         scanner = Scanner(dialect, library)
         for block in source.blocks(dialect.last_start, num_bytes=scanner.block_bytes):

@@ -181,10 +181,7 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
     "dur_ns": (pl.Int64(), "as in `EVENTS`"),
 }
 """Column -> dtype and meaning. One row per recorded call of a Python function that takes at least
-`LEAST_FRAME_NS`; only torch records them (with_stack)."""
-
-LEAST_FRAME_NS = 500_000
-"""Least length of a call in `FRAMES`: there may be ten shorter ones per operator."""
+`ppprof.trace.kineto.terms.LEAST_FRAME_NS`; only torch records them (with_stack)."""
 
 
 def is_kernel() -> pl.Expr:

@@ -1,87 +1,77 @@
-"""Scan the beginning of a long file while the modules are imported that make its tables.
+"""Begin to read a long file while the modules are imported that make its tables.
 
-To import numpy and polars takes as long as to scan a hundred megabytes. A thread of the compiled core
-does so meanwhile: it does not need the interpreter. The reader of JSON goes on from there.
+To import polars and what uses it takes as long as to read a hundred megabytes. A thread of the
+compiled core does so meanwhile: it does not need the interpreter. The reader of JSON goes on from
+there, with more threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ppprof.errors import TraceError
-from ppprof.trace.fastpath.layouts import dialect_of
-from ppprof.trace.fastpath.ranges import MIN_RANGE_BYTES, RangeScan, can_divide, next_start
-from ppprof.trace.fastpath.threads import num_processors
-from ppprof.trace.json.recovery import HEAD_BYTES, start_of_events
+from ppprof.trace.fastpath.ranges import RangeScans, can_divide
 from ppprof.trace.source import TraceStream
 
 _FEWEST_BYTES = 4 << 20
-"""A shorter file is scanned faster than a thread is started."""
-_HEAD_START_BYTES = 96 << 20
-"""Bytes that are scanned during the imports, about."""
-_begun: list[RangeScan] = []
-"""The scans that the context managers have begun and no reader has taken, the latest one last."""
+"""A shorter file is read faster than a thread is started."""
+_begun: list[RangeScans[Any]] = []
+"""The scans that context managers have begun and no reader has taken, the latest one last."""
 
 
 @contextmanager
-def scanned_ahead(path: str | Path) -> Iterator[None]:
-    """Scan the beginning of a file in a thread, if it is the JSON of a known writer.
+def scanned_ahead(
+    path: str | Path, new_scans: Callable[[TraceStream], RangeScans[Any] | None]
+) -> Iterator[None]:
+    """Begin to read a file in a thread.
 
-    The block imports what the reader of JSON needs, and reads the file. Without a compiled core, and
-    for a file that is short, packed, in a store or unreadable, this does nothing.
+    The block imports what the reader needs, and reads the file. Without a compiled core, and for a
+    file that is short, packed, in a store or unreadable, this does nothing.
+
+    Args:
+        path: the file.
+        new_scans: returns the scans of a file that was just opened; None for another kind of file.
     """
-    scan = _new_scan(str(path))
-    if scan is None:
+    scans = _new_scans(str(path), new_scans)
+    if scans is None:
         yield
         return
-    scan.start()
-    _begun.append(scan)
+    scans.start(1)
+    _begun.append(scans)
     try:
         yield
     finally:
-        if scan in _begun:
-            _begun.remove(scan)
-        scan.cancel()
-        scan.close()
+        if scans in _begun:
+            _begun.remove(scans)
+        scans.close()
 
 
-def take_begun_scan(source: TraceStream, dialect: str) -> RangeScan | None:
-    """Return the scan of a file's first range if it has begun; None if not, or if it was taken.
+def take_begun_scans(source: TraceStream, writer: str) -> RangeScans[Any] | None:
+    """Return the scans of a file if they have begun, and no reader has taken them; else None.
 
     Args:
         source: the file, at its list of events.
-        dialect: key in `DIALECTS` of the file's writer.
+        writer: as in `RangeScans`.
     """
-    for scan in reversed(_begun):
-        place = scan.dialect, scan.first, scan.identity
-        if place == (dialect, source.position, source.identity):
-            _begun.remove(scan)
-            return scan
+    scans: RangeScans[Any]
+    for scans in reversed(_begun):
+        place = scans.writer, scans.ranges[0][0], scans.identity
+        if place == (writer, source.position, source.identity):
+            _begun.remove(scans)
+            return scans
     return None
 
 
-def _new_scan(path: str) -> RangeScan | None:
-    """Return the scan of a file's first range; None if the file is not to be scanned ahead."""
+def _new_scans(
+    path: str, new_scans: Callable[[TraceStream], RangeScans[Any] | None]
+) -> RangeScans[Any] | None:
     try:
         with TraceStream(path) as source:
             if not can_divide(source) or source.size < _FEWEST_BYTES:
                 return None
-            head = source.peek(HEAD_BYTES)
-            start = start_of_events(head)
-            dialect = dialect_of(head[start:]) if start >= 0 else None
-            if dialect is None:
-                return None
-            return RangeScan(path, dialect, source.position + start, _end(source, dialect))
+            return new_scans(source)
     except TraceError:  # the reader finds the same error
         return None
-
-
-def _end(source: TraceStream, dialect: str) -> int:
-    """Return where the first range of a file ends: the other processors scan the rest."""
-    num_others = num_processors() - 1
-    rest = (source.size - _HEAD_START_BYTES) * num_others // (num_others + 1)
-    if rest < MIN_RANGE_BYTES:
-        return source.size
-    return next_start(source, dialect, source.size - rest) or source.size

@@ -157,12 +157,13 @@ def source_hash(folder: Path) -> str:
 def _declare(library: ctypes.CDLL) -> None:
     """Declare the arguments and results of the functions in ``scan.c``, ``range.c`` and ``events.c``."""
     size, number, pointer = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
-    a_range = (pointer, ctypes.c_int32, number, number, ctypes.c_char_p, size, size, size, pointer)
+    a_range = (ctypes.c_int32, number, number, size, size, pointer)
     for name, result, arguments in (
         ("ppprof_scanner_new", pointer, (ctypes.c_char_p, size, pointer)),
         ("ppprof_scanner_free", None, (pointer,)),
         ("ppprof_scanner_add", number, (pointer, pointer, size, number)),
-        ("ppprof_scanner_add_range", ctypes.c_int32, a_range),
+        ("ppprof_scanner_add_range", ctypes.c_int32, (pointer, ctypes.c_char_p, size, *a_range)),
+        ("ppprof_reader_add_range", ctypes.c_int32, (pointer, *a_range)),
         ("ppprof_store_finish", ctypes.c_int, (pointer,)),
         ("ppprof_store_take", pointer, (pointer, ctypes.c_uint32, pointer, pointer)),
         ("ppprof_free", None, (pointer,)),

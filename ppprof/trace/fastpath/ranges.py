@@ -1,204 +1,168 @@
-"""Divide a long file into ranges, and scan each in a thread of its own, in the compiled core.
+"""Divide a long file into ranges, which threads read with readers of the compiled core.
 
 A thread reads its range block by block into a buffer of its own. The file is not mapped into memory:
-the blocks stay in the processor's cache, and no page has to be mapped.
+the blocks stay in the processor's cache, and no page has to be mapped. The ranges are read in their
+order, each by the next free thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
+from typing import Generic, Optional, TypeVar
 
 from ppprof.errors import TraceError
 from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core
-from ppprof.trace.fastpath.fixed_layout import Scanned
-from ppprof.trace.fastpath.layouts import DIALECTS
-from ppprof.trace.fastpath.native.scanner import Control, Scanner
-from ppprof.trace.fastpath.threads import num_processors
+from ppprof.trace.fastpath.native.store import Control
 from ppprof.trace.source import TraceStream
 
-MIN_RANGE_BYTES = 32 << 20
-"""The file must have this many bytes for each range."""
-_MOST_RANGES = 8
+T = TypeVar("T")
+RangeReader = Callable[[TraceStream, int, int, Control], Optional[T]]
+"""Returns the events in the bytes [first, end) of a file; None if it cannot read all of them."""
+
+RANGE_BYTES = 24 << 20
+"""Bytes of each range but the last one, about."""
 _REPORT_S = 0.1
 """Time between two reports of the progress."""
 
 
 def can_divide(source: TraceStream) -> bool:
-    """Return whether `RangeScans` can scan a file.
+    """Return whether threads can read ranges of a file.
 
-    It needs the compiled core. A file packed with gzip cannot be divided, nor one in a store: some
+    They need the compiled core. A file packed with gzip cannot be divided, nor one in a store: some
     stores have one position for all readers of a file.
     """
     return not (source.is_packed or is_remote(source.path) or core.library() is None)
 
 
-def range_bounds(source: TraceStream, dialect: str, first: int, most: int) -> list[int]:
-    """Return where the ranges of the rest of a file begin and end, ascending.
+def range_bounds(
+    source: TraceStream, first: int, start_of_event: Callable[[bytes], int | None]
+) -> list[int]:
+    """Return where the ranges of the rest of a file begin, ascending.
+
+    They follow from the file alone, so that any number of threads reads the same ranges.
 
     Args:
         source: the file.
-        dialect: key in `DIALECTS` of the file's writer.
         first: offset of the first range.
-        most: most ranges.
+        start_of_event: returns the offset of an event in a text that begins anywhere in the file;
+            None without one.
     """
-    num = min(most, (source.size - first) // MIN_RANGE_BYTES, _MOST_RANGES)
-    length = (source.size - first) // max(num, 1)
-    starts = (next_start(source, dialect, first + number * length) for number in range(1, num))
-    return sorted({first, source.size, *(start for start in starts if start is not None)})
+    bounds = [first]
+    for number in range(1, round((source.size - first) / RANGE_BYTES)):
+        position = first + number * RANGE_BYTES
+        bound = source.find(position, start_of_event) if position > bounds[-1] else bounds[-1]
+        if bound is None:
+            break
+        if bound > bounds[-1]:
+            bounds.append(bound)
+    return bounds
 
 
-def next_start(source: TraceStream, dialect: str, position: int) -> int | None:
-    """Return the offset of the first event that begins at or after ``position``.
-
-    None if the file ends first, or if that event is far away.
-
-    Args:
-        source: the file.
-        dialect: key in `DIALECTS` of the file's writer.
-        position: offset in the file.
-    """
-    start = DIALECTS[dialect].start
-    return source.find(position, lambda text: text.find(start) if start in text else None)
-
-
-class RangeScan:
-    """A scan of one range of a file, in a thread of its own if one can be started.
+class RangeScans(Generic[T]):
+    """Reads the ranges of a file in threads; a context manager at whose end all of them have ended.
 
     Args:
         path: the file.
-        dialect: key in `DIALECTS` of the file's writer.
-        first: offset at which an event begins, or the list of events.
-        end: offset at which an event begins, or the file ends.
+        writer: the program that wrote it, for `ppprof.trace.fastpath.ahead`.
+        bounds: the offsets at which the ranges begin, and the end of the last one, ascending.
+        read: reads a range, in a thread.
 
     Raises:
         TraceError: the file cannot be opened.
     """
 
-    def __init__(self, path: str, dialect: str, first: int, end: int) -> None:
-        self.dialect, self.first, self.end = dialect, first, end
-        self._source = TraceStream(path, first=first)
+    def __init__(self, path: str, writer: str, bounds: Sequence[int], read: RangeReader[T]) -> None:
+        self.writer = writer
+        self.ranges = list(zip(bounds, bounds[1:]))
+        """First byte and end of each range."""
+        self._read = read
+        self._source = TraceStream(path, first=bounds[0])
         self.identity = self._source.identity
         """`TraceStream.identity` of the file."""
-        self.file_number = self._source.file_number
-        """`TraceStream.file_number` of the file."""
-        self._control = Control(first, 0)
-        self._result: Scanned | None = None
-        self._errors: list[BaseException] = []
-        self._thread: threading.Thread | None = None
+        self._controls = [Control(first, 0) for first, _ in self.ranges]
+        self._results: list[Future[T | None]] = [Future() for _ in self.ranges]
+        self._waiting = iter(range(len(self.ranges)))
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._is_cancelled = False
 
-    @property
-    def num_done(self) -> int:
-        """Number of bytes that have been scanned."""
-        return int(self._control.position) - self.first
-
-    def start(self) -> None:
-        """Begin the scan. If no thread can be started, `scanned` does the work."""
-        thread = threading.Thread(target=self._run, name="ppprof scan", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the limit of threads is reached
-            return
-        self._thread = thread
-
-    def cancel(self) -> None:
-        """End the scan after the current block; `close` waits for that."""
-        self._control.is_cancelled = 1
-
-    def close(self) -> None:
-        """Wait until the thread has ended, and close the file."""
-        self.wait()
-        self._source.close()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Return whether the thread has ended, at most after some seconds."""
-        if self._thread:
-            self._thread.join(seconds)
-        return not (self._thread and self._thread.is_alive())
-
-    def scanned(self) -> Scanned:
-        """Wait for the events of the range, and return them; this object keeps none.
-
-        Raises:
-            TraceError: the range cannot be read.
-            MemoryError: there is not enough memory.
-        """
-        if not self._thread:
-            self._run()
-        self.wait()
-        if self._errors:
-            raise self._errors.pop()  # no name keeps it, with all that its traceback holds
-        result, self._result = self._result, None
-        assert result is not None
-        return result
-
-    def _run(self) -> None:
-        dialect, library = DIALECTS[self.dialect], core.library()
-        assert library is not None
-        try:
-            with self._source as source:
-                scanner = Scanner(dialect, library)
-                is_read = scanner.add_range(source, self.end, self._control)
-                if not is_read and self._control.is_cancelled:
-                    return
-                if not is_read:  # block by block, the error is found and described
-                    scanner = Scanner(dialect, library)
-                    for block in source.blocks(dialect.last_start, self.end):
-                        scanner.add(block)
-                self._result = scanner.scanned()
-        except BaseException as error:  # raised again by `scanned`
-            self._errors.append(error)
-
-
-class RangeScans:
-    """Context manager for the scans of all ranges of a file from the stream's position on.
-
-    At the end of the block, all threads have ended.
-
-    Args:
-        source: the file, at its list of events; `can_divide` is true.
-        dialect: key in `DIALECTS` of the file's writer.
-        begun: the scan of the first range, if it has begun.
-
-    Raises:
-        TraceError: the file cannot be opened, or another one has taken its place.
-    """
-
-    def __init__(self, source: TraceStream, dialect: str, begun: RangeScan | None) -> None:
-        self._source = source
-        first, most = source.position, num_processors()
-        if begun:
-            first, most = begun.end, max(most - 1, 1)
-        bounds = range_bounds(source, dialect, first, most)
-        self._new = [
-            RangeScan(source.path, dialect, first, end) for first, end in zip(bounds, bounds[1:])
-        ]
-        self._scans = [begun, *self._new] if begun else self._new
-        if any(scan.file_number != source.file_number for scan in self._scans):
-            self.__exit__()
-            raise TraceError(f"{source.path}: replaced while it was read; read it again")
-
-    def __enter__(self) -> RangeScans:
-        for scan in self._new:
-            scan.start()
+    def __enter__(self) -> RangeScans[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for scan in self._scans:
-            scan.cancel()
-        for scan in self._scans:
-            scan.close()
+        self.close()
 
-    def scanned(self) -> Iterator[Scanned]:
-        """Yield the events of each range, in the order of the file.
+    def start(self, num_threads: int) -> None:
+        """Read in at most ``num_threads`` threads, those counted that were started before."""
+        while len(self._threads) < min(num_threads, len(self.ranges)):
+            thread = threading.Thread(target=self._run, name="ppprof scan", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                return
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """End all threads after their current blocks, wait for that, and close the file."""
+        self._is_cancelled = True
+        for control in self._controls:
+            control.is_cancelled = 1
+        for thread in self._threads:
+            thread.join()
+        self._results.clear()
+        self._source.close()
+
+    def take(self, number: int, source: TraceStream) -> T | None:
+        """Wait for the events of a range, and return them; this object keeps none.
+
+        None if the caller has to read the range, and will find out why it could not be read here.
+
+        Args:
+            number: the number of the range. Without threads, it is read now.
+            source: reports the progress.
 
         Raises:
-            TraceError: a range cannot be read.
-            MemoryError: there is not enough memory.
+            TraceError: another file has taken the place of the one that is read.
         """
-        first = self._source.position
-        for scan in self._scans:
-            while not scan.wait(_REPORT_S):
-                self._source.report(first + sum(scan.num_done for scan in self._scans))
-            yield scan.scanned()
+        if source.file_number != self._source.file_number:
+            raise TraceError(f"{source.path}: replaced while it was read; read it again")
+        if not self._threads:
+            self._read_next()
+        try:
+            while True:
+                try:
+                    return self._results[number].result(_REPORT_S)
+                except NotDone:
+                    source.report(self.ranges[0][0] + self._num_done())
+        finally:  # this object must not keep events, nor an error with all that its traceback holds
+            self._results[number] = Future()
+
+    def _num_done(self) -> int:
+        """Return the number of bytes that have been read."""
+        return sum(
+            int(control.position) - first
+            for control, (first, _) in zip(self._controls, self.ranges)
+        )
+
+    def _run(self) -> None:
+        while not self._is_cancelled and self._read_next():
+            pass
+
+    def _read_next(self) -> bool:
+        """Read the next range that no thread has begun with; return whether there was one."""
+        with self._lock:
+            number = next(self._waiting, None)
+        if number is None:
+            return False
+        try:
+            events = self._read(self._source, *self.ranges[number], self._controls[number])
+            self._results[number].set_result(events)
+        except (TraceError, OSError, MemoryError):  # the caller tries again
+            self._results[number].set_result(None)
+        except BaseException as error:
+            self._results[number].set_exception(error)
+        return True

@@ -8,13 +8,11 @@ scanned ahead counts only if the part before it is valid JSON up to the bound.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ppprof.paths import is_remote
 from ppprof.trace.json.recovery import (
     EventDecoder,
     event_offsets,
-    first_event_start,
     keys_after,
     last_event_start,
 )
@@ -25,19 +23,8 @@ Keys = dict[str, Any]
 Ranges = list[tuple[int, int]]
 Batches = Iterator[tuple[int, list[Event]]]
 
-PART_BYTES = 24 << 20
-"""Bytes of each part of a file but the last one, which is shorter or longer by half."""
 _MAX_BLOCKS_PER_EVENT = 4
 """An event that seems to be longer than these blocks is taken to be broken."""
-
-
-class ScannedPart(NamedTuple):
-    """A part of a file that was scanned ahead, and is valid JSON."""
-
-    ranges: Ranges
-    """Byte ranges (first, end) of events that are left to the decoder, ascending."""
-    end: int
-    """Offset up to which the part was scanned: the last block of a file is left to the caller."""
 
 
 class Scans(Protocol):
@@ -46,30 +33,12 @@ class Scans(Protocol):
     def add(self, block: Block) -> Ranges | None:
         """Add the events of a block; return the ranges left to the decoder, None for all of it."""
 
-    def part(self, number: int) -> ScannedPart | None:
-        """Add the events of a part that was scanned ahead; None if the caller has to scan it."""
+    def part(self, number: int) -> Ranges | None:
+        """Add the events of a part that was scanned ahead, and is valid JSON.
 
-
-def part_bounds(source: TraceStream) -> list[int]:
-    """Return the offsets at which a file is divided into parts, ascending, without its end.
-
-    They follow from the file alone, so that all cores, with any number of threads, read the same
-    blocks. A file in a store is not divided, because some stores have one position for all readers
-    of a file; neither is one packed with gzip.
-    """
-    if source.is_packed or is_remote(source.path):
-        return []
-    bounds: list[int] = []
-    num_parts = max(1, round((source.size - source.position) / PART_BYTES))
-    for number in range(1, num_parts):
-        position = source.position + number * PART_BYTES
-        if bounds and position <= bounds[-1]:
-            continue
-        bound = source.find(position, first_event_start)
-        if bound is None:
-            break
-        bounds.append(bound)
-    return bounds
+        Returns:
+            The ranges left to the decoder; None if the caller has to read the part.
+        """
 
 
 def decoded_batches(
@@ -89,17 +58,17 @@ def decoded_batches(
         decoder: decodes the other pieces.
         keys: collects the keys.
         scans: reads events in a faster way; None to decode all of them.
-        bounds: from `part_bounds`.
+        bounds: the offsets at which the file is divided into parts; all but the last part may be
+            scanned ahead.
     """
     begun = b""
     for number, end in enumerate([*bounds, None]):
-        part = scans.part(number) if scans and not begun else None
-        if part:
-            for first, until in part.ranges:
+        ranges = scans.part(number) if scans and end is not None and not begun else None
+        if ranges is not None and end is not None:
+            for first, until in ranges:
                 yield first, decoder.events(source.between(first, until))
-            source.skip_to(part.end)
-            if part.end == end:
-                continue
+            source.skip_to(end)
+            continue
         rest = yield from _part_batches(source, decoder, keys, scans, begun, end)
         if rest is None:
             return

@@ -4,27 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 import polars as pl
-
-Scalar = Union[int, float, str, bool, None]
-"""Type of a field's value before it is checked.
-
-Writers do not agree on types: ROCm's writes numbers as text, and some ids are names.
-"""
-
-IGNORED_PHASES: Mapping[str, str] = {
-    **{"M": "metadata", "C": "counters"},
-    **dict.fromkeys("iIR", "instants"),
-    **dict.fromkeys("stf", "flows"),
-    **dict.fromkeys("bneST", "asynchronous spans"),
-}
-"""``ph`` of events that no table needs -> what they are (Trace Event Format)."""
-
-NO_TEXT = msgspec.Raw()
-"""The JSON text of a missing field, which is empty."""
 
 
 def attribute_columns(objects: Iterable[Any], dtypes: Mapping[str, Any]) -> Iterator[pl.Series]:

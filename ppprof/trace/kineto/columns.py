@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
-from ppprof.trace.json.values import IGNORED_PHASES, attribute_columns, nanoseconds, texts
+from ppprof.trace.json.terms import IGNORED_PHASES
+from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.kineto.fields import (
     ARGS,
     COLLECTIVE_CALL,
@@ -20,11 +21,12 @@ from ppprof.trace.kineto.fields import (
     SPANS,
     WAIT,
     WAIT_SPAN,
+    Columns,
     KinetoEvent,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
-from ppprof.trace.kineto.terms import MODULE, OPERATORS
-from ppprof.trace.schema import FRAMES, LEAST_FRAME_NS, conform
+from ppprof.trace.kineto.terms import LEAST_FRAME_NS, MODULE, OPERATORS
+from ppprof.trace.schema import FRAMES, conform
 
 _MIN_EVENTS = 1 << 15
 """Fewest decoded events in each part, except in the last one. Making a column costs as much as 1000
@@ -181,6 +183,11 @@ class KinetoColumns:
         return conform(table, FRAMES).drop_nulls()
 
 
+def dtypes_of(columns: Columns) -> dict[str, pl.DataType]:
+    """Return the dtype of each column."""
+    return {name: getattr(pl, dtype)() for name, dtype in columns.items()}
+
+
 def _is_long(event: KinetoEvent) -> bool:
     try:
         return float(bytes(event.dur)) * 1000 >= LEAST_FRAME_NS
@@ -206,7 +213,7 @@ def _spans(kind: str, events: _Events) -> pl.DataFrame:
             pl.Series("thread", [event.tid for _, event in events], pl.Int64, strict=False),
             nanoseconds("start_ns", texts(event.ts for _, event in events)),
             nanoseconds("dur_ns", texts(event.dur for _, event in events)),
-            *attribute_columns(args, ARGS[kind]),
+            *attribute_columns(args, dtypes_of(ARGS[kind])),
         ]
     )
 
@@ -222,7 +229,7 @@ def _details(name: str, events: _Events) -> pl.DataFrame:
     return pl.DataFrame(
         [
             pl.Series("index", [index for index, _ in rows], pl.Int64),
-            *attribute_columns([args for _, args in rows], columns),
+            *attribute_columns([args for _, args in rows], dtypes_of(columns)),
         ]
     )
 

@@ -7,12 +7,11 @@ torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import msgspec
-import polars as pl
 
-from ppprof.trace.json.values import NO_TEXT, Scalar
+from ppprof.trace.json.terms import NO_TEXT, Scalar
 from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
 
 
@@ -95,26 +94,26 @@ IGNORED_SPANS = frozenset(
     ]
 )
 """Values of ``cat`` for spans that are no work of the model, or copies of other events."""
-Columns = Mapping[str, Any]
-"""Name of a column -> its dtype."""
+Columns = Mapping[str, str]
+"""Name of a column -> name of its dtype. A file is begun to be read while polars is imported."""
 
 _SPAN: Columns = {
-    "index": pl.Int64(),
-    **dict.fromkeys(("name", "cat"), pl.Categorical()),
-    **dict.fromkeys(("process", "thread", "start_ns", "dur_ns"), pl.Int64()),
+    "index": "Int64",
+    **dict.fromkeys(("name", "cat"), "Categorical"),
+    **dict.fromkeys(("process", "thread", "start_ns", "dur_ns"), "Int64"),
 }
 ARGS: Mapping[str, Columns] = {
     "hosts": {},
-    "launches": {"correlation": pl.Int64()},
+    "launches": {"correlation": "Int64"},
     "devices": {
-        **dict.fromkeys(("correlation", "device", "context", "stream", "bytes"), pl.Int64()),
-        **dict.fromkeys(("grid", "block"), pl.Categorical()),
-        **dict.fromkeys(("registers", "shared_bytes"), pl.Int64()),
-        **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), pl.Float64()),
+        **dict.fromkeys(("correlation", "device", "context", "stream", "bytes"), "Int64"),
+        **dict.fromkeys(("grid", "block"), "Categorical"),
+        **dict.fromkeys(("registers", "shared_bytes"), "Int64"),
+        **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), "Float64"),
     },
     "memory": {
-        "addr": pl.UInt64(),
-        **dict.fromkeys(("size", "allocated", "reserved", "device_type", "device_id"), pl.Int64()),
+        "addr": "UInt64",
+        **dict.fromkeys(("size", "allocated", "reserved", "device_type", "device_id"), "Int64"),
     },
     "frames": {},
 }
@@ -126,14 +125,14 @@ SPANS: Mapping[str, Columns] = {kind: {**_SPAN, **args} for kind, args in ARGS.i
 event, the offset of its piece of text plus the event's number in the piece.
 """
 _COLLECTIVE: Columns = {
-    **dict.fromkeys(("group", "group_id", "num_in", "num_out"), pl.Int64()),
-    **dict.fromkeys(("source", "destination"), pl.String()),
-    **dict.fromkeys(("ranks", "dtype"), pl.Categorical()),
+    **dict.fromkeys(("group", "group_id", "num_in", "num_out"), "Int64"),
+    **dict.fromkeys(("source", "destination"), "String"),
+    **dict.fromkeys(("ranks", "dtype"), "Categorical"),
 }
 DETAILS: Mapping[str, tuple[str, str, Columns]] = {
     "host collectives": ("hosts", "num_in", _COLLECTIVE),
     "device collectives": ("devices", "num_in", _COLLECTIVE),
-    "sequences": ("hosts", "sequence", {"sequence": pl.Int64(), "forward_thread": pl.Int64()}),
+    "sequences": ("hosts", "sequence", {"sequence": "Int64", "forward_thread": "Int64"}),
 }
 """Table of args that only some events have -> kind of event, the arg they must have, columns.
 

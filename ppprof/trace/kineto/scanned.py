@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -14,50 +13,13 @@ import polars as pl
 from ppprof.arrays import Array, Int32
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
-from ppprof.trace.fastpath.native.event_reader import (
-    EventClass,
-    EventForms,
-    EventReader,
-    EventTable,
-)
+from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.values import IGNORED_PHASES
-from ppprof.trace.kineto.fields import (
-    ARGS,
-    COLLECTIVE_CALL,
-    DETAILS,
-    FRAME,
-    IGNORED_SPANS,
-    SPANS,
-    WAIT,
-    WAIT_SPAN,
-    Columns,
-    KinetoArgs,
-)
+from ppprof.trace.json.terms import IGNORED_PHASES
+from ppprof.trace.kineto.columns import dtypes_of
+from ppprof.trace.kineto.fields import DETAILS, IGNORED_SPANS, SPANS, WAIT, WAIT_SPAN, Columns
+from ppprof.trace.kineto.forms import CALLS, CLASSES, INPUTS, TEXTS
 from ppprof.trace.kineto.inputs import converted_inputs
-from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, MODULE, OPERATORS
-from ppprof.trace.schema import LEAST_FRAME_NS
-
-_KEYS = {
-    field.name: (field.encode_name, field.type is msgspec.Raw)
-    for field in msgspec.structs.fields(KinetoArgs)
-}
-"""Column -> its key in ``args``, and whether its value may be any JSON."""
-_CONVERSIONS = {pl.Int64: "d", pl.UInt64: "u", pl.Float64: "g", pl.String: "s", pl.Categorical: "s"}
-_SPAN = {
-    **{"name": ("name", "s"), "cat": ("cat", "s"), "process": ("pid", "d"), "thread": ("tid", "d")},
-    **{"start_ns": ("ts", "t"), "dur_ns": ("dur", "t")},
-}
-_INPUTS: Columns = dict.fromkeys(("dims", "types", "concrete"), pl.String())
-_COLLECTIVE_CALL: Columns = {"collective": pl.String()}
-
-
-def _args(columns: Columns) -> dict[str, tuple[str, str]]:
-    """Return the fields of an `EventTable` for columns that come from ``args``."""
-    return {
-        column: (f"args.{_KEYS[column][0]}", "r" if _KEYS[column][1] else _CONVERSIONS[type(dtype)])
-        for column, dtype in columns.items()
-    }
 
 
 class _Part(NamedTuple):
@@ -69,60 +31,6 @@ class _Part(NamedTuple):
     num_rows: int
     numbers: Int32
     """Number of each of the reader's texts in the texts of all readers."""
-
-
-def _arg(column: str) -> str:
-    return f"args.{_KEYS[column][0]}"
-
-
-_TABLES = {
-    **{kind: EventTable({**_SPAN, **_args(columns)}) for kind, columns in ARGS.items()},
-    **{
-        name: EventTable(_args(columns), _arg(required))
-        for name, (_, required, columns) in DETAILS.items()
-    },
-    "inputs": EventTable(_args(_INPUTS), _arg("dims")),
-    "calls of collectives": EventTable(_args(_COLLECTIVE_CALL), _arg("collective")),
-}
-_TEXTS = {
-    column: conversion
-    for table in _TABLES.values()
-    for column, (_, conversion) in table.fields.items()
-    if conversion in ("s", "r")
-}
-"""Column of texts -> its conversion; see `EventTable`."""
-_HOST = ("hosts", *(name for name, (kind, _, _) in DETAILS.items() if kind == "hosts"))
-_DEVICE = ("devices", *(name for name, (kind, _, _) in DETAILS.items() if kind == "devices"))
-_CLASSES = (
-    EventClass(name="thread_name", is_decoded=True),
-    *(
-        EventClass((*_HOST, "inputs", "calls of collectives"), "X", cat, COLLECTIVE_CALL)
-        for cat in sorted(OPERATORS)
-    ),
-    EventClass(name=COLLECTIVE_CALL, is_decoded=True),
-    *(EventClass((*_HOST, "inputs"), "X", cat) for cat in sorted(OPERATORS)),
-    EventClass(_HOST, "X", "user_annotation"),
-    EventClass(_HOST, "X", FRAME, f"{MODULE}*"),
-    EventClass(("frames",), "X", FRAME, least_dur_ns=LEAST_FRAME_NS),
-    EventClass((), "X", FRAME),
-    *(EventClass(("launches",), "X", cat) for cat in sorted(LAUNCHES)),
-    *(EventClass(_DEVICE, "X", cat) for cat in DEVICES),
-    EventClass(("memory",), "i", name="[memory]"),
-    *(EventClass((), ph) for ph in IGNORED_PHASES),
-    *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME})),
-    EventClass(_DEVICE, "X", "", either=(_arg("stream"), _arg("device"))),
-)
-FORMS = EventForms(dict(_KEYS.values()), _TABLES, _CLASSES)
-"""What the compiled reader reads of Kineto's events."""
-
-
-def new_reader(library: ctypes.CDLL) -> EventReader:
-    """Return a reader of Kineto's events.
-
-    Raises:
-        MemoryError: there is not enough memory.
-    """
-    return EventReader(FORMS, library)
 
 
 class ScannedEvents:
@@ -158,9 +66,9 @@ class ScannedEvents:
             name: _table(self._parts.pop(name, []), schema, texts)
             for name, schema in (
                 *SPANS.items(),
-                *((name, {"index": pl.Int64(), **own}) for name, (_, _, own) in DETAILS.items()),
-                ("inputs", {"index": pl.Int64(), **_INPUTS}),
-                ("calls of collectives", {"index": pl.Int64(), **_COLLECTIVE_CALL}),
+                *((name, {"index": "Int64", **own}) for name, (_, _, own) in DETAILS.items()),
+                ("inputs", {"index": "Int64", **INPUTS}),
+                ("calls of collectives", {"index": "Int64", **CALLS}),
             )
         }
         calls = tables.pop("calls of collectives")
@@ -187,7 +95,7 @@ def _with_waits(tables: Mapping[str, pl.DataFrame], waits: pl.Series) -> dict[st
 
 def _ignored(counts: list[int]) -> Counter[str]:
     ignored: Counter[str] = Counter()
-    for kind, count in zip(_CLASSES, counts):
+    for kind, count in zip(CLASSES, counts):
         if kind.cat in IGNORED_SPANS and kind.tables in ((), ("frames",)):
             ignored[kind.cat] += count
         elif kind.phs in IGNORED_PHASES and not kind.tables:
@@ -205,10 +113,10 @@ def _table(parts: Sequence[_Part], schema: Columns, texts: Sequence[bytes]) -> p
     """
     num_rows = sum(part.num_rows for part in parts)
     columns = []
-    for name, dtype in schema.items():
+    for name, dtype in dtypes_of(schema).items():
         if not any(name in part.columns for part in parts):
             column = pl.repeat(None, num_rows, dtype=dtype, eager=True)
-        elif name in _TEXTS:
+        elif name in TEXTS:
             column = _text_column(name, dtype, parts, num_rows, texts)
         else:
             column = _number_column(name, dtype, parts, num_rows)
@@ -260,7 +168,7 @@ def _text_column(
             )
             assert done is not None
             count = done
-    is_raw = _TEXTS[name] == "r"
+    is_raw = TEXTS[name] == "r"
     distinct = (
         text.decode("utf-8", "replace")
         if is_raw or b"\\" not in text

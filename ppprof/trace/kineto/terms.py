@@ -23,6 +23,8 @@ MODULE = "nn.Module: "
 
 Other python_function events are frames of the interpreter.
 """
+LEAST_FRAME_NS = 500_000
+"""Least length of a call in `ppprof.trace.schema.FRAMES`: there may be ten shorter ones per operator."""
 
 STEP = "ProfilerStep#"
 DDP = "DistributedDataParallel.forward"

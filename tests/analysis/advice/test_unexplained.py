@@ -8,7 +8,7 @@ from ppprof.analysis.advice.unexplained import LEAST_GAP_NS, unexplained_gaps
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.trace import read
-from ppprof.trace.schema import LEAST_FRAME_NS
+from ppprof.trace.kineto.terms import LEAST_FRAME_NS
 from tests.fixtures.timeline import Shapes, Span, Thread, span, write
 
 MS = 1_000_000

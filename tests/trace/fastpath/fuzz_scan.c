@@ -13,6 +13,14 @@
 #include "fuzzing.h"
 #include <fcntl.h>
 
+/* range.c is also for the reader in events.c. */
+int64_t ppprof_reader_take(struct Reader *reader, const uint8_t *text, size_t length, int64_t first,
+                           int is_first, int is_last)
+{
+    (void)reader, (void)text, (void)length, (void)first, (void)is_first, (void)is_last;
+    abort();
+}
+
 /* Scan a text in pieces of `piece` bytes; return -1 if memory ran out. */
 static int scan(Content program, Content text, size_t piece, int is_printed)
 {
@@ -80,8 +88,8 @@ static int64_t scan_file(Content program, const char *path, size_t usual)
         exit(2);
     int64_t length = (int64_t)lseek(descriptor, 0, SEEK_END);
     /* The file is shorter than expected, as one that is cut while it is read. */
-    if (scanner && !ppprof_scanner_add_range(scanner, descriptor, 0, length + 5, scanner->start,
-                                             scanner->num_start, usual, 1 << 24, &control)) {
+    if (scanner && !ppprof_scanner_add_range(scanner, scanner->start, scanner->num_start, descriptor,
+                                             0, length + 5, usual, 1 << 24, &control)) {
         num_events = ppprof_scanner_flows(scanner);
         for (uint32_t table = 0; table < scanner->store.num_tables; table++)
             num_events += (int64_t)scanner->store.tables[table].num_rows;

@@ -16,12 +16,17 @@ from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import ahead, core, ranges
-from ppprof.trace.fastpath.ahead import scanned_ahead, take_begun_scan
+from ppprof.trace.fastpath.ahead import scanned_ahead, take_begun_scans
 from ppprof.trace.fastpath.native.scanner import Scanner
-from ppprof.trace.fastpath.ranges import RangeScan
+from ppprof.trace.fastpath.ranges import RangeScans
+from ppprof.trace.json_head import new_scans
+from ppprof.trace.kineto import forms
+from ppprof.trace.paddle import layout_scans
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
+from tests.trace.kineto.test_reading import FILES as KINETO
+from tests.trace.kineto.test_reading import text_of
 from tests.trace.paddle.test_json import assert_same
 
 pytestmark = pytest.mark.skipif(
@@ -34,10 +39,8 @@ pytestmark = pytest.mark.skipif(
 def path(tmp_path, monkeypatch) -> Path:
     """A file that is divided into ranges as if it were long."""
     monkeypatch.setattr(ahead, "_FEWEST_BYTES", 0)
-    monkeypatch.setattr(ahead, "_HEAD_START_BYTES", 10_000)
-    for module in (ahead, ranges):
-        monkeypatch.setattr(module, "MIN_RANGE_BYTES", 20_000)
-        monkeypatch.setattr(module, "num_processors", lambda: 3)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
+    monkeypatch.setattr(layout_scans, "num_processors", lambda: 3)
     trace = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     write_paddle_json(trace, tmp_path / "a.json")
     return tmp_path / "a.json"
@@ -47,13 +50,13 @@ def path(tmp_path, monkeypatch) -> Path:
 def taken(monkeypatch) -> list[tuple[int, int]]:
     """The ranges whose events were taken."""
     noted_ranges = []
-    scanned = RangeScan.scanned
+    take = RangeScans.take
 
-    def noted(self):
-        noted_ranges.append((self.first, self.end))
-        return scanned(self)
+    def noted(self, number, source):
+        noted_ranges.append(self.ranges[number])
+        return take(self, number, source)
 
-    monkeypatch.setattr(RangeScan, "scanned", noted)
+    monkeypatch.setattr(RangeScans, "take", noted)
     return noted_ranges
 
 
@@ -61,26 +64,32 @@ def test_the_reader_goes_on_from_what_was_scanned_ahead(path, taken):
     expected = read(path, cache=False)
     usual = taken.copy()
     taken.clear()
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         (begun,) = ahead._begun
         assert_same(read(path, cache=False), expected)
-    assert (begun.first, begun.end) == taken[0] != usual[0]
-    assert len(taken) == 3
+    assert begun.ranges == taken == usual
+    assert len(taken) >= 3
     assert all(before[1] == after[0] for before, after in zip(taken, taken[1:]))
     assert taken[-1][1] == path.stat().st_size
 
 
-def test_a_short_file_is_scanned_by_one_thread(path, taken, monkeypatch):
-    expected = read(path, cache=False)
+@pytest.mark.parametrize("recorded", KINETO, ids=lambda path: path.name)
+def test_traces_of_torch_are_scanned_ahead(recorded, tmp_path, taken, monkeypatch):
+    monkeypatch.setattr(ahead, "_FEWEST_BYTES", 0)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
+    monkeypatch.setattr(forms, "_TAIL_BYTES", 3000)
+    (tmp_path / "a.json").write_bytes(text_of(recorded))
+    expected = read(tmp_path / "a.json", cache=False)
     taken.clear()
-    monkeypatch.setattr(ahead, "_HEAD_START_BYTES", 1 << 30)
-    with scanned_ahead(path):
-        assert_same(read(path, cache=False), expected)
-    assert len(taken) == 1
+    with scanned_ahead(tmp_path / "a.json", new_scans):
+        (begun,) = ahead._begun
+        assert_same(read(tmp_path / "a.json", cache=False), expected)
+        assert not ahead._begun
+    assert begun.ranges == taken
 
 
 def test_the_thread_ends_with_the_block(path):
-    with pytest.raises(KeyboardInterrupt), scanned_ahead(path):
+    with pytest.raises(KeyboardInterrupt), scanned_ahead(path, new_scans):
         raise KeyboardInterrupt
     assert not ahead._begun
     assert not [thread for thread in threading.enumerate() if thread.name == "ppprof scan"]
@@ -88,7 +97,7 @@ def test_the_thread_ends_with_the_block(path):
 
 def test_a_file_that_was_replaced_meanwhile_is_scanned_anew(path, taken):
     text = path.read_bytes()
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         hidden = path.with_name("new.json")
         hidden.write_bytes(text.replace(b'"matmul', b'"matcat'))
         hidden.replace(path)
@@ -100,7 +109,7 @@ def test_a_file_that_was_replaced_meanwhile_is_scanned_anew(path, taken):
 
 def test_a_file_that_was_written_to_meanwhile_is_scanned_anew(path):
     text = path.read_bytes()
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         path.write_bytes(text.replace(b'"matmul', b'"matcat'))
         names = set(read(path, cache=False).events["name"].cast(str))
     assert not any("matmul" in name for name in names)
@@ -108,30 +117,30 @@ def test_a_file_that_was_written_to_meanwhile_is_scanned_anew(path):
 
 def test_a_change_that_keeps_size_and_time_is_noticed(path):
     text, state = path.read_bytes(), path.stat()
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         path.write_bytes(text.replace(b'"matmul', b'"matcat'))
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
         names = set(read(path, cache=False).events["name"].cast(str))
     assert not any("matmul" in name for name in names)
 
 
-def test_a_file_that_is_replaced_while_its_scans_begin_is_an_error(path, monkeypatch):
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(path, monkeypatch):
     """Its ranges would be of two files."""
+    scans_of = layout_scans.new_scans
 
-    def replaced() -> int:
+    def replaced(*arguments):
         (path.parent / "new.json").write_bytes(path.read_bytes())
         (path.parent / "new.json").replace(path)
-        return 3
+        return scans_of(*arguments)
 
-    with scanned_ahead(path):
-        monkeypatch.setattr(ranges, "num_processors", replaced)
-        with pytest.raises(TraceError, match=r"a\.json: replaced while it was read; read it again"):
-            read(path, cache=False)
+    monkeypatch.setattr(layout_scans, "new_scans", replaced)
+    with pytest.raises(TraceError, match=r"a\.json: replaced while it was read; read it again"):
+        read(path, cache=False)
 
 
 def test_only_one_reader_takes_what_was_scanned_ahead(path):
     expected = read(path, cache=False)
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         with pytest.raises(KeyboardInterrupt):
             read(path, cache=False, progress=interrupt)
         assert_same(read(path, cache=False), expected)
@@ -143,30 +152,32 @@ def interrupt(done: int, size: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_an_error_does_not_keep_the_scan_in_memory(path, monkeypatch):
+def test_an_error_does_not_keep_the_scans_in_memory(path, monkeypatch):
     def fail(*_: object) -> bool:
-        raise MemoryError
+        raise ZeroDivisionError
 
     monkeypatch.setattr(Scanner, "add_range", fail)
     with TraceStream(path) as source:
-        scan = RangeScan(source.path, "ppprof", 0, source.size)
-    scan.start()
-    kept = weakref.ref(scan)
-    gc.disable()
-    try:
-        with pytest.raises(MemoryError):
-            scan.scanned()
-        del scan
-        sys.exc_info()
-        assert kept() is None
-    finally:
-        gc.enable()
+        source.read(path.read_bytes().index(b"[") + 1)
+        scans = layout_scans.new_scans(source, "ppprof")
+        scans.start(2)
+        kept = weakref.ref(scans)
+        gc.disable()
+        try:
+            with pytest.raises(ZeroDivisionError):
+                scans.take(0, source)
+            scans.close()
+            del scans
+            sys.exc_info()
+            assert kept() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"traceEvents": [', b"[]", b"\0" * 99])
 def test_what_has_no_events_is_left_to_the_reader(path, content):
     path.write_bytes(content)
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         assert not ahead._begun
 
 
@@ -180,10 +191,10 @@ def test_other_files_are_left_to_the_reader(path, tmp_path, monkeypatch):
         tmp_path / "missing.json",
         "memory://a.json",
     ):
-        with scanned_ahead(other):
+        with scanned_ahead(other, new_scans):
             assert not ahead._begun
     monkeypatch.setenv(core.VARIABLE, core.PYTHON)
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         assert not ahead._begun
 
 
@@ -193,18 +204,18 @@ def test_without_threads_the_reader_scans_it(path, monkeypatch):
 
     expected = read(path, cache=False)
     monkeypatch.setattr(threading.Thread, "start", start)
-    with scanned_ahead(path):
+    with scanned_ahead(path, new_scans):
         assert_same(read(path, cache=False), expected)
 
 
 def test_summary_scans_ahead(path, taken, monkeypatch, capsys):
     scans = []
 
-    def noted(source, dialect):
-        scans.append(take_begun_scan(source, dialect))
+    def noted(source, writer):
+        scans.append(take_begun_scans(source, writer))
         return scans[-1]
 
-    monkeypatch.setattr("ppprof.trace.json_reader.take_begun_scan", noted)
+    monkeypatch.setattr("ppprof.trace.paddle.layout_scans.take_begun_scans", noted)
     assert main(["summary", str(path), "--no-cache"]) == 0
     with_ahead = capsys.readouterr().out
     assert [scan is not None for scan in scans] == [True]

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from ppprof.cli.version import versions
 from ppprof.errors import UsageError
-from ppprof.trace import json_reader, read, write_paddle_json
+from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import core, fixed_layout
 from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, EventPattern, dialect_of
-from ppprof.trace.fastpath.native.scanner import Control, Scanner, _program_of
-from ppprof.trace.kineto.scanned import FORMS
+from ppprof.trace.fastpath.native.scanner import Scanner, _program_of
+from ppprof.trace.fastpath.native.store import Control
+from ppprof.trace.json.recovery import start_of_events
+from ppprof.trace.kineto.forms import FORMS
 from ppprof.trace.source import MARGIN, Block, TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -262,7 +264,7 @@ class TestScanner:
     )
     def test_recorded_traces(self, path):
         text = gzip.decompress(path.read_bytes())
-        text = text[json_reader.start_of_events(text) :]
+        text = text[start_of_events(text) :]
         dialect = DIALECTS[dialect_of(text)]
         assert assert_same(text, dialect) > 20
         cut = text.rindex(dialect.start, 0, len(text) // 2)
@@ -306,7 +308,7 @@ def seeds(tmp_path_factory) -> list[tuple[bytes, Dialect]]:
     except ImportError:
         pass
     texts = [path.read_bytes() for path in directory.glob("*.json")]
-    texts = [text[json_reader.start_of_events(text) :] for text in texts]
+    texts = [text[start_of_events(text) :] for text in texts]
     return [(text, DIALECTS[dialect_of(text)]) for text in texts]
 
 
@@ -419,12 +421,6 @@ def plain(scanned: Scanned) -> tuple:
 class TestRanges:
     """The compiled core reads a range of a file by itself."""
 
-    @staticmethod
-    def scanner(dialect: Dialect, block_bytes: int) -> Scanner:
-        scanner = Scanner(dialect, core.load(core.FOLDER)[0])
-        scanner.block_bytes = block_bytes
-        return scanner
-
     @pytest.mark.parametrize("block_bytes", [1, 40, 700, 1 << 20])
     def test_it_is_scanned_as_its_blocks_are(self, seeds, tmp_path, block_bytes):
         """Also behind and before other bytes, with odd text, and cut at any place."""
@@ -433,10 +429,10 @@ class TestRanges:
             for data in (text, text[:-300], mutated(text, random.Random(block_bytes))):
                 path.write_bytes(b"before" + data + dialect.start + b"behind")
                 end = 6 + len(data)
-                expected, found = (self.scanner(dialect, block_bytes) for _ in range(2))
+                expected, found = (Scanner(dialect, core.library()) for _ in range(2))
                 control = Control(6, 0)
                 with TraceStream(path, first=6) as source:
-                    assert found.add_range(source, end, control)
+                    assert found.add_range(source, 6, end, block_bytes, control)
                     for block in source.blocks(dialect.last_start, end, num_bytes=block_bytes):
                         expected.add(block)
                 assert control.position == end
@@ -447,20 +443,22 @@ class TestRanges:
         (tmp_path / "trace.json").write_bytes(text)
         control = Control(0, 1)
         with TraceStream(tmp_path / "trace.json") as source:
-            assert not self.scanner(dialect, 700).add_range(source, len(text), control)
+            scanner = Scanner(dialect, core.library())
+            assert not scanner.add_range(source, 0, len(text), 700, control)
         assert 0 < control.position < len(text) // 2
 
     def test_what_cannot_be_read_is_left_to_the_caller(self, seeds, tmp_path, monkeypatch):
         text, dialect = seeds[0]
-        monkeypatch.setattr("ppprof.trace.fastpath.native.scanner.MAX_EVENT_BYTES", 5000)
+        monkeypatch.setattr("ppprof.trace.fastpath.native.store.MAX_EVENT_BYTES", 5000)
         path = tmp_path / "trace.json"
         path.write_bytes(text[:1000] + bytes(20_000))
         with TraceStream(path) as source:
-            assert not self.scanner(dialect, 700).add_range(source, 21_000, Control())
+            scanners = [Scanner(dialect, core.library()) for _ in range(2)]
+            assert not scanners[0].add_range(source, 0, 21_000, 700, Control())
             descriptor = os.open(tmp_path, os.O_RDONLY)  # of a folder, which has no bytes
             os.dup2(descriptor, source.descriptor)
             os.close(descriptor)
-            assert not self.scanner(dialect, 700).add_range(source, 21_000, Control())
+            assert not scanners[1].add_range(source, 0, 21_000, 700, Control())
 
 
 PORTABLE = ("-U__SIZEOF_INT128__", "-U__BYTE_ORDER__", "-D__BYTE_ORDER__=0")
@@ -500,7 +498,7 @@ def test_hostile_events_under_sanitizers(tmp_path):
     code.write_bytes(FORMS.program)
     rng = random.Random(1)
     text = KINETO.read_bytes()
-    text = text[json_reader.start_of_events(text) : text.rindex(b"]")]
+    text = text[start_of_events(text) : text.rindex(b"]")]
     events = text.strip().split(b",\n")
     pieces = [b",\n".join(rng.sample(events, 3)) for _ in range(100)]
     texts = [b"", text, *NASTY, *events, *(make() for make in LONG.values())]

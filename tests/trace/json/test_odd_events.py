@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read
 from ppprof.trace.fastpath import ranges
+from ppprof.trace.paddle import layout_scans
 from tests.fixtures.tiers import one_in
 from tests.trace.json.test_broken_json import memcpy, operator, paddle, shapes
 
@@ -90,8 +91,8 @@ def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 def divide(patch: pytest.MonkeyPatch) -> None:
     """Divide files of some kilobytes as if they were long."""
-    patch.setattr(ranges, "MIN_RANGE_BYTES", 3000)
-    patch.setattr(ranges, "num_processors", lambda: 3)
+    patch.setattr(ranges, "RANGE_BYTES", 3000)
+    patch.setattr(layout_scans, "num_processors", lambda: 3)
 
 
 @example(["no number", "lists and objects"], False)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, source
-from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.native.event_reader import EventReader
-from ppprof.trace.json import batches
 from ppprof.trace.json_reader import read_json
-from ppprof.trace.kineto import part_scans, reading
+from ppprof.trace.kineto import forms, reading
 from ppprof.trace.source import TraceStream
 from tests.trace.kineto.test_reading import (
     FILES,
@@ -42,22 +41,24 @@ def folder(tmp_path_factory) -> Path:
 
 
 def divide(patch: pytest.MonkeyPatch, part_bytes: int, block_bytes: int, num_threads: int) -> None:
-    patch.setattr(batches, "PART_BYTES", part_bytes)
-    patch.setattr(source, "BLOCK_BYTES", block_bytes)
+    patch.setattr(ranges, "RANGE_BYTES", part_bytes)
+    patch.setattr(forms, "_TAIL_BYTES", part_bytes // 3)
+    for module in (source, forms):
+        patch.setattr(module, "BLOCK_BYTES", block_bytes)
     patch.setattr(reading, "num_processors", lambda: num_threads)
 
 
 def taken(patch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the scan of each part is used, filled while a file is read."""
     parts: list[bool] = []
-    part = part_scans.PartScans.part
+    part = reading._Scans.part
 
     def noted(scans, number):
         result = part(scans, number)
         parts.append(result is not None)
         return result
 
-    patch.setattr(part_scans.PartScans, "part", noted)
+    patch.setattr(reading._Scans, "part", noted)
     return parts
 
 
@@ -76,7 +77,7 @@ def test_recorded_traces(path, num_threads, folder, monkeypatch):
     assert trace.events.height == whole.events.height
     assert not trace.skipped
     assert len(parts) > 3
-    assert all(parts) == (num_threads > 1)
+    assert all(parts)
 
 
 NASTY_NAMES = [
@@ -111,8 +112,7 @@ def test_objects_inside_an_event_that_look_like_events(num_threads, folder, monk
     assert isinstance(trace, Trace)
     assert trace.events.sort("start_ns")["start_ns"].to_list() == [n * 1000 for n in range(60)]
     assert not trace.skipped
-    if num_threads > 1:
-        assert set(parts) == {True, False}
+    assert set(parts) == {True, False}
 
 
 def test_only_the_part_with_a_broken_event_is_read_again(folder, monkeypatch):
@@ -181,14 +181,14 @@ def test_no_thread_can_be_started(folder, monkeypatch):
 def test_the_caller_reads_a_part_on_which_a_thread_failed(error, folder, monkeypatch):
     divide(monkeypatch, 1000, 500, 2)
     parts = taken(monkeypatch)
-    add = EventReader.add
+    add = EventReader.add_range
 
-    def failing(reader, block):
-        if threading.current_thread() is not threading.main_thread() and 5000 < block.first < 6000:
+    def failing(reader, source, first, *rest):
+        if 5000 < first < 6000:
             raise error
-        return add(reader, block)
+        return add(reader, source, first, *rest)
 
-    monkeypatch.setattr(EventReader, "add", failing)
+    monkeypatch.setattr(EventReader, "add_range", failing)
     assert len(read_json(long_file(folder)).events) == 200
     assert set(parts) == {True, False}
 
@@ -196,10 +196,10 @@ def test_the_caller_reads_a_part_on_which_a_thread_failed(error, folder, monkeyp
 def test_an_unknown_error_of_a_thread_is_raised(folder, monkeypatch):
     divide(monkeypatch, 1000, 500, 2)
 
-    def failing(reader, block):
+    def failing(reader, *_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(EventReader, "add", failing)
+    monkeypatch.setattr(EventReader, "add_range", failing)
     with pytest.raises(ZeroDivisionError):
         read_json(long_file(folder))
     assert not [thread for thread in threading.enumerate() if thread.name == "ppprof scan"]
@@ -217,14 +217,16 @@ def test_progress_ascends_to_the_size_of_the_file(folder, monkeypatch):
 
 
 def test_bounds_follow_from_the_file_alone(folder, monkeypatch):
-    monkeypatch.setattr(batches, "PART_BYTES", 1000)
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(forms, "_TAIL_BYTES", 400)
     path = long_file(folder)
     text = path.read_bytes()
     with TraceStream(path) as stream:
         stream.read(40)
-        bounds = batches.part_bounds(stream)
-        assert stream.position == 40
-    assert all(text[bound : bound + 8] == b'{"name":' for bound in bounds)
+        first, *bounds, tail = forms.part_bounds(stream)
+        assert stream.position == first == 40
+    assert all(text[bound : bound + 8] == b'{"name":' for bound in [*bounds, tail])
     assert all(0 < bound - 40 - 1000 * number < 200 for number, bound in enumerate(bounds, start=1))
     assert len(bounds) == round((len(text) - 40) / 1000) - 1
+    assert 0 < tail - (len(text) - 400) < 200
     assert_same(path)

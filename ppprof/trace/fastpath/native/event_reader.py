@@ -133,7 +133,7 @@ def _condition(match: int, text: str | None) -> bytes:
 
 
 class EventReader(NativeStore):
-    """Reader of blocks of events; keeps the values that some forms want.
+    """Reader of events; keeps the values that some forms want.
 
     Args:
         forms: what to read.
@@ -145,9 +145,7 @@ class EventReader(NativeStore):
 
     def __init__(self, forms: EventForms, library: ctypes.CDLL) -> None:
         self._forms = forms
-        super().__init__(
-            library, library.ppprof_reader_new, library.ppprof_reader_free, forms.program
-        )
+        super().__init__(library, "reader", forms.program)
 
     def add(self, block: Block) -> list[tuple[int, int]] | None:
         """Add the events of a block, which begins and ends between two events.

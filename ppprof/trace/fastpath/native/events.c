@@ -145,7 +145,7 @@ typedef struct {
     uint16_t *classes;
 } Choice;
 
-typedef struct {
+typedef struct Reader {
     Store store;
     uint8_t *program; /* a copy; the literals lie in it */
     uint32_t num_keys, num_fields, num_classes, num_links;
@@ -847,12 +847,17 @@ static int add_event(Reader *reader, int64_t position)
     return 0;
 }
 
-/* Read the events of a block that begins at offset `first`; return -1 without memory. */
-static int read_events(Reader *reader, const uint8_t *text, const uint8_t *end, int64_t first)
+/* Read the events of a text that begins at offset `first`, after a comma if not `is_first`.
+ *
+ * `*done` becomes the end of the last complete event. Return -1 without memory, and NOT_VALID if what
+ * is behind that event is no event.
+ */
+static int read_events(Reader *reader, const uint8_t *text, const uint8_t *end, int64_t first,
+                       int is_first, const uint8_t **done)
 {
     const uint8_t *cursor = text;
-    int was_odd = 0, is_first = 1;
-    for (;;) {
+    int was_odd = 0;
+    for (*done = text;; *done = cursor) {
         int num_commas = 0;
         for (; cursor < end && (is_space(*cursor) || *cursor == ','); cursor++)
             num_commas += *cursor == ',';
@@ -1051,7 +1056,8 @@ EXPORT int64_t ppprof_reader_add(Reader *reader, const uint8_t *text, size_t len
         reader->forms[index].first_row = reader->store.tables[index].num_rows;
     for (uint32_t index = 0; index < reader->num_classes; index++)
         reader->classes[index].first_num_events = reader->classes[index].num_events;
-    int status = read_events(reader, text, text + length, first);
+    const uint8_t *done;
+    int status = read_events(reader, text, text + length, first, 1, &done);
     if (status == NOT_VALID) {
         reader->store.num_ranges = num_before;
         for (uint32_t index = 0; index < reader->store.num_tables; index++)
@@ -1066,6 +1072,17 @@ EXPORT int64_t ppprof_reader_add(Reader *reader, const uint8_t *text, size_t len
             reader->classes[index].num_events = reader->classes[index].first_num_events;
     }
     return status ? status : (int64_t)(reader->store.num_ranges - num_before);
+}
+
+/* Read the complete events of a block, for range.c: what is behind them may be the beginning of an
+ * event, or not valid. Return the number of their bytes; -1 without memory.
+ */
+int64_t ppprof_reader_take(Reader *reader, const uint8_t *text, size_t length, int64_t first,
+                           int is_first, int is_last)
+{
+    const uint8_t *done;
+    int status = read_events(reader, text, text + length, first, is_first, &done);
+    return status == -1 ? -1 : status == 0 && is_last ? (int64_t)length : done - text;
 }
 
 /* Return the number of events of a class that were read. */

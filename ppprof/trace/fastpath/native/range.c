@@ -1,11 +1,12 @@
-/* Scan a range of a file without the interpreter: read it block by block, each block overwriting the
- * one before, and scan the blocks.
+/* Read the events of a range of a file without the interpreter: block by block, each block
+ * overwriting the one before.
  *
  * A caller that reads the blocks itself needs the interpreter's lock between any two of them. While
  * another thread imports modules, that lock is hardly ever free.
  *
- * The blocks are those of TraceStream.blocks in source.py: each ends before the last event that
- * begins in it, whose text is the beginning of the next block.
+ * What is left of a block behind its last complete event is the beginning of the next block. A
+ * scanner's blocks are those of TraceStream.blocks in source.py: each ends before the last event that
+ * begins in it.
  */
 #ifndef _XOPEN_SOURCE
 #define _XOPEN_SOURCE 700
@@ -21,24 +22,40 @@
 
 #define MARGIN 128 /* bytes before and after a block, which the scanner may read; as in source.py */
 
-/* Outcomes. The numbers are repeated in scanner.py. */
+/* Outcomes. The numbers are repeated in store.py. */
 enum {
     DONE = 0,
     NOT_ENDED = 1,
-    NO_MEMORY = -1,
     CANCELLED = 2,
-    NOT_READ = -2 /* the file cannot be read, or no event begins in `most` bytes */
+    NO_MEMORY = -1,
+    NOT_READ = -2 /* the file cannot be read, no event ends in `most` bytes, or one is not valid */
 };
 
-/* What other threads see and set while a range is scanned. */
+/* What other threads see and set while a range is read. */
 typedef struct {
-    volatile int64_t position; /* the end of the part that is scanned, set after every block */
+    volatile int64_t position; /* the end of the part that is read, set after every block */
     volatile int32_t is_cancelled; /* not 0: end after this block */
 } Control;
+
+/* What reads the events, and the text with which each of them begins; NULL if there is none. */
+typedef struct {
+    void *reader;
+    const uint8_t *start;
+    size_t num_start;
+} Target;
+
+/* Read the complete events of a block, whose first byte is the file's byte `first`. At the end of the
+ * block, the range ends if `is_last`. Return the number of their bytes, 0 without one; -1 without
+ * memory. */
+typedef int64_t (*Take)(const Target *target, const uint8_t *text, size_t length, int64_t first,
+                        int is_first, int is_last);
 
 struct Scanner; /* of scan.c */
 int64_t ppprof_scanner_add(struct Scanner *scanner, const uint8_t *text, size_t length,
                            int64_t first);
+struct Reader; /* of events.c */
+int64_t ppprof_reader_take(struct Reader *reader, const uint8_t *text, size_t length, int64_t first,
+                           int is_first, int is_last);
 
 /* Fill `room` bytes from the file's byte `offset` on. Return their number, fewer at the end of the
  * file; -1 if the file cannot be read. */
@@ -67,19 +84,31 @@ static size_t last_start(const uint8_t *text, size_t length, const uint8_t *star
     return 0;
 }
 
-/* Scan the bytes [first, end) of an open file; at `end`, an event begins or the file ends.
+static int64_t take_by_scanner(const Target *target, const uint8_t *text, size_t length,
+                               int64_t first, int is_first, int is_last)
+{
+    size_t kept = is_last ? length : last_start(text, length, target->start, target->num_start);
+    (void)is_first;
+    return ppprof_scanner_add(target->reader, text, kept, first) < 0 ? -1 : (int64_t)kept;
+}
+
+static int64_t take_by_reader(const Target *target, const uint8_t *text, size_t length,
+                              int64_t first, int is_first, int is_last)
+{
+    return ppprof_reader_take(target->reader, text, length, first, is_first, is_last);
+}
+
+/* Read the bytes [first, end) of an open file; at `end`, an event begins or the file ends.
  *
- * `start` is the text with which every event begins, `usual` the length of a block, and `most` the
- * length of the longest event.
+ * `usual` is the length of a block, and `most` the length of the longest event.
  */
-EXPORT int32_t ppprof_scanner_add_range(struct Scanner *scanner, int32_t descriptor,
-                                        int64_t first, int64_t end, const uint8_t *start,
-                                        size_t num_start, size_t usual, size_t most,
-                                        Control *control)
+static int32_t read_range(Take take, const Target *target, int32_t descriptor, int64_t first,
+                          int64_t end, size_t usual, size_t most, Control *control)
 {
     size_t room = usual, capacity = usual, held = 0; /* bytes of a block, for it, and read for it */
     uint8_t *buffer = calloc(1, capacity + 2 * MARGIN);
     int32_t outcome = buffer ? NOT_ENDED : NO_MEMORY;
+    int64_t begin = first;
     while (outcome == NOT_ENDED) {
         uint8_t *text = buffer + MARGIN;
         size_t length = end - first < (int64_t)room ? (size_t)(end - first) : room;
@@ -93,23 +122,15 @@ EXPORT int32_t ppprof_scanner_add_range(struct Scanner *scanner, int32_t descrip
         }
         int is_last = held < length || first + (int64_t)length == end;
         length = held < length ? held : length;
-        size_t kept = is_last ? length : last_start(text, length, start, num_start);
-        if (kept || is_last) {
-            memset(text + held, 0, MARGIN);
-            if (ppprof_scanner_add(scanner, text, kept, first) < 0)
-                outcome = NO_MEMORY;
-            else if (is_last)
-                outcome = DONE;
-            else if (control->is_cancelled)
-                outcome = CANCELLED;
-            first += (int64_t)kept;
-            held -= kept;
-            control->position = first;
-            memmove(text, text + kept, held);
-            room = usual;
-        } else if (length > most) {
+        memset(text + held, 0, MARGIN);
+        int64_t taken = take(target, text, length, first, first == begin, is_last);
+        if (taken < 0) {
+            outcome = NO_MEMORY;
+        } else if (is_last) {
+            outcome = (size_t)taken == length ? DONE : NOT_READ;
+        } else if (taken == 0 && length > most) {
             outcome = NOT_READ;
-        } else { /* an event that is longer than a block */
+        } else if (taken == 0) { /* an event that is longer than a block */
             room = 2 * room + MARGIN; /* as TraceStream.blocks */
             if (room > capacity) {
                 uint8_t *larger = realloc(buffer, room + 2 * MARGIN);
@@ -117,8 +138,35 @@ EXPORT int32_t ppprof_scanner_add_range(struct Scanner *scanner, int32_t descrip
                 buffer = larger ? larger : buffer;
                 capacity = room;
             }
+            continue;
+        } else if (control->is_cancelled) {
+            outcome = CANCELLED;
         }
+        if (taken > 0) {
+            first += taken;
+            held -= (size_t)taken;
+            memmove(text, text + taken, held);
+        }
+        control->position = first;
+        room = usual;
     }
     free(buffer);
     return outcome;
+}
+
+/* Read a range with a scanner. `start` is the text with which every event begins. */
+EXPORT int32_t ppprof_scanner_add_range(struct Scanner *scanner, const uint8_t *start,
+                                        size_t num_start, int32_t descriptor, int64_t first,
+                                        int64_t end, size_t usual, size_t most, Control *control)
+{
+    Target target = {scanner, start, num_start};
+    return read_range(take_by_scanner, &target, descriptor, first, end, usual, most, control);
+}
+
+/* Read a range with a reader of events. */
+EXPORT int32_t ppprof_reader_add_range(struct Reader *reader, int32_t descriptor, int64_t first,
+                                       int64_t end, size_t usual, size_t most, Control *control)
+{
+    Target target = {reader, NULL, 0};
+    return read_range(take_by_reader, &target, descriptor, first, end, usual, most, control);
 }

@@ -10,10 +10,9 @@ from typing import NamedTuple
 from ppprof.trace.fastpath.fixed_layout import INPUTS, NARROW, TEXTS, Ranges, Scanned
 from ppprof.trace.fastpath.layouts import Dialect, EventPattern, Field
 from ppprof.trace.fastpath.native.store import NativeStore, literal, numbers
-from ppprof.trace.source import MARGIN, MAX_EVENT_BYTES, Block, TraceStream
+from ppprof.trace.source import MARGIN, Block
 
 _WHOLE, _WITHOUT_DURATION, _INPUT = range(3)
-_NO_MEMORY = -1
 
 
 class _Program(NamedTuple):
@@ -24,17 +23,8 @@ class _Program(NamedTuple):
     """Kind and name of each column."""
 
 
-class Control(ctypes.Structure):
-    """What other threads see and set while a range is scanned: ``Control`` of range.c."""
-
-    _fields_ = (
-        ("position", ctypes.c_int64),  # offset up to which the file is scanned
-        ("is_cancelled", ctypes.c_int32),  # set to end the scan after the current block
-    )
-
-
 class Scanner(NativeStore):
-    """Reader of blocks of events in the layouts of one dialect.
+    """Reader of events in the layouts of one dialect.
 
     Args:
         dialect: the writer of the file.
@@ -49,10 +39,8 @@ class Scanner(NativeStore):
 
     def __init__(self, dialect: Dialect, library: ctypes.CDLL) -> None:
         self._program = _program_of(dialect)
-        self._start = dialect.start
-        super().__init__(
-            library, library.ppprof_scanner_new, library.ppprof_scanner_free, self._program.code
-        )
+        start = dialect.start, len(dialect.start)
+        super().__init__(library, "scanner", self._program.code, start)
 
     def add(self, block: Block) -> Ranges:
         """Add the events of a block, which begins and ends between two events.
@@ -70,33 +58,6 @@ class Scanner(NativeStore):
         if num_new < 0:
             raise MemoryError("no memory for the events of a block")
         return self.ranges(num_new) if num_new else []
-
-    def add_range(self, source: TraceStream, end: int, control: Control) -> bool:
-        """Add the events from the stream's position to byte ``end`` of the file.
-
-        That needs the interpreter's lock only at the beginning and the end.
-
-        Returns:
-            Whether the range was read; if not, it was cancelled, or `TraceStream.blocks` raises an
-            error that says why.
-
-        Raises:
-            MemoryError: there is not enough memory. The scanner cannot be used any more.
-        """
-        outcome = self.library.ppprof_scanner_add_range(
-            self.address,
-            source.descriptor,
-            source.position,
-            end,
-            self._start,
-            len(self._start),
-            self.block_bytes,
-            MAX_EVENT_BYTES,
-            ctypes.addressof(control),
-        )
-        if outcome == _NO_MEMORY:
-            raise MemoryError("no memory for the events of a file")
-        return bool(outcome == 0)
 
     def scanned(self) -> Scanned:
         """Return the events of all blocks that were added. Called once, at the end.

@@ -11,15 +11,16 @@ import os
 import struct
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ppprof.arrays import Array
+from ppprof.trace.source import MAX_EVENT_BYTES, TraceStream
 
 _DTYPES = {"i": "int32", "q": "int64", "d": "float64", "t": "int32"}
 """`Storage` in columns.h -> dtype."""
 _SECRET_BYTES = 16
+_NO_MEMORY = -1
 
 
 class _Memory:
@@ -32,26 +33,73 @@ class _Memory:
         }
 
 
+class Control(ctypes.Structure):
+    """What other threads see and set while a range is scanned: ``Control`` of range.c."""
+
+    _fields_ = (
+        ("position", ctypes.c_int64),  # offset up to which the file is scanned
+        ("is_cancelled", ctypes.c_int32),  # set to end the scan after the current block
+    )
+
+
 class NativeStore:
     """A reader of the compiled core that was created from a program.
 
     Args:
         library: the library of `core.choose`.
-        new: its function that creates the reader.
-        free: its function that frees the reader.
-        program: what the reader has to do, for ``new``.
+        kind: ``scanner`` or ``reader``: the library's functions begin with it.
+        program: what the reader has to do.
+        start: the text with which every event begins, and its length, if the functions take them.
 
     Raises:
         MemoryError: there is not enough memory.
     """
 
-    def __init__(self, library: ctypes.CDLL, new: Any, free: Any, program: bytes) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kind: str,
+        program: bytes,
+        start: tuple[bytes, int] | tuple[()] = (),
+    ) -> None:
+        new, free, self._read_range = (
+            getattr(library, f"ppprof_{kind}_{name}") for name in ("new", "free", "add_range")
+        )
+        self._start = start
         self.library = library
         # A file that is made to slow down the table of texts would have to know this number.
         self.address = new(program, len(program), os.urandom(_SECRET_BYTES))
         if not self.address:
             raise MemoryError("no memory for a reader of events")
         weakref.finalize(self, free, self.address).atexit = False
+
+    def add_range(
+        self, source: TraceStream, first: int, end: int, block_bytes: int, control: Control
+    ) -> bool:
+        """Add the events in the bytes [first, end) of a file; an event begins there, or the file ends.
+
+        That needs the interpreter's lock only at the beginning and the end.
+
+        Args:
+            source: the file. Its position does not matter and stays.
+            first: offset in the file.
+            end: likewise.
+            block_bytes: bytes that are read at a time.
+            control: what other threads see and set meanwhile.
+
+        Returns:
+            Whether all events were added; else the reader cannot be used any more.
+
+        Raises:
+            MemoryError: there is not enough memory. The reader cannot be used any more.
+        """
+        outcome = self._read_range(
+            *(self.address, *self._start, source.descriptor, first, end),
+            *(block_bytes, MAX_EVENT_BYTES, ctypes.addressof(control)),
+        )
+        if outcome == _NO_MEMORY:
+            raise MemoryError("no memory for the events of a file")
+        return bool(outcome == 0)
 
     def columns(self, names: Sequence[tuple[str, str]]) -> dict[str, dict[str, Array]]:
         """Return table -> column -> values, without columns that no event has. Called once.

@@ -1,0 +1,25 @@
+"""What the events of all writers have in common, in the Trace Event Format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Union
+
+import msgspec
+
+Scalar = Union[int, float, str, bool, None]
+"""Type of a field's value before it is checked.
+
+Writers do not agree on types: ROCm's writes numbers as text, and some ids are names.
+"""
+
+IGNORED_PHASES: Mapping[str, str] = {
+    **{"M": "metadata", "C": "counters"},
+    **dict.fromkeys("iIR", "instants"),
+    **dict.fromkeys("stf", "flows"),
+    **dict.fromkeys("bneST", "asynchronous spans"),
+}
+"""``ph`` of events that no table needs -> what they are (Trace Event Format)."""
+
+NO_TEXT = msgspec.Raw()
+"""The JSON text of a missing field, which is empty."""

@@ -1,0 +1,82 @@
+"""The beginning of a JSON trace: where its events are, and who wrote it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ppprof.errors import TraceError
+from ppprof.trace.fastpath.layouts import dialect_of
+from ppprof.trace.fastpath.ranges import RangeScans
+from ppprof.trace.json.recovery import HEAD_BYTES, keys_before, start_of_events
+from ppprof.trace.paddle.layout_scans import new_scans as scans_of_paddle
+from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
+
+Keys = dict[str, Any]
+
+_KINETO = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
+    rb'Runtime|ac2g|fwdbwd|Trace)"'
+)
+_PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
+
+
+def read_keys(source: TraceStream) -> Keys:
+    """Return the keys before the list of events, and move ``source`` behind the list's bracket.
+
+    Raises:
+        TraceError: the file has no list of events.
+    """
+    text = source.read(HEAD_BYTES)
+    while True:
+        start = start_of_events(text)
+        if start >= 0:
+            source.unread(text[start:])
+            return keys_before(text[:start])
+        more = source.read(BLOCK_BYTES)
+        if not more or len(text) > MAX_EVENT_BYTES:
+            raise TraceError(
+                f'{source.path}: no list of events ("traceEvents": [...]) in its '
+                f"{'first ' if more else ''}{len(text)} bytes; expected the JSON of Paddle's or "
+                "torch's profiler"
+            )
+        text += more
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Return whether the beginning of a file is JSON of torch's profiler."""
+    start = start_of_events(head) if head.lstrip()[:1] in (b"{", b"[") else -1
+    return start >= 0 and is_kineto(keys_before(head[:start]), head[start:])
+
+
+def is_kineto(keys: Keys, text: bytes) -> bool:
+    """Return whether the file is Kineto's.
+
+    Kineto's schema version is a number, Paddle's is a string. If the file has no schema version,
+    the events at the beginning of ``text`` decide.
+    """
+    version = keys.get("schemaVersion")
+    if version is not None:
+        return isinstance(version, (int, float))
+    return bool(_KINETO.search(text)) and not _PADDLE.search(text)
+
+
+def new_scans(source: TraceStream) -> RangeScans[Any] | None:
+    """Return threads that read the events of a file; None if the fastest readers do not know it.
+
+    Args:
+        source: the file, just opened; `can_divide` is true.
+    """
+    head = source.peek(HEAD_BYTES)
+    start = start_of_events(head)
+    if start < 0:
+        return None
+    source.read(start)
+    keys, dialect = keys_before(head[:start]), dialect_of(head[start:])
+    if is_kineto(keys, head[start:]):
+        # Most traces are Paddle's, and need none of this.
+        from ppprof.trace.kineto.forms import new_scans as scans_of_kineto
+        from ppprof.trace.kineto.forms import part_bounds
+
+        return scans_of_kineto(source, part_bounds(source))
+    return scans_of_paddle(source, dialect) if dialect else None
