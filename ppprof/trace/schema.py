@@ -203,6 +203,18 @@ def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
     return {kind: count for kind, count in counts if kind not in DEVICE_CATEGORIES}
 
 
+WHOLE = ("start_ns", "dur_ns", "parent")
+"""Columns of `EVENTS` that analyses read as whole arrays."""
+
+
+def in_whole(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with each of the columns `WHOLE` in one piece.
+
+    An array of a column in several pieces is a copy, each time.
+    """
+    return events.with_columns(events[name].rechunk() for name in WHOLE)
+
+
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
     """Return a table without rows that has the columns ``columns``."""
     return pl.DataFrame(schema={name: dtype for name, (dtype, _) in columns.items()})

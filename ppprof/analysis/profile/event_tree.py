@@ -70,7 +70,9 @@ class Tree:
         if name in ("visit", "gpu_ns", "device_ns"):
             values: Array = getattr(self, name)
             return values[rows]
-        return self.events.events["dur_ns" if name == "cpu_ns" else name][rows]
+        column = self.events.events["dur_ns" if name == "cpu_ns" else name]
+        # The rows are chunks of host events and of others; polars joins chunks to take rows of them.
+        return column.head(self.events.num_hosts)[rows]
 
     @cached_property
     def launches(self) -> pl.DataFrame:

@@ -37,7 +37,10 @@ def memory(profile: Profile) -> pl.DataFrame:
         reserved memory changed has no rows.
     """
     records = profile.whole.memory.filter(pl.col("event").is_not_null())
-    hosts = profile.whole.events.select("parent", "name", "category")
+    num_hosts = profile.whole_tree.events.num_hosts
+    hosts = pl.DataFrame(
+        [profile.whole.events[name].head(num_hosts) for name in ("parent", "name", "category")]
+    )
     visit = pl.Series("visit", profile.whole_tree.visit)
     own_host = hosts.select(pl.all().gather(records["event"]))
     around = own_host["parent"]

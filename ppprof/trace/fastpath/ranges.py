@@ -23,7 +23,7 @@ T = TypeVar("T")
 RangeReader = Callable[[TraceStream, int, int, Control], Optional[T]]
 """Returns the events in the bytes [first, end) of a file; None if it cannot read all of them."""
 
-RANGE_BYTES = 24 << 20
+RANGE_BYTES = 64 << 20
 """Bytes of each range but the last one, about."""
 _REPORT_S = 0.1
 """Time between two reports of the progress."""

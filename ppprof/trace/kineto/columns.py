@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
-from ppprof.trace.json.terms import IGNORED_PHASES
+from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.kineto.fields import (
     ARGS,

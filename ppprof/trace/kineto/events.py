@@ -57,7 +57,7 @@ from ppprof.trace.kineto.host_tree import (
     with_threads,
 )
 from ppprof.trace.kineto.lookup import first_rows, looked_up, sorted_by
-from ppprof.trace.schema import EVENTS, MEMSETS, Trace, conform, empty
+from ppprof.trace.schema import EVENTS, MEMSETS, Trace, conform, empty, in_whole
 from ppprof.trace.step_numbers import steps_of
 
 _FOREVER_NS = 2**62
@@ -168,7 +168,7 @@ def _joined(tables: list[pl.DataFrame]) -> pl.DataFrame:
                     for part, height in zip(values, heights)
                 ]
             ).alias(name)
-    return conform(pl.DataFrame(columns), EVENTS) if columns else empty(EVENTS)
+    return in_whole(conform(pl.DataFrame(columns), EVENTS)) if columns else empty(EVENTS)
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:

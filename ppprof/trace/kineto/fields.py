@@ -11,7 +11,7 @@ from typing import Optional
 
 import msgspec
 
-from ppprof.trace.json.terms import NO_TEXT, Scalar
+from ppprof.trace.json.trace_events import NO_TEXT, Scalar
 from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
 
 

@@ -18,7 +18,7 @@ from ppprof.trace.fastpath.native.event_reader import (
 from ppprof.trace.fastpath.native.store import Control
 from ppprof.trace.fastpath.ranges import RangeScans, can_divide, range_bounds
 from ppprof.trace.json.recovery import first_event_start
-from ppprof.trace.json.terms import IGNORED_PHASES
+from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.kineto.fields import (
     ARGS,
     COLLECTIVE_CALL,

@@ -15,7 +15,7 @@ from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.terms import IGNORED_PHASES
+from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.kineto.columns import dtypes_of
 from ppprof.trace.kineto.fields import DETAILS, IGNORED_SPANS, SPANS, WAIT, WAIT_SPAN, Columns
 from ppprof.trace.kineto.forms import CALLS, CLASSES, INPUTS, TEXTS

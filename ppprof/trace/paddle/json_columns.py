@@ -26,7 +26,7 @@ from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS, Scanned, narrowed
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.terms import IGNORED_PHASES, NO_TEXT, Scalar
+from ppprof.trace.json.trace_events import IGNORED_PHASES, NO_TEXT, Scalar
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.labels import Labels, renumbered
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact

@@ -32,6 +32,7 @@ from ppprof.trace.schema import (
     category_name,
     conform,
     empty,
+    in_whole,
     memory_kind_name,
     nullable,
 )
@@ -118,8 +119,8 @@ def _content(source: TraceStream) -> tuple[Bytes, int]:
 def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.DataFrame]:
     """Return the clock jumps undone in the events, and `EVENTS` of `ppprof.trace.schema`.
 
-    The rows are three chunks, of host events, launches and device events. So a column that is null
-    in all rows of a chunk takes no memory there.
+    Most columns are three chunks, of host events, launches and device events. So a column that is
+    null in all rows of a chunk takes no memory there.
     """
     inputs = _inputs(messages.inputs, first_launch)
     names = messages.hosts.texts["name"].decoded()
@@ -139,7 +140,7 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
     devices = _on_one_clock(_table(messages.devices), jumps).with_columns(
         pl.col("parent") + first_launch, bytes=num_bytes
     )
-    return jumps, pl.concat([hosts, launches, _with_step(devices, step)])
+    return jumps, in_whole(pl.concat([hosts, launches, _with_step(devices, step)]))
 
 
 def _on_one_clock(events: pl.DataFrame, jumps: list[ClockJump]) -> pl.DataFrame:
