@@ -131,7 +131,7 @@ class RangeScans(Generic[T]):
         if source.file_number != self._source.file_number:
             raise TraceError(f"{source.path}: replaced while it was read; read it again")
         if not self._threads:
-            self._read_next()
+            self._read_range(number)
         try:
             while True:
                 try:
@@ -149,15 +149,15 @@ class RangeScans(Generic[T]):
         )
 
     def _run(self) -> None:
-        while not self._is_cancelled and self._read_next():
-            pass
+        """Read one range after another, while any waits: the program of a thread."""
+        while not self._is_cancelled:
+            with self._lock:
+                number = next(self._waiting, None)
+            if number is None:
+                return
+            self._read_range(number)
 
-    def _read_next(self) -> bool:
-        """Read the next range that no thread has begun with; return whether there was one."""
-        with self._lock:
-            number = next(self._waiting, None)
-        if number is None:
-            return False
+    def _read_range(self, number: int) -> None:
         try:
             events = self._read(self._source, *self.ranges[number], self._controls[number])
             self._results[number].set_result(events)
@@ -165,4 +165,3 @@ class RangeScans(Generic[T]):
             self._results[number].set_result(None)
         except BaseException as error:
             self._results[number].set_exception(error)
-        return True

@@ -177,6 +177,18 @@ def test_no_thread_can_be_started(folder, monkeypatch):
     assert len(read_json(long_file(folder)).events) == 200
 
 
+def test_a_part_that_does_not_count_is_skipped_without_threads(folder, monkeypatch):
+    """The parts behind it are read, not waited for."""
+    divide(monkeypatch, 300, 400, 1)
+    inner = json.dumps([{"name": "inner", **DEVICE, "ts": number} for number in range(8)])
+    events = numbered(["k"] * 60)
+    events[3::7] = [f'{{"other": {inner}, {event[1:]}' for event in events[3::7]]
+    path = folder / "objects.json"
+    path.write_bytes(file_of(*events))
+    monkeypatch.setattr(ranges.RangeScans, "start", lambda *_: None)
+    assert len(read_json(path).events) == 60
+
+
 @pytest.mark.parametrize("error", [MemoryError("no memory"), TraceError("no event begins")])
 def test_the_caller_reads_a_part_on_which_a_thread_failed(error, folder, monkeypatch):
     divide(monkeypatch, 1000, 500, 2)
