@@ -8,7 +8,7 @@ of its last digit is known::
                               ^            ^ the literals to the right begin here
 
 Only the name has free content. It is the leftmost field and takes the rest, so quotes and
-backslashes in it do no harm. An event that differs from the format in any byte does not match; the
+backslashes in it do no harm. A name that holds the text behind names may be two events. An event that differs from the format in any byte does not match; the
 JSON decoder reads it. `native` has the program that reads events in this way.
 
 Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
@@ -53,7 +53,7 @@ class EventPattern:
     ``%w{name}``  text right after a quotation mark; contains no quotation mark
     ``%l{name}``  any text; no other field may precede it on its line
     ``%o{name}``  a JSON object without braces inside
-    ``%s{name}``  any text; only as the first field
+    ``%s{name}``  any text without the literal that follows it; only as the first field
     ============  ====================================================================
 
     Fields are read from the last to the first. A field without a name must match, but its value is

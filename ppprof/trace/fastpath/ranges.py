@@ -62,27 +62,37 @@ def range_bounds(
     return bounds
 
 
+def replaced(path: str) -> TraceError:
+    """Return the error for a file whose ranges would be of two files."""
+    return TraceError(f"{path}: replaced while it was read; read it again")
+
+
 class RangeScans(Generic[T]):
     """Reads the ranges of a file in threads; a context manager at whose end all of them have ended.
 
     Args:
-        path: the file.
+        source: the file that ``bounds`` are of.
         writer: the program that wrote it, for `ppprof.trace.fastpath.ahead`.
         bounds: the offsets at which the ranges begin, and the end of the last one, ascending.
         read: reads a range, in a thread.
 
     Raises:
-        TraceError: the file cannot be opened.
+        TraceError: the file cannot be opened, or another one has taken its place.
     """
 
-    def __init__(self, path: str, writer: str, bounds: Sequence[int], read: RangeReader[T]) -> None:
+    def __init__(
+        self, source: TraceStream, writer: str, bounds: Sequence[int], read: RangeReader[T]
+    ) -> None:
         self.writer = writer
         self.ranges = list(zip(bounds, bounds[1:]))
         """First byte and end of each range."""
         self._read = read
-        self._source = TraceStream(path, first=bounds[0])
-        self.identity = self._source.identity
+        self.identity = source.identity
         """`TraceStream.identity` of the file."""
+        self._source = TraceStream(source.path, first=bounds[0])
+        if self._source.file_number != source.file_number:
+            self._source.close()
+            raise replaced(source.path)
         self._controls = [Control(first, 0) for first, _ in self.ranges]
         self._results: list[Future[T | None]] = [Future() for _ in self.ranges]
         self._waiting = iter(range(len(self.ranges)))
@@ -129,7 +139,7 @@ class RangeScans(Generic[T]):
             TraceError: another file has taken the place of the one that is read.
         """
         if source.file_number != self._source.file_number:
-            raise TraceError(f"{source.path}: replaced while it was read; read it again")
+            raise replaced(source.path)
         if not self._threads:
             self._read_range(number)
         try:

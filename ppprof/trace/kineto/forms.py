@@ -133,7 +133,7 @@ def new_scans(source: TraceStream, bounds: list[int]) -> RangeScans[Scan] | None
     """Return scans of the parts of a file but the last one; None if threads cannot read them."""
     if len(bounds) < 2 or not can_divide(source):
         return None
-    return RangeScans(source.path, KINETO, bounds, _scan)
+    return RangeScans(source, KINETO, bounds, _scan)
 
 
 def _scan(source: TraceStream, first: int, end: int, control: Control) -> Scan | None:

@@ -24,7 +24,7 @@ def new_scans(source: TraceStream, name: str) -> RangeScans[Scanned]:
     """
     dialect = DIALECTS[name]
     bounds = range_bounds(source, source.position, _start_of_event(dialect))
-    return RangeScans(source.path, name, [*bounds, source.size], _reader_of_ranges(dialect))
+    return RangeScans(source, name, [*bounds, source.size], _reader_of_ranges(dialect))
 
 
 def _start_of_event(dialect: Dialect) -> Callable[[bytes], int | None]:

@@ -71,6 +71,8 @@ def event_of(layout: EventPattern, text: bytes) -> tuple[str, dict[str, Any]] | 
             return None
         if field.spec == "f" and abs(int(value[:-4])) > (2**63 - 1) // 1000 - 1:
             return None  # it does not fit when it is multiplied by 1000
+        if field.spec == "s" and field.after in value:
+            return None  # it may be two events
         if field.name in INPUTS and len(value) <= len("{}"):
             continue
         if field.spec == "d":

@@ -308,6 +308,19 @@ def test_known_layouts_are_scanned(written, monkeypatch):
     assert num_odd < trace.events.height / 10, [event for event in decoded if event.ph == "X"][:3]
 
 
+def test_no_event_is_lost_where_a_line_break_is_missing(written, each_core):
+    """The text of two events looks like one event with a long name."""
+    whole = read(written)
+    text = written.read_bytes()
+    for start in (b'\n{"name":"', b'\n  {\n    "name": "'):
+        places = [match.start() for match in re.finditer(re.escape(start), text)]
+        for place in places[3:90:11]:
+            written.write_bytes(text[:place] + text[place + 1 :])
+            trace = read(written, cache=False)
+            for name in ("start_ns", "dur_ns", "parent"):
+                assert trace.events[name].equals(whole.events[name]), name
+
+
 @pytest.mark.parametrize("num_bytes", [700, 3000, 20_000])
 def test_blocks_of_any_length_give_the_same(written, each_core, num_bytes, monkeypatch):
     whole = read(written)

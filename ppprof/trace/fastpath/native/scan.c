@@ -284,6 +284,22 @@ static size_t length_without_duration(const uint8_t *name, size_t length)
     return bracket && is_digit(bracket[1]) ? (size_t)(bracket - name) : length;
 }
 
+/* Whether a name holds the text that follows a name: then it may be several events.
+ *
+ * That is so where the line break between two events is missing.
+ */
+static int holds_another(const Field *field, const uint8_t *name, size_t length)
+{
+    const uint8_t *end = name + length;
+    while (field->num_after && (name = memchr(name, field->after[0], (size_t)(end - name)))) {
+        if ((size_t)(end - name) >= field->num_after &&
+            !memcmp(name, field->after, field->num_after))
+            return 1;
+        name++;
+    }
+    return 0;
+}
+
 /* Whether the event [start, end) has this layout; its values go to `values`. */
 static int matches(const Layout *layout, const uint8_t *start, const uint8_t *end, Value *values)
 {
@@ -321,7 +337,7 @@ static int matches(const Layout *layout, const uint8_t *start, const uint8_t *en
         default: /* s: only the first field */
             value->text = floor;
             value->length = (size_t)(cursor - floor);
-            cursor = floor;
+            cursor = holds_another(field, floor, value->length) ? NULL : floor;
         }
         if (!cursor)
             return 0;
