@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +48,7 @@ _TEXT_START = r'"(?:name|callstack)"\s*:\s*"'
 _TEXT_END = rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})'
 _ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _PAIR = r'"([^"]*)"\s*:\s*"(.*)"'
+_EXACT = msgspec.json.Encoder(decimal_format="number")
 _MAX_TEXTS = 4  # to escape in one event
 _MAX_REPAIR_BYTES = 1 << 20
 _MAX_RUNS = 1000  # between broken events of one text: each JSON error counts the lines before it
@@ -332,7 +335,7 @@ class EventDecoder(Generic[Event]):
             candidates.reverse()  # as JSON, its texts have other characters
         for candidate in candidates:
             try:
-                loose = json.loads(candidate, strict=False)
+                loose = json.loads(candidate, strict=False, parse_float=Decimal)
             except RecursionError as error:
                 raise self._nesting_error() from error
             except ValueError:
@@ -398,8 +401,19 @@ class EventDecoder(Generic[Event]):
 
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
-    """Return the fields as JSON; unpaired surrogates become question marks."""
-    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+    """Return the fields as JSON; unpaired surrogates become question marks.
+
+    A decimal stays exact: as a float, a time of today would be a multiple of 250 ns.
+    """
+    try:
+        return _EXACT.encode(fields)
+    except (UnicodeEncodeError, OverflowError):  # a surrogate; an integer of more than 64 bits
+        return json.dumps(fields, ensure_ascii=False, default=_float).encode("utf-8", "replace")
+
+
+def _float(number: Decimal) -> float | None:
+    """Return a decimal as a float; None if it is too large for one."""
+    return float(number) if math.isfinite(float(number)) else None
 
 
 def _middle(body: bytes) -> int:

@@ -427,3 +427,29 @@ def test_nonportable_values_can_be_written(tmp_path):
         write(trace, tmp_path / name)
         again = read(tmp_path / name)
         assert (again.events.height, again.memory.height) == (3, trace.memory.height)
+
+
+def _repaired_times(path: Path, name: str, other: str) -> tuple[list[int], list[int]]:
+    """Start and duration of an event that is not valid JSON."""
+    event = (
+        f'{{"ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": 7, "dur": 1.5,'
+        f' "ts": 1795214805084970.792, "args": {{"stream": 7, "other": {other}}}}}'
+    )
+    path.write_bytes(f'{{"schemaVersion": 1, "traceEvents": [{event}]}}'.encode("latin-1"))
+    events = read(path, cache=False).events
+    return events["start_ns"].to_list(), events["dur_ns"].to_list()
+
+
+@pytest.mark.parametrize("name", ["a\\q", "a\xff"])
+@pytest.mark.parametrize("other", ["1", "1e999", "-0.0"])
+def test_times_of_a_repaired_event_stay_exact(tmp_path, name, other):
+    """As floats, they would be multiples of 250 ns."""
+    found = _repaired_times(tmp_path / "a.json", name, other)
+    assert found == ([1795214805084970792], [1500])
+
+
+@pytest.mark.parametrize(("name", "other"), [("a\\q\\ud800", "1e999"), ("a\\q", "1" * 40)])
+def test_half_characters_and_long_integers_cost_the_nanoseconds(tmp_path, name, other):
+    (start,), (dur,) = _repaired_times(tmp_path / "a.json", name, other)
+    assert abs(start - 1795214805084970792) < 250
+    assert dur == 1500
