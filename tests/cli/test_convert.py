@@ -88,7 +88,7 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     num_attributes = exact.events["attributes"].count()
     if suffix == ".pb":  # nor has a pb a place for what a gradient is the gradient of
         nothing = pl.lit(None, pl.Categorical())
-        messages = messages.with_columns(forward=pl.lit(None, pl.Int64), attributes=nothing)
+        messages = messages.with_columns(forward=pl.lit(None, pl.Int32), attributes=nothing)
     assert_frame_equal(found.events, messages, categorical_as_str=True)
     assert exact.events.filter(on_device)["group"].count() == num_untold
     said = capsys.readouterr().err
