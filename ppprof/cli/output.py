@@ -36,8 +36,9 @@ def write_output(args: argparse.Namespace, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    try:
-        is_text = hasattr(args, "format") and not is_data(args)
-        write_atomically(args.output, (args.layout.fit(text) if is_text else text).encode())
+    is_text = hasattr(args, "format") and not is_data(args)
+    whole = args.layout.fit(text) if is_text else text
+    try:  # a path may have bytes that are no text, which Python keeps as surrogates
+        write_atomically(args.output, whole.encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error

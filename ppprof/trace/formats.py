@@ -78,7 +78,7 @@ def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace
         if source.damage and not head:
             raise TraceError(f"{path}: {source.damage}")
     if not head:
-        raise TraceError(f"{path}: empty")
+        raise TraceError(f"{path}: empty, not a trace; use a file whose writer has finished")
     if not head.strip(b"\0"):
         raise TraceError(
             f"{path}: begins with zeros, not with a trace; its content never reached the disk, "

@@ -77,7 +77,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         )
     if source.size > _LARGE_BYTES:
         _trim_heap()
-    return with_sound_times(dataclasses.replace(trace, skipped={**trace.skipped, **skipped}))
+    counts = dict(sorted({**trace.skipped, **skipped}.items()))
+    return with_sound_times(dataclasses.replace(trace, skipped=counts))
 
 
 def _paddle_trace(

@@ -93,23 +93,29 @@ class _GzipReader:
             EOFError: the file is truncated.
             zlib.error: the file is damaged.
         """
-        while True:
+        while not self._unpack.eof or self._begin_member():
             text = self._unpack.decompress(self._packed, min(len(room), _STEP_BYTES))
-            self._packed = self._unpack.unconsumed_tail
+            is_end = self._unpack.eof
+            self._packed = self._unpack.unused_data if is_end else self._unpack.unconsumed_tail
             if text:
                 room[: len(text)] = text
                 return len(text)
-            if self._unpack.eof:  # another gzip member may follow, or zero padding
-                self._packed = (self._unpack.unused_data or self._file.read(_STEP_BYTES)).lstrip(
-                    b"\0"
-                )
-                if not self._packed:
-                    return 0
-                self._unpack = zlib.decompressobj(_GZIP_BITS)
-            elif not self._packed:
+            if not self._packed and not is_end:
                 self._packed = self._file.read(_STEP_BYTES)
                 if not self._packed:
                     raise EOFError("unexpected end of the compressed data")
+        return 0
+
+    def _begin_member(self) -> bool:
+        """Begin the next gzip member, which zero bytes may precede; False at the end of the file."""
+        self._packed = self._packed.lstrip(b"\0")
+        while not self._packed:
+            text = self._file.read(_STEP_BYTES)
+            if not text:
+                return False
+            self._packed = text.lstrip(b"\0")
+        self._unpack = zlib.decompressobj(_GZIP_BITS)
+        return True
 
 
 class TraceStream:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +71,29 @@ def test_a_sort_key_has_paddles_name_too():
     assert [SummaryOptions(name).sorted_by for name in names] == list(SORT_KEYS)
     with pytest.raises(UsageError, match="'GPU': expected auto or one of"):
         SummaryOptions("GPU")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("summary",),
+        ("summary", "--format", "json"),
+        ("advise",),
+        ("advise", "--format", "json"),
+        ("ranks", "--format", "json"),
+        ("report",),
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_is_not_utf8_is_written_with_escapes(command, tmp_path, monkeypatch):
+    """Such a byte is a surrogate in Python, which UTF-8 cannot hold: JSON gets its escape."""
+    monkeypatch.chdir(tmp_path)
+    run = Path(os.fsdecode(b"run\xff"))
+    run.mkdir()
+    write(run / "rank0_step5-7.raw.pb", *gpu_traces.training())
+    path = run / "rank0_step5-7.raw.pb"
+    assert main([*command, str(path), "-o", "out"]) == 0
+    text = Path("out").read_text(encoding="utf-8")
+    assert text
+    if "json" in command:
+        assert str(path) in json.dumps(json.loads(text), ensure_ascii=False)

@@ -216,7 +216,11 @@ def test_nothing_usable_is_exit_code_3(fmt, trace, capsys):
     arguments = ["empty.pb", "nowhere", "--format", fmt, "--views", "op", "-o", "out"]
     assert main(["summary", *arguments]) == 3
     out, err = capsys.readouterr()
-    assert (out, err) == ("", "empty.pb: empty\nnowhere: No such file or directory\n")
+    assert out == ""
+    assert err == (
+        "empty.pb: empty, not a trace; use a file whose writer has finished\n"
+        "nowhere: No such file or directory\n"
+    )
     assert not Path("out").exists()
 
 

@@ -138,7 +138,7 @@ def write_report(
     page = render(report, language)
     if path is None:
         return Page(page)
-    write_atomically(to_path(path), page.encode())
+    write_atomically(to_path(path), page.encode(errors="backslashreplace"))
     return None
 
 

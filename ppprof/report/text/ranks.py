@@ -202,7 +202,7 @@ def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 2
         "Cost",
         "Transfer",
         "Bus (GB/s)",
-        *(name.capitalize() for name in _VERDICTS),
+        *("Transfer-bound", "Skew", "Mixed", "Inconclusive"),
         "Last",
     ]
     columns = columns_for(headers)

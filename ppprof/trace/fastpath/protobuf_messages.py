@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Union
 
+import numpy as np
+
 from ppprof.arrays import Array, Int32, Int64
 from ppprof.errors import TraceError
 
@@ -50,6 +52,11 @@ class ByteRanges:
     def __getitem__(self, chosen: Int64 | slice) -> ByteRanges:
         """Return the ranges at the indices ``chosen``, in that order."""
         return ByteRanges(self.start[chosen], self.end[chosen], self.owner[chosen])
+
+    def last_of_each(self) -> ByteRanges:
+        """Return the last range of each owner. The owners must be sorted."""
+        is_last = np.append(np.diff(self.owner) > 0, True)[: len(self)]
+        return self[np.flatnonzero(is_last)]
 
 
 class Texts(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,6 +163,17 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
     yield [position], len(text)
 
 
+def _ends_between_events(text: bytes, likely_ends: Sequence[int]) -> list[int]:
+    """Return where the list of events may end in a broken file: at most `_MAX_ENDS` offsets.
+
+    A list of objects in an event looks like the end, so of ``likely_ends`` only those count that are
+    behind all complete events.
+    """
+    stops = [starts[-1] for starts, _ in _readable_runs(text)]
+    ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"]
+    return (ends or [end for end in likely_ends if end > stops[-1]])[:_MAX_ENDS]
+
+
 def keys_after(text: bytes) -> tuple[Keys, bool]:
     """Return the keys and values after the list, and whether ``text`` holds nothing but these.
 
@@ -295,11 +305,10 @@ class EventDecoder(Generic[Event]):
         start = _END_AT_START.match(text)
         others = _END.finditer(text, start.end() if start else 0)
         ends = [match.end() for match in islice(chain([start] if start else [], others), _MAX_ENDS)]
-        if len(ends) == _MAX_ENDS:
-            stops = [starts[-1] for starts, _ in _readable_runs(text)]
-            ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"] or ends
-            del ends[_MAX_ENDS:]
-        tails = [keys_after(text[end:]) for end in ends]
+        tails = [] if len(ends) == _MAX_ENDS else [keys_after(text[end:]) for end in ends]
+        if ends and not any(is_whole for _, is_whole in tails):
+            ends = _ends_between_events(text, ends)
+            tails = [keys_after(text[end:]) for end in ends]
         # The first end that only keys follow; in a broken file the last candidate.
         for end, (tail_keys, is_whole) in zip(ends, tails):
             if is_whole:
@@ -407,13 +416,21 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
     """
     try:
         return _EXACT.encode(fields)
-    except (UnicodeEncodeError, OverflowError):  # a surrogate; an integer of more than 64 bits
-        return json.dumps(fields, ensure_ascii=False, default=_float).encode("utf-8", "replace")
+    except (UnicodeEncodeError, OverflowError):
+        return _EXACT.encode(_encodable(fields))
 
 
-def _float(number: Decimal) -> float | None:
-    """Return a decimal as a float; None if it is too large for one."""
-    return float(number) if math.isfinite(float(number)) else None
+def _encodable(value: Any) -> Any:
+    """Return a JSON value without surrogates and integers of more than 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Decimal(value)
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    if isinstance(value, Mapping):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value
 
 
 def _middle(body: bytes) -> int:

@@ -9,6 +9,7 @@ of its piece of text plus the event's number in the piece.
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections import Counter, defaultdict
@@ -437,7 +438,9 @@ def _microseconds(values: Sequence[Scalar]) -> pl.Series:
 
 
 def _unescaped(text: bytes) -> bytes:
+    """Return a text between quotation marks without escapes; an unpaired surrogate becomes a `?`."""
     try:
-        return str(msgspec.json.decode(b'"%b"' % text)).encode("utf-8", "replace")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        content = json.loads(f'"{text.decode("utf-8", "replace")}"', strict=False)
+    except ValueError:
         return text
+    return str(content).encode("utf-8", "replace")

@@ -133,7 +133,9 @@ def decode_messages(buffer: MessageBuffer) -> Messages:
         buffer.fields(device_ranges, {1: MESSAGE}).range(1),
         _wanted(_DEVICE, {"name": 1}) | {9: MESSAGES, 10: MESSAGES, 11: MESSAGES},
     )
-    kernel_ranges, copy_ranges, set_ranges = (device_body.ranges(field) for field in (9, 10, 11))
+    kernel_ranges, copy_ranges, set_ranges = (
+        device_body.ranges(field).last_of_each() for field in (9, 10, 11)
+    )
     devices = _named(device_body, _DEVICE, {"name": 1})
     devices.numbers["parent"] = device_ranges.owner
     sets = buffer.fields(set_ranges, {1: NUMBER, 3: NUMBER})

@@ -183,8 +183,9 @@ def _kernels(kernels: Columns, first_device: int) -> pl.DataFrame:
     if not len(kernels.numbers["event"]):
         return empty(KERNELS)
     for name in ("blocks_per_sm", "warps_per_sm", "occupancy"):
-        value = kernels.numbers[name].astype(np.uint32).view(np.float32).astype(np.float64)
-        kernels.numbers[name] = np.where(np.isfinite(value), value, np.nan)
+        value = kernels.numbers[name].astype(np.uint32).view(np.float32)
+        finite = np.where(np.isfinite(value), value, np.float32(np.nan))
+        kernels.numbers[name] = finite.astype(np.float64)
     shared_bytes = pl.col("dynamic_bytes") + pl.col("static_bytes")
     table = _table(kernels).with_columns(
         pl.col(pl.Float64).fill_nan(None), shared_bytes=shared_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
-from ppprof.trace.fastpath import ranges
+from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.paddle import layout_scans
 
 HEAD = (
@@ -326,6 +327,51 @@ def test_an_unpaired_surrogate_outside_the_events(reads, tmp_path, name):
         )
     )
     assert trace.events["peers"].to_list() == [f"{expected},1"]
+
+
+LIST = '"list": [{"name": "b"}, {"a": 1}]'
+
+
+@pytest.mark.parametrize("num_lists", [1, 5, 40])
+@pytest.mark.parametrize("end", ["", ",\n{", ',\n{"name": "cut', f',\n{{"args": {{{LIST}, '])
+@pytest.mark.parametrize("head", ['{"schemaVersion": 1, "traceEvents": [', "["])
+def test_lists_of_objects_in_events_are_not_the_end_of_a_truncated_file(
+    reads, head, end, num_lists
+):
+    """Only the events before the list were read."""
+    events = [
+        f'{{"ph": "X", "cat": "cpu_op", "name": "aten::n{number}", "pid": 1, "tid": 1, '
+        f'"ts": {2 * number}, "dur": 1, "args": {{{LIST if number < num_lists else ""}}}}}'
+        for number in range(100)
+    ]
+    trace = reads(head + ",\n".join(events) + end)
+    assert names(trace) == [f"aten::n{number}" for number in range(100)]
+    assert trace.skipped[CUT] == 1
+
+
+def test_a_list_of_objects_in_an_event_of_a_truncated_file(reads):
+    ends = [operator("last", 8)[:-80], "{", ""]
+    for end in ends:
+        for change in (str, compact):
+            listed = operator("one", more=f",\n      {LIST}")
+            text = paddle(listed, operator("two", 2), operator("three", 4), end, tail="")
+            assert names(reads(change(text))) == ["one", "two", "three"]
+
+
+def test_an_unpaired_surrogate_in_a_name_changes_no_time(reads, tmp_path, monkeypatch):
+    """One core took the times of such an event from floats, and the other kept the escape."""
+    trace = reads(paddle(operator("one"), operator("two", 2)))
+    start = pl.col("start_ns") + 1_795_488_939_118_707_458
+    events = trace.events.with_columns(start)
+    path = tmp_path / "a.json"
+    write(dataclasses.replace(trace, events=events), path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"one', '"\\ud800ne'), encoding="utf-8")
+    for library in (core.library(), None):
+        monkeypatch.setattr(core, "library", lambda library=library: library)
+        again = read(path, cache=False)
+        assert names(again) == ["?ne", "two"]
+        assert again.events["start_ns"].equals(events["start_ns"])
 
 
 def test_skipped_parts_are_one_line_on_stderr(tmp_path, capsys):

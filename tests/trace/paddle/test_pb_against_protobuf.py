@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from operator import attrgetter
 
 import pytest
@@ -213,6 +214,13 @@ def test_infinite_and_nan_values_are_null(tmp_path):
     kernels = read_bytes(tmp_path, trees.SerializeToString()).kernels
     assert kernels["blocks_per_sm"].to_list() == [None, None, None, 0.5]
     assert kernels["occupancy"].to_list() == [None, None, None, 0.5]
+
+
+def test_a_signaling_nan_is_null(tmp_path):
+    """NumPy warned of an invalid value on stderr."""
+    trees = to_proto([Thread(1, "t", (launch(0, 1, kernel("k", 0, 1, occupancy=0.5)),))])
+    raw = trees.SerializeToString().replace(struct.pack("<f", 0.5), b"\x01\x00\xa0\x7f")
+    assert read_bytes(tmp_path, raw).kernels["occupancy"].to_list() == [None]
 
 
 def test_unknown_types_keep_their_number(tmp_path):

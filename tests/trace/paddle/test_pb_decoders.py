@@ -19,7 +19,7 @@ from polars.testing import assert_frame_equal
 
 from benchmarks import gpu_job
 from ppprof.errors import TraceError
-from ppprof.trace import Trace, read_paddle_pb
+from ppprof.trace import Trace, consistency, read_paddle_pb
 from ppprof.trace.fastpath import core, protobuf_native
 from ppprof.trace.fastpath.protobuf_encode import header, varint
 from ppprof.trace.source import TraceStream
@@ -159,9 +159,9 @@ def test_a_file_that_shrinks_while_it_is_opened(kept, tmp_path, monkeypatch):
     assert isinstance(found, Trace) if kept == 0 else f"of {kept}: " in found
 
 
-def node(id: int, parent: int, name: bytes = b"a") -> bytes:
+def node(id: int, parent: int, name: bytes = b"a", more: bytes = b"") -> bytes:
     event = field(3, field(1, name) + b"\x10\x07\x18\x01\x20\x02\x28\x01\x30\x01")
-    return field(2, b"\x08" + varint(id) + b"\x10" + varint(parent & 2**64 - 1) + event)
+    return field(2, b"\x08" + varint(id) + b"\x10" + varint(parent & 2**64 - 1) + event + more)
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -170,6 +170,23 @@ def field(number: int, content: bytes) -> bytes:
 
 def thread(*nodes: bytes) -> bytes:
     return field(3, b"\x08\x01" + node(0, -1) + b"".join(nodes))
+
+
+def kernel(name: bytes, *infos: bytes) -> bytes:
+    """Return a launch and its kernel, with some of the fields that describe a kernel."""
+    times = b"\x18\x02\x20\x03"
+    described = b"".join(field(9, info) for info in infos)
+    device = field(2, field(1, field(1, name) + b"\x10\x04" + times + described))
+    return field(4, field(1, field(1, b"launch") + b"\x10\x01\x18\x02") + device)
+
+
+def test_of_two_descriptions_of_a_kernel_the_last_one_counts(tmp_path):
+    path = tmp_path / "a.pb"
+    kernels = kernel(b"one", b"\x08\x20") + kernel(b"two", b"\x08\x40", b"\x08\x60")
+    path.write_bytes(thread(node(1, 0, more=kernels)))
+    trace = assert_both_read_the_same(path)
+    assert consistency.problem(trace) is None
+    assert trace.kernels["block_x"].to_list() == [0x20, 0x60]
 
 
 MANY = 40_000
