@@ -344,7 +344,7 @@ class EventDecoder(Generic[Event]):
             candidates.reverse()  # as JSON, its texts have other characters
         for candidate in candidates:
             try:
-                loose = json.loads(candidate, strict=False, parse_float=Decimal)
+                loose = json.loads(candidate, strict=False, parse_float=_number)
             except RecursionError as error:
                 raise self._nesting_error() from error
             except ValueError:
@@ -407,6 +407,14 @@ class EventDecoder(Generic[Event]):
 
     def _nesting_error(self) -> TraceError:
         return TraceError(f"{self._path}: brackets are nested too deeply for a trace")
+
+
+def _number(text: str) -> Decimal | float:
+    """Return a number without loss; infinity or 0 if its exponent is too large for a decimal."""
+    try:
+        return Decimal(text)
+    except ArithmeticError:
+        return float(text)
 
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
