@@ -306,8 +306,11 @@ class EventDecoder(Generic[Event]):
         others = _END.finditer(text, start.end() if start else 0)
         ends = [match.end() for match in islice(chain([start] if start else [], others), _MAX_ENDS)]
         tails = [] if len(ends) == _MAX_ENDS else [keys_after(text[end:]) for end in ends]
-        if ends and not any(is_whole for _, is_whole in tails):
-            ends = _ends_between_events(text, ends)
+        if not any(is_whole for _, is_whole in tails):
+            # Does the file hold only the list?
+            if re.compile(_BARE_END).search(text, max(len(text) - 4096, 0)):
+                return text.rstrip()[:-1]
+            ends = _ends_between_events(text, ends) if ends else []
             tails = [keys_after(text[end:]) for end in ends]
         # The first end that only keys follow; in a broken file the last candidate.
         for end, (tail_keys, is_whole) in zip(ends, tails):
@@ -319,9 +322,6 @@ class EventDecoder(Generic[Event]):
             if not text.rstrip().endswith(b"}"):
                 self._skipped[TRUNCATED] += 1
             return text[: ends[-1]].rstrip()[:-1]
-        # Does the file hold only the list?
-        if re.compile(_BARE_END).search(text, max(len(text) - 4096, 0)):
-            return text.rstrip()[:-1]
         self._skipped[TRUNCATED] += 1
         # The split pattern cannot find an event that was truncated before its first key.
         truncated = re.compile(_TRUNCATED_EVENT).search(text, max(len(text) - 4096, 0))

@@ -332,6 +332,15 @@ def test_an_unpaired_surrogate_outside_the_events(reads, tmp_path, name):
 LIST = '"list": [{"name": "b"}, {"a": 1}]'
 
 
+def with_lists(num_lists: int) -> str:
+    """Return 100 events of torch's profiler, the first ones with a list of objects."""
+    return ",\n".join(
+        f'{{"ph": "X", "cat": "cpu_op", "name": "aten::n{number}", "pid": 1, "tid": 1, '
+        f'"ts": {2 * number}, "dur": 1, "args": {{{LIST if number < num_lists else ""}}}}}'
+        for number in range(100)
+    )
+
+
 @pytest.mark.parametrize("num_lists", [1, 5, 40])
 @pytest.mark.parametrize("end", ["", ",\n{", ',\n{"name": "cut', f',\n{{"args": {{{LIST}, '])
 @pytest.mark.parametrize("head", ['{"schemaVersion": 1, "traceEvents": [', "["])
@@ -339,14 +348,16 @@ def test_lists_of_objects_in_events_are_not_the_end_of_a_truncated_file(
     reads, head, end, num_lists
 ):
     """Only the events before the list were read."""
-    events = [
-        f'{{"ph": "X", "cat": "cpu_op", "name": "aten::n{number}", "pid": 1, "tid": 1, '
-        f'"ts": {2 * number}, "dur": 1, "args": {{{LIST if number < num_lists else ""}}}}}'
-        for number in range(100)
-    ]
-    trace = reads(head + ",\n".join(events) + end)
+    trace = reads(head + with_lists(num_lists) + end)
     assert names(trace) == [f"aten::n{number}" for number in range(100)]
     assert trace.skipped[CUT] == 1
+
+
+@pytest.mark.parametrize("num_lists", [1, 5, 40, 100])
+def test_lists_of_objects_in_a_file_that_is_a_list(reads, num_lists):
+    trace = reads(f"[{with_lists(num_lists)}]\n")
+    assert names(trace) == [f"aten::n{number}" for number in range(100)]
+    assert trace.skipped == {}
 
 
 def test_a_list_of_objects_in_an_event_of_a_truncated_file(reads):
