@@ -38,7 +38,7 @@ def write_output(args: argparse.Namespace, text: str) -> None:
     """
     is_text = hasattr(args, "format") and not is_data(args)
     whole = args.layout.fit(text) if is_text else text
-    try:  # a path may have bytes that are no text, which Python keeps as surrogates
+    try:  # bytes of a path that are not UTF-8 are surrogates in Python: write their escapes
         write_atomically(args.output, whole.encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error

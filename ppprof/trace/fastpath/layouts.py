@@ -8,8 +8,10 @@ of its last digit is known::
                               ^            ^ the literals to the right begin here
 
 Only the name has free content. It is the leftmost field and takes the rest, so quotes and
-backslashes in it do no harm. A name that holds the text behind names may be two events. An event that differs from the format in any byte does not match; the
-JSON decoder reads it. `native` has the program that reads events in this way.
+backslashes in it do no harm. An event that differs from the format in any byte does not match; the
+JSON decoder reads it. It also reads an event whose name contains the text that follows a name: that
+may be two events, with no line break between them. `native` has the program that reads events in
+this way.
 
 Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
 differ in blanks at the ends of lines, in colours and in the fields of an operator; and

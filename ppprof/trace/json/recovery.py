@@ -166,8 +166,8 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
 def _ends_between_events(text: bytes, likely_ends: Sequence[int]) -> list[int]:
     """Return where the list of events may end in a broken file: at most `_MAX_ENDS` offsets.
 
-    A list of objects in an event looks like the end, so of ``likely_ends`` only those count that are
-    behind all complete events.
+    A list of objects in an event looks like the end of the list. So if no end is among the complete
+    events, only those of ``likely_ends`` that are behind all of them are returned.
     """
     stops = [starts[-1] for starts, _ in _readable_runs(text)]
     ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"]
@@ -296,9 +296,9 @@ class EventDecoder(Generic[Event]):
     def without_end(self, text: bytes, keys: Keys) -> bytes:
         """Return the last text of a file without the end of the list, which it contains.
 
-        The keys and values after the list are added to ``keys``. If the list has no end, or the object around
-        the list has none, the file is counted as truncated in ``skipped``. Zero bytes at the end of
-        the text are removed: a file system leaves them when it saved only the length of a file.
+        The keys and values after the list are added to ``keys``. If the list has no end, or the
+        object around it has none, the file is counted as truncated in ``skipped``. Zero bytes at the
+        end of the text are removed: a file system leaves them when it saved only a file's length.
         """
         text = text.rstrip(b"\0")
         # One pattern for both would try every byte; this one begins with a byte that it can search.
