@@ -1,6 +1,6 @@
 """Time and memory of ``ppprof ranks`` against the number of ranks (`cluster_job`).
 
-Cold processes from start to end; files are in the page cache; the event cache is off. The output is
+Cold processes from start to end; files are in the page cache. The output is
 the median over rounds in which all commands run in turn, and the peak memory of all processes at
 once, as in `trace_reading`. The largest run is read once, by the plain command alone.
 """
@@ -24,7 +24,7 @@ _BYTES = (
     "import pathlib, sys; "
     "[len(path.read_bytes()) for path in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
 )
-_RANKS = ("-m", "ppprof", "ranks", "--no-cache")
+_RANKS = ("-m", "ppprof", "ranks")
 FLOOR, ALONE, PLAIN = "floor: the bytes read once", "ppprof ranks --workers 1", "ppprof ranks"
 COMMANDS = (
     Reader(FLOOR, ("-c", _BYTES), suffix=""),

@@ -46,7 +46,7 @@ def make(folder: Path, num_ranks: int) -> None:
     ]
     write_manifest(run, {"profiler": block, "axes": axes, "ranks": ranks})
     first = write(folder / "first.pb", *gpu_job.threads(NUM_STEPS, NUM_LAYERS), devices=(0,))
-    trace = read(first, cache=False)
+    trace = read(first)
     for rank in range(num_ranks):
         name = TraceName(rank, topology.label(rank), _WHEN, 0)
         write_paddle_pb(trace_of_rank(trace, topology, rank), run / name.raw)

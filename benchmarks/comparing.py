@@ -1,6 +1,6 @@
 """``ppprof diff`` of two traces against loading both: the cost of comparing.
 
-Cold processes from start to end; files are in the page cache; the event cache is off. The traces are
+Cold processes from start to end; files are in the page cache. The traces are
 of a job (`gpu_job`) and of the same job with one more layer.
 """
 
@@ -24,11 +24,11 @@ SIZES_MB = (20, 100)
 LOADED, COMPARED = "both traces loaded", "ppprof diff"
 _LOAD = (
     "import pathlib, sys, ppprof; run = pathlib.Path(sys.argv[1]); "
-    "[ppprof.open(run / f'{name}{sys.argv[2]}', cache=False).events() for name in 'ab']"
+    "[ppprof.open(run / f'{name}{sys.argv[2]}').events() for name in 'ab']"
 )
 _DIFF = (
     "import pathlib, sys; from ppprof.cli import main; run = pathlib.Path(sys.argv[1]); "
-    "main(['diff', str(run / f'a{sys.argv[2]}'), str(run / f'b{sys.argv[2]}'), '--no-cache'])"
+    "main(['diff', str(run / f'a{sys.argv[2]}'), str(run / f'b{sys.argv[2]}')])"
 )
 NUM_NODES = 10_000
 

@@ -27,7 +27,7 @@ SIZE_MB = 40
 FULL_SIZE_MB = 379
 PPPROF = "ppprof"
 _FIXTURE = Path(__file__).parents[1] / "tests" / "fixtures" / "kineto" / "gpu_ddp.json"
-_SUMMARY = ("-m", "ppprof", "summary", "--views", "all", "--no-cache")
+_SUMMARY = ("-m", "ppprof", "summary", "--views", "all")
 
 
 def write_trace(path: Path, size_mb: int) -> int:

@@ -2,7 +2,7 @@
 
 Measured with a GPU job of 1.1 million events in one rank (`gpu_job`, 25 steps as Paddle's
 protobuf), one of 320 MB of Paddle's JSON, and one of 64 ranks (`cluster_job`). Writing: cold
-processes, files in the page cache, the event cache off; the floor is ``ppprof ranks``, which reads
+processes, files in the page cache; the floor is ``ppprof ranks``, which reads
 the same and draws nothing. In Chromium, without a GPU: the time from opening the file until a table
 is sorted by a click, and until the timeline is drawn; then the frames per second of the timeline
 while it zooms in on a microsecond-scale view, pans there, zooms out again and pans far out, 60
@@ -143,10 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             (f"{options.ranks} ranks", ranks_of(folder, options.ranks)),
         ):
             readers = (
-                Reader("ppprof ranks", ("-m", "ppprof", "ranks", "--no-cache"), ""),
+                Reader("ppprof ranks", ("-m", "ppprof", "ranks"), ""),
                 Reader(
                     "ppprof report",
-                    ("-m", "ppprof", "report", "--no-cache", "--force", "-o", str(page)),
+                    ("-m", "ppprof", "report", "--force", "-o", str(page)),
                     "",
                 ),
             )

@@ -45,8 +45,6 @@ class Reader:
     command: tuple[str, ...]
     suffix: str = ".json"
     largest_mb: int = max(FULL_SIZES_MB)
-    primed: bool = False
-    """Whether an extra first run prepares the event cache."""
 
     @classmethod
     def peer(cls, name: str, function: str, **settings: Any) -> Reader:
@@ -57,9 +55,8 @@ class Reader:
 PPPROF = "ppprof, .json"
 FLOOR = "floor: the bytes read once"
 READERS = (
-    Reader(PPPROF, (*_SUMMARY, "--no-cache")),
-    Reader("ppprof, .json opened again", _SUMMARY, primed=True),
-    Reader("ppprof, .pb", (*_SUMMARY, "--no-cache"), suffix=".pb"),
+    Reader(PPPROF, _SUMMARY),
+    Reader("ppprof, .pb", _SUMMARY, suffix=".pb"),
     Reader.peer(FLOOR, "floor"),
     Reader.peer("Paddle's own tables, .pb", "paddle_summary", suffix=".pb"),
     Reader.peer("VisualDL's parser", "visualdl_parser"),
@@ -119,8 +116,6 @@ def measure(
     measured: dict[str, Measured] = {}
     for reader in readers:
         _print_progress(reader.name)
-        if reader.primed:
-            run(commands[reader.name])
         first = run(commands[reader.name], watched=True)
         first.error = first.error.replace(f"{files[reader.suffix].parent}{os.sep}", "")
         measured[reader.name] = first

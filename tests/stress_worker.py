@@ -266,7 +266,7 @@ def work(kind: str, folder: Path, first: int, count: int) -> None:
     """Check the inputs of ``count`` seeds from ``first`` on; print how many ended with each code."""
     signal.signal(signal.SIGALRM, end_late)
     codes: dict[int, int] = {}
-    for warm_up in ([*COMMANDS["summary"], "--no-cache"], ["{run}"]):
+    for warm_up in (COMMANDS["summary"], ["{run}"]):
         with contextlib.redirect_stdout(io.StringIO()):
             main(["summary", *(text.format(run=RUNS[0]) for text in warm_up)])
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

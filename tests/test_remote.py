@@ -40,7 +40,7 @@ class Recorded:
 
     def trace(self, suffix: str) -> Trace:
         pattern = {"pb": "raw/*.pb", "json": "*.paddle_trace.json"}[suffix]
-        return read(next(self.log.glob(pattern)), cache=False)
+        return read(next(self.log.glob(pattern)))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof import paths, rundir
@@ -35,17 +34,8 @@ from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.remote_calls import read_calls
 from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import Topology
-from ppprof.trace import cache, cache_files, read
+from ppprof.trace import read
 from tests.fixtures import gpu_traces
-from tests.fixtures.forged_caches import (
-    FORGERIES,
-    QUICK,
-    Forge,
-    Sound,
-    file_of,
-    randomly_forged,
-    taken_apart,
-)
 from tests.fixtures.run_files import run_file
 from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
@@ -431,81 +421,6 @@ class TestManifests:
                 Topology((degree, 1, 1, 1, 1))
         with pytest.raises(UsageError, match="more than 1000000 ranks"):
             Topology.of(dp=10**6, mp=2)
-
-
-class TestCache:
-    """The cache lies beside the trace, and may come from the same untrusted source."""
-
-    @pytest.fixture
-    def trace(self, tmp_path, monkeypatch) -> Path:
-        monkeypatch.setattr(cache_files, "SMALLEST_BYTES", 1)
-        from ppprof.trace import write_paddle_json
-
-        path = tmp_path / "a.json"
-        write_paddle_json(read(write(tmp_path / "a.pb", *gpu_traces.training(3))), path)
-        read(path)
-        return path
-
-    @pytest.fixture
-    def sound(self, trace) -> Sound:
-        key = cache_files.fingerprint(trace)
-        return taken_apart(
-            cache_files.cache_path(trace, cache_files.EVENTS_SUFFIX), read(trace), key
-        )
-
-    def forge(self, trace: Path, sound: Sound, forgery: Forge) -> None:
-        kept = cache_files.cache_path(trace, cache_files.EVENTS_SUFFIX)
-        kept.unlink()
-        forgery(kept, sound)
-
-    def printed(self, capsys, *arguments: str) -> tuple[object, ...]:
-        capsys.readouterr()
-        return main(list(arguments)), *capsys.readouterr()
-
-    def assert_costs_only_itself(self, trace, sound, forgery, capsys) -> None:
-        """The forged cache changes no output, and is not used."""
-        tables = open_run(trace, cache=False).summary("op")
-        tables_printed = self.printed(capsys, "summary", str(trace), "--no-cache")
-        self.forge(trace, sound, forgery)
-        assert cache.load(trace, sound.key) is None
-        assert open_run(trace).summary("op").equals(tables)
-        assert self.printed(capsys, "summary", str(trace)) == tables_printed
-
-    def test_a_sound_one_counts(self, trace, sound):
-        content = file_of(json.dumps(sound.header).encode(), sound.body)
-        self.forge(trace, sound, lambda path, _: path.write_bytes(content))
-        assert_frame_equal(cache.load(trace, sound.key).events, sound.trace.events)
-
-    @pytest.mark.parametrize(
-        "name",
-        [pytest.param(name, marks=() if name in QUICK else pytest.mark.all) for name in FORGERIES],
-    )
-    def test_a_forged_one_costs_only_itself(self, trace, sound, name, capsys):
-        if name == "unreadable" and os.geteuid() == 0:
-            pytest.skip("root may read any file")
-        self.assert_costs_only_itself(trace, sound, FORGERIES[name], capsys)
-
-    @pytest.mark.parametrize("seed", one_in(50, range(200)))
-    def test_any_forged_one_costs_only_itself(self, trace, sound, seed, capsys):
-        self.assert_costs_only_itself(trace, sound, randomly_forged(seed), capsys)
-
-    @pytest.mark.parametrize("name", ["an Arrow bomb", "a declared bomb", "a terabyte of holes"])
-    def test_a_bomb_is_not_expanded(self, trace, sound, name):
-        self.forge(trace, sound, FORGERIES[name])
-        code = (
-            "import resource, sys; from ppprof.trace import cache, cache_files, read\n"
-            "cache_files.SMALLEST_BYTES = 1\n"
-            "read(sys.argv[1], cache=False)  # imports and starts all that reading needs\n"
-            "pages = int(open('/proc/self/statm').read().split()[0])\n"
-            "limit = pages * resource.getpagesize() + (128 << 20)\n"
-            "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-            "assert not cache.load(sys.argv[1], cache_files.fingerprint(sys.argv[1]))\n"
-            "print(read(sys.argv[1]).events.height)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(trace)], capture_output=True, text=True, timeout=60
-        )
-        assert (done.stdout, done.stderr) == (f"{sound.trace.events.height}\n", "")
 
 
 EVIL = "evil\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\u200b\u00adname\r\nROOT: ok"

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     request: Request = args.request
-    run = open_run(args, *args.paths)
+    run = open_run(*args.paths)
     with executors.processes(request.workers, run) as executor:
         findings = findings_of(
             run, request.ranks, request.window, steps=request.steps, executor=executor

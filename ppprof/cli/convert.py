@@ -28,9 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if args.request is not None:
         return _to_kineto(args, args.request)
     progress = Progress.on_terminal()
-    trace = read(
-        args.source, progress=partial(progress, args.source) if progress else None, cache=False
-    )
+    trace = read(args.source, progress=partial(progress, args.source) if progress else None)
     if not has_events(trace):
         raise InputError(format_unusable(args.source, trace.skipped))
     if trace.skipped:
@@ -46,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _to_kineto(args: argparse.Namespace, request: KinetoRequest) -> int:
-    run = open_run(args, args.source)
+    run = open_run(args.source)
     paths = kineto_paths(run, args.target, request.ranks, request.window, request.gzip)
     sources = [file for recording in run.recordings for file in recording.files]
     _check_targets(args.target, paths.values(), sources, args.force)

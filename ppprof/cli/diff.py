@@ -26,9 +26,9 @@ _FAILED = 1
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the comparison was shown, 1 where a threshold of ``--fail-if`` fails."""
     request: Request = args.request
-    baseline = experiment = open_run(args, args.baseline)
+    baseline = experiment = open_run(args.baseline)
     if args.experiment not in (None, args.baseline):
-        experiment = open_run(args, args.experiment)
+        experiment = open_run(args.experiment)
     with executors.processes(request.workers, baseline, experiment) as executor:
         comparison = compare(
             baseline,

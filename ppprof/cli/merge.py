@@ -15,7 +15,7 @@ from ppprof.units import format_ranges
 def run(args: argparse.Namespace) -> int:
     """Return 0 when FILE was written, even if some ranks could not be read."""
     request: Request = args.request
-    run = open_run(args, *args.paths)
+    run = open_run(*args.paths)
     sources = [file for recording in run.recordings for file in recording.files]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")

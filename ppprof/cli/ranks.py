@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with workers as executor:
         # This imports numpy and polars; the processes do so at the same time.
-        run = open_located(args, location)
+        run = open_located(location)
         log_newest(run, location)
         with importing():
             from ppprof.cli.ranks_output import show_ranks

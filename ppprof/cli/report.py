@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     request: Request = args.request
-    run = open_run(args, *args.paths)
-    baseline = None if args.baseline is None else open_run(args, args.baseline)
+    run = open_run(*args.paths)
+    baseline = None if args.baseline is None else open_run(args.baseline)
     with executors.processes(request.workers, run) as executor:
         try:
             write_report(

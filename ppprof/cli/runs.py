@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from ppprof.cli.importing import importing
 from ppprof.cli.terminal import Progress, log
 from ppprof.paths import to_path
-from ppprof.run.problem_log import ProblemLog
 from ppprof.run.run_files import RunFiles
 from ppprof.rundir.recordings import RunLocation, resolve
 
@@ -16,13 +14,12 @@ if TYPE_CHECKING:
     from ppprof.run.run import Run
 
 
-def open_run(args: argparse.Namespace, *paths: str) -> Run:
+def open_run(*paths: str) -> Run:
     """Open the one run at the given paths; log its directory if that is not one of the paths.
 
     A log directory may hold several runs: its newest run is opened.
 
     Args:
-        args: the command's arguments; reads ``no_cache``.
         paths: as for `ppprof.rundir.recordings.resolve`: a run directory, the run directories of
             several nodes of one job, a directory of traces, or a trace file.
 
@@ -30,20 +27,17 @@ def open_run(args: argparse.Namespace, *paths: str) -> Run:
         InputError: the paths have no run and no trace, are unreadable, or belong to several runs.
     """
     location = resolve(*paths)
-    run = open_located(args, location)
+    run = open_located(location)
     log_newest(run, location)
     return run
 
 
-def open_located(
-    args: argparse.Namespace, location: RunLocation, problems: ProblemLog | None = None
-) -> Run:
-    """Open a run whose files are known; ``problems`` is the log of its files, None for a new one."""
+def open_located(location: RunLocation) -> Run:
+    """Open a run whose files are known."""
     with importing():
         from ppprof.run.run import open_location  # only here: it imports numpy and polars
 
-    progress = Progress.on_terminal()
-    return open_location(location, cache=not args.no_cache, progress=progress, problems=problems)
+    return open_location(location, progress=Progress.on_terminal())
 
 
 def log_newest(run: RunFiles, location: RunLocation) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
-from ppprof.choices.views import ACROSS, ALL_VIEWS, VIEWS
+from ppprof.choices.views import ACROSS, ALL_VIEWS
 from ppprof.cli.importing import importing
 from ppprof.cli.output import show
 from ppprof.cli.parsers.summary import TABLE_OPTIONS, Request
@@ -23,11 +22,9 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import Row, TableOptions, render_tables, title, window_title
 from ppprof.report.text.summary_notes import explain_empty
-from ppprof.run.problem_log import ProblemLog
 from ppprof.run.run_files import RunFiles
-from ppprof.rundir import JobFacts, read_job_facts
 from ppprof.rundir.recordings import Recording, RunLocation, resolve_each
-from ppprof.rundir.summaries import document, dumps, identity_of_window, rows_of
+from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -108,7 +105,6 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
             layout=args.layout,
         )
         source = _Source(
-            args,
             location,
             views,
             request.steps,
@@ -140,9 +136,8 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
 
 @dataclass(frozen=True)
 class _Source:
-    """The windows of one run, read from its traces or from the tables kept beside them."""
+    """The windows of one run."""
 
-    args: argparse.Namespace
     location: RunLocation
     views: Sequence[str]
     steps: StepRange | None
@@ -152,17 +147,11 @@ class _Source:
     """What precedes each heading."""
     path: str
     """The paths that the user gave for the run, joined by commas."""
-    problems: ProblemLog = field(default_factory=ProblemLog)
 
     @cached_property
     def run(self) -> Run:
         """The run, opened when it is needed: it imports numpy and polars."""
-        return open_located(self.args, self.location, self.problems)
-
-    @cached_property
-    def job(self) -> JobFacts:
-        """What the manifest says."""
-        return read_job_facts(self.location.paths[0])
+        return open_located(self.location)
 
     def of_one_rank(self, recording: Recording) -> _Window:
         """Return the tables of one rank's window.
@@ -170,75 +159,15 @@ class _Source:
         Raises:
             PpprofError: they cannot be read.
         """
-        kept = None
-        if not self.args.no_cache:
-            with importing():
-                from ppprof.run.kept_tables import KeptTables  # only here: it imports msgspec
-
-            kept = KeptTables(recording, self.job, self.steps, self.options)
-            stored = kept.load(self.views)
-            if stored:
-                facts = stored.facts
-                self.problems.report(
-                    kept.path, facts.skipped, (), facts.notes, facts.unrecorded_device
-                )
-                identity = identity_of_window(
-                    recording, facts.steps, facts.sorted_by, facts.skipped
-                )
-                return self._window_of_one_rank(
-                    recording, kept.path, stored.rows, stored.columns, identity
-                )
-        every = {*self.views, *VIEWS} if kept else self.views
-        with self._scanned_ahead(recording):
+        with _scanned_ahead(recording):
             tables = self.run.tables(
-                every, recording.rank, recording.window, steps=self.steps, options=self.options
+                self.views, recording.rank, recording.window, steps=self.steps, options=self.options
             )
-        if kept and tables.source == kept.path:
-            from ppprof.run.kept_tables import Facts
-
-            trace = self.run.reader.trace(recording)[1]
-            facts = Facts(
-                list(tables.steps),
-                tables.sorted_by,
-                dict(tables.skipped),
-                list(self.run.reader.notes),
-                trace.unrecorded_device,
-            )
-            kept.save(facts, tables.tables)
-        chosen = {view: table for view, table in tables.tables.items() if view in self.views}
-        columns = {view: table.columns for view, table in chosen.items()}
-        return self._window_of_one_rank(
-            tables.recording, tables.source, rows_of(chosen), columns, tables.identity()
-        )
-
-    def _scanned_ahead(self, recording: Recording) -> AbstractContextManager[None]:
-        """Begin to read a file while `run` imports numpy and polars."""
-        path = next(iter(recording.files), None)
-        if path is None or path.suffix != ".json":
-            return nullcontext()
-        with importing():
-            from ppprof.trace.cache_files import EVENTS_SUFFIX, cache_path
-            from ppprof.trace.fastpath.ahead import scanned_ahead  # only here: it imports numpy
-            from ppprof.trace.json_head import new_scans
-
-        is_cached = not self.args.no_cache and cache_path(path, EVENTS_SUFFIX).exists()
-        return nullcontext() if is_cached else scanned_ahead(path, new_scans)
-
-    def _window_of_one_rank(
-        self,
-        recording: Recording,
-        source: Path,
-        rows: Mapping[str, Sequence[Row]],
-        columns: Mapping[str, Sequence[str]],
-        identity: Mapping[str, Any],
-    ) -> _Window:
-        """Return a window; ``identity`` is the result of `identity_of_window`."""
-        steps = identity["steps"]
         return _Window(
-            self.prefix + title(recording.rank, recording.what, recording.window, steps),
-            rows,
-            columns,
-            {"file": str(source), **identity},
+            self.prefix + title(recording.rank, recording.what, recording.window, tables.steps),
+            rows_of(tables.tables),
+            {view: table.columns for view, table in tables.tables.items()},
+            {"file": str(tables.source), **tables.identity()},
             {"path": self.path, "rank": recording.rank, "window": recording.window},
             self.table_options,
         )
@@ -268,6 +197,18 @@ class _Source:
             {"path": self.path, "window": window},
             self.table_options,
         )
+
+
+def _scanned_ahead(recording: Recording) -> AbstractContextManager[None]:
+    """Begin to read a file while `_Source.run` imports numpy and polars."""
+    path = next(iter(recording.files), None)
+    if path is None or path.suffix != ".json":
+        return nullcontext()
+    with importing():
+        from ppprof.trace.fastpath.ahead import scanned_ahead  # only here: it imports numpy
+        from ppprof.trace.json_head import new_scans
+
+    return scanned_ahead(path, new_scans)
 
 
 def _recordings(request: Request, run: RunFiles) -> Sequence[Recording]:

@@ -23,13 +23,13 @@ from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
-from ppprof.run.problem_log import ProblemLog
 from ppprof.run.run_files import RunFiles
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
 from ppprof.rundir.recordings import Recording, RunLocation, resolve
 from ppprof.topology import AXES, RankSelector
 from ppprof.trace import Trace
+from ppprof.trace.formats import warn_of_cache
 
 if TYPE_CHECKING:
     from ppprof.analysis.ranks.cluster import Cluster
@@ -43,7 +43,7 @@ _log = logging.getLogger("ppprof")
 def open(
     path: str | Path,
     *more: str | Path,
-    cache: bool = True,
+    cache: bool | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Open a run directory or a trace file.
@@ -63,8 +63,7 @@ def open(
             trace file of any format. A directory without any of these may contain the log
             directories of a job's nodes, one or two levels down.
         more: the run directories that other nodes wrote for the same run.
-        cache: whether to save the events of a large JSON trace in a file beside it, which is fast
-            to read the next time.
+        cache: has no effect; 0.4 will reject it.
         progress: called while this process reads a long file: with its path, the number of bytes
             read so far, and its size in bytes. None: no calls.
 
@@ -76,22 +75,13 @@ def open(
         InputError: a path does not exist, there is neither a run nor a trace, or the paths belong
             to several runs.
     """
-    return open_location(resolve(path, *more), cache=cache, progress=progress)
+    warn_of_cache(cache)
+    return open_location(resolve(path, *more), progress=progress)
 
 
-def open_location(
-    location: RunLocation,
-    *,
-    cache: bool = True,
-    progress: Progress | None = None,
-    problems: ProblemLog | None = None,
-) -> Run:
-    """Open a run whose files are already looked up.
-
-    ``problems`` is the log of the run's files, None for a new one; the others are as in `open`.
-    """
-    job = rundir.read_job_facts(location.paths[0])
-    return Run(location, TraceReader(cache, progress, job, problems))
+def open_location(location: RunLocation, *, progress: Progress | None = None) -> Run:
+    """Open a run whose files are already looked up; ``progress`` is as in `open`."""
+    return Run(location, TraceReader(progress, rundir.read_job_facts(location.paths[0])))
 
 
 class Run(RunFiles):

@@ -74,30 +74,18 @@ class TraceReader:
     memory.
 
     Args:
-        cache: whether to save the events of a large JSON trace in a file beside it, which is fast
-            to read the next time.
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
         job: facts in the run's manifest; None if unknown.
-        problems: the log of the run's files; None for a new one.
     """
 
-    def __init__(
-        self,
-        cache: bool,
-        progress: Progress | None = None,
-        job: JobFacts | None = None,
-        problems: ProblemLog | None = None,
-    ) -> None:
-        self._cache = cache
+    def __init__(self, progress: Progress | None = None, job: JobFacts | None = None) -> None:
         self._job = job or JobFacts()
         self._progress = progress
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
-        self.problems = problems or ProblemLog()
+        self.problems = ProblemLog()
         """Logs the problems of the files."""
-        self.notes: Sequence[str] = ()
-        """The result of `notes_on` for the trace that `trace` read last."""
 
     def trace(self, recording: Recording) -> tuple[Path, Trace]:
         """Return the preferred readable file of a window, and its trace.
@@ -109,11 +97,10 @@ class TraceReader:
         """
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
-            path, trace, errors = read_first_readable(
-                recording, self._cache, self._progress, self._job
+            path, trace, errors = read_first_readable(recording, self._progress, self._job)
+            self.problems.report(
+                path, trace.skipped, errors, notes_on(trace), trace.unrecorded_device
             )
-            self.notes = notes_on(trace)
-            self.problems.report(path, trace.skipped, errors, self.notes, trace.unrecorded_device)
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -165,7 +152,7 @@ class TraceReader:
     ) -> Iterator[WindowResult[T]]:
         """Yield the result of each window's own function for its trace; see `map_windows`."""
         self._trace = self._profile = None  # memory holds one trace at a time
-        task = partial(process_window, cache=self._cache, job=self._job)
+        task = partial(process_window, job=self._job)
         if executor is None:
             results: Iterable[WindowResult[T] | str] = itertools.starmap(
                 partial(task, progress=self._progress), works.items()
@@ -214,16 +201,12 @@ def notes_on(trace: Trace) -> list[str]:
 
 
 def read_first_readable(
-    recording: Recording,
-    cache: bool,
-    progress: Progress | None = None,
-    job: JobFacts | None = None,
+    recording: Recording, progress: Progress | None = None, job: JobFacts | None = None
 ) -> tuple[Path, Trace, list[str]]:
     """Return the first readable file of a window, its trace, and the errors of the files before it.
 
     Args:
         recording: the window, with its files in the order of preference.
-        cache: as in `TraceReader`.
         progress: as in `TraceReader`.
         job: as in `TraceReader`.
 
@@ -236,7 +219,7 @@ def read_first_readable(
     for path in recording.files:
         try:
             file_progress = partial(progress, path) if progress else None
-            trace = read(path, progress=file_progress, cache=cache)
+            trace = read(path, progress=file_progress)
             return path, with_job_facts(trace, job or JobFacts()), errors
         except TraceError as error:
             errors.append(str(error))
@@ -246,7 +229,6 @@ def read_first_readable(
 def process_window(
     recording: Recording,
     work: Callable[[Trace], T],
-    cache: bool,
     progress: Progress | None = None,
     job: JobFacts | None = None,
 ) -> WindowResult[T] | str:
@@ -257,12 +239,11 @@ def process_window(
     Args:
         recording: the window.
         work: turns the trace into a value.
-        cache: as in `TraceReader`.
         progress: as in `TraceReader`.
         job: as in `TraceReader`.
     """
     try:
-        source, trace, errors = read_first_readable(recording, cache, progress, job)
+        source, trace, errors = read_first_readable(recording, progress, job)
     except InputError as error:
         return str(error)
     value = work(trace)

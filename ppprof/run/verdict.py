@@ -50,7 +50,7 @@ def findings_of_window(
         InputError: the trace has no event, or the manifest is unreadable.
     """
     location = RunLocation((str(run),), (run,), (recording,))
-    one_rank = _OneRank(location, TraceReader(False, None, read_job_facts(run)))
+    one_rank = _OneRank(location, TraceReader(None, read_job_facts(run)))
     analysis, indicators = analyze(trace)
     if not analysis.has_steps:
         return None

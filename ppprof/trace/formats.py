@@ -10,11 +10,12 @@ Where each format is read and written::
                what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
     protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> remote_calls;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer
-    all        schema: the tables; tree_arrays, step_numbers, annotations; cache
+    all        schema: the tables; tree_arrays, step_numbers, annotations
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,27 +31,32 @@ Progress = Callable[[int, int], None]
 """Called with the number of bytes read so far and the size of the file."""
 
 
-def read(path: str | Path, *, progress: Progress | None = None, cache: bool = True) -> Trace:
+def read(path: str | Path, *, progress: Progress | None = None, cache: bool | None = None) -> Trace:
     """Return the trace in a file.
 
     A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`.
 
     Args:
         path: a file of any known format, local or in a store (``s3://bucket/a.json``).
-        progress: called while a JSON file is read, and once at the end of any file. It is not
-            called if the trace comes from the cache.
-        cache: save the parsed events of a large JSON file beside it, and read them from there the
-            next time, see `ppprof.trace.cache`. A ``.pb`` file is fast to read and is never cached;
-            neither is a file in a store.
+        progress: called while a JSON file is read, and once at the end of any file.
+        cache: has no effect; 0.4 will reject it.
 
     Raises:
         TraceError: the file is missing, unreadable, or not a trace; says where and why.
     """
+    warn_of_cache(cache)
     try:
         with store_errors_as_oserror(path):
-            return _read(path, progress, cache)
+            return _read(path, progress)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+def warn_of_cache(cache: bool | None) -> None:
+    """Warn a program that its caller's caller gives the parameter ``cache`` without effect."""
+    if cache is not None:
+        message = "cache has no effect: ppprof keeps no caches any more; 0.4 will reject it"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 _FRAMEWORK_BYTES = 4 << 20
@@ -72,7 +78,7 @@ def framework_of(path: str | Path) -> str:
     return "torch" if looks_like_kineto(head) or b"aten::" in head else "paddle"
 
 
-def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
+def _read(path: str | Path, progress: Progress | None) -> Trace:
     with TraceStream(path) as source:
         head = source.peek(64)
         if source.damage and not head:
@@ -85,7 +91,7 @@ def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace
             "which was full or disconnected; use another file"
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        return _read_json_cached(path, progress, use_cache)
+        return read_json(path, progress=progress)
     from ppprof.trace.remote_calls import read_window  # JSON needs no decoder of protobuf
 
     trace = read_window(path)
@@ -119,23 +125,3 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
     from ppprof.trace.paddle.json_writer import write_paddle_json
 
     return write_paddle_json(trace, path)
-
-
-def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
-    """Return the trace of a JSON file: from its cache file, or parsed and then cached.
-
-    Without ``use_cache``, the cache file is neither read nor written.
-    """
-    if not use_cache:
-        return read_json(path, progress=progress)
-    from ppprof.trace.cache import load, save
-    from ppprof.trace.cache_files import fingerprint
-
-    key = fingerprint(path)
-    cached = load(path, key) if key else None
-    if cached is not None:
-        return cached
-    trace = read_json(path, progress=progress)
-    if key:
-        save(path, trace, key)
-    return trace

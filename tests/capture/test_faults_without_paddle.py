@@ -139,7 +139,7 @@ def test_a_fault_ends_as_without_ppprof_and_what_can_be_saved_is(
         assert found == []
         return
     (raw,) = found
-    events = read(raw, cache=False).events.sort("start_ns")
+    events = read(raw).events.sort("start_ns")
     spans = events.filter(pl.col("category") != "UserDefined")["name"].cast(pl.String).to_list()
     steps = [f"ProfileStep#{step}" for step in expected.steps]
     is_cut = expected.steps != ALL

@@ -174,7 +174,7 @@ def test_a_run_becomes_a_directory_of_kinetos_files(job, options, suffix, tmp_pa
     paths = [out / f"rank{rank}.pt.trace.json{suffix}" for rank in (0, 1)]
     assert names_in(out) == [path.name for path in paths]
     for rank, path in enumerate(paths):
-        trace = read(path, cache=False)
+        trace = read(path)
         assert (trace.extra_info["rank"], trace.extra_info["world_size"]) == (str(rank), "2")
         assert trace.events["step"].drop_nulls().unique().sort().to_list() == [5, 6]
     said = capsys.readouterr()
@@ -187,21 +187,21 @@ def test_a_run_becomes_a_directory_of_kinetos_files(job, options, suffix, tmp_pa
 def test_ranks_and_steps_are_selected(job, tmp_path):
     assert convert(job, tmp_path / "o", "--to", "kineto", "--rank", "1", "--steps", "6") == 0
     assert names_in(tmp_path / "o") == ["rank1.pt.trace.json"]
-    trace = read(tmp_path / "o" / "rank1.pt.trace.json", cache=False)
+    trace = read(tmp_path / "o" / "rank1.pt.trace.json")
     assert trace.events["step"].drop_nulls().unique().to_list() == [6]
     assert trace.events.height == 25
 
 
 def test_one_rank_can_be_one_file(job, tmp_path, capsys):
     assert convert(job, tmp_path / "a.json.gz", "--to", "kineto", "--rank", "1") == 0
-    assert read(tmp_path / "a.json.gz", cache=False).extra_info["rank"] == "1"
+    assert read(tmp_path / "a.json.gz").extra_info["rank"] == "1"
     assert convert(job, tmp_path / "b.json", "--to", "kineto") == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"{tmp_path}/b.json: one file cannot hold ranks 0-1, window 0; name a directory"
     )
     assert not (tmp_path / "b.json").exists()
     assert convert(KINETO / "cpu_ddp_rank1.json.gz", tmp_path / "c.json", "--to", "kineto") == 0
-    assert read(tmp_path / "c.json", cache=False).extra_info["rank"] == "1"
+    assert read(tmp_path / "c.json").extra_info["rank"] == "1"
 
 
 def test_each_window_has_a_directory_of_its_own(job, tmp_path):
@@ -358,9 +358,9 @@ def test_times_are_on_the_clock_of_rank_0(tmp_path):
     clocks = read_clocks(run)
     for rank in (0, 5):
         (recorded,) = run.glob(f"rank_0000{rank}*")
-        starts = read(recorded, cache=False).events["start_ns"].to_numpy()
+        starts = read(recorded).events["start_ns"].to_numpy()
         if rank in clocks:
             starts = clocks[rank].to_reference(starts)
-        written = read(tmp_path / f"rank{rank}.pt.trace.json", cache=False).events
+        written = read(tmp_path / f"rank{rank}.pt.trace.json").events
         assert written["start_ns"].min() == starts.min()
     assert 5 in clocks

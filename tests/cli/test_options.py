@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import ppprof
 from ppprof.choices.rows import SORT_KEYS, SummaryOptions
 from ppprof.cli import command_parser, main
 from ppprof.errors import UsageError
@@ -36,9 +37,9 @@ def options_of(command: str) -> dict[str, argparse.Action]:
 @pytest.mark.parametrize("command", READING)
 def test_commands_that_read_a_run_share_their_options(command):
     options = options_of(command)
-    assert {"--rank", "--window", "--steps", "-o", "--force", "--no-cache"} <= options.keys()
+    assert {"--rank", "--window", "--steps", "-o", "--force"} <= options.keys()
     others = {name: options_of(name) for name in READING}
-    for flag in ("--window", "--steps", "--force", "--no-cache", "--workers", "--row-limit"):
+    for flag in ("--window", "--steps", "--force", "--workers", "--row-limit"):
         if flag in options:
             metavars = {other[flag].metavar for other in others.values() if flag in other}
             assert metavars == {options[flag].metavar}
@@ -63,6 +64,31 @@ def test_the_old_name_of_an_option_works_and_warns(
     assert main(arguments) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert first == f"{old} is now called {new}; the next version will reject {old}"
+
+
+@pytest.mark.parametrize("command", READING)
+def test_no_cache_is_accepted_and_has_no_effect(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.pb", *gpu_traces.training())
+    arguments = [command, "a.pb", *(["a.pb"] if command == "diff" else [])]
+    output = {"merge": ["-o", "out.json", "--force"], "report": ["-o", "out.html", "--force"]}
+    printed = []
+    for options in ([], ["--no-cache"]):
+        assert main([*arguments, *output.get(command, []), *options]) == 0
+        printed.append(capsys.readouterr())
+    assert printed[1].out == printed[0].out
+    assert printed[1].err.splitlines() == [
+        "--no-cache: has no effect: ppprof keeps no caches any more; 0.4 will reject the option",
+        *printed[0].err.splitlines(),
+    ]
+
+
+def test_the_parameter_cache_is_accepted_and_has_no_effect(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.training())
+    for function in (ppprof.open, ppprof.trace.read):
+        with pytest.warns(DeprecationWarning, match="cache has no effect") as warned:
+            function(path, cache=False)
+        assert warned[0].filename == __file__
 
 
 def test_a_sort_key_has_paddles_name_too():

@@ -121,7 +121,7 @@ def dying(trace, marker=None):
 def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
     """Though its workers have another working directory."""
     monkeypatch.chdir(run.parent)
-    command = ["ranks", run.name, "--format", "csv", "--by", "rank,step", "--no-cache"]
+    command = ["ranks", run.name, "--format", "csv", "--by", "rank,step"]
     assert main(command) == 0
     alone, _ = capsys.readouterr()
     assert main([*command, "--dask", address]) == 0

@@ -444,16 +444,6 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
     ] * stderr.isatty()
 
 
-def test_no_cache_reaches_the_reader(trace, monkeypatch, capsys):
-    seen = []
-    monkeypatch.setattr(
-        "ppprof.run.traces.read", lambda path, cache, **_: seen.append(cache) or read(path)
-    )
-    printed(capsys, "a.pb")
-    printed(capsys, "a.pb", "--no-cache")
-    assert seen == [True, False]
-
-
 def process(*arguments: object, **settings) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ppprof", "summary", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

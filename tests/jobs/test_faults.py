@@ -170,7 +170,7 @@ def steps_left(log: Path) -> list[int] | None:
     if not found:
         return None
     (file,) = found
-    events = read(file, cache=False).events.filter(pl.col("category") == "ProfileStep")
+    events = read(file).events.filter(pl.col("category") == "ProfileStep")
     names = events["name"].cast(pl.String)
     return sorted(int(name.partition("#")[2]) for name in names)
 

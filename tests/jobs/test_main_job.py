@@ -99,7 +99,7 @@ def test_clocks_are_compared_at_attach_and_after_each_window(
 def test_matrix_products_are_the_models_flops(two_rank_job: tuple[Path, str]) -> None:
     """Those of forward passes are a third, gradients are the rest."""
     run, _ = two_rank_job
-    trace = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False)
+    trace = read(next(run.glob("rank_00000_*_000.paddle_trace.json")))
     work = work_of_operators(trace.events)
     steps = trace.events["step"].gather(work["row"])
     names = trace.events["name"].cast(pl.String).gather(work["row"])
@@ -117,7 +117,7 @@ def test_almost_all_operators_of_forward_passes_have_shapes(
     two_rank_job: tuple[Path, str],
 ) -> None:
     run, _ = two_rank_job
-    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False).events
+    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json"))).events
     name = pl.col("name").cast(pl.String)
     operators = events.filter((pl.col("category") == "Operator") & name.str.ends_with(" dygraph"))
     no_inputs = name.str.contains("^(full|gaussian|uniform|randint|assign_value|arange)")
@@ -128,7 +128,7 @@ def test_almost_all_operators_of_forward_passes_have_shapes(
 
 def test_gradients_have_the_shapes_of_their_operators(two_rank_job: tuple[Path, str]) -> None:
     run, _ = two_rank_job
-    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False).events
+    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json"))).events
     gradients = events.filter(pl.col("name").cast(pl.String).str.starts_with("Global_"))
     gradients = gradients.filter(pl.col("name") != "Global_GradNodeAccumulation")
     missing = gradients.filter(pl.col("shapes").is_null())["name"].value_counts()

@@ -70,7 +70,7 @@ def test_each_trace_is_parsed_once_and_each_directory_listed_once(
     for name, value in names.items():
         arguments = [argument.replace(name, value) for argument in arguments]
     counts["listed"].clear()  # copying lists too
-    assert main([*arguments, "--no-cache"]) == 0
+    assert main(arguments) == 0
     assert len(counts["parsed"]) == num_traces
     assert set(counts["parsed"].values()) == {1}
     run_paths = {str(TWO_RANKS), str(ONE_RANK), str(PADDLE), str(without_clocks)}

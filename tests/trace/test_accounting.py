@@ -64,7 +64,7 @@ def objects_in_pb(path: Path) -> int:
 def test_every_object_of_a_committed_trace(path: Path) -> None:
     if "key_averages" in path.name:
         pytest.skip("no trace")
-    assert accounted(read(path, cache=False)) == objects_in_json(path)
+    assert accounted(read(path)) == objects_in_json(path)
 
 
 def test_every_node_of_a_raw_capture_and_every_event_of_its_json(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ppprof.errors import PpprofError
 from ppprof.trace import Trace, read
-from ppprof.trace.consistency import problem
+from tests.fixtures.table_rules import problem
 from tests.fixtures.timeline import Thread, alloc, kernel, launch, memset, span, write
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -43,7 +43,7 @@ def test_every_fixture_keeps_the_rules():
     num_traces = 0
     for path in FILES:
         try:
-            trace = read(path, cache=False)
+            trace = read(path)
         except PpprofError:
             continue  # not a trace
         num_traces += 1

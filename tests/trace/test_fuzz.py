@@ -115,7 +115,7 @@ def assert_clean(path: Path) -> None:
 
 def _outcome(path: Path) -> Trace | TraceError:
     try:
-        return read(path, cache=False)
+        return read(path)
     except TraceError as error:
         return error
 

@@ -148,7 +148,7 @@ def test_remote_calls_survive_in_json(tmp_path: Path) -> None:
     there = (far(span("Operator", "gemm", skewed(150), skewed(170), memcpy_launch())),)
     trace = read_window(window(tmp_path, (call("a", 100, 130, 190, 230), there)))
     write_paddle_json(trace, tmp_path / "window.json")
-    again = read(tmp_path / "window.json", cache=False)
+    again = read(tmp_path / "window.json")
     assert rows(again) == rows(trace)
     assert again.extra_info == trace.extra_info
 

@@ -8,8 +8,8 @@ import polars as pl
 
 import ppprof
 from ppprof.trace import read
-from ppprof.trace.consistency import problem
 from ppprof.trace.schema import Trace
+from tests.fixtures.table_rules import problem
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
 
 FIRST_NS, LAST_NS = -(2**62), 2**62 - 1
@@ -81,7 +81,7 @@ def paddle(path, *events: tuple[str, str, int, str]) -> Trace:
     lines = [EVENT.format(name=name, cat=cat, ts=ts, dur=dur) for name, cat, ts, dur in events]
     text = "".join(lines).removesuffix(",")
     path.write_text(f'{{"schemaVersion": "1.0.2", "traceEvents": [{text}\n  ]}}')
-    return read(path, cache=False)
+    return read(path)
 
 
 def test_the_tree_does_not_depend_on_sums_that_no_integer_holds(tmp_path, each_core):

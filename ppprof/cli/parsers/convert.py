@@ -47,7 +47,7 @@ def register(subparsers: Any) -> None:
     add("--gzip", action="store_true", default=None, help="compress the files in the directory OUT")
     add_workers(parser)
     add("--force", action="store_true", help="replace OUT where it exists")
-    parser.set_defaults(command="convert", check=check, no_cache=True)
+    parser.set_defaults(command="convert", check=check)
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,17 @@ def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") ->
 
 
 def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
-    """Add ``--workers``, if ``workers`` is True, and ``--no-cache``."""
+    """Add ``--workers``, if ``workers`` is True, and ``--no-cache``, which only logs a warning."""
     if workers:
         add_workers(parser)
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor keep parsed events and tables"
-    )
+    parser.add_argument("--no-cache", action=_NoCache, nargs=0, help=argparse.SUPPRESS)
+
+
+class _NoCache(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        log.warning(
+            "--no-cache: has no effect: ppprof keeps no caches any more; 0.4 will reject the option"
+        )
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -61,12 +61,12 @@ def taken(monkeypatch) -> list[tuple[int, int]]:
 
 
 def test_the_reader_goes_on_from_what_was_scanned_ahead(path, taken):
-    expected = read(path, cache=False)
+    expected = read(path)
     usual = taken.copy()
     taken.clear()
     with scanned_ahead(path, new_scans):
         (begun,) = ahead._begun
-        assert_same(read(path, cache=False), expected)
+        assert_same(read(path), expected)
     assert begun.ranges == taken == usual
     assert len(taken) >= 3
     assert all(before[1] == after[0] for before, after in zip(taken, taken[1:]))
@@ -79,11 +79,11 @@ def test_traces_of_torch_are_scanned_ahead(recorded, tmp_path, taken, monkeypatc
     monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
     monkeypatch.setattr(forms, "_TAIL_BYTES", 3000)
     (tmp_path / "a.json").write_bytes(text_of(recorded))
-    expected = read(tmp_path / "a.json", cache=False)
+    expected = read(tmp_path / "a.json")
     taken.clear()
     with scanned_ahead(tmp_path / "a.json", new_scans):
         (begun,) = ahead._begun
-        assert_same(read(tmp_path / "a.json", cache=False), expected)
+        assert_same(read(tmp_path / "a.json"), expected)
         assert not ahead._begun
     assert begun.ranges == taken
 
@@ -101,8 +101,8 @@ def test_a_file_that_was_replaced_meanwhile_is_scanned_anew(path, taken):
         hidden = path.with_name("new.json")
         hidden.write_bytes(text.replace(b'"matmul', b'"matcat'))
         hidden.replace(path)
-        assert_same(read(path, cache=False), read(path, cache=False))
-        names = set(read(path, cache=False).events["name"].cast(str))
+        assert_same(read(path), read(path))
+        names = set(read(path).events["name"].cast(str))
     assert any("matcat" in name for name in names)
     assert not any("matmul" in name for name in names)
 
@@ -111,7 +111,7 @@ def test_a_file_that_was_written_to_meanwhile_is_scanned_anew(path):
     text = path.read_bytes()
     with scanned_ahead(path, new_scans):
         path.write_bytes(text.replace(b'"matmul', b'"matcat'))
-        names = set(read(path, cache=False).events["name"].cast(str))
+        names = set(read(path).events["name"].cast(str))
     assert not any("matmul" in name for name in names)
 
 
@@ -120,7 +120,7 @@ def test_a_change_that_keeps_size_and_time_is_noticed(path):
     with scanned_ahead(path, new_scans):
         path.write_bytes(text.replace(b'"matmul', b'"matcat'))
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-        names = set(read(path, cache=False).events["name"].cast(str))
+        names = set(read(path).events["name"].cast(str))
     assert not any("matmul" in name for name in names)
 
 
@@ -135,16 +135,16 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(path, monkeypatch)
 
     monkeypatch.setattr(layout_scans, "new_scans", replaced)
     with pytest.raises(TraceError, match=r"a\.json: replaced while it was read; read it again"):
-        read(path, cache=False)
+        read(path)
 
 
 def test_only_one_reader_takes_what_was_scanned_ahead(path):
-    expected = read(path, cache=False)
+    expected = read(path)
     with scanned_ahead(path, new_scans):
         with pytest.raises(KeyboardInterrupt):
-            read(path, cache=False, progress=interrupt)
-        assert_same(read(path, cache=False), expected)
-        assert_same(read(path, cache=False), expected)
+            read(path, progress=interrupt)
+        assert_same(read(path), expected)
+        assert_same(read(path), expected)
 
 
 def interrupt(done: int, size: int) -> None:
@@ -202,10 +202,10 @@ def test_without_threads_the_reader_scans_it(path, monkeypatch):
     def start(self):
         raise RuntimeError("can't start new thread")
 
-    expected = read(path, cache=False)
+    expected = read(path)
     monkeypatch.setattr(threading.Thread, "start", start)
     with scanned_ahead(path, new_scans):
-        assert_same(read(path, cache=False), expected)
+        assert_same(read(path), expected)
 
 
 def test_summary_scans_ahead(path, taken, monkeypatch, capsys):
@@ -216,10 +216,10 @@ def test_summary_scans_ahead(path, taken, monkeypatch, capsys):
         return scans[-1]
 
     monkeypatch.setattr("ppprof.trace.paddle.layout_scans.take_begun_scans", noted)
-    assert main(["summary", str(path), "--no-cache"]) == 0
+    assert main(["summary", str(path)]) == 0
     with_ahead = capsys.readouterr().out
     assert [scan is not None for scan in scans] == [True]
     monkeypatch.setattr(ahead, "_FEWEST_BYTES", 1 << 40)
-    assert main(["summary", str(path), "--no-cache"]) == 0
+    assert main(["summary", str(path)]) == 0
     assert capsys.readouterr().out == with_ahead
     assert [scan is not None for scan in scans] == [True, False]

@@ -113,7 +113,7 @@ class TestChoice:
             read(write(tmp_path / "a.pb", *gpu_traces.training())), tmp_path / "a.json"
         )
         monkeypatch.setenv(core.VARIABLE, "fast")
-        assert main(["summary", str(tmp_path / "a.json"), "--no-cache"]) == 2
+        assert main(["summary", str(tmp_path / "a.json")]) == 2
         assert "PPPROF_CORE=fast: expected native or python" in capsys.readouterr().err
 
 

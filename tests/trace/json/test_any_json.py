@@ -59,7 +59,7 @@ def test_lists_in_events_and_after_them(
     path.write_text(json.dumps(content, separators=separators), encoding="utf-8")
     longest = max(len(json.dumps(item, separators=separators)) for item in content["traceEvents"])
     monkeypatch.setattr(source_module, "BLOCK_BYTES", longest + more_bytes)
-    trace = read(path, cache=False)
+    trace = read(path)
     assert trace.skipped == {}
     found = trace.events.select(pl.col("name").cast(pl.String), "start_ns", "dur_ns").rows()
     start = found[0][1]
@@ -84,7 +84,7 @@ def test_many_lists_in_events_and_after_them(tmp_path, monkeypatch, num_within, 
     path.write_text(
         json.dumps({"traceEvents": events, **behind, "ExtraInfo": {"7": "Main"}}), encoding="utf-8"
     )
-    trace = read(path, cache=False)
+    trace = read(path)
     assert trace.skipped == {}
     assert trace.events["name"].to_list() == [item["name"] for item in events]
     assert trace.extra_info == {"7": "Main"}

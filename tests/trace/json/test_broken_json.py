@@ -380,7 +380,7 @@ def test_an_unpaired_surrogate_in_a_name_changes_no_time(reads, tmp_path, monkey
     path.write_text(text.replace('"one', '"\\ud800ne'), encoding="utf-8")
     for library in (core.library(), None):
         monkeypatch.setattr(core, "library", lambda library=library: library)
-        again = read(path, cache=False)
+        again = read(path)
         assert names(again) == ["?ne", "two"]
         assert again.events["start_ns"].equals(events["start_ns"])
 
@@ -493,7 +493,7 @@ def _repaired_times(path: Path, name: str, other: str) -> tuple[list[int], list[
         f' "ts": 1795214805084970.792, "args": {{"stream": 7, "other": {other}}}}}'
     )
     path.write_bytes(f'{{"schemaVersion": 1, "traceEvents": [{event}]}}'.encode("latin-1"))
-    events = read(path, cache=False).events
+    events = read(path).events
     return events["start_ns"].to_list(), events["dur_ns"].to_list()
 
 

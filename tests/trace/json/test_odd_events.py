@@ -86,7 +86,7 @@ def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     """Return the trace that decoding the whole file gives."""
     with monkeypatch.context() as patch:
         patch.setattr(json_reader, "dialect_of", lambda text: None)
-        return read(path, cache=False)
+        return read(path)
 
 
 def divide(patch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_unmatched_events_give_the_same_trace_as_decoding(
         if is_divided:
             divide(patch)
             patch.setattr(subprocess, "Popen", _no_process)  # then its range is scanned here
-        found = read(path, cache=False)
+        found = read(path)
     assert_same(found, general(path, monkeypatch))
 
 
@@ -124,7 +124,7 @@ def test_each_unmatched_event_with_several_readers(tmp_path, each_core, monkeypa
     path.write_text(text_of(["sound", *["sound", kind] * 30]), encoding="utf-8")
     with monkeypatch.context() as patch:
         divide(patch)
-        found = read(path, cache=False)
+        found = read(path)
     assert_same(found, general(path, monkeypatch))
     assert found.events.height >= 31
 
@@ -134,7 +134,7 @@ def cpu_seconds(path: Path) -> float:
 
     def once() -> float:
         began = time.process_time()
-        read(path, cache=False)
+        read(path)
         return time.process_time() - began
 
     return min(once() for _ in range(3))

@@ -26,7 +26,7 @@ def read_one(
     operator = {"ph": "X", "cat": cat, "name": name, "ts": 10, "dur": 5, "args": args}
     events = [{**event, "pid": 1, "tid": 1} for event in (step, operator)]
     (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    table = read(tmp_path / "a.json", cache=False).events
+    table = read(tmp_path / "a.json").events
     columns = table.select(pl.col("shapes", "dtypes", "attributes").cast(pl.String))
     return columns.row(-1)
 
@@ -67,7 +67,7 @@ def test_only_operators_have_inputs(tmp_path: Path) -> None:
 
 def test_a_recording_by_torch() -> None:
     """Two linear layers, 8 to 16 to 8, of a batch of 4; two steps."""
-    events = read(KINETO / "cpu_ddp_rank1.json.gz", cache=False).events
+    events = read(KINETO / "cpu_ddp_rank1.json.gz").events
     work = work_of_operators(events)
     names = events["name"].cast(pl.String).gather(work["row"])
     shapes = events["shapes"].cast(pl.String).gather(work["row"])

@@ -64,16 +64,16 @@ def assert_same(one: Trace, other: Trace) -> None:
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize("name", ["cpu_ddp_rank1.json.gz", "gpu_ddp.json", "cpu_small_net.json.gz"])
 def test_what_torch_wrote_is_the_same_after_writing_and_reading(name, suffix, tmp_path) -> None:
-    trace, target = read(KINETO / name, cache=False), tmp_path / f"out{suffix}"
+    trace, target = read(KINETO / name), tmp_path / f"out{suffix}"
     place = {"rank": "0", "world_size": "1", **trace.extra_info}
     assert write_kineto_file(trace, target, int(place["rank"]), int(place["world_size"])) == {}
     assert (target.read_bytes()[:2] == b"\x1f\x8b") == (suffix == ".json.gz")
-    assert_same(read(target, cache=False), dataclasses.replace(trace, extra_info=place))
+    assert_same(read(target), dataclasses.replace(trace, extra_info=place))
 
 
 def test_inputs_modules_and_links_are_written_as_torch_wrote_them(tmp_path) -> None:
     source, target = KINETO / "cpu_ddp_rank1.json.gz", tmp_path / "out.json"
-    write_kineto_file(read(source, cache=False), target, 1, 2)
+    write_kineto_file(read(source), target, 1, 2)
     theirs = json.loads(gzip.decompress(source.read_bytes()))
     ours = strict(target)
     assert ours["baseTimeNanoseconds"] == theirs["baseTimeNanoseconds"]
@@ -305,7 +305,7 @@ def test_links_to_gradients_are_sequence_numbers_and_arrows(tmp_path) -> None:
         ("s", matmul, forward["ts"]),
         ("f", matmul, backward["ts"]),
     ]
-    assert read(path, cache=False).events["forward"].drop_nulls().to_list() == [matmul]
+    assert read(path).events["forward"].drop_nulls().to_list() == [matmul]
 
 
 def test_frames_of_python_are_written(tmp_path) -> None:
@@ -318,9 +318,7 @@ def test_frames_of_python_are_written(tmp_path) -> None:
     }
     frames = conform(pl.DataFrame(frame), FRAMES)
     write_kineto_file(dataclasses.replace(trace, frames=frames), tmp_path / "out.json", 0, 1)
-    assert_frame_equal(
-        read(tmp_path / "out.json", cache=False).frames, frames, categorical_as_str=True
-    )
+    assert_frame_equal(read(tmp_path / "out.json").frames, frames, categorical_as_str=True)
 
 
 def test_hostile_names_are_strict_json(tmp_path) -> None:
@@ -367,7 +365,7 @@ def test_what_was_read_back_once_does_not_change_again(threads) -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         written(folder, *threads)
-        once = read(folder / "out.json", cache=False)
+        once = read(folder / "out.json")
         write_kineto_file(once, folder / "again.json", 0, 2)
-        again = read(folder / "again.json", cache=False)
+        again = read(folder / "again.json")
     assert_same(again, once)

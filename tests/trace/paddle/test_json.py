@@ -316,7 +316,7 @@ def test_no_event_is_lost_where_a_line_break_is_missing(written, each_core):
         places = [match.start() for match in re.finditer(re.escape(start), text)]
         for place in places[3:90:11]:
             written.write_bytes(text[:place] + text[place + 1 :])
-            trace = read(written, cache=False)
+            trace = read(written)
             for name in ("start_ns", "dur_ns", "parent"):
                 assert trace.events[name].equals(whole.events[name]), name
 
@@ -358,7 +358,7 @@ def small_ranges(monkeypatch):
 
 def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core, small_ranges):
     calls = []
-    read(written, progress=lambda *of: calls.append(of), cache=False)
+    read(written, progress=lambda *of: calls.append(of))
     size = written.stat().st_size
     assert calls[-1] == (size, size)
     assert all(0 <= done <= size and whole == size for done, whole in calls)
@@ -410,6 +410,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_read_in_part(
 
     new_columns = json_reader.PaddleColumns
     monkeypatch.setattr(json_reader, "PaddleColumns", cut)
-    part = read(written, cache=False)
+    part = read(written)
     assert 0 < part.events.height < whole.events.height
     assert TRUNCATED in part.skipped
