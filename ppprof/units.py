@@ -173,11 +173,7 @@ def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
-    """Return text such as "2 events without time, 1 field of an unexpected type".
-
-    Args:
-        counts: the count of each kind. A kind is a plural noun; a count of 1 makes it singular.
-    """
+    """Return text such as "2 events without time, 1 field of an unexpected type"."""
     return ", ".join(
         f"{num} {kind if num != 1 else _PLURAL.sub('', kind, 1).replace(' are ', ' is ', 1)}"
         for kind, num in counts.items()

@@ -292,10 +292,6 @@ def _model_sizes(model: ModelConfig, block: object) -> Mapping[str, int]:
 
     The defaults are those of GPT. So of another model, such as ERNIE, only the keys that its block
     has can be checked: its number of layers may have another name.
-
-    Args:
-        model: the block with defaults.
-        block: the block as given.
     """
     sizes = {
         "hidden_size": model.hidden_size,
@@ -368,14 +364,7 @@ def _check_split(
 
 
 def _check_virtual(virtual: int, pp: int, micro_batches: int, problems: Problems) -> None:
-    """Check Fleet's conditions for interleaving (PipelineParallelWithInterleave._check_sanity).
-
-    Args:
-        virtual: ``virtual_pp_degree``, above 1.
-        pp: ``pp_degree``.
-        micro_batches: micro-batches of a step.
-        problems: gets the errors and warnings.
-    """
+    """Check Fleet's conditions for interleaving (PipelineParallelWithInterleave._check_sanity)."""
     key = ("Model", "virtual_pp_degree")
     if pp == 1:
         problems.warn(key, "has no effect: pp_degree is 1")

@@ -104,12 +104,7 @@ def _why_not(tree: DictConfig, key: Key, value: Any) -> str:
 
 
 def _translate(value: Any, table: Mapping[int, int]) -> Any:
-    """Return a copy of a tree of values with every string translated, but not the keys.
-
-    Args:
-        value: nested mappings, lists and scalars; tuples become lists.
-        table: for `str.translate`.
-    """
+    """Return a copy of a tree of values with every string translated, but not the keys."""
     if isinstance(value, str):
         return value.translate(table)
     if isinstance(value, Mapping):

@@ -457,14 +457,7 @@ def _is_index(value: Any) -> bool:
 def _warn_about_ignored_keys(
     values: Mapping[str, Any], config: ProfilerConfig, key: Key, problems: Problems
 ) -> None:
-    """Add a warning for each key that has no effect because of the value of another key.
-
-    Args:
-        values: the plain values of the block.
-        config: the block.
-        key: the path of the block in the config.
-        problems: gets the warnings.
-    """
+    """Add a warning for each key that has no effect because of the value of another key."""
     if not config.enable:
         return
     ignored = []

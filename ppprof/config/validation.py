@@ -137,13 +137,6 @@ def _read_value(
 ) -> Any:
     """Return ``value`` converted to the type ``hint``; if it is invalid, add an error.
 
-    Args:
-        hint: the type of the field.
-        value: the plain value.
-        key: the path of the value in the config.
-        item: the field, with its bounds.
-        problems: gets the errors and warnings.
-
     Returns:
         The value, or `_INVALID`. For the type of a block, an instance of its dataclass, even if
         some of its values are invalid.
@@ -213,10 +206,6 @@ def _hint_for_typo(hint: Any, value: Any) -> str:
     """Return ``; did you mean "True"?`` if ``value`` resembles a word that the type allows.
 
     Empty if ``value`` resembles no such word or is not text.
-
-    Args:
-        hint: the type.
-        value: the mistyped value.
     """
     return did_you_mean(value, _allowed_words(hint), cutoff=0.5) if isinstance(value, str) else ""
 

@@ -165,16 +165,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _read_chain(path: Path, chain: tuple[Path, ...], base_mark: str = "") -> ConfigTree:
-    """Return the tree of ``path`` and of the files that it inherits from.
-
-    Args:
-        path: the file.
-        chain: the resolved paths of the files that inherit from ``path``, the first file first.
-        base_mark: the place of the ``_base_`` that names ``path``; "" for the first file.
-
-    Raises:
-        ConfigError: a file is invalid; see `read_tree`.
-    """
+    """Return the tree of ``path`` and of the files that it inherits from."""
     if "\0" in str(path):
         message = f"{str(path)!r}: no file name has a zero character"
         raise ConfigError([Problem(base_mark or "config", "_base_" if base_mark else "", message)])
@@ -242,16 +233,6 @@ def _plain_value(
 
     Plain values are text, floats, 64-bit integers, True, False, None, and lists and mappings of
     plain values. Dates stay text. Keys are scalars and become text.
-
-    Args:
-        loader: the loader that parsed the node.
-        node: the node.
-        key: the path of the node.
-        tree: gets a mark for each key, such as ``gpt.yaml:37``.
-        parents: the nodes that contain ``node``, to find a node that contains itself by an alias.
-
-    Raises:
-        yaml.MarkedYAMLError: the value or a key is not plain, or a node contains itself.
     """
     if node in parents:
         raise _node_error(node, "an alias inside its own anchor")

@@ -165,9 +165,6 @@ class OptimizerSteps:
 
         If an object in ``called`` cannot be remembered, log a warning, call `close`, and return
         False.
-
-        Args:
-            called: the optimizer and its wrappers, the outermost wrapper first; may contain None.
         """
         optimizers = [optimizer for optimizer in called if optimizer is not None]
         try:
@@ -185,9 +182,6 @@ class OptimizerSteps:
         An optimizer keeps its index if it or one of its wrappers was seen before. A new optimizer
         takes the index of an optimizer that no longer exists, or else the next index. When index 1
         is first used, a warning names both optimizers and the one that ends the steps.
-
-        Args:
-            optimizers: the optimizer and its wrappers, the outermost wrapper first.
         """
         for index, family in enumerate(self._families):
             if any(optimizer in family for optimizer in optimizers):

@@ -103,12 +103,7 @@ def _world_size() -> int:
 
 
 def _forget_modules(folder: str, at_start: Set[str]) -> None:
-    """Let a script import its own modules where ppprof has imported others with their names.
-
-    Args:
-        folder: the script's folder.
-        at_start: names of modules that stay.
-    """
+    """Let a script import its own modules where ppprof has imported others with their names."""
     with suppress(OSError):
         for path in Path(folder).iterdir():
             name, file = (
@@ -222,10 +217,6 @@ class _ScriptSession:
         """Close the session; log a warning if the script ended normally but without a step.
 
         In a forked child, or if ``Profiler.enable`` is False, do nothing.
-
-        Args:
-            error: the exception that ended the script; None if there is no exception. SystemExit
-                with code 0 or None counts as a normal end.
         """
         if self._steps is None or os.getpid() != self._pid:
             return
@@ -350,9 +341,6 @@ def _hide_own_frames(script: Mapping[str, Any]) -> None:
     """Replace ``sys.excepthook``, so that a printed traceback begins in the script's own code.
 
     Frames above the script's code, which are those of this program, are not printed.
-
-    Args:
-        script: globals of the script's module.
     """
     print_exception = sys.excepthook
 

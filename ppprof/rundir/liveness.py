@@ -99,11 +99,7 @@ class LivenessRegistry:
         return dead
 
     def _failures(self, signals: bool) -> list[str]:
-        """Return texts on the ranks in ``failed/``, each with its cause.
-
-        Args:
-            signals: whether to include ranks that a signal ended.
-        """
+        """Return texts on the ranks in ``failed/``, each with its cause."""
         failures: list[str] = []
         for entry in matches(self._run, "failed", _FAILURE):
             if entry["kind"] == "txt":

@@ -131,11 +131,7 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
 
 
 def _moved(backward: Backward, position: Int64) -> Backward:
-    """Return the same with the rows to which the calls have moved.
-
-    Raises:
-        ValueError: a call does not exist.
-    """
+    """Return the same with the rows to which the calls have moved."""
     if not all(0 <= node.num_gradients <= _MOST_GRADIENTS for node in backward.nodes):
         raise ValueError("a node with more gradients than an operator has inputs")
     rows = [backward.call, *(node.call for node in backward.nodes)]

@@ -168,12 +168,7 @@ def _directories(path: Path, listing: Listing) -> list[Path]:
 
 
 def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
-    """Return the one run that all places belong to.
-
-    Raises:
-        InputError: the places belong to different runs, have neither a trace nor a manifest, are
-            unreadable, or one of several places is a file.
-    """
+    """Return the one run that all places belong to."""
     given = tuple(str(place.given) for place in places)
     if not any(place.directories for place in places):
         files = tuple(place.path for place in places)
@@ -229,11 +224,7 @@ def single_file(path: Path) -> Recording:
 
 
 def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
-    """Return the recordings of trace files, one for each: the ranks of one run.
-
-    Raises:
-        InputError: two files are of the same rank and window.
-    """
+    """Return the recordings of trace files, one for each: the ranks of one run."""
     if len(paths) == 1:
         return [single_file(paths[0])]
     own = {path for path in paths if rundir.TraceName.parse(path)}
@@ -341,13 +332,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
 
 
 def _entries(run: Path, folder: str, listing: Listing) -> list[Path]:
-    """Return the paths in a folder of a directory; in a run directory, leave links out and log them.
-
-    Args:
-        run: the directory.
-        folder: ``raw``, ``summary``, or "" for the directory itself.
-        listing: a listing to look directories up in.
-    """
+    """Return the paths in a folder of a directory; in a run directory, leave links out and log them."""
     path = run / folder
     listing.entries(run)
     if folder in listing.links(run) and rundir.has_manifest(run):

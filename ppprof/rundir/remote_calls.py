@@ -146,15 +146,7 @@ def read_calls(folder: RunFile) -> tuple[list[RemoteCall], int]:
 
 
 def _checked(call: RemoteCall, id: str) -> RemoteCall:
-    """Return ``call`` unchanged if its values are valid.
-
-    Args:
-        call: a call from an untrusted file.
-        id: the id in the file's name.
-
-    Raises:
-        ValueError: the ids differ, or a field has a value of another type or is out of range.
-    """
+    """Return ``call`` unchanged if its values are valid."""
     if call.id != id:
         raise ValueError(f"id {call.id!r} in the file of {id!r}")
     for field in fields(call):

@@ -269,12 +269,7 @@ class RunFile:
         return hidden
 
     def _descriptor(self, flags: int, *, creates: bool = False) -> int:
-        """Return a descriptor of the regular file.
-
-        Args:
-            flags: as for ``os.open``.
-            creates: whether to create missing folders.
-        """
+        """Return a descriptor of the regular file."""
         with self._folder(creates=creates) as (folder, name):
             try:
                 descriptor = os.open(name, flags | _FILE, 0o666, dir_fd=folder)

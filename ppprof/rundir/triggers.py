@@ -173,11 +173,7 @@ def read_response(run: Path, request_id: str) -> TriggerResponse | None:
 
 
 def _checked(response: TriggerResponse) -> TriggerResponse:
-    """Return ``response`` unchanged if its values are valid.
-
-    Raises:
-        ValueError: a field has a value of another type or is out of range.
-    """
+    """Return ``response`` unchanged if its values are valid."""
     numbers = [response.window, response.start, response.steps, *(response.ranks or [])]
     is_valid = (
         all(isinstance(text, str) for text in (response.why, response.request))

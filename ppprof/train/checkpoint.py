@@ -153,11 +153,6 @@ def _read_weights(
     """Return the saved parameters of this rank's (pp, mp) coordinate, keyed by name.
 
     Slices of several sharding ranks are joined.
-
-    Args:
-        folder: the checkpoint.
-        coordinate: this rank's coordinate on every axis.
-        own: the model's parameters, keyed by name; they give the shapes for joined slices.
     """
     first = load_file(folder / _file_name("model", {**coordinate, "sharding": 0}))
     slices = {name: [array] for name, array in first.items()}
@@ -184,12 +179,7 @@ def _join_slices(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) ->
 
 
 def _file_name(kind: str, coordinate: Mapping[str, int]) -> str:
-    """Return the name of the file for a coordinate, such as ``model_pp1_sharding0_mp2.safetensors``.
-
-    Args:
-        kind: "model" or "optimizer".
-        coordinate: the coordinate on every axis; its dp entry does not count.
-    """
+    """Return the name of the file for a coordinate, such as ``model_pp1_sharding0_mp2.safetensors``."""
     axes = "_".join(f"{axis}{coordinate[axis]}" for axis in ("pp", "sharding", "mp"))
     return f"{kind}_{axes}.safetensors"
 
@@ -232,9 +222,6 @@ def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
 
     Float32 copies of low-precision parameters are under ``master_weights``; without copies, that
     key is missing.
-
-    Raises:
-        ValueError: a tensor belongs to no parameter of the model.
     """
     names = {name: param.name for name, param in parameters(model)}
     state: dict[str, Any] = {}
@@ -257,13 +244,6 @@ def _rename(key: str, names: Mapping[str, str]) -> str:
     Paddle numbers parameters in the order of creation (``linear_3.w_0_moment1_0``), so its names
     differ between processes. A checkpoint uses the model's names, which all processes share
     (``blocks.1.mlp.up.weight_moment1_0``).
-
-    Args:
-        key: name of the tensor.
-        names: the new names of parameters, keyed by the old names.
-
-    Raises:
-        ValueError: the tensor belongs to no parameter in ``names``.
     """
     prefix = _slice_prefix(key)
     parameter = _parameter(key[len(prefix) :], names)
@@ -275,15 +255,7 @@ def _slice_prefix(key: str) -> str:
 
 
 def _parameter(key: str, names: Mapping[str, str]) -> str:
-    """Return the name of the parameter that a tensor belongs to: the longest name that fits.
-
-    Args:
-        key: name of the tensor: the parameter's name, or the name with ``_`` and more.
-        names: names of parameters.
-
-    Raises:
-        ValueError: the tensor belongs to no parameter in ``names``.
-    """
+    """Return the name of the parameter that a tensor belongs to: the longest name that fits."""
     # Group sharding gives the float32 copy of a parameter the same name as the parameter.
     candidates = [name for name in names if key == name or key.startswith(f"{name}_")]
     if not candidates:

@@ -89,15 +89,7 @@ class _PrivateStores:
         return self.create_group(store, f"ppprof/group/{group_id}", rank, world_size, group_id)
 
     def create_group(self, store: Any, key: str, rank: int, world_size: int, group_id: int) -> Any:
-        """Create a gloo group of the processes that pass the same ``key``, and return it.
-
-        Args:
-            store: the job's store.
-            key: key in the store for the address of the group's own store.
-            rank: rank of this process in the group; rank 0 starts the group's store.
-            world_size: number of processes in the group.
-            group_id: id of the group; the same in all its processes.
-        """
+        """Create a gloo group of the processes that pass the same ``key``, and return it."""
         if rank == 0:
             host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
             server, port = _start_store(host)
@@ -112,11 +104,7 @@ class _PrivateStores:
 
 
 def _start_store(host: str) -> tuple[Any, int]:
-    """Start a store on a free port; return the store and the port.
-
-    Raises:
-        RuntimeError: 100 attempts found no free port.
-    """
+    """Start a store on a free port; return the store and the port."""
     for _ in range(100):
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -130,11 +118,7 @@ def _start_store(host: str) -> tuple[Any, int]:
 
 
 class _Task:
-    """The task of an asynchronous call.
-
-    Args:
-        future: ends when the call ends; None for a call that is done.
-    """
+    """The task of an asynchronous call."""
 
     def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
@@ -152,11 +136,6 @@ class _Channel:
     Messages stay in order. Each message is a call of ``paddle.distributed.send`` or ``recv`` in the
     thread, so a profiler records the call in parallel to the computation. Sends are buffered, as in
     MPI: the task of a send is done as soon as the tensor is copied.
-
-    Args:
-        group: the group that both ranks belong to.
-        source: the sender's rank in ``group``.
-        target: the receiver's rank in ``group``.
     """
 
     def __init__(self, group: Group, source: int, target: int) -> None:
@@ -209,12 +188,7 @@ def open_channels(group: Group) -> None:
 
 
 def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``ProcessGroup.send`` or ``recv`` that uses the channel to the peer.
-
-    Args:
-        direct: the original method, which is called if there is no channel to the peer.
-        method: `_Channel.send` or `_Channel.recv`.
-    """
+    """Return a ``ProcessGroup.send`` or ``recv`` that uses the channel to the peer."""
 
     def transfer(group: Any, tensor: paddle.Tensor, peer: int, sync_op: bool = True) -> Any:
         channel = _channels.get((id(group), peer, method))
@@ -224,11 +198,7 @@ def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> 
 
 
 def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective that waits until it is done, so that computation after it comes later.
-
-    Args:
-        run_collective: a method of a process group that returns a task, such as ``all_reduce``.
-    """
+    """Return a collective that waits until it is done, so that computation after it comes later."""
 
     def run_and_wait(group: Any, *args: Any) -> Any:
         task = run_collective(group, *args, True)
@@ -288,15 +258,7 @@ class _CrossEntropy(PyLayer):
     def forward(
         ctx: Any, logits: paddle.Tensor, label: paddle.Tensor, ignore: int, group: Group
     ) -> paddle.Tensor:
-        """Return the loss of each label, of shape (..., 1) and the logits' data type.
-
-        Args:
-            ctx: keeps tensors for `backward`.
-            logits: float, shape (..., this rank's part of the vocabulary).
-            label: int64, shape (..., 1); numbers in the whole vocabulary.
-            ignore: label whose loss and gradient are 0.
-            group: the group over which the vocabulary is split.
-        """
+        """Return the loss of each label, of shape (..., 1) and the logits' data type."""
         own = logits.shape[-1]
         highest = logits.max(-1, keepdim=True)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
@@ -343,11 +305,7 @@ def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _stay_on_cpu(add_rank_params: Callable[..., None]) -> Callable[..., None]:
-    """Return an ``add_rank_params`` that moves no parameters to or from a GPU.
-
-    Args:
-        add_rank_params: the original ``ParamStorage.add_rank_params``.
-    """
+    """Return an ``add_rank_params`` that moves no parameters to or from a GPU."""
 
     def add(storage: Any, params: Any, param2align: Any, convert_gpu: bool = False) -> None:
         add_rank_params(storage, params, param2align, convert_gpu=False)

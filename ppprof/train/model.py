@@ -271,12 +271,7 @@ class Attention(nn.Layer):
         return self.out(attended.transpose([1, 0, 2]) if self._splits_sequence else attended)
 
     def _heads(self, projected: paddle.Tensor, size: int) -> paddle.Tensor:
-        """Reshape a projection to (batch, length, heads of this mp rank, size), with the whole length.
-
-        Args:
-            projected: output of a column-parallel linear layer.
-            size: elements of a head; three times as many for fused query, key and value.
-        """
+        """Reshape a projection to (batch, length, heads of this mp rank, size), with the whole length."""
         if self._splits_sequence:
             projected = projected.transpose([1, 0, 2])
         return projected.reshape([*projected.shape[:2], self._num_heads, size])

@@ -154,9 +154,6 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
     def _group(self, pending: list[Any]) -> list[Any]:
         """Group parameters by whether they have weight decay, and whether they have float32 copies.
 
-        Args:
-            pending: pairs of parameter and gradient.
-
         Returns:
             For each group a tuple: indices into ``pending``, parameters, their state, their float32
             copies (None without copies), and the weight decay (0 for parameters without decay).

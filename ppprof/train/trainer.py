@@ -48,11 +48,7 @@ def train(config: Config) -> None:
 
 
 def _set_device(config: Config) -> None:
-    """Make Paddle compute on ``Global.device``.
-
-    Raises:
-        ConfigError: this build of Paddle does not know the device, or the machine does not have it.
-    """
+    """Make Paddle compute on ``Global.device``."""
     name = config.Global.device
     try:
         paddle.set_device("gpu" if name == "rocm" else name)
@@ -213,15 +209,7 @@ class Trainer:
 
 
 def _samples(config: Config, purpose: str) -> TextSamples:
-    """Return the dataset for training or evaluation; write its token file on first use.
-
-    Args:
-        config: the whole config.
-        purpose: "Train" or "Eval".
-
-    Raises:
-        DataError: the text is missing or too short, or the token file cannot be written.
-    """
+    """Return the dataset for training or evaluation; write its token file on first use."""
     dataset = getattr(config.Data, purpose).dataset
     shares = np.cumsum([0.0, *dataset.split]) / sum(dataset.split)
     index = {"Train": 0, "Eval": 1}[purpose]
@@ -249,11 +237,7 @@ class _Clock:
         self._tokens = 0
 
     def step(self, tokens: int) -> None:
-        """Count a step.
-
-        Args:
-            tokens: tokens of the step in this rank's replica.
-        """
+        """Count a step."""
         self._steps += 1
         self._tokens += tokens
 

@@ -453,12 +453,7 @@ class IndicatorBuilder:
 
 
 def _containing(gaps: Intervals, instants: Int64) -> Intervals:
-    """Return the intervals of ``gaps`` that contain at least one of ``instants``.
-
-    Args:
-        gaps: a union of intervals.
-        instants: ascending.
-    """
+    """Return the intervals of ``gaps`` that contain at least one of ``instants``."""
     start, end = gaps
     holds = np.searchsorted(instants, end, "left") > np.searchsorted(instants, start, "left")
     return start[holds], end[holds]

@@ -82,9 +82,6 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
 def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
     """Return the stretches of containers outside the events in them.
 
-    Args:
-        hosts: the host events of some threads, with step and is_container.
-
     Returns:
         row (the container), before and after (the events beside the gap; null at the container's
         begin and end), start_ns, end_ns and step.
@@ -143,10 +140,6 @@ def _functions_around(profile: Profile, gaps: pl.DataFrame) -> list[str]:
     """Return the innermost Python function around the middle of each gap, in parentheses.
 
     Functions of installed packages do not count. Empty if the trace has no such function there.
-
-    Args:
-        profile: the window.
-        gaps: reads row (a host event of the gap's thread), start_ns and end_ns.
     """
     frames = profile.trace.frames
     if frames.is_empty():

@@ -218,16 +218,7 @@ def _is_part_of_whole(
 
 
 def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Return whether each operator lies, at any depth, in an operator of its name.
-
-    Args:
-        above: the row of the nearest operator above each host event, -1 without, shape (hosts,).
-        code: a number for the name of each host event, shape (hosts,).
-        rows: the rows of the operators, shape (N,).
-
-    Returns:
-        Shape (N,).
-    """
+    """Return whether each operator lies, at any depth, in an operator of its name."""
     is_inside = np.zeros(len(rows), bool)
     outer = above[rows].copy()
     own = code[rows]
@@ -288,9 +279,6 @@ def _shape_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
 def _by_name_and_step(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the number of calls and the summed times of each name and step.
-
-    Args:
-        calls: name, step and columns to sum; calls with a null step do not count.
 
     Returns:
         name, step, calls (int64) and the sums, unordered.

@@ -321,9 +321,6 @@ class Diff:
         """Return the share of equal facts of one kind, and the differing facts as texts.
 
         None and an empty list if a run has no facts of this kind.
-
-        Args:
-            kind: the start of the facts' keys: ``config``, ``versions`` or ``grid``.
         """
         one, other = (
             {key: value for key, value in run.facts.items() if key.partition(".")[0] == kind}
@@ -340,12 +337,7 @@ class Diff:
 
 
 def _shared_time(operators: pl.DataFrame, by: str) -> float:
-    """Return the share of the time in operators that both runs have; 1 if there is no time.
-
-    Args:
-        operators: see `Diff.operators`.
-        by: the time to sum, such as ``cpu_self_ns``.
-    """
+    """Return the share of the time in operators that both runs have; 1 if there is no time."""
     time = pl.col(f"baseline_{by}").abs() + pl.col(f"experiment_{by}").abs()
     whole = operators.select(time.sum()).item()
     both = operators.filter(status="both").select(time.sum()).item()
@@ -391,11 +383,6 @@ def _without_unknown_parts(
     """Return ``table`` with null for unknown times of ranks whose traces lack their device's events.
 
     Known are the step and the data loading if both runs have a value of them.
-
-    Args:
-        table: the changes from ``one`` to ``other``.
-        one: the result of `_by_rank` for the baseline.
-        other: the same for the experiment.
     """
 
     def is_unknown(value: str) -> pl.Expr:

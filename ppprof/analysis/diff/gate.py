@@ -109,10 +109,6 @@ class _Gate(NamedTuple):
 
         A rate is the number of samples or tokens of a step over the time of the step, so its
         interval follows from that of the step time.
-
-        Args:
-            change: the change of the step time.
-            row: the row of the target in `Diff.overview`.
         """
         scale = 1.0 if self.threshold.is_ratio else row["baseline"]
         ratio = row["delta_ratio"]
@@ -153,15 +149,7 @@ _KINDS = {"op": "an operator", "kernel": "a kernel"}
 
 
 def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
-    """Return, for each row with this name, whether it lies in no other module with this name.
-
-    Args:
-        modules: depth and name, in pre-order.
-        name: the name of the module.
-
-    Returns:
-        One boolean per row with this name.
-    """
+    """Return, for each row with this name, whether it lies in no other module with this name."""
     is_outermost, enclosing_depth = [], None
     for depth, module in modules.select("depth", "name").iter_rows():
         if enclosing_depth is not None and depth <= enclosing_depth:

@@ -115,11 +115,6 @@ def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) ->
     """Return the tree of one stage's modules, with means over its steps and ranks.
 
     Siblings are in the order of their mean starts.
-
-    Args:
-        modules: see `module_means`.
-        stage: the stage; None for tables without stages.
-        ranks: the number of ranks that recorded each step, used if no ProfileStep was recorded.
     """
     own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
     by_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())

@@ -178,12 +178,6 @@ def _interval(log_ratio: float, below: float, above: float, drifted: float) -> t
     >>> low, high = _interval(math.log(2), 3 * math.log(2), 3 * math.log(2), 4 * math.log(2))
     >>> round(low, 4), round(high, 4)  # 2 / 2**5 - 1 and 2 * 2**5 - 1
     (-0.9375, 63.0)
-
-    Args:
-        log_ratio: the logarithm of the experiment's mean over the baseline's.
-        below: what the bootstrap adds below it.
-        above: what the bootstrap adds above it.
-        drifted: what the drift between parts of a run adds on both sides.
     """
     low = math.expm1(log_ratio - math.hypot(below, drifted))
     return low, math.expm1(log_ratio + math.hypot(above, drifted))
@@ -205,13 +199,6 @@ def _needed_steps(
     """Return about how many steps an interval needs that excludes 0, or that lies within `MARGIN`.
 
     All lengths are differences of logarithms.
-
-    Args:
-        log_ratio: the logarithm of the ratio of the means.
-        half: half of the interval, toward 0, without drift.
-        drifted: what drift adds to it.
-        lasting: the part of ``drifted`` that more steps do not shrink.
-        num_steps: the steps that gave ``half`` and ``drifted``.
 
     Returns:
         Two significant digits, rounded up; None if the lasting drift is too large, or above a
@@ -247,16 +234,7 @@ def _matrix(table: pl.DataFrame) -> Float64:
 
 
 def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Float64:
-    """Return the mean step times of `_REPLICATES` draws of ranks and blocks of steps.
-
-    Args:
-        times: shape (ranks, steps); NaN for a missing step of a rank.
-        length: the number of steps in a block.
-        random: the source of random numbers.
-
-    Returns:
-        Nanoseconds, shape (_REPLICATES,).
-    """
+    """Return the mean step times of `_REPLICATES` draws of ranks and blocks of steps."""
     num_ranks, num_steps = times.shape
     is_known = ~np.isnan(times)
     known = np.where(is_known, times, 0.0)
@@ -277,9 +255,6 @@ def _drift(times: Float64) -> float:
     """Return the standard deviation of the mean step times of a run's quarters, over its mean.
 
     Runs of fewer than 8 steps have fewer parts, of at least 2 steps; 0 if there is only one part.
-
-    Args:
-        times: shape (ranks, steps); NaN for a missing step of a rank.
     """
     medians = np.nanmedian(times, axis=0)
     num_parts = min(_PARTS, len(medians) // 2)

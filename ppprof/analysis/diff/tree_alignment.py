@@ -177,13 +177,7 @@ class _Scores:
     _cache: dict[int, Int32] = field(default_factory=dict)
 
     def row(self, i: int, first: int, last: int) -> Int32:
-        """Return the scores of node ``i`` on the left with each node on the right; 0 for no match.
-
-        Args:
-            i: the index of the node on the left.
-            first: the index of the first node on the right.
-            last: the index after the last node on the right.
-        """
+        """Return the scores of node ``i`` on the left with each node on the right; 0 for no match."""
         shape = int(self.left.shape[i])
         if shape not in self._cache:
             is_same = self.right.name == self.left.name[i]
@@ -198,15 +192,7 @@ class _Scores:
 def _longest(
     scores: _Scores, top: int, bottom: int, first: int, last: int
 ) -> list[tuple[int, int]]:
-    """Return the index pairs with the highest total score, ascending.
-
-    Args:
-        scores: the scores of two rows of siblings.
-        top: the first index on the left.
-        bottom: the index after the last on the left.
-        first: the first index on the right.
-        last: the index after the last on the right.
-    """
+    """Return the index pairs with the highest total score, ascending."""
     if top == bottom or first == last:
         return []
     if (bottom - top) * (last - first) > _LARGEST_MATRIX and bottom - top > 1:

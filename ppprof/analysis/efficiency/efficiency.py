@@ -157,12 +157,7 @@ def _operator_work(profile: Profile) -> pl.DataFrame:
 
 
 def _rates(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return a row for each kind of call, with the columns of `EFFICIENCY` that need no roof.
-
-    Args:
-        calls: result of `_calls`, with ``keys``.
-        keys: further columns to group by.
-    """
+    """Return a row for each kind of call, with the columns of `EFFICIENCY` that need no roof."""
     kind = ["name", "shapes", "dtypes", "flops", "bytes"]
     rows = calls.group_by([*keys, *kind], maintain_order=True).agg(
         *_TOTALS, pl.col("attributes").first()

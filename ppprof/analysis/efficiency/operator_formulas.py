@@ -230,13 +230,7 @@ def _causal(flops: int, queries: int, keys: int) -> int:
 
 
 def _torch_attention(first: int, causal: int, num_products: int) -> Formula:
-    """Return the formula of an operator of ``aten::_flash_attention_forward`` or ``_backward``.
-
-    Args:
-        first: place of the query, which the key follows; (batch, length, heads, width) each.
-        causal: place of is_causal.
-        num_products: number of matrix products: 2 forward, 5 backward.
-    """
+    """Return the formula of an operator of ``aten::_flash_attention_forward`` or ``_backward``."""
 
     def formula(inputs: Inputs) -> tuple[int, Shape]:
         query, key = inputs.shape(first), inputs.shape(first + 1)
@@ -292,10 +286,6 @@ def _optimizer(num_flops: int, gradient: int = 1) -> Formula:
     """Return the formula of an operator that updates a parameter.
 
     It reads all its tensors, and writes all but the gradient.
-
-    Args:
-        num_flops: for each element of the parameter.
-        gradient: place of the gradient.
     """
 
     def formula(inputs: Inputs) -> tuple[int, Shape]:
@@ -314,13 +304,7 @@ def _optimizer(num_flops: int, gradient: int = 1) -> Formula:
 
 
 def _rows(table: int, rows: int, axis: int | None = None) -> Formula:
-    """Return the formula of an operator that takes rows of a table: it reads these alone.
-
-    Args:
-        table: place of the table.
-        rows: place of the numbers of its rows.
-        axis: place of the table's axis whose items are the rows; None for the first axis.
-    """
+    """Return the formula of an operator that takes rows of a table: it reads these alone."""
 
     def formula(inputs: Inputs) -> tuple[int, Shape]:
         of_table, of_rows = inputs.shape(table, "W"), inputs.shape(rows, "Ids")

@@ -86,17 +86,7 @@ def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
 
 def _launched_ns(profile: Profile, is_step: Bool, is_module: Bool, table: pl.DataFrame) -> Int64:
-    """Return the time of the device events that are launched in each gap.
-
-    Args:
-        profile: the window.
-        is_step: whether each host event is a step.
-        is_module: whether each host event is a module or a step.
-        table: the gaps of all steps; reads owner (the row of the step) and start_ns.
-
-    Returns:
-        Nanoseconds, int64, one per row of ``table``.
-    """
+    """Return the time of the device events that are launched in each gap."""
     events, hosts = profile.trace.events, profile.tree.hosts
     launched = events.select(launch="parent", dur_ns="dur_ns", device="device").filter(
         pl.col("device").is_not_null() & (pl.col("launch") >= hosts.height)

@@ -201,12 +201,7 @@ def has_forward_links(profile: Profile) -> bool:
 
 
 def _depths(rows: Int64, size: Int32) -> Int64:
-    """Return how many of ``rows`` lie above each host event, shape (hosts,).
-
-    Args:
-        rows: rows of host events.
-        size: `Tree.size`.
-    """
+    """Return how many of ``rows`` lie above each host event, shape (hosts,)."""
     change = np.zeros(len(size) + 1, np.int64)
     np.add.at(change, rows + 1, 1)  # in pre-order, descendants follow their event
     np.add.at(change, rows + size[rows] + 1, -1)
@@ -216,11 +211,6 @@ def _depths(rows: Int64, size: Int32) -> Int64:
 
 def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.DataFrame:
     """Return the nodes with their paths: the parent's path, the name, and its sibling number.
-
-    Args:
-        nodes: N nodes in pre-order; reads row, above, gradient_of, step, is_step, is_backward, name
-            and start_ns.
-        is_inside: whether each node is a gradient of a module or lies in one, shape (N,).
 
     Returns:
         ``nodes`` with the columns path and backward: the path of the Backward around a node that is
@@ -276,9 +266,6 @@ def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
 
     Columns of `MODULES`, and flops. cpu_ns, gpu_ns and flops are sums over the gradients of the
     module and of all modules below it.
-
-    Args:
-        inside: the nodes that are or lie in gradients: see `_with_paths`.
     """
     own = inside.group_by("step", "path", "backward", maintain_order=True).agg(
         pl.col("start_ns").min(), pl.col("own_cpu_ns", "own_gpu_ns", "own_flops").sum()

@@ -118,10 +118,6 @@ def _operator_intervals(tree: Tree, communication: Int64) -> Intervals:
         out                        ###    ###
 
     Intervals of different threads may overlap.
-
-    Args:
-        tree: the host events; those of `OPERATOR_CATEGORIES` count as operators.
-        communication: the rows of the host events that communicate.
     """
     events, thread = tree.events, tree.events.thread
     operators = events.host_rows(*OPERATOR_CATEGORIES)

@@ -155,11 +155,7 @@ class Tree:
         return events.events["thread"].slice(events.num_hosts).gather(nullable(launch))
 
     def _launched_ns(self, time_ns: Int64) -> Int64:
-        """Return the summed time of the device events launched in each host event or below it.
-
-        Args:
-            time_ns: of each device event, shape (devices,).
-        """
+        """Return the summed time of the device events launched in each host event or below it."""
         own = np.zeros(len(self.size) + 1, np.int64)
         np.add.at(own, self.events.host_of_device, time_ns)  # the last one: without a host event
         return subtree_sums(own[:-1], self.size)

@@ -95,15 +95,7 @@ def _statistics(
     group: Int32,
     first: Int64,
 ) -> pl.DataFrame:
-    """Return the table of `grouped`.
-
-    Args:
-        events: N events.
-        keys: the columns to group by.
-        columns: clock -> its column of times.
-        group: the number of each event's group, shape (N,).
-        first: the first event of each group.
-    """
+    """Return the table of `grouped`."""
     table = {key: events[key].gather(first) for key in keys}
     for clock, column in columns.items():
         calls, total, most, least = np.empty((4, len(first)), np.int64)

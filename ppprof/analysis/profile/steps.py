@@ -204,11 +204,6 @@ def _new_forwards(
 ) -> Mapping[str, pl.Series]:
     """Return the column ``forward`` with new row numbers, keyed by its name.
 
-    Args:
-        forward: the column of the kept events, with old row numbers.
-        row: the result of `_new_rows`.
-        keep: whether each old event is kept.
-
     Returns:
         Empty if ``forward`` is null in every row: the column then needs no change.
     """
@@ -223,12 +218,7 @@ def _renumber_events(table: pl.DataFrame, row: Int32) -> pl.DataFrame:
 
 
 def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return whether each time lies in one of ``spans``, start included, end excluded.
-
-    Args:
-        time_ns: N times.
-        spans: reads start_ns and end_ns.
-    """
+    """Return whether each time lies in one of ``spans``, start included, end excluded."""
     start, end = union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
     times = time_ns.to_numpy()
     span = np.searchsorted(start, times, side="right") - 1

@@ -118,12 +118,9 @@ def bubble_of(
 def _meetings(communication: RankCommunication, passes: Passes) -> Int64:
     """Return the first collective of all stages after the last pass of each step.
 
-        pass         FF_BB__________
-        all_reduce   _____dd_pp__pp_      over dp and pp
-        out          ________##_____
-
-    Returns:
-        Rows of ``communication``, at most one for each step with a pass.
+    pass         FF_BB__________
+    all_reduce   _____dd_pp__pp_      over dp and pp
+    out          ________##_____
     """
     steps, (_, last_ns) = extents_by_group(passes.step, passes.intervals)
     start = communication.intervals[0]

@@ -130,12 +130,7 @@ def _reference_clock(rank: int, tables: Sequence[pl.DataFrame]) -> Clock:
 
 
 def _bounds(tables: Sequence[pl.DataFrame], rank: int) -> dict[int, Bounds]:
-    """Return the bounds of a rank's clock minus each other rank's clock, keyed by the other rank.
-
-    Args:
-        tables: collectives, each with a row per member, that ``rank`` takes part in.
-        rank: the first rank of each pair, see `Bounds`.
-    """
+    """Return the bounds of a rank's clock minus each other rank's clock, keyed by the other rank."""
     if not tables:
         return {}
     shared = pl.concat(tables)
@@ -167,13 +162,6 @@ def _derive_clock(clock: Clock, other: int, time: Int64, low: Int64, high: Int64
 
     Of the numbers of readings in `_CUTS`, the number with the smallest error is used.
 
-    Args:
-        clock: the known clock, of the first rank of the pair.
-        other: the second rank.
-        time: see `Bounds`.
-        low: see `Bounds`.
-        high: see `Bounds`.
-
     Returns:
         None if no stretch of time has bounds on both sides.
     """
@@ -201,14 +189,7 @@ class _Stretch(NamedTuple):
 
 
 def _stretches(time: Int64, low: Int64, high: Int64, num: int) -> list[_Stretch]:
-    """Return those of ``num`` stretches of time that have both a lower and an upper bound.
-
-    Args:
-        time: see `Bounds`; ascending.
-        low: see `Bounds`.
-        high: see `Bounds`.
-        num: number of stretches, with as many elements each as far as possible.
-    """
+    """Return those of ``num`` stretches of time that have both a lower and an upper bound."""
     sizes = [len(time) // num + (index < len(time) % num) for index in range(num)]
     first = np.append(0, np.cumsum(sizes))
     least, most = np.maximum.reduceat(low, first[:-1]), np.minimum.reduceat(high, first[:-1])
@@ -224,13 +205,7 @@ def _stretches(time: Int64, low: Int64, high: Int64, num: int) -> list[_Stretch]
 
 
 def _reading(clock: Clock, stretch: _Stretch, time: Int64) -> Reading:
-    """Return the reading of the second rank's clock in a stretch.
-
-    Args:
-        clock: the known clock, of the first rank of the pair.
-        stretch: the stretch.
-        time: see `Bounds`; ascending.
-    """
+    """Return the reading of the second rank's clock in a stretch."""
     time_ns = int(np.median(time[stretch.rows]))
     # First to the known rank's clock, from there to the reference clock.
     offset = int(clock.to_reference(np.array([time_ns + stretch.middle_ns]))[0]) - time_ns

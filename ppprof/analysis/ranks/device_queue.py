@@ -119,13 +119,7 @@ def queue_of_steps(
 
 
 def _medians(values: Int64, group: Int64, groups: Int64) -> list[float | None]:
-    """Return the median of the values of each of ``groups``; None for a group without values.
-
-    Args:
-        values: shape (N,).
-        group: the group of each value, shape (N,).
-        groups: some groups, ascending.
-    """
+    """Return the median of the values of each of ``groups``; None for a group without values."""
     order = np.argsort(group, kind="stable")
     sides = (np.searchsorted(group[order], groups, side) for side in ("left", "right"))
     of_group = (values[order[first:end]] for first, end in zip(*sides))
@@ -146,16 +140,7 @@ def _queue(profile: Profile) -> tuple[Int64, Int64, Int64, Bool]:
 
 
 def _waited_until(queued: Int64, started: Int64, instants: Int64) -> Int64:
-    """Return the time that all events together have waited before each instant.
-
-    Args:
-        queued: when each event was queued, shape (N,).
-        started: when it started.
-        instants: shape (M,).
-
-    Returns:
-        Shape (M,), nanoseconds.
-    """
+    """Return the time that all events together have waited before each instant."""
 
     def since(times: Int64) -> Int64:
         ordered = np.sort(times) - base

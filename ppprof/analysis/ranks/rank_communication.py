@@ -150,13 +150,7 @@ def _communicating_devices(profile: Profile) -> Int64:
 
 
 def _axes_of_spans(events: EventArrays, spans: Int64, span: Int64) -> tuple[Labels, Bool]:
-    """Return the axis of the span around each row, null without, and whether its group is known.
-
-    Args:
-        events: the events of a window.
-        spans: rows of the Communication events, ascending.
-        span: the row of one of them for each row of communication, -1 for none, shape (N,).
-    """
+    """Return the axis of the span around each row, null without, and whether its group is known."""
     table = events.events[["axis", "group"]][spans]
     axis = Labels.of(table["axis"])
     has_group = table["group"].is_not_null().to_numpy()
@@ -180,11 +174,6 @@ def _axes_of_kernels(profile: Profile, row: Int64, axis: Labels) -> Labels:
         stream 7    gemm  recv(pp)  ?                      ? is not known
 
     Source: ProcessGroupNCCL::CreateNCCLEnvCache, paddle/fluid/distributed/collective.
-
-    Args:
-        profile: the window.
-        row: rows of kernels that communicate, shape (N,).
-        axis: the axis of the span around each launch, null without, shape (N,).
     """
     events = profile.tree.events
     stream = _streams(events)

@@ -174,10 +174,6 @@ def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
 def _waves(previous: Int64, input_row: Int64) -> tuple[list[Int64], Int64]:
     """Return the rows in waves: the operations of a wave depend only on earlier waves.
 
-    Args:
-        previous: see `_linked`, shape (N,).
-        input_row: the column input of `_linked`, shape (N,).
-
     Returns:
         The rows of each wave, and the rows that can never be done: they need a missing operation,
         or each other.

@@ -199,12 +199,7 @@ def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
 
 
 def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:
-    """Return the times of all parts as rows of `BREAKDOWN`; steps with equal numbers are added up.
-
-    Args:
-        steps: step numbers, N rows.
-        times: for each part, its name, its axis and its times, shape (N,).
-    """
+    """Return the times of all parts as rows of `BREAKDOWN`; steps with equal numbers are added up."""
     numbers, row = np.unique(steps.to_numpy(), return_inverse=True)
     parts, axes, time_ns = zip(*times)
     sums = np.zeros((len(numbers), len(times)), np.int64)

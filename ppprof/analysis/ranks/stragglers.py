@@ -146,11 +146,6 @@ def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
     from the median of their own rank or group. It is a scaled median absolute deviation, so a few
     odd steps do not matter. The typical excess of a family is subtracted, because an excess over a
     lower median is above 0 by chance.
-
-    Args:
-        table: one row per rank or group and step: ``key``, ``family``, step, excess and step_ns.
-        key: the column that names the rank or group.
-        family: the column whose values are equal for ranks or groups that are compared.
     """
     deviation = pl.col("excess") - pl.col("excess").median().over(key)
     spread, length = table.select(

@@ -296,13 +296,7 @@ def _by_replica(replay: Replay, repair: _Repair) -> Iterator[_Repair]:
 def _ranks(
     members: Mapping[tuple[int, int], Sequence[int]], replicas: Iterable[int], stages: Iterable[int]
 ) -> list[int]:
-    """Return the ranks of the workers in these replicas and stages, ascending.
-
-    Args:
-        members: the result of `members_of_workers`.
-        replicas: the replicas of the workers.
-        stages: the stages of the workers.
-    """
+    """Return the ranks of the workers in these replicas and stages, ascending."""
     workers = itertools.product(replicas, stages)
     return sorted(rank for worker in workers for rank in members.get(worker, ()))
 

@@ -158,13 +158,7 @@ def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
 
 
 def _of_times(kind: str, events: pl.DataFrame, clock: str = "cpu_ns") -> pl.DataFrame:
-    """Return events as rows of `PLACES`, one per event.
-
-    Args:
-        kind: the kind of the rows.
-        events: name, event, start_ns and end_ns.
-        clock: the column for the duration: ``cpu_ns`` or ``gpu_ns``; the other one is null.
-    """
+    """Return events as rows of `PLACES`, one per event."""
     other = "gpu_ns" if clock == "cpu_ns" else "cpu_ns"
     table = events.select(
         pl.lit(kind).alias("kind"),

@@ -72,12 +72,6 @@ def _begins(start: Int64, dur: Int64, row: Int64, resolution: int) -> Bool:
 
     Short events share a span if they begin in one piece of time of one row and no long event is
     between them. An event that is not shorter than ``resolution`` has a span of its own.
-
-    Args:
-        start: sorted within each row, shape (N,).
-        dur: shape (N,).
-        row: ascending, shape (N,).
-        resolution: the length of a piece of time, in nanoseconds.
     """
     is_short = dur < resolution
     piece = start // resolution

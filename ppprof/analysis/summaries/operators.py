@@ -84,14 +84,7 @@ def operators(profile: Profile) -> pl.DataFrame:
 def _with_remote_calls(
     profile: Profile, table_of: Callable[[Profile, str | None], pl.DataFrame]
 ) -> pl.DataFrame:
-    """Return the rows of the rank's own events, then those of each remote call.
-
-    Args:
-        profile: the profile of a rank.
-        table_of: makes the table of a profile; the second argument is the node: the rank's own name
-            in its calls, or the worker of a call; None in a trace without remote calls. The
-            column ``name`` of a call's table gets the call as a prefix.
-    """
+    """Return the rows of the rank's own events, then those of each remote call."""
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
     tables = [table_of(profile, own)]
@@ -146,11 +139,6 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
 def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return the host events directly below operators that are not operators themselves.
 
-    Args:
-        tree: the event tree.
-        calls: the calls of the operators; reads row and ``keys``.
-        keys: columns of the calls.
-
     Returns:
         row, cpu_ns, device_ns, inner (the name), and ``keys`` of the caller; in the order of
         ``calls``, the children of a call sorted by row.
@@ -163,12 +151,7 @@ def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 
 
 def _positions(wanted: Int32, rows: pl.Series) -> Int32:
-    """Return the position in ``rows`` of each wanted row; -1 for a row that it lacks.
-
-    Args:
-        wanted: rows of the host events, at least -1, shape (N,).
-        rows: distinct rows of the host events, at least 0.
-    """
+    """Return the position in ``rows`` of each wanted row; -1 for a row that it lacks."""
     num_rows = max(wanted.max(initial=-1), rows.to_numpy().max(initial=-1)) + 1
     position = np.full(num_rows + 1, -1, np.int32)
     position[rows.to_numpy()] = np.arange(len(rows))
@@ -244,11 +227,6 @@ def _accumulation(tree: Tree, calls: pl.DataFrame, children: pl.DataFrame) -> pl
 def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return device events with the columns of the host event that launched them.
 
-    Args:
-        devices: device events, with the column host.
-        hosts: host events; reads row and ``keys``. Device events launched by others are left out.
-        keys: columns of the host events.
-
     Returns:
         The device events in the order of ``hosts``, with the columns ``keys`` of these.
     """
@@ -258,14 +236,7 @@ def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, keys: list[str]) -> pl
 
 
 def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
-    """Return one row of the Operator Summary.
-
-    Args:
-        kind: see `operators`.
-        name: the name in the row.
-        stats: the row's calls and times.
-        whole: the totals that the ratios are relative to. A ratio to a total of 0 is 0.
-    """
+    """Return one row of the Operator Summary."""
     row = {"kind": kind, **stats, "name": name}
     for clock in ("cpu", "gpu"):
         total = stats.get(f"{clock}_total_ns")
