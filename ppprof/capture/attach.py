@@ -6,14 +6,15 @@ import errno
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
+from ppprof.capture import attached
 from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
@@ -29,6 +30,7 @@ from ppprof.capture.parts import (
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
+from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
@@ -49,51 +51,15 @@ if TYPE_CHECKING:
     from ppprof.capture.ranks.clock_sync import ClockSync
     from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.capture.ranks.triggers import Triggers
-    from ppprof.capture.recording.operator_calls import OperatorCallRecorder
-    from ppprof.capture.recording.windows import Windows
+    from ppprof.capture.recording.windows import WindowObserver, Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
 
 log = logging.getLogger("ppprof")
 
 
-class _Attached(NamedTuple):
-    session: RecordingSession
-    windows: Windows | None
-    settings: Mapping[str, Any]
-
-
 SETTLED_WINDOW: Mapping[str, Any] = MappingProxyType({"enable": True, "trigger": {"settled": 10}})
 """The block of `attach` without arguments."""
-
-_attached: _Attached | None = None
-
-
-@dataclass(frozen=True)
-class OpenWindow:
-    """The window that this process records now."""
-
-    rank: int
-    calls: RunFile
-    """The folder for the remote calls that are made in the window."""
-    settings: Mapping[str, Any]
-    """The ``Profiler`` block."""
-
-
-def open_window() -> OpenWindow | None:
-    """Return the window that the attached session records now.
-
-    None without a session, after its end, in a forked child, and while this rank records no window.
-    """
-    if _attached is None or _attached.windows is None or not _attached.session.is_active:
-        return None
-    calls = _attached.windows.calls
-    return OpenWindow(_attached.session.rank, calls, _attached.settings) if calls else None
-
-
-def is_attached() -> bool:
-    """Return whether a session of this process is open."""
-    return _attached is not None and _attached.session.is_active
 
 
 def attach(
@@ -152,7 +118,7 @@ def attach(
     if not block.enable:
         return NoopSession()
     log_to_stderr()
-    if is_attached():
+    if attached.is_attached():
         log.warning(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
@@ -233,14 +199,22 @@ def _attach(
     peaks: Mapping[str, float | None],
     config_file: str | None,
 ) -> RecordingSession:
-    global _attached
+    """Build the session of this rank: each object from finished ones, the results last.
+
+    ::
+
+        job -> run directory -> which steps are recorded (clock) -> what observes steps and windows
+            -> windows -> parts, in the order in which the session calls them -> session
+    """
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
+    prints = job.rank in printing
     if profiler.trigger is not None:
-        job.topology.select(profiler.trigger.ranks)
-    manifest: dict[str, Any] = {
-        "profiler": profiler.to_mapping(),
+        job.topology.select(profiler.trigger.ranks)  # raises for a rank that the job does not have
+    settings = profiler.to_mapping()
+    manifest = {
+        "profiler": settings,
         "config": config,
         "config_file": config_file,
         "device": _device(),
@@ -249,59 +223,63 @@ def _attach(
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # the training may change its directory
+    liveness = _liveness(job, run) if run is not None else None
+
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
-    triggers = clock_sync = None
-    if run is not None and not profiler.timer_only:
-        clock_sync = _clock_sync(job, run, key, recorded)
-        triggers = _triggers(profiler, schedule, job, run, key, recorded)
-    clock = WindowClock(schedule, triggers, profiler.timer_only)
-    summary = PerfSummary(peaks["device_peak_flops"])
-    results = Results(
-        job.rank,
-        shown,
-        clock,
-        summary,
-        prints=job.rank in printing,
-        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
-        clocks_of=run if clock_sync is not None else None,
+    has_windows = run is not None and not profiler.timer_only
+    clock_sync = _clock_sync(job, run, key, recorded) if run and has_windows else None
+    triggers = (
+        _triggers(profiler, schedule, job, run, key, recorded) if run and has_windows else None
     )
-    parts: list[Part] = [DevicePart(_device)]
-    if run is not None:
-        results.liveness = _liveness(job, run)
-        parts += [results.liveness] if results.liveness is not None else []
-    if triggers is not None:
-        parts.append(TriggersPart(triggers, results.saved_steps))
-    if run is not None and job.rank in recorded and not profiler.timer_only:
-        post_processor = PostProcessor(
-            run,
-            job.rank,
-            prints=results.prints,
-            background=profiler.background,
-            then=profiler.command,
-        )
-        results.post_processor = post_processor
-        results.windows = _windows(profiler, job, run, post_processor, results.prints)
-        parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
-    if clock_sync is not None:
-        parts.append(ClockSyncPart(clock_sync))
+    clock = WindowClock(schedule, triggers, profiler.timer_only)
+
+    summary = PerfSummary(peaks["device_peak_flops"])
     steps = _steps(profiler, job, run, summary, printing)
-    parts.append(steps)
-    if results.windows is not None:
-        results.windows.before_stop = steps.flush
-    if results.post_processor is not None:
-        parts.append(TablesPart(results.post_processor))
-    parts.append(results)
+    post_processor = store = windows = None
+    if run is not None and has_windows and job.rank in recorded:
+        post_processor = PostProcessor(
+            run, job.rank, prints, background=profiler.background, then=profiler.command
+        )
+        store = WindowStore(run, job.rank, job.topology, post_processor)
+        windows = _windows(profiler, job, run, store, steps, prints)
+    saved_steps = store.saved_steps if store is not None else {}
+
+    parts: list[Part | None] = [
+        DevicePart(_device),
+        liveness,
+        TriggersPart(triggers, saved_steps) if triggers is not None else None,
+        (
+            RecordingPart(clock, windows, post_processor, triggers)
+            if post_processor is not None
+            else None
+        ),
+        ClockSyncPart(clock_sync) if clock_sync is not None else None,
+        steps,
+        TablesPart(post_processor) if post_processor is not None else None,
+        Results(
+            job.rank,
+            shown,
+            clock,
+            summary,
+            prints,
+            viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+            clocks_of=run if clock_sync is not None else None,
+            liveness=liveness,
+            windows=store if windows is not None else None,
+            post_processor=post_processor,
+        ),
+    ]
     timer = _timer()
     timer.watch_readers()
     session = RecordingSession(
         clock,
-        parts,
+        [part for part in parts if part is not None],
         timer=timer,
         rank=job.rank,
         stop_training=profiler.stop_training,
         saves=run is not None,
     )
-    _attached = _Attached(session, results.windows, manifest["profiler"])
+    attached.remember(attached.Attached(session, windows, settings))
     return session
 
 
@@ -326,6 +304,15 @@ def _steps(
     )
 
 
+@contextmanager
+def _without(rank: int, effect: str) -> Iterator[None]:
+    """Log an error of the disk, the network or the job's store, and what the session lacks then."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        log.warning(f"rank {rank}: {error}; {effect}")
+
+
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
     try:
         if not _is_utf8(log_dir.absolute()):
@@ -339,11 +326,9 @@ def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: st
 
 
 def _liveness(job: Job, run: Path) -> LivenessPart | None:
-    try:
+    with _without(job.rank, "ranks that die will not be named"):
         return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
-    except OSError as error:
-        log.warning(f"rank {job.rank}: {error}; ranks that die will not be named")
-        return None
+    return None
 
 
 def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
@@ -352,17 +337,12 @@ def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> Clo
     # Here and below: a training pays only for the parts that it uses.
     from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer
 
-    try:
+    with _without(job.rank, "the ranks' clocks are not compared"):
         if job.rank == 0:
             return ClockServer(run, job.hosts[0], job_store(), f"{key}/clock")
-        return (
-            ClockClient(run, job.rank, job_store(), f"{key}/clock")
-            if job.rank in recorded
-            else None
-        )
-    except (OSError, RuntimeError) as error:
-        log.warning(f"rank {job.rank}: {error}; the ranks' clocks are not compared")
-        return None
+        if job.rank in recorded:
+            return ClockClient(run, job.rank, job_store(), f"{key}/clock")
+    return None
 
 
 def _triggers(
@@ -382,22 +362,26 @@ def _triggers(
     )
     from ppprof.capture.ranks.triggers import Triggers
 
-    try:
-        channel: ControlChannel = LocalChannel()
-        if job.topology.world_size > 1 and job.rank == 0:
-            channel = CoordinatorChannel(
-                job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger"
-            )
-        elif job.topology.world_size > 1:
+    world_size = job.topology.world_size
+    with _without(job.rank, "windows on demand are off"):
+        channel: ControlChannel
+        if world_size == 1:
+            channel = LocalChannel()
+        elif job.rank == 0:
+            channel = CoordinatorChannel(job.hosts[0], world_size, job_store(), f"{key}/trigger")
+        else:
             channel = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
-    except (OSError, RuntimeError) as error:
-        log.warning(f"rank {job.rank}: {error}; windows on demand are off")
-        return None
-    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, channel)
+        return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, channel)
+    return None
 
 
 def _windows(
-    profiler: ProfilerConfig, job: Job, run: Path, post_processor: PostProcessor, prints: bool
+    profiler: ProfilerConfig,
+    job: Job,
+    run: Path,
+    store: WindowStore,
+    steps: StepsPart,
+    prints: bool,
 ) -> Windows | None:
     # Imported here: these modules are the first to use private names of Paddle, and a new version
     # of Paddle may have moved the names.
@@ -409,33 +393,30 @@ def _windows(
         from ppprof.capture.recording.targets import Targets
         from ppprof.capture.recording.windows import Windows
 
-        max_trace_mb, budget = profiler.max_trace_mb, None
-        if max_trace_mb is not None:
-            budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
-        is_unbounded = profiler.scheduler is None and profiler.trigger is None and budget is None
-        unbounded = UnboundedWindow(job.rank, profiler.formats) if is_unbounded and prints else None
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
-        wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
-        operators = _operators(job) if profiler.record_shapes else None
-        return Windows(
-            *(recorder, post_processor, run, job.rank, job.topology),
-            *(budget, wrappers, operators, unbounded),
-        )
+        observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
+        if profiler.record_shapes:
+            observers += _operators(job, run)
+        if profiler.max_trace_mb is not None:  # after the operators, whose file counts
+            observers.append(DiskBudget(run, job.rank, profiler.max_trace_mb, profiler.formats))
+        elif profiler.scheduler is None and profiler.trigger is None and prints:
+            observers.append(UnboundedWindow(job.rank, profiler.formats))
+        return Windows(recorder, store, [*observers, steps])
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 
 
-def _operators(job: Job) -> OperatorCallRecorder | None:
+def _operators(job: Job, run: Path) -> list[WindowObserver]:
     try:
         from ppprof.capture.recording.operator_calls import OperatorCallRecorder
 
-        return OperatorCallRecorder()
+        return [OperatorCallRecorder(run)]
     except Exception as error:  # another version of Paddle
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record shapes: {reason(error)}")
-        return None
+        return []
 
 
 def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:

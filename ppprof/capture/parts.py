@@ -11,10 +11,11 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.device_memory import DeviceMemory
@@ -175,12 +176,12 @@ class TriggersPart(Part):
 
     Args:
         triggers: decides on the windows.
-        saved_steps: returns the steps of a window that this rank has saved.
+        saved_steps: the steps of each window that this rank has saved, by number.
     """
 
     task = "triggers"
 
-    def __init__(self, triggers: Triggers, saved_steps: Callable[[int], range]) -> None:
+    def __init__(self, triggers: Triggers, saved_steps: Mapping[int, range]) -> None:
         self._triggers = triggers
         self._saved_steps = saved_steps
         self._working: deque[FinishedStep] = deque()
@@ -219,7 +220,8 @@ class TriggersPart(Part):
         """Log on rank 0 what is saved if the training ended before the end of the settled window."""
         plan = self._triggers.cut_short
         if plan is not None:
-            log.warning(f"rank 0: {plan.ending(ending.num_steps, self._saved_steps(plan.window))}")
+            saved = self._saved_steps.get(plan.window, range(0))
+            log.warning(f"rank 0: {plan.ending(ending.num_steps, saved)}")
 
 
 class RecordingPart(Part):
@@ -253,14 +255,11 @@ class RecordingPart(Part):
             self._post_processor.poll()
         windows = self._windows
         if windows is not None and (holds_up or transition.after.records):
-            if not windows.fits(transition.own_before, transition.own_after, transition.window):
+            if not windows.fits(transition):
                 transition = self._clock.cut(transition)
                 holds_up = True
-            if not windows.advance(
-                transition.own_before, transition.own_after, transition.step, transition.window
-            ):
+            if not windows.advance(transition):
                 self._clock.cut(transition)
-            windows.holds = transition.is_provisional
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
@@ -365,7 +364,7 @@ class ClockSyncPart(Part):
         self._clock_sync.close(compare=ending.is_in_window, failed=ending.failed)
 
 
-class StepsPart(Part):
+class StepsPart(Part, WindowObserver):
     """Counts and logs every step, recorded or not.
 
     Args:
@@ -475,6 +474,10 @@ class StepsPart(Part):
         if transition.ends_window:
             self.flush()
         return 0
+
+    def before_waiting(self) -> None:
+        """Write all steps to disk: the training may never return from its window."""
+        self.flush()
 
     def close(self, ending: Ending) -> None:
         """Write all steps to disk."""

@@ -41,7 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.attach import open_window
+from ppprof.capture.attached import open_window
 from ppprof.capture.output import log_to_stderr
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 from ppprof.rundir.run_file import RunFile
@@ -313,7 +313,8 @@ def _start_recorder(settings: Mapping[str, Any]) -> Any:
     config = ProfilerConfig.from_mapping(settings)
     recorder = Recorder(config, prints=False, is_guest=is_guest)
     try:
-        recorder.prepare()
+        if not recorder.prepare():
+            raise RuntimeError("another profiler is open in this process")
         recorder.start()
     except Exception:
         recorder.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from ppprof.capture.output import print_result
 from ppprof.capture.parts import Ending, LivenessPart, Part
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.recording.windows import Windows
+from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.window_clock import WindowClock
 
@@ -37,7 +37,7 @@ class TablesPart(Part):
         self._post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Results(Part):
     """The last part of a session: prints the summary, and where the traces are."""
 
@@ -54,16 +54,12 @@ class Results(Part):
     """The run directory whose clock readings are printed; None if clocks are not compared."""
     liveness: LivenessPart | None = None
     """Names the ranks that died; None if ranks are not marked."""
-    windows: Windows | None = None
-    """The windows of this rank; None if this rank does not record."""
+    windows: WindowStore | None = None
+    """What became of the windows of this rank; None if this rank does not record."""
     post_processor: PostProcessor | None = None
     """Makes the tables; None if this rank does not record."""
 
     task = "printing the results"
-
-    def saved_steps(self, window: int) -> range:
-        """Return the steps of a window that this rank has saved."""
-        return range(0) if self.windows is None else self.windows.saved_steps.get(window, range(0))
 
     def close(self, ending: Ending) -> None:
         """Log which ranks died before this rank, now that this rank's data are saved."""
@@ -122,7 +118,7 @@ class Results(Part):
             if line is not None:
                 print_result(f"{line}\n")
 
-    def _print_traces(self, windows: Windows, run: Path, ending: Ending) -> None:
+    def _print_traces(self, windows: WindowStore, run: Path, ending: Ending) -> None:
         if not windows.saved:
             # A failure, a skipped window and a short training were logged, which explains it.
             on_demand = self.clock.on_demand
@@ -157,7 +153,7 @@ class Results(Part):
         lines.append(f"what to change: ppprof advise {run}")
         print_result("".join(f"{line}\n" for line in lines))
 
-    def _why_no_window(self, windows: Windows, ending: Ending) -> str:
+    def _why_no_window(self, windows: WindowStore, ending: Ending) -> str:
         why = f"the schedule is {self.clock.schedule}, and {ending.num_steps} steps were seen"
         if self.clock.on_demand is None:
             return why

@@ -26,7 +26,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ppprof import rundir
-from ppprof.capture.attach import attach, is_attached
+from ppprof.capture.attach import attach
+from ppprof.capture.attached import is_attached
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.config import ProfilerConfig, load_profiler

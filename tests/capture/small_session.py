@@ -12,6 +12,7 @@ from ppprof import rundir
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import LivenessPart, RecordingPart, StepsPart
 from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
@@ -42,8 +43,9 @@ class SmallRecorder:
         self._steps: list[tuple[int, int, int, bool]] = []
         self._step: tuple[int, int] | None = None
 
-    def prepare(self) -> None:
-        """Do nothing."""
+    def prepare(self, give_way: object = None) -> bool:
+        """Do nothing, and find no other profiler."""
+        return True
 
     def start(self) -> None:
         """Open a window."""
@@ -97,13 +99,18 @@ def attach(fault: str) -> ProfilerSession:
     post_processor = PostProcessor(
         run, 0, prints=True, command=[sys.executable, "-m", "tests.capture.fake_helper", ""]
     )
-    recorder = SmallRecorder(fault)
-    windows = Windows(recorder, post_processor, run, 0, topology)  # type: ignore[arg-type]
     clock, summary = WindowClock(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
-    liveness = LivenessPart(LivenessRegistry(run, topology, 0))
-    results = Results(0, LOG, clock, summary, liveness=liveness, windows=windows)
-    results.post_processor = post_processor
-    recording = RecordingPart(clock, windows, post_processor)
+    recorder = SmallRecorder(fault)
+    store = WindowStore(run, 0, topology, post_processor)
     steps = StepsPart(summary, StepLog(RunFile(run, rundir.steps_path(0))))
+    windows = Windows(recorder, store, [steps])  # type: ignore[arg-type]
+    liveness = LivenessPart(LivenessRegistry(run, topology, 0))
+    recording = RecordingPart(clock, windows, post_processor)
+    results = Results(
+        *(0, LOG, clock, summary),
+        liveness=liveness,
+        windows=store,
+        post_processor=post_processor,
+    )
     parts = [liveness, recording, steps, TablesPart(post_processor), results]
     return RecordingSession(clock, parts, saves=True)

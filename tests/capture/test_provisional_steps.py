@@ -16,7 +16,8 @@ from ppprof.capture.ranks.control_channel import LocalChannel
 from ppprof.capture.ranks.plans import Plan, latest_plan
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
-from ppprof.capture.recording.windows import ProfilerInUseError, Windows
+from ppprof.capture.recording.store import WindowStore
+from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -60,10 +61,10 @@ class Recorder:
         self.is_in_use = False
         self.taken: list[weakref.ref[Steps]] = []
 
-    def prepare(self) -> None:
-        if self.is_in_use:
-            raise ProfilerInUseError("another profiler is open in this process")
-        self.log.append("prepare")
+    def prepare(self, give_way: object = None) -> bool:
+        if not self.is_in_use:
+            self.log.append("prepare")
+        return not self.is_in_use
 
     def start(self) -> None:
         self.steps = []
@@ -119,13 +120,12 @@ class Training:
             add=lambda *_: None, has_finished_window=False, is_working=False
         )
         recorder: Any = self.recorder
-        self.windows = Windows(recorder, made, run, 0, topology, budget)
+        self.store = WindowStore(run, 0, topology, made)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))
-        recording = RecordingPart(clock, self.windows, made, triggers)
-        saved_steps = self.windows.saved_steps
+        self.windows = Windows(recorder, self.store, [*([budget] if budget else []), steps])
         parts: list[Part] = [
-            TriggersPart(triggers, lambda window: saved_steps.get(window, range(0))),
-            recording,
+            TriggersPart(triggers, self.store.saved_steps),
+            RecordingPart(clock, self.windows, made, triggers),
             steps,
         ]
         self.session = RecordingSession(clock, parts, timer=Timer(settles_at))
@@ -192,7 +192,7 @@ def test_steps_that_are_dropped_are_never_written(tmp_path: Path) -> None:
         *("prepare", "start", "take", "write"),
         "discard",  # as the session closes
     ]
-    assert training.windows.num_dropped == 0
+    assert training.store.num_dropped == 0
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
     training.go(20)
     assert training.recordings() == ["20 21 22"]
     training.session.close()
-    assert training.windows.num_skipped == 0
-    assert training.windows.saved_steps == {0: range(20, 23)}
+    assert training.store.num_skipped == 0
+    assert training.store.saved_steps == {0: range(20, 23)}
     what = (
         "the recording of the first steps, ahead of window 0 was cut short: the training has opened"
     )
     assert what in caplog.text
-    assert not training.windows.cut
+    assert not training.store.cut
 
 
 def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path:
     training.windows.give_way()
     training.go(3).session.close()
     assert training.recordings() == ["1 2 3-"]
-    assert training.windows.saved_steps == {0: range(1, 3)}
+    assert training.store.saved_steps == {0: range(1, 3)}
 
 
 @pytest.mark.parametrize("num_steps", [20, 21])

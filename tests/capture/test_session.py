@@ -28,6 +28,7 @@ from ppprof.capture.parts import (
 )
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording import windows as recording
+from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
@@ -51,16 +52,16 @@ class Windows:
         self.calls: list[object] = []
         self.saved: list[object] = []
         self.fail_at = fail_at
-        self.holds = False
         self.num_dropped = self.num_skipped = 0
         self.cut: set[int] = set()
 
-    def fits(self, before: State, after: State, window: int) -> bool:
+    def fits(self, transition: Transition) -> bool:
         return True
 
-    def advance(self, before: State, after: State, step: int, window: int) -> bool:
-        self.calls.append((f"{before.value}->{after.value}", step, window))
-        if step == self.fail_at:
+    def advance(self, transition: Transition) -> bool:
+        states = f"{transition.own_before.value}->{transition.own_after.value}"
+        self.calls.append((states, transition.step, transition.window))
+        if transition.step == self.fail_at:
             raise OSError(28, "No space left on device")
         return True
 
@@ -417,9 +418,9 @@ def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     windows = Windows()
     advance = windows.advance
 
-    def interrupted(before: State, after: State, step: int, window: int) -> bool:
-        advance(before, after, step, window)
-        if before is State.LAST:
+    def interrupted(transition: Transition) -> bool:
+        advance(transition)
+        if transition.own_before is State.LAST:
             raise KeyboardInterrupt
         return True
 
@@ -554,7 +555,8 @@ def test_so_does_one_that_costs_a_window(
             signal.raise_signal(signal.SIGUSR1)
 
     made = PostProcessor(tmp_path, 0, prints=True, command=[])
-    windows = recording.Windows(Recorder(""), made, tmp_path, 0, Topology.of(dp=1))  # type: ignore[arg-type]
+    store = WindowStore(tmp_path, 0, Topology.of(dp=1), made)
+    windows = recording.Windows(Recorder(""), store)  # type: ignore[arg-type]
     with handling(_preempted), session(windows, Schedule.of((0, 2)), post_processor=made) as prof:
         prof.step()
         with pytest.raises(Preempted, match=r"^preempted$"):

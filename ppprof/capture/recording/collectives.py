@@ -43,6 +43,7 @@ from paddle.distributed import collective
 from ppprof.capture.recording.dtypes import dtype_key
 from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.recorder import span
+from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.topology import Topology
 
@@ -154,8 +155,8 @@ class _Spanned:
         return hash(self.__wrapped__)
 
 
-class Collectives:
-    """Wrappers of all communication: `install` at the start of a window, `uninstall` after it."""
+class Collectives(WindowObserver):
+    """Wrappers of all communication."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ppprof import rundir
+from ppprof.capture.recording.windows import WindowObserver
 from ppprof.units import MEGABYTE, format_bytes
 
 _PB_PER_RESIDENT = 2.0
@@ -30,7 +31,7 @@ _UNMEASURED_STEPS, _MEASURED_STEPS = 5, 10
 log = logging.getLogger("ppprof")
 
 
-class DiskBudget:
+class DiskBudget(WindowObserver):
     """The disk space of one rank's traces, over all windows of a run.
 
     Args:
@@ -64,8 +65,13 @@ class DiskBudget:
         self._spent = 0
         self._step_bytes = DiskBudget._last_step_bytes
 
-    def open(self) -> None:
-        """Note the memory in use and the disk space taken; call it when a window opens."""
+    def limit(self, num_steps: int | None) -> str:
+        """Return the setting of the limit if one more step might exceed it; "" if the step fits."""
+        exceeds = self.is_spent if num_steps is None else self.is_close(num_steps)
+        return f"Profiler.max_trace_mb {self.max_bytes / MEGABYTE:g}" if exceeds else ""
+
+    def started(self) -> None:
+        """Note the memory in use and the disk space taken: a window has opened."""
         self._resident = {0: self._resident_bytes()}
         self._spent = self._on_disk()
 
@@ -87,33 +93,35 @@ class DiskBudget:
         Args:
             num_steps: steps recorded in the window so far.
         """
-        per_step = self._estimate(num_steps) if self._step_bytes is None else self._step_bytes
+        self.step(num_steps)
+        per_step = self._growth(0, num_steps) if self._step_bytes is None else self._step_bytes
         return self._spent + self._total_per_pb * per_step * (num_steps + 1) > self.max_bytes
 
-    def measure(self, num_steps: int) -> None:
-        """Estimate the size of a step, unless it is known: the open window may never be saved.
+    def step(self, num_steps: int) -> None:
+        """Note the memory in use after so many steps of the open window."""
+        if self._step_bytes is None and num_steps not in self._resident:
+            self._resident[num_steps] = self._resident_bytes()
+
+    def kept(self, name: rundir.TraceName, num_steps: int) -> None:
+        """Estimate the size of a step, unless it is known: the recording may never be written.
 
         Only the second half of its steps counts, since the training itself takes memory in its first
         steps. The size stays unknown if there are too few steps, or if memory has not grown.
-
-        Args:
-            num_steps: steps of the window.
         """
         half = num_steps // 2
-        if self._step_bytes is None and num_steps >= _FEWEST_MEASURED and half in self._resident:
-            self._step_bytes = self._estimate(num_steps, since=half) or None
+        is_noted = half in self._resident and num_steps in self._resident
+        if self._step_bytes is None and num_steps >= _FEWEST_MEASURED and is_noted:
+            self._step_bytes = self._growth(half, num_steps) or None
 
-    def _estimate(self, num_steps: int, since: int = 0) -> float:
-        resident = self._resident[num_steps] = self._resident_bytes()
-        growth = max(0, resident - self._resident[since])
-        return growth * _PB_PER_RESIDENT / max(num_steps - since, 1)
+    def _growth(self, first: int, last: int) -> float:
+        """Return the size of a step of the raw capture, from the memory after two steps."""
+        growth = max(0, self._resident[last] - self._resident[first])
+        return growth * _PB_PER_RESIDENT / max(last - first, 1)
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
         """Note the size of a saved window's raw capture; from now on the size of a step is known.
 
-        Args:
-            name: name of the window's files.
-            num_steps: steps of the window; with 0 steps, the size of a step does not change.
+        With 0 steps, the size of a step does not change.
 
         Raises:
             OSError: the raw capture is gone.
@@ -126,11 +134,7 @@ class DiskBudget:
             self._step_bytes = DiskBudget._last_step_bytes = size / num_steps
 
     def dropped(self, name: rundir.TraceName) -> None:
-        """Stop counting the traces that a saved window was to get: the window was deleted.
-
-        Args:
-            name: name of the window's files; an unknown name has no effect.
-        """
+        """Stop counting the traces that a saved window was to get: the window was deleted."""
         self._unfinished.pop(name, None)
 
     def _on_disk(self) -> int:
@@ -145,7 +149,7 @@ class DiskBudget:
         return written + pending
 
 
-class UnboundedWindow:
+class UnboundedWindow(WindowObserver):
     """Warns once of the size of a step, in a window that records every step until the end.
 
     The first steps are not measured, since the training itself takes memory in them.
@@ -168,12 +172,8 @@ class UnboundedWindow:
         self._next_step = self._first_step = _UNMEASURED_STEPS
         self._first_bytes = 0
 
-    def measure(self, num_steps: int) -> None:
-        """Log the size of a step once it is known; call it after each step.
-
-        Args:
-            num_steps: steps recorded so far.
-        """
+    def step(self, num_steps: int) -> None:
+        """Log the size of a step once it is known."""
         if num_steps != self._next_step:
             return
         resident = self._resident_bytes()

@@ -22,6 +22,7 @@ from paddle.optimizer import Optimizer
 
 from ppprof.capture.recording.patches import Method, Patches
 from ppprof.capture.recording.recorder import span
+from ppprof.capture.recording.windows import WindowObserver
 
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
 _OPTIMIZERS = (
@@ -29,8 +30,8 @@ _OPTIMIZERS = (
 )
 
 
-class FleetSpans:
-    """Wrappers of Fleet's methods: `install` at the start of a window, `uninstall` after it."""
+class FleetSpans(WindowObserver):
+    """Wrappers of Fleet's methods."""
 
     def __init__(self) -> None:
         self._patches = Patches()

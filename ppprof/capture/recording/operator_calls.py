@@ -21,7 +21,8 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,20 @@ from paddle import _C_ops
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
+from ppprof.capture.output import reason
 from ppprof.capture.recording.dtypes import dtype_key
 from ppprof.capture.recording.gradient_order import node_reader
 from ppprof.capture.recording.window_calls import Key, WindowCalls
+from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
-from ppprof.rundir.operator_calls import RUN_BACKWARD, OperatorCalls, Signature
+from ppprof.rundir import TraceName
+from ppprof.rundir.operator_calls import (
+    RUN_BACKWARD,
+    OperatorCalls,
+    Signature,
+    write_operator_calls,
+)
+from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
 
@@ -77,10 +87,19 @@ _FREE = "_clear_dataptr"
 _active: OperatorCallRecorder | None = None
 
 
-class OperatorCallRecorder:
-    """Wrappers of the functions that call operators: `install` at the start of a window."""
+class OperatorCallRecorder(WindowObserver):
+    """Wrappers of the functions that call operators; writes the calls of each saved window.
 
-    def __init__(self) -> None:
+    A failure costs the window its shapes only.
+
+    Args:
+        run: the run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._kept: dict[TraceName, OperatorCalls | None] = {}
+        """The calls of recordings that are in memory; None if they could not be taken."""
         self._tensor: Any = core.eager.Tensor
         self._functions = {
             id(function): (name, function)
@@ -126,7 +145,7 @@ class OperatorCallRecorder:
         run_backward = eager[RUN_BACKWARD]
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
-    def end_step(self) -> None:
+    def step(self, num_steps: int) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough."""
         self._recorded.stop_looking_at_graphs()
         self._recorded.forget_parameters()
@@ -161,6 +180,33 @@ class OperatorCallRecorder:
             for name, value in list(names.items()):
                 if id(value) in originals:
                     names[name] = originals[id(value)]
+
+    def kept(self, name: TraceName, num_steps: int) -> None:
+        """Take the calls of a recording that stays in memory."""
+        self._kept[name] = None
+        with self._losing_shapes(name):
+            self._kept[name] = self.take()
+
+    def saved(self, name: TraceName, num_steps: int) -> None:
+        """Write the calls of a window."""
+        with self._losing_shapes(name):
+            calls = self._kept.pop(name) if name in self._kept else self.take()
+            if calls is not None:
+                write_operator_calls(RunFile(self._run, name.operator_calls), calls)
+
+    def dropped(self, name: TraceName) -> None:
+        """Forget the calls of a recording."""
+        self._kept.pop(name, None)
+
+    @contextmanager
+    def _losing_shapes(self, name: TraceName) -> Iterator[None]:
+        """Log an error: the training may call operators with anything, and the disk may be full."""
+        try:
+            yield
+        except Exception as error:
+            pass_interruption(error)
+            file = RunFile(self._run, name.operator_calls)
+            log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
     def take(self) -> OperatorCalls:
         """Return the calls since the last `take`, and forget them."""

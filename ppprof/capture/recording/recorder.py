@@ -38,7 +38,6 @@ from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.recording import instance
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
-from ppprof.capture.recording.windows import ProfilerInUseError
 from ppprof.capture.signals import default_actions
 from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
 from ppprof.rundir.run_file import RunFile
@@ -113,12 +112,10 @@ class Recorder:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between a guest's thread and `discard`
         self._thread = threading.get_ident()
-        self.give_way: Callable[[], None] = self._discard_after_a_while
-        """Called when the training creates a profiler of its own, in the thread that does so. It must
-        release Paddle's profiler, by `stop` or `discard`."""
+        self._give_way: Callable[[], None] = self._discard_after_a_while
 
-    def _create(self) -> None:
-        """Create Paddle's profiler for the targets that can be recorded.
+    def _create(self) -> bool:
+        """Create Paddle's profiler for the targets that can be recorded; return whether that is possible.
 
         First wait for a guest to close; a guest that does not close in time loses its window.
         """
@@ -127,19 +124,18 @@ class Recorder:
                 self._trace_switch |= TRACE_SWITCH[target]
         has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
-        self._profiler = instance.acquire(self._trace_switch, devices, self._give_way)
+        self._profiler = instance.acquire(self._trace_switch, devices, self._release_early)
         guest = Recorder._guest
         if self._profiler is None and guest is not None and not self._is_guest:
             guest._discard_after_a_while()
-            self._profiler = instance.acquire(self._trace_switch, devices, self._give_way)
-        if self._profiler is None:
-            raise ProfilerInUseError("another profiler is open in this process")
-        if self._is_guest:
+            self._profiler = instance.acquire(self._trace_switch, devices, self._release_early)
+        if self._is_guest and self._profiler is not None:
             Recorder._guest = self
+        return self._profiler is not None
 
-    def _give_way(self) -> None:
+    def _release_early(self) -> None:
         if os.getpid() == self._pid:
-            self.give_way()
+            self._give_way()
         else:  # a forked child: the window is the parent's, which saves it
             self._lock = threading.RLock()  # another thread of the parent may hold the other one
             self.discard()
@@ -149,28 +145,36 @@ class Recorder:
         """Whether windows record a device, and so wait for it when they are stopped."""
         return self._targets.on_device
 
-    def prepare(self) -> None:
+    def prepare(self, give_way: Callable[[], None] | None = None) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 
         On a device, the first call waits for the probe of the device's profiler.
 
-        Raises:
-            ProfilerInUseError: another profiler is open in this process; Paddle allows only one.
+        Args:
+            give_way: called when the training creates a profiler of its own, in the thread that does so.
+                It must release Paddle's profiler, by `stop` or `discard`. None drops the window, after
+                a while.
+
+        Returns:
+            False if another profiler is open in this process: Paddle allows only one.
         """
         with self._lock:
-            self._create()
+            self._give_way = give_way or self._discard_after_a_while
+            if not self._create():
+                return False
             self._profiler.prepare()
             self._prepared = True
+            return True
 
     def start(self) -> None:
         """Open a window: events are recorded from now on. Call `prepare` first.
 
         Raises:
-            ProfilerInUseError: the training has taken Paddle's profiler since.
+            RuntimeError: the training has taken Paddle's profiler since.
         """
         with self._lock:
             if self._profiler is None:
-                raise ProfilerInUseError(_TAKEN)
+                raise RuntimeError(_TAKEN)
             if self._memory:
                 core.enable_memory_recorder()
             if self._events is not None:
@@ -229,7 +233,7 @@ class Recorder:
         """
         with self._lock:
             if self._profiler is None:
-                raise ProfilerInUseError(_TAKEN)
+                raise RuntimeError(_TAKEN)
             self._silence()
             self._recording = False
             result = self._stop()
@@ -297,7 +301,7 @@ class Recorder:
         self._profiler = None
         if self._events is not None:
             self._events.left.clear()
-        instance.release(self._give_way)
+        instance.release(self._release_early)
 
     def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
         """Return whether the device finishes its work; True without a device in the window.

@@ -17,6 +17,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.remote_calls import Answer, is_profiled, profiled, result
 
 log = logging.getLogger("ppprof")
@@ -31,8 +32,8 @@ _MOST_CALLS = 200
 _Send = Callable[..., Any]
 
 
-class RpcCalls:
-    """A wrapper around the sending of calls: `install` at the start of a window, `uninstall` after."""
+class RpcCalls(WindowObserver):
+    """A wrapper around the sending of calls."""
 
     def __init__(self) -> None:
         self._patches = Patches()

@@ -504,7 +504,7 @@ def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(
 ) -> None:
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(steps)
     caplog.clear()
-    part = TriggersPart(job.ranks[0], {0: recorded}.__getitem__)
+    part = TriggersPart(job.ranks[0], {0: recorded})
     ending = Ending(None, steps, False, set())
     part.close(ending)
     assert not caplog.messages  # not before all windows are saved

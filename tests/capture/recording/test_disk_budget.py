@@ -39,7 +39,7 @@ def window(run: Path, number: int, size_mb: float) -> TraceName:
 
 def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
     """Return the number of steps of a window whose steps make memory grow by so much."""
-    budget.open()
+    budget.started()
     for steps in range(1, 1000):
         resident.size += int(step_mb * MB)
         if budget.is_close(steps):
@@ -59,7 +59,7 @@ def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> Non
 def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:
     resident = Growing()
     budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
-    budget.open()
+    budget.started()
     budget.saved(window(tmp_path, 0, 4), 4)
     assert not budget.is_spent
     assert num_steps(budget, resident, 0) == 6
@@ -70,7 +70,7 @@ def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> 
 
 def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
-    budget.open()
+    budget.started()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
     assert budget.is_spent  # 2 MB, 9 of JSON to come
@@ -83,7 +83,7 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
 
 def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
-    budget.open()
+    budget.started()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
     (tmp_path / name.raw).unlink()
@@ -108,7 +108,7 @@ def messages_of(growth_mb: list[float], formats: list[str]) -> list[tuple[int, s
     try:
         for step, size_mb in enumerate(growth_mb, 1):
             resident.size += int(size_mb * MB)
-            unbounded.measure(step)
+            unbounded.step(step)
     finally:
         log.removeHandler(handler)
     return logged

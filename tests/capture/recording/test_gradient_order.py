@@ -203,7 +203,7 @@ def test_a_large_graph_costs_the_shapes_not_the_time(
 def test_graphs_are_not_kept(has_backward: bool) -> None:
     """Paddle's ``Tensor.grad_fn`` keeps the graph, with its tensors, for ever."""
     net = nn.Linear(4, 8)
-    recorder = operator_calls.OperatorCallRecorder()
+    recorder = operator_calls.OperatorCallRecorder(Path())
     size = functools.partial(paddle.base.core.host_memory_stat_current_value, "Allocated", 0)
     recorder.install()
     try:
@@ -250,13 +250,13 @@ def test_a_paddle_that_counts_otherwise_costs_the_shapes_of_gradients(
 @pytest.mark.all
 def test_two_hundred_windows_take_no_more_memory_than_twenty() -> None:
     step = toy.training()
-    recorder = operator_calls.OperatorCallRecorder()
+    recorder = operator_calls.OperatorCallRecorder(Path())
 
     def resident_bytes_after(number: int) -> int:
         for _ in range(number):
             recorder.install()
             step()
-            recorder.end_step()
+            recorder.step(1)
             recorder.uninstall()
             assert recorder.take().backwards
         gc.collect()
@@ -270,7 +270,7 @@ def test_two_hundred_windows_take_no_more_memory_than_twenty() -> None:
 def test_nodes_that_wait_for_their_gradients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_calls, "_MOST_NODES", 3)
     x = paddle.to_tensor([2.0, 3.0], stop_gradient=False)
-    recorder = operator_calls.OperatorCallRecorder()
+    recorder = operator_calls.OperatorCallRecorder(Path())
     recorder.install()
     try:
         waiting = [nn.functional.gelu(x) for _ in range(5)]

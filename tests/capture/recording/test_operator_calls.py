@@ -61,7 +61,7 @@ def operators(log: Path, step: Callable[[], Any], **block: Any) -> pl.DataFrame:
 @contextmanager
 def recording() -> Iterator[OperatorCallRecorder]:
     """A recorder in a window."""
-    recorder = OperatorCallRecorder()
+    recorder = OperatorCallRecorder(Path())
     recorder.install()
     try:
         yield recorder
@@ -93,7 +93,7 @@ def test_operators_that_python_calls_have_shapes(tmp_path: Path) -> None:
 def test_a_paddle_whose_functions_are_elsewhere_costs_the_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(recorder: OperatorCallRecorder) -> None:
+    def missing(recorder: OperatorCallRecorder, run: Path) -> None:
         raise AttributeError("no attribute 'eager'")
 
     monkeypatch.setattr(OperatorCallRecorder, "__init__", missing)
@@ -402,5 +402,5 @@ def test_parameters_that_the_training_drops_are_not_kept() -> None:
             left.append(weakref.ref(layer.weight))
             layer(paddle.ones([2, 4]))
             del layer
-            recorder.end_step()
+            recorder.step(1)
         assert sum(each() is not None for each in left) <= 2

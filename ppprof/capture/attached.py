@@ -1,0 +1,58 @@
+"""The session that is attached to this process, for code that the training calls elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ppprof.capture.recording.windows import Windows
+    from ppprof.capture.session import RecordingSession
+    from ppprof.rundir.run_file import RunFile
+
+
+class Attached(NamedTuple):
+    """A session of this process, which may be closed since."""
+
+    session: RecordingSession
+    windows: Windows | None
+    """None if this rank does not record."""
+    settings: Mapping[str, Any]
+    """The ``Profiler`` block."""
+
+
+_latest: Attached | None = None
+
+
+def remember(attached: Attached) -> None:
+    """Make a session the latest one of this process."""
+    global _latest
+    _latest = attached
+
+
+def is_attached() -> bool:
+    """Return whether a session of this process is open."""
+    return _latest is not None and _latest.session.is_active
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """The window that this process records now."""
+
+    rank: int
+    calls: RunFile
+    """The folder for the remote calls that are made in the window."""
+    settings: Mapping[str, Any]
+    """The ``Profiler`` block."""
+
+
+def open_window() -> OpenWindow | None:
+    """Return the window that the attached session records now.
+
+    None without a session, after its end, in a forked child, and while this rank records no window.
+    """
+    if _latest is None or _latest.windows is None or not _latest.session.is_active:
+        return None
+    calls = _latest.windows.calls
+    return OpenWindow(_latest.session.rank, calls, _latest.settings) if calls else None
