@@ -46,7 +46,7 @@ class WindowObserver:
     """
 
     def limit(self, num_steps: int | None) -> str:
-        """Return the limit that one more recorded step would exceed; "" if there is none.
+        """Return the limit that one more recorded step would exceed; "" without one.
 
         Args:
             num_steps: steps of the open window so far; None ahead of a window.
