@@ -49,7 +49,7 @@ COMMANDS = {
     ),
     "diff": (
         ["diff", "BASE", "IN"],
-        ["diff", "BASE", "IN", "--format", "json", "--all", "--exact"],
+        ["diff", "BASE", "IN", "--format", "json", "--exact"],
         ["diff", "IN", "BASE", "--format", "md", "--views", "overview,op,kernel"],
         ["diff", "BASE", "IN", "--fail-if", "step_time > 5%", "--width", "80"],
     ),

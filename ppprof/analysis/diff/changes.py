@@ -85,7 +85,8 @@ def per_step(
         ``keys``; for each of ``values``, its mean, float64, and ``<value>_var``, null with one
         step.
     """
-    table = table.filter(pl.col("step").is_in(list(ranks)))
+    # Sums of floats depend on the order of the rows, and threads leave them in any.
+    table = table.filter(pl.col("step").is_in(list(ranks))).sort("step", *values)
     num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
     rank_means = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
     return _over_steps(rank_means, keys, values, len(ranks))
