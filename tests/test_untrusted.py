@@ -48,7 +48,6 @@ NAME = "rank_{:05d}_dp0_pp0_sharding0_mp0_time_20260101T000000_000.paddle_trace.
 
 
 ALLOWED = {  # with what is done there
-    ("capture/descriptors.py", "socket"),  # a socket that is checked before use
     ("capture/ranks/udp.py", "socket"),  # UDP between the ranks of a job
     ("train/fleet_on_cpu.py", "socket"),  # looks for a free port for Paddle's own store
     ("capture/remote_calls.py", "socket"),  # gethostname

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.capture import attached
-from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
@@ -28,6 +27,7 @@ from ppprof.capture.parts import (
     TriggersPart,
 )
 from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.process import above_standard_streams
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.capture.recording.store import WindowStore

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppprof.capture.children import environment
-from ppprof.capture.descriptors import CLOSED, Descriptor, ScratchFile, above_standard_streams
+from ppprof.capture.process import CLOSED, Descriptor, ScratchFile, above_standard_streams
 from ppprof.capture.signals import write_to_pipe
 
 LIMIT_SECONDS = 600

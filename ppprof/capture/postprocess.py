@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.free_memory import available_bytes
+from ppprof.capture.children import available_bytes
 from ppprof.capture.helper import Finished, Helper
 from ppprof.capture.output import forward_stderr, print_result, reason
 from ppprof.capture.signals import is_ending

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
-from ppprof.capture import forks
+from ppprof.capture import process
 from ppprof.capture.output import log_to_stderr, text_of
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
@@ -194,7 +194,7 @@ class RecordingSession(ProfilerSession):
         """What a signal handler of the training has raised in a method that is not over yet."""
         self._left_out: set[str] = set()
         """Names of counts that were no numbers."""
-        self._pid, self._forks = os.getpid(), forks.count
+        self._pid, self._forks = os.getpid(), process.num_forks
         self._steps_in_child = 0
         self._lock = threading.RLock()  # between the training and a signal
         self._guard = SignalGuard.install(self._save_on_signal) if saves else None
@@ -212,7 +212,7 @@ class RecordingSession(ProfilerSession):
 
         A forked child is not a rank of the job.
         """
-        return not self._closed and forks.count == self._forks
+        return not self._closed and process.num_forks == self._forks
 
     @property
     def rank(self) -> int:
@@ -238,7 +238,7 @@ class RecordingSession(ProfilerSession):
 
         In a forked child, only count the step, for `should_stop`, and log a warning once.
         """
-        if forks.count != self._forks:
+        if process.num_forks != self._forks:
             self._step_in_child()
             return
         with self._lock:
@@ -394,7 +394,7 @@ class RecordingSession(ProfilerSession):
             self._next_change = self._clock.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
-        if forks.count != self._forks:
+        if process.num_forks != self._forks:
             return
         with self._lock:
             if self._closed:

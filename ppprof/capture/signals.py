@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from ppprof.capture import threads
-from ppprof.capture.descriptors import Descriptor
+from ppprof.capture import process
+from ppprof.capture.process import Descriptor
 
 log = logging.getLogger("ppprof")
 
@@ -160,7 +160,7 @@ class SignalGuard:
 
     def _start(self) -> None:
         reader = self._reader
-        self._thread = threads.start(lambda: self._watch(reader), "signals")
+        self._thread = process.start_thread(lambda: self._watch(reader), "signals")
 
     def _watch(self, reader: Descriptor) -> None:
         while True:
@@ -201,7 +201,7 @@ class SignalGuard:
                 os.write(self._writer.fd, bytes([number]))
         elif not self._ends.is_set():
             try:
-                self._thread = threads.start(lambda: self._end(number), "signals")
+                self._thread = process.start_thread(lambda: self._end(number), "signals")
             except RuntimeError:  # no further thread can start
                 self._end(number)
 

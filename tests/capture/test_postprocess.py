@@ -18,7 +18,7 @@ import pytest
 
 from ppprof import rundir
 from ppprof.capture import postprocess as finisher_module
-from ppprof.capture import threads
+from ppprof.capture import process
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.config import ProfilerConfig
 from tests.fixtures import gpu_traces
@@ -451,7 +451,7 @@ def test_a_helper_receives_signals_though_its_starter_blocks_them(tmp_path: Path
     run = rundir.claim(tmp_path / "log")
     rundir.write_manifest(run, {"profiler": ProfilerConfig(enable=True).to_mapping()})
     made = PostProcessor(run, 0, prints=True)
-    threads.start(lambda: made.add(0, run / "raw/0.pb"), "test").join()
+    process.start_thread(lambda: made.add(0, run / "raw/0.pb"), "test").join()
     until_finished(made)
     assert made._helper is not None
     status = Path(f"/proc/{made._helper.process.pid}/status").read_text()

@@ -389,7 +389,7 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     with session(windows, TWICE, steps=StepLog(run_file(path))) as prof:  # type: ignore[arg-type]
         assert prof.is_active
         with monkeypatch.context() as child:
-            child.setattr("ppprof.capture.forks.count", 1)
+            child.setattr("ppprof.capture.process.num_forks", 1)
             assert not prof.is_active
             prof.step()
             prof.close()

@@ -186,7 +186,7 @@ for number, file in zip(numbers, files):
         ("child = os.fork(); os.waitpid(child, 0) if child else os._exit(0)", 0),
     ],
 )
-def test_descriptors_that_the_training_has_closed_and_used_again_stay_its_own(
+def test_process_that_the_training_has_closed_and_used_again_stay_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ended: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(signals.__file__).parents[2]))

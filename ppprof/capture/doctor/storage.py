@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.children import run
+from ppprof.capture.children import available_bytes, run
 from ppprof.capture.doctor import storage_child
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check
-from ppprof.capture.free_memory import available_bytes
 from ppprof.capture.postprocess import helper_bytes
 
 _MIB, _GIB = 1 << 20, 1 << 30

@@ -26,9 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture import threads
-from ppprof.capture.descriptors import Socket
+from ppprof.capture import process
 from ppprof.capture.ranks import udp
+from ppprof.capture.ranks.udp import Socket
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.rundir.run_file import RunFile
@@ -125,7 +125,7 @@ class ClockServer(ClockSync):
         self._clients: set[int] = set()
         self._socket, token = udp.bind(host, store, key)
         self._token = bytes.fromhex(token)
-        self._thread = threads.start(self._serve, "clock")
+        self._thread = process.start_thread(self._serve, "clock")
 
     def close(self, compare: bool, failed: bool) -> None:
         """Stop answering queries; first wait up to 5 s until all ranks that sent queries have left.
@@ -240,7 +240,7 @@ class ClockClient(ClockSync):
             if self._is_reading:  # with busy ranks, a reading may last longer than a window
                 return
             self._is_reading = True
-        self._thread = threads.start(self._take_readings, "clock")
+        self._thread = process.start_thread(self._take_readings, "clock")
 
     def _take_readings(self) -> None:
         while True:

@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppprof.capture.descriptors import Socket
 from ppprof.capture.ranks import udp
+from ppprof.capture.ranks.udp import Socket
 
 Message = dict[str, Any]
 

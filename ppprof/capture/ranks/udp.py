@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import socket
 from typing import Any, NamedTuple
 
-from ppprof.capture.descriptors import Socket
+from ppprof.capture.process import CLOSED, file_of
+
+
+class Socket(socket.socket):
+    """A socket whose calls raise ``OSError`` (EBADF) once its descriptor is not ours any more."""
+
+    def __init__(self, family: int, kind: int) -> None:
+        super().__init__(family, kind)
+        self._file = file_of(self.fileno())
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the socket is open and its descriptor still means it."""
+        return self.fileno() >= 0 and file_of(self.fileno()) == self._file
+
+    def recv(self, *args: Any) -> bytes:
+        """Receive data, as ``socket.recv`` does."""
+        self._check()
+        return super().recv(*args)
+
+    def recvfrom(self, *args: Any) -> tuple[bytes, Any]:
+        """Receive data and its sender, as ``socket.recvfrom`` does."""
+        self._check()
+        return super().recvfrom(*args)
+
+    def send(self, *args: Any) -> int:
+        """Send data, as ``socket.send`` does."""
+        self._check()
+        return super().send(*args)
+
+    def sendto(self, *args: Any) -> int:
+        """Send data to an address, as ``socket.sendto`` does."""
+        self._check()
+        return super().sendto(*args)
+
+    def close(self) -> None:
+        """Close the socket; leave a descriptor alone that means a file of the training now."""
+        if not self.is_ours:
+            self.detach()
+        super().close()
+
+    def _check(self) -> None:
+        if not self.is_ours:
+            raise OSError(errno.EBADF, CLOSED)
 
 
 class Endpoint(NamedTuple):

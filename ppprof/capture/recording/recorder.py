@@ -33,8 +33,8 @@ import paddle
 from paddle.base import core
 from paddle.profiler import utils as paddle_profiler
 
-from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.probe_child import TRACE_SWITCH
+from ppprof.capture.process import above_standard_streams
 from ppprof.capture.recording import instance
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets

@@ -24,7 +24,7 @@ import paddle
 from paddle.base import core
 
 from ppprof.capture import probe as probing
-from ppprof.capture import threads
+from ppprof.capture import process
 from ppprof.capture.output import reason
 from ppprof.capture.signals import is_ending
 from ppprof.rundir import device_probes
@@ -79,7 +79,7 @@ class Targets:
             return
         self._warns = is_first
         if is_first:
-            self._thread = threads.start(lambda: self._probe(probe), "probe")
+            self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
     def decide(self, patience_s: float = probing.TIMEOUT_SECONDS + 10) -> list[str]:
         """Return the targets to record; wait for the probe if it has not ended.
@@ -135,7 +135,7 @@ class Targets:
 
         if self._device not in _known and self._device not in _probed:
             _probed.add(self._device)
-            threads.start(ask, "probe")
+            process.start_thread(ask, "probe")
 
     def _await(self, patience_s: float) -> DeviceProbe | None:
         """Return the result of the node's probe; None if the prober fails or takes too long."""

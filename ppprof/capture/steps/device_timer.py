@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
-from ppprof.capture import threads
+from ppprof.capture import process
 from ppprof.capture.output import reason
 from ppprof.capture.steps.device_events import Events
 from ppprof.capture.steps.timer import StepCost, StepTime, StepTimer
@@ -215,7 +215,7 @@ class DeviceStepTimer(StepTimer):
             self._give_up(problem)
         elif self._watches and not self._wake.is_set():
             if self._watcher is None:
-                self._watcher = threads.start(self._watch, "steps")
+                self._watcher = process.start_thread(self._watch, "steps")
             self._wake.set()
 
     def _watch(self) -> None:

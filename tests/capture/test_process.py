@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture import descriptors
-from ppprof.capture.descriptors import CLOSED, Descriptor, ScratchFile, Socket
+from ppprof.capture import process
+from ppprof.capture.process import CLOSED, Descriptor, ScratchFile, Socket
 from ppprof.capture.ranks.clock_sync import ClockServer
 from ppprof.capture.ranks.control_channel import CoordinatorChannel
 from tests.capture.ranks.stores import Store
@@ -75,7 +75,7 @@ def test_a_scratch_file_is_read_while_a_child_writes_and_not_once_it_is_taken(
 def test_a_file_with_the_inode_of_a_deleted_one_is_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
     for _ in range(20):  # a file system gives a freed inode to a new file, sooner or later
         file = ScratchFile()
         number = file.fd

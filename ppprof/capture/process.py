@@ -1,22 +1,22 @@
-"""File descriptors that the training may close and use again, without ppprof's knowledge.
+"""This process: its file descriptors, its threads and its forks.
 
 A training that becomes a daemon calls ``os.closerange(3, 1000)``. The next files that it opens get
-these numbers, ours among them. A later ``os.close(5)`` of ours would close the training's checkpoint,
-and a message that we send would go into it. So each descriptor that is kept over steps remembers which
-file it was opened for. It is used and closed only while it still means that file; asking takes 1 to
-3 us.
+the numbers of descriptors, ours among them. A later ``os.close(5)`` of ours would close the training's
+checkpoint, and a message that we send would go into it. So each descriptor that is kept over steps
+remembers which file it was opened for. It is used and closed only while it still means that file; asking
+takes 1 to 3 us.
 """
 
 from __future__ import annotations
 
-import errno
+import logging
 import os
-import socket
+import signal
 import stat
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 CLOSED = "the training has closed this file descriptor of ppprof, as os.closerange() does"
 _BLOCK = 1 << 20
@@ -31,12 +31,12 @@ class Descriptor:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._file = _file_of(fd)
+        self._file = file_of(fd)
 
     @property
     def is_ours(self) -> bool:
         """Whether it is open and still means the file that it was opened for."""
-        return self.fd >= 0 and _file_of(self.fd) == self._file
+        return self.fd >= 0 and file_of(self.fd) == self._file
 
     def close(self) -> None:
         """Close it, unless it is closed or means a file of the training now."""
@@ -94,50 +94,7 @@ def above_standard_streams() -> Iterator[None]:
             os.close(fd)
 
 
-class Socket(socket.socket):
-    """A socket whose calls raise ``OSError`` (EBADF) once its descriptor is not ours any more."""
-
-    def __init__(self, family: int, kind: int) -> None:
-        super().__init__(family, kind)
-        self._file = _file_of(self.fileno())
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the socket is open and its descriptor still means it."""
-        return self.fileno() >= 0 and _file_of(self.fileno()) == self._file
-
-    def recv(self, *args: Any) -> bytes:
-        """Receive data, as ``socket.recv`` does."""
-        self._check()
-        return super().recv(*args)
-
-    def recvfrom(self, *args: Any) -> tuple[bytes, Any]:
-        """Receive data and its sender, as ``socket.recvfrom`` does."""
-        self._check()
-        return super().recvfrom(*args)
-
-    def send(self, *args: Any) -> int:
-        """Send data, as ``socket.send`` does."""
-        self._check()
-        return super().send(*args)
-
-    def sendto(self, *args: Any) -> int:
-        """Send data to an address, as ``socket.sendto`` does."""
-        self._check()
-        return super().sendto(*args)
-
-    def close(self) -> None:
-        """Close the socket; leave a descriptor alone that means a file of the training now."""
-        if not self.is_ours:
-            self.detach()
-        super().close()
-
-    def _check(self) -> None:
-        if not self.is_ours:
-            raise OSError(errno.EBADF, CLOSED)
-
-
-def _file_of(fd: int) -> tuple[int, ...] | None:
+def file_of(fd: int) -> tuple[int, ...] | None:
     """Return numbers that differ between open files; None for a closed descriptor.
 
     The number of links belongs to them: a file that we have deleted has none, and a file system may
@@ -148,3 +105,48 @@ def _file_of(fd: int) -> tuple[int, ...] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode), status.st_nlink
+
+
+num_forks = 0
+"""Forks between the process that imported this module and this one. To ask the system for the number
+of this process in every step would take longer."""
+
+
+def _after_fork_in_child() -> None:
+    global num_forks
+    num_forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+log = logging.getLogger("ppprof")
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread that receives no signals, and return it.
+
+    An exception of ``target`` is logged.
+
+    A signal goes to any thread of the process that does not block it. So a training that blocks
+    SIGTERM in its own thread would end by a SIGTERM that arrives in a thread of ours. A process that
+    the thread starts inherits the blocked signals, and has to unblock those that it needs.
+    """
+
+    def run() -> None:
+        try:
+            target()
+        except Exception as error:
+            log.warning(f"the thread of {name} failed: {error!r}; the training goes on without it")
+
+    thread = threading.Thread(target=run, name=f"ppprof {name}", daemon=True)
+    if not hasattr(signal, "pthread_sigmask"):
+        thread.start()
+        return thread
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return thread
