@@ -1,4 +1,4 @@
-"""Profile functions called on other processes: the public names of `ppprof.capture.remote_calls`.
+"""Profile functions called on other processes: the public names of `ppprof.capture.profiled_calls`.
 
 ::
 
@@ -11,6 +11,9 @@
 Calls of ``paddle.distributed.rpc`` need nothing of this: they are recorded while a window is open.
 """
 
-from ppprof.capture.remote_calls import Answer, profiled, result, submit
+from ppprof.capture.profiled_calls import RemoteResult, profiled, result, submit
 
-__all__ = ["Answer", "profiled", "result", "submit"]
+Answer = RemoteResult
+"""The earlier name of `RemoteResult`."""
+
+__all__ = ["Answer", "RemoteResult", "profiled", "result", "submit"]

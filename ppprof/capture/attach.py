@@ -35,11 +35,9 @@ from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.signals import pass_interruption
-from ppprof.capture.steps.device_events import DeviceEvents
-from ppprof.capture.steps.device_memory import DeviceMemory, memory_reader
-from ppprof.capture.steps.device_timer import DeviceStepTimer
+from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.steps.step_log import DeviceMemory, StepLog, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import ending_signal
-from ppprof.capture.steps.device_memory import DeviceMemory
-from ppprof.capture.steps.step_log import RecordValues, StepRecord
+from ppprof.capture.steps.step_log import DeviceMemory, RecordValues, StepRecord
 
 if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor

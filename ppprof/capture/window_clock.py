@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ppprof.capture.schedule import FOREVER, Schedule, State
 
 if TYPE_CHECKING:
-    from ppprof.capture.ranks.plans import Plan
+    from ppprof.capture.schedule import Plan
 
 
 class OnDemandWindows(Protocol):

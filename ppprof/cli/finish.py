@@ -78,7 +78,7 @@ def _limited(seconds: int | None) -> Iterator[None]:
 def _serve(
     finish_captures: Callable[..., None], verdicts: list[str], seconds: int | None, status: int
 ) -> None:
-    """Finish the windows whose numbers come on stdin, a line each, as `ppprof.capture.helper` asks.
+    """Finish the windows whose numbers come on stdin, a line each, as `ppprof.capture.postprocess` asks.
 
     Ends at the end of stdin, after a minute without a number, and once this process has taken or
     written much: the capture then starts another one.

@@ -13,12 +13,11 @@ import pytest
 from ppprof import rundir
 from ppprof.capture.parts import Part, RecordingPart, StepsPart, TriggersPart
 from ppprof.capture.ranks.control_channel import LocalChannel
-from ppprof.capture.ranks.plans import Plan, latest_plan
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.recording.windows import Windows
-from ppprof.capture.schedule import Schedule
+from ppprof.capture.schedule import Plan, Schedule, latest_plan
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.helper import Finished, Helper
+from ppprof.capture.postprocess import Finished, Helper
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.run import finish as run_finish

@@ -33,15 +33,14 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective
 
-from ppprof.capture.recording.dtypes import dtype_key
-from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.patches import Patches, dtype_key, namespaces
 from ppprof.capture.recording.recorder import span
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
@@ -177,7 +176,7 @@ class Collectives(WindowObserver):
                 function = getattr(home, op, None)
                 if function is not None:
                     wrappers[id(function)] = _Spanned(op, function, self._call)
-        for namespace in _namespaces():
+        for namespace in namespaces():
             for name, value in list(namespace.items()):
                 wrapper = wrappers.get(id(value))
                 if wrapper is not None:
@@ -198,7 +197,7 @@ class Collectives(WindowObserver):
         All loaded modules are searched, since a module that was imported in the window may hold a
         wrapper too.
         """
-        for namespace in _namespaces():
+        for namespace in namespaces():
             for name, value in list(namespace.items()):
                 if type(value) is _Spanned:
                     namespace[name] = value.__wrapped__
@@ -453,13 +452,6 @@ def _process_groups() -> list[type]:
         for name, kind in vars(core).items()
         if name.startswith("ProcessGroup") and isinstance(kind, type) and hasattr(kind, "barrier")
     ]
-
-
-def _namespaces() -> Iterator[dict[str, Any]]:
-    for module in list(sys.modules.values()):
-        namespace = getattr(module, "__dict__", None)
-        if isinstance(namespace, dict):
-            yield namespace
 
 
 def _format(**annotations: Any) -> list[str]:

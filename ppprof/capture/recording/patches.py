@@ -1,10 +1,16 @@
-"""Wrap methods of other libraries' classes, and restore the methods."""
+"""Wrap functions of Paddle and restore them, wherever modules have imported them to."""
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any
+
+import paddle
+from paddle.base import core
 
 Method = Callable[..., Any]
 
@@ -43,3 +49,21 @@ class Patches:
             if vars(kind).get(name) is wrapper:
                 setattr(kind, name, method)
         self._replaced.clear()
+
+
+dtype_key: Callable[[Any], int] = int if paddle.dtype is core.VarDesc.VarType else id
+"""Returns a number for a data type, the same one for equal types.
+
+Paddle 3 has one object of each type, whose hash takes half a microsecond. Paddle 2 makes an object for
+each use, and its types are an enumeration.
+"""
+
+
+def namespaces() -> Iterator[dict[str, Any]]:
+    """Yield the namespace of each loaded module."""
+    for module in list(sys.modules.values()):
+        # `getattr` would trigger a lazily loaded module.
+        with suppress(AttributeError):
+            names = object.__getattribute__(module, "__dict__")
+            if isinstance(names, dict):
+                yield names

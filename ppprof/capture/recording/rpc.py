@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from ppprof.capture.profiled_calls import RemoteResult, is_profiled, profiled, result
 from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.windows import WindowObserver
-from ppprof.capture.remote_calls import Answer, is_profiled, profiled, result
 
 log = logging.getLogger("ppprof")
 
@@ -87,7 +87,7 @@ class RpcCalls(WindowObserver):
 
     def _learn(self, to: str, answer: Any) -> None:
         if to not in self._can_record:
-            self._can_record[to] = isinstance(answer, Answer)
+            self._can_record[to] = isinstance(answer, RemoteResult)
             if not self._can_record[to]:
                 log.warning(f"{to}: cannot import ppprof: its calls are not recorded")
 

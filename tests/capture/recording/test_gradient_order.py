@@ -29,7 +29,7 @@ from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture import postprocess  # noqa: E402
-from ppprof.capture.recording import operator_calls, window_calls  # noqa: E402
+from ppprof.capture.recording import operator_calls  # noqa: E402
 from ppprof.capture.recording.gradient_order import node_reader  # noqa: E402
 from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
@@ -193,7 +193,7 @@ def test_results_that_a_pipeline_frees(tmp_path: Path) -> None:
 def test_a_large_graph_costs_the_shapes_not_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_calls, "_MOST_WALK_NS", 0)
+    monkeypatch.setattr(operator_calls, "_MOST_WALK_NS", 0)
     net = nn.Linear(4, 8)
     table = gradients(tmp_path / "log", lambda _: net(paddle.ones([3, 4])).mean().backward())
     assert len(table) == table["shapes"].null_count() > 0
@@ -268,7 +268,7 @@ def test_two_hundred_windows_take_no_more_memory_than_twenty() -> None:
 
 
 def test_nodes_that_wait_for_their_gradients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_calls, "_MOST_NODES", 3)
+    monkeypatch.setattr(operator_calls, "_MOST_NODES", 3)
     x = paddle.to_tensor([2.0, 3.0], stop_gradient=False)
     recorder = operator_calls.OperatorCallRecorder(Path())
     recorder.install()

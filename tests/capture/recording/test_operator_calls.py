@@ -365,7 +365,7 @@ def test_a_compiled_function_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_signatures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppprof.capture.recording.window_calls._MOST_SIGNATURES", 3)
+    monkeypatch.setattr("ppprof.capture.recording.operator_calls._MOST_SIGNATURES", 3)
     with recording() as recorder:
         for size in range(1, 9):
             nn.functional.relu(paddle.ones([size]))

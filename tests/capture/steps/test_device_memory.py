@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace as Fake
 from typing import Any
 
-from ppprof.capture.steps.device_memory import DeviceMemory, memory_reader
+from ppprof.capture.steps.step_log import DeviceMemory, memory_reader
 
 
 def refuse(*_: object) -> int:

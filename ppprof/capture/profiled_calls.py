@@ -2,7 +2,7 @@
 
 `profiled` returns a picklable callable: send it to a process pool, a Dask worker, or through
 any other carrier. If the caller records a window at that time, the worker records the
-function with the caller's settings. It returns an `Answer`, which holds result and events in one
+function with the caller's settings. It returns a `RemoteResult`, which holds result and events in one
 message. `result` extracts the result::
 
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -54,10 +54,10 @@ Recorded = tuple[RemoteCall, bytes]
 
 def profiled(
     function: Callable[..., Any], name: str | None = None, to: str | None = None
-) -> Callable[..., Answer]:
-    """Return a callable that runs the function, records it on the worker, and returns an `Answer`.
+) -> Callable[..., RemoteResult]:
+    """Return a callable that runs the function, records it on the worker, and returns a `RemoteResult`.
 
-    If an argument of the callable is an `Answer` of another call, the function gets its result. The
+    If an argument of the callable is a `RemoteResult` of another call, the function gets its result. The
     function runs without recording if no window is open when the callable is pickled, or if the
     callable is never pickled. An exception of the function is raised unchanged.
 
@@ -76,12 +76,12 @@ def is_profiled(function: Any) -> bool:
 
 
 def result(answer: Any) -> Any:
-    """Return the function's result from an `Answer`; return any other value unchanged."""
-    return answer.value if isinstance(answer, Answer) else answer
+    """Return the function's result from a `RemoteResult`; return any other value unchanged."""
+    return answer.value if isinstance(answer, RemoteResult) else answer
 
 
 def submit(executor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Submit a `profiled` function; return a future of the function's result, not of an `Answer`.
+    """Submit a `profiled` function; return a future of the function's result, not of a `RemoteResult`.
 
     Cancelling the future also tries to cancel the call.
 
@@ -110,7 +110,7 @@ def submit(executor: Any, function: Callable[..., Any], *args: Any, **kwargs: An
     return outer
 
 
-class Answer:
+class RemoteResult:
     """The result of a call, and its recording: the call itself, then the remote calls it made.
 
     Unpickling an answer in the caller's process has an effect: it adds the recording to the window,
@@ -197,21 +197,21 @@ class _Profiled:
         self.__dict__.update(state)
         self._arrived_ns = time.time_ns()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Answer:
+    def __call__(self, *args: Any, **kwargs: Any) -> RemoteResult:
         # Dask passes the answer of one call as an argument of the next.
         args = tuple(map(result, args))
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
-            return Answer(self._function(*args, **kwargs))
+            return RemoteResult(self._function(*args, **kwargs))
         recording = _Recording(self._origin, self._name, self._to, self._arrived_ns)
         try:
             value = self._function(*args, **kwargs)
         except BaseException as error:
-            answer = Answer(None, self._origin, recording.end())
+            answer = RemoteResult(None, self._origin, recording.end())
             with suppress(Exception):  # attributes of an exception are pickled with it
                 error.__dict__["_ppprof_answer"] = answer
             raise
-        return Answer(value, self._origin, recording.end())
+        return RemoteResult(value, self._origin, recording.end())
 
 
 def _current_origin(scope: _Scope | None) -> _Origin | None:
