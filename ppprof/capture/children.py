@@ -157,7 +157,7 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def _of_machine(meminfo: Path) -> int | None:
-    for line in _lines(meminfo):
+    for line in lines_of(meminfo):
         name, _, size = line.partition(":")
         if name == "MemAvailable":
             return int(size.split()[0]) << 10
@@ -165,18 +165,19 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_cgroup(own: Path, cgroups: Path) -> int | None:
-    paths = [line.partition("::")[2] for line in _lines(own) if line.startswith("0::")]
+    paths = [line.partition("::")[2] for line in lines_of(own) if line.startswith("0::")]
     folder = cgroups / (paths[0].lstrip("/") if paths else "")
-    limit, used = (_lines(folder / f"memory.{name}") for name in ("max", "current"))
+    limit, used = (lines_of(folder / f"memory.{name}") for name in ("max", "current"))
     if not limit or not used or limit[0] == "max":
         return None
     # The page cache counts as used, but is freed when memory is needed.
-    stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+    stat = dict(line.split() for line in lines_of(folder / "memory.stat"))
     return int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0))
 
 
-def _lines(file: Path) -> list[str]:
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a file of the system, such as one below ``/proc``; empty without the file."""
     try:
-        return file.read_text().splitlines()
+        return file.read_text(errors="replace").splitlines()
     except OSError:
         return []

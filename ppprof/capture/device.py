@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture import nvml
-from ppprof.capture.children import run
+from ppprof.capture.children import lines_of, run
 from ppprof.capture.output import reason
 from ppprof.capture.signals import pass_interruption
 
@@ -198,7 +198,7 @@ def _loaded_version(library: str, function: str) -> int:
 
 
 def _host() -> dict[str, Any]:
-    models = (line for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    models = (line for line in lines_of(Path("/proc/cpuinfo")) if line.startswith("model name"))
     return {
         "cpu": next(models, "").partition(":")[2].strip() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -207,12 +207,5 @@ def _host() -> dict[str, Any]:
 
 
 def _ascend_driver() -> str | None:
-    lines = (line for line in _lines(_ASCEND_DRIVER) if line.startswith("Version="))
+    lines = (line for line in lines_of(_ASCEND_DRIVER) if line.startswith("Version="))
     return next(lines, "").partition("=")[2].strip() or None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(errors="replace").splitlines()
-    except OSError:
-        return []

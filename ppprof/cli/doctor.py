@@ -31,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
         log_dir = load_config(args.config).Profiler.profiler_log
     if is_remote(log_dir):
         raise UsageError(f"{log_dir}: a training writes to a local directory; copy the run later")
-    from ppprof.capture.doctor import PROBLEM, examine, peaks
+    from ppprof.capture.doctor import PROBLEM, examine, measure_peaks, peak_checks
 
     log.info("checking this machine; this takes up to 30 seconds")
     found = examine(Path(log_dir), nproc)
     if args.measure:
-        found += peaks.checks(peaks.measure())
+        found += peak_checks(measure_peaks())
     print(_as_json(found) if args.format == "json" else _as_text(found, args.layout))
     return int(any(check.status == PROBLEM for check in found))
 

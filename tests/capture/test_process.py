@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from ppprof.capture import process
-from ppprof.capture.process import CLOSED, Descriptor, ScratchFile, Socket
+from ppprof.capture.process import CLOSED, Descriptor, ScratchFile
 from ppprof.capture.ranks.clock_sync import ClockServer
 from ppprof.capture.ranks.control_channel import CoordinatorChannel
+from ppprof.capture.ranks.udp import Socket
 from tests.capture.ranks.stores import Store
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX descriptors")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ppprof.capture import device
-from ppprof.capture.doctor import cupti, installation, ranks_check, storage, viewers, window
+from ppprof.capture.doctor import checks, device_checks
 from ppprof.capture.doctor.checks import WARNING, Check
 from ppprof.capture.output import reason
 from ppprof.capture.probe import probe
@@ -41,13 +41,13 @@ def examine(log_dir: Path, nproc: int = 1, seconds: float = SECONDS) -> list[Che
     deadline = time.monotonic() + seconds
     build = device.paddle_build()
     driver = _driver()
-    has_nvidia = bool(driver) or cupti.has_driver()
+    has_nvidia = bool(driver) or device_checks.has_nvidia_driver()
     with ThreadPoolExecutor(4) as pool:
         probed = pool.submit(probe, None, seconds) if build is not None else None
-        asked = pool.submit(cupti.ask, _CUPTI_SECONDS) if has_nvidia else None
+        asked = pool.submit(device_checks.ask_cupti, _CUPTI_SECONDS) if has_nvidia else None
         reduced: Future[dict[str, Any]] | None = None
         if nproc > 1 and build is not None:
-            reduced = pool.submit(ranks_check.all_reduce, nproc, seconds)
+            reduced = pool.submit(device_checks.all_reduce, nproc, seconds)
         found: list[Check] = []
 
         def add(name: str, check: Callable[[], Iterator[Check]]) -> None:
@@ -56,19 +56,22 @@ def examine(log_dir: Path, nproc: int = 1, seconds: float = SECONDS) -> list[Che
             except Exception as error:  # an unknown system, which the other checks may know
                 found.append(Check(name, WARNING, f"the check failed: {reason(error)}"))
 
-        files = pool.submit(storage.measure, log_dir, _STORAGE_SECONDS)
-        add("Paddle", lambda: installation.paddle(build, driver))
+        files = pool.submit(checks.measure_disk, log_dir, _STORAGE_SECONDS)
+        add("Paddle", lambda: checks.paddle_checks(build, driver))
         if probed is not None:
-            add("window", lambda: window.checks(_result(probed, deadline)))
+            add("window", lambda: device_checks.window_checks(_result(probed, deadline)))
         if asked is not None:
-            add("CUPTI", lambda: cupti.checks(_result(asked, deadline)))
+            add("CUPTI", lambda: device_checks.cupti_checks(_result(asked, deadline)))
         if reduced is not None:
-            add("all-reduce", lambda: ranks_check.checks(nproc, _result(reduced, deadline)))
-        add("profiler_log", lambda: storage.log_directory(log_dir, _result(files, deadline)))
-        add("/dev/shm", storage.shared_memory)
-        add("helper memory", lambda: storage.helper_memory(nproc))
-        add("viewers", viewers.checks)
-        add("versions", lambda: installation.versions(build, driver))
+            add(
+                "all-reduce",
+                lambda: device_checks.all_reduce_checks(nproc, _result(reduced, deadline)),
+            )
+        add("profiler_log", lambda: checks.log_directory(log_dir, _result(files, deadline)))
+        add("/dev/shm", checks.shared_memory)
+        add("helper memory", lambda: checks.helper_memory(nproc))
+        add("viewers", checks.viewer_checks)
+        add("versions", lambda: checks.version_checks(build, driver))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.doctor import cupti, installation, ranks_check, storage, window
+from ppprof.capture.doctor import checks, device_checks
 from ppprof.capture.doctor.checks import Check
 from ppprof.capture.probe import KINDS, PERMISSION, SUBSCRIBER, Probe
 from tests.capture.test_device import build_library
@@ -42,7 +42,7 @@ def install(site: Path, name: str, number: str) -> None:
 def test_two_wheels_of_paddle(site: Path) -> None:
     install(site, "paddlepaddle", "3.3.1")
     install(site, "paddlepaddle-gpu", "2.6.2")
-    check = only(installation.paddle(CPU, {}))
+    check = only(checks.paddle_checks(CPU, {}))
     assert check.status == "problem"
     assert check.reason == (
         "paddlepaddle and paddlepaddle-gpu are both installed and overwrite each other's files"
@@ -68,7 +68,7 @@ def test_two_wheels_of_paddle(site: Path) -> None:
 def test_the_build_against_the_driver(
     site: Path, build: Any, driver: dict[str, Any], status: str, reason: str
 ) -> None:
-    check = only(installation.paddle(build, driver))
+    check = only(checks.paddle_checks(build, driver))
     assert check.status == status
     assert reason in check.reason
     assert bool(check.action) == (status != "ok")
@@ -76,7 +76,7 @@ def test_the_build_against_the_driver(
 
 def test_the_versions_of_a_bug_report(site: Path) -> None:
     install(site, "numpy", "2.1.0")
-    check = only(installation.versions({"commit": "abc"}, {"driver": "550.54"}))
+    check = only(checks.version_checks({"commit": "abc"}, {"driver": "550.54"}))
     assert check.reason.startswith("numpy 2.1.0, python 3.")
     assert check.reason.endswith("paddle commit abc, driver 550.54")
 
@@ -95,7 +95,7 @@ WORKING = Probe("works", "a window on gpu:0 holds its kernel", num_kernels=1)
 def test_the_devices_clock(start: int, end: int, status: str, reason: str) -> None:
     times = {"before_ns": 100, "launch_ns": 110, "synchronized_ns": 200}
     probe = replace(WORKING, **times, kernel_start_ns=start, kernel_end_ns=end)
-    window_check, clock = window.checks(probe)
+    window_check, clock = device_checks.window_checks(probe)
     assert (window_check.name, window_check.status) == ("window", "ok")
     assert (clock.name, clock.status) == ("device clock", status)
     assert reason in clock.reason
@@ -103,11 +103,13 @@ def test_the_devices_clock(start: int, end: int, status: str, reason: str) -> No
 
 def test_a_profiler_that_writes_files_is_a_warning() -> None:
     probe = Probe("works", "writes files", "name its target", num_kernels=1, files=("out",))
-    assert only(window.checks(probe)).status == "warning"
+    assert only(device_checks.window_checks(probe)).status == "warning"
 
 
 def test_a_window_that_loses_data_is_a_problem() -> None:
-    status = {kind: only(window.checks(Probe(kind, "why", "do"))).status for kind in KINDS}
+    status = {
+        kind: only(device_checks.window_checks(Probe(kind, "why", "do"))).status for kind in KINDS
+    }
     assert status.pop("works") == "ok"
     assert status.pop("no hooks") == status.pop("no events") == "warning"
     assert set(status.values()) == {"problem"}
@@ -144,13 +146,15 @@ def answers(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
     source = CUPTI.replace("CODE_1", subscribe).replace("CODE_2", enable)
     build_library(source, tmp_path / "lib/libcupti.so")
-    return cupti.ask(2)
+    return device_checks.ask_cupti(2)
 
 
 def test_cupti_without_permission(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    permission, others = cupti.checks(answers(tmp_path, monkeypatch, enable="35"), proc)
+    permission, others = device_checks.cupti_checks(
+        answers(tmp_path, monkeypatch, enable="35"), proc
+    )
     assert (permission.status, permission.action) == ("problem", PERMISSION)
     assert permission.reason == (
         "CUPTI refuses (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES); the driver lets only administrators "
@@ -159,11 +163,13 @@ def test_cupti_without_permission(
     assert "options nvidia NVreg_RestrictProfilingToAdminUsers=0" in permission.action
     assert "docker run --cap-add=SYS_ADMIN" in permission.action
     assert others.status == "ok"
-    assert cupti.has_driver(proc)
+    assert device_checks.has_nvidia_driver(proc)
 
 
 def test_another_subscriber(tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    permission, others = cupti.checks(answers(tmp_path, monkeypatch, subscribe="39"), proc)
+    permission, others = device_checks.cupti_checks(
+        answers(tmp_path, monkeypatch, subscribe="39"), proc
+    )
     assert permission.status == "ok"
     assert (others.status, others.action) == ("problem", SUBSCRIBER)
     assert "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED" in others.reason
@@ -173,7 +179,7 @@ def test_cupti_that_works_although_the_driver_is_restricted(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/nsys/libToolsInjection64.so")
-    permission, others = cupti.checks(answers(tmp_path, monkeypatch), proc)
+    permission, others = device_checks.cupti_checks(answers(tmp_path, monkeypatch), proc)
     assert permission.status == "ok"
     assert "although the driver lets only administrators profile" in permission.reason
     assert (others.status, others.action) == ("warning", "unset CUDA_INJECTION64_PATH")
@@ -195,13 +201,13 @@ def test_cupti_that_fails(
     status: str,
     reason: str,
 ) -> None:
-    check = next(cupti.checks(answers(tmp_path, monkeypatch, enable=enable), proc))
+    check = next(device_checks.cupti_checks(answers(tmp_path, monkeypatch, enable=enable), proc))
     assert check.status == status
     assert reason in check.reason
 
 
 def test_no_cupti(proc: Path) -> None:
-    check = only(cupti.checks({"library": None, "exit_code": 0}, proc))
+    check = only(device_checks.cupti_checks({"library": None, "exit_code": 0}, proc))
     assert (check.status, check.reason) == ("warning", "CUPTI's library was not found")
     assert "LD_LIBRARY_PATH" in check.action
 
@@ -219,7 +225,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def log_check(log_dir: Path) -> Check:
-    return only(storage.log_directory(log_dir, storage.measure(log_dir, 20)))
+    return only(checks.log_directory(log_dir, checks.measure_disk(log_dir, 20)))
 
 
 def test_a_disk_that_works_keeps_no_file(tmp_path: Path) -> None:
@@ -273,10 +279,10 @@ def test_what_is_said_of_a_disk(
     status: str,
     texts: list[str],
 ) -> None:
-    monkeypatch.setattr(storage, "file_system", lambda _: kind)
+    monkeypatch.setattr(checks, "file_system", lambda _: kind)
     free = int(free_gib * (1 << 30))
     found = {"folder": "/x", "exists": True, "free_bytes": free, "mb_per_s": speed}
-    check = only(storage.log_directory(Path("log"), found))
+    check = only(checks.log_directory(Path("log"), found))
     assert check.status == status
     assert all(text in f"{check.reason} {check.action}" for text in texts)
 
@@ -288,30 +294,30 @@ def test_the_type_of_a_file_system(tmp_path: Path) -> None:
         "new /data/my\\040disk xfs rw 0 0\nbroken\n"
     )
     expected = {"/data/runs": "nfs4", "/data/my disk/a": "xfs", "/database": "overlay"}
-    assert {path: storage.file_system(Path(path), mounts) for path in expected} == expected
-    assert storage.file_system(Path("/x"), tmp_path / "missing") == "unknown"
+    assert {path: checks.file_system(Path(path), mounts) for path in expected} == expected
+    assert checks.file_system(Path("/x"), tmp_path / "missing") == "unknown"
 
 
 def test_shared_memory(small_disk: Path, tmp_path: Path) -> None:
-    small = only(storage.shared_memory(small_disk))
+    small = only(checks.shared_memory(small_disk))
     assert (small.status, small.reason) == (
         "warning",
         "8 of 8 MiB are free for DataLoader workers",
     )
     assert "docker run --shm-size=8g" in small.action
-    missing = only(storage.shared_memory(tmp_path / "missing"))
+    missing = only(checks.shared_memory(tmp_path / "missing"))
     assert missing.status == "warning"
     assert missing.reason.startswith("No such file or directory")
 
 
 def test_memory_of_the_helper() -> None:
-    short = only(storage.helper_memory(8, 1 << 30))
+    short = only(checks.helper_memory(8, 1 << 30))
     assert short.status == "warning"
     assert short.reason == (
         "1024 MiB are available; the helper processes of 8 ranks take up to 2880 MiB for usual "
         "windows"
     )
-    assert only(storage.helper_memory(1, 1 << 30)).status == "ok"
+    assert only(checks.helper_memory(1, 1 << 30)).status == "ok"
 
 
 DONE = {"ns": 5_200_000, "has_span": True, "is_correct": True, "backend": "GLOO", "device": "cpu"}
@@ -333,7 +339,7 @@ def test_what_is_said_of_an_all_reduce(
 ) -> None:
     messages = "Traceback\nValueError: no\nlast line"
     found = {"ranks": ranks, "exit_code": 1, "is_late": late, "messages": messages, "seconds": 9.0}
-    check = only(ranks_check.checks(2, found))
+    check = only(device_checks.all_reduce_checks(2, found))
     assert check.status == status
     assert reason in check.reason
     assert bool(check.action) == (status != "ok")
