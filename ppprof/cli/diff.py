@@ -13,7 +13,7 @@ from ppprof.cli.parsers.diff import Request
 from ppprof.cli.runs import open_run
 from ppprof.cli.terminal import log
 from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
-from ppprof.report.markdown_diff import diff_markdown
+from ppprof.report.markdown import diff_markdown
 from ppprof.report.text.diff import render_diff
 from ppprof.report.text.summary import TableOptions
 from ppprof.run.diff import diff as compare

@@ -18,8 +18,7 @@ from ppprof.cli.parsers.finish import Request
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import PpprofError
-from ppprof.report.text.summary import TableOptions, render_tables, title
-from ppprof.report.text.summary_notes import explain_empty
+from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
 from ppprof.rundir.recordings import Recording

@@ -19,9 +19,9 @@ from ppprof.report.text.ranks import (
     render_queue,
     render_ranks,
     render_stragglers,
+    render_what_if,
 )
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
 from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.units import format_ranges

@@ -20,8 +20,14 @@ from ppprof.cli.terminal import log
 from ppprof.errors import InputError, PpprofError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
-from ppprof.report.text.summary import Row, TableOptions, render_tables, title, window_title
-from ppprof.report.text.summary_notes import explain_empty
+from ppprof.report.text.summary import (
+    Row,
+    TableOptions,
+    explain_empty,
+    render_tables,
+    title,
+    window_title,
+)
 from ppprof.run.run_files import RunFiles
 from ppprof.rundir.recordings import Recording, RunLocation, resolve_each
 from ppprof.rundir.summaries import document, dumps, rows_of

@@ -1,10 +1,18 @@
-"""Tables as GitHub's Markdown."""
+"""Tables, comparisons and findings as GitHub's Markdown, for pull requests and notes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppprof.analysis.advice.finding import Finding
+    from ppprof.analysis.diff.diff import Diff
+    from ppprof.analysis.diff.gate import Outcome
+    from ppprof.report.diff_rows import RowSelection
+    from ppprof.report.text.summary import TableOptions
+    from ppprof.report.text.table import Table
 
 _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
 """Decimals of a float column, keyed by the last word of the column's name; others have 0."""
@@ -24,7 +32,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
     cells = [
         [
-            code(row[column]) if column == "name" and row[column] is not None else row[column]
+            _code(row[column]) if column == "name" and row[column] is not None else row[column]
             for column in columns
         ]
         for row in rows
@@ -33,13 +41,78 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     return tabulate(cells, columns, tablefmt="github", floatfmt=formats)
 
 
-def code(name: object) -> str:
+def diff_markdown(
+    diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
+) -> str:
+    """Return a comparison in Markdown: verdict, outcomes, differences of the runs, tables.
+
+    Args:
+        diff: the comparison.
+        selection: which tables and rows to show.
+        options: the format of the tables.
+        outcomes: the results of ``--fail-if``.
+    """
+    from ppprof.report.text.diff import diff_blocks
+
+    lines = [f"**Step time: {diff.change}**"]
+    lines += [""] if outcomes or diff.comparability.differences else []
+    lines += [f"- {outcome}" for outcome in outcomes]
+    lines += [f"- {difference}" for difference in diff.comparability.differences]
+    for block in diff_blocks(diff, selection, options):
+        lines += ["", block if isinstance(block, str) else _text_table(block)]
+    return "\n".join([*lines, ""])
+
+
+def _text_table(table: Table) -> str:
+    """Return a table of a comparison: the cells of its first column become code."""
+    from tabulate import tabulate
+
+    headers, rows, remarks = table.plain
+    cells = [[_code(row[0]), *row[1:]] for row in rows]
+    text: str = tabulate(cells, headers, tablefmt="github", disable_numparse=True)
+    return "\n".join([text, "", *remarks])
+
+
+def findings_markdown(
+    findings: Sequence[Finding], language: str = "en", limit: int | None = None
+) -> str:
+    """Return findings in Markdown: a headline, then each finding with evidence and proposal.
+
+    Args:
+        findings: the findings, in the order to show.
+        language: language of the texts: ``en`` or ``zh``.
+        limit: most findings to show; None for all. A last line counts the findings that are not
+            shown.
+    """
+    from ppprof.report.text.advice import finding_rows, headline, hidden_findings, read_catalogue
+
+    words = read_catalogue(language)["words"]
+    blocks = [f"**{headline(findings, language)}**"]
+    for number, row in enumerate(finding_rows(findings[:limit], language), 1):
+        summary = words["summary"].format(**vars(row))
+        blocks += [f"### {number}. {row.title}", f"`{row.rule}`: {summary}", row.what, row.do]
+        headers, cells = row.evidence_cells
+        if cells:
+            lines = [headers, ["---"] * len(headers), *([*map(_cell, line)] for line in cells)]
+            blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    blocks += hidden_findings(findings, words, limit)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return the text of a table cell; text with markup becomes code, but for line breaks."""
+    if any(mark in text for mark in "<>*") and "<br>" not in text:
+        return _code(text)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _code(name: object) -> str:
     r"""Return a name as Markdown code on one line: ``<`` and ``*`` in kernel names are markup.
 
     A ``|`` is escaped, since it ends a table cell even in code. If the name contains backticks, the
     code is enclosed in a longer row of backticks.
 
-    >>> code("k<int>(a|b)")
+    >>> _code("k<int>(a|b)")
     '`k<int>(a\\|b)`'
     """
     text = re.sub(r"\s+", " ", str(name)).replace("|", "\\|")

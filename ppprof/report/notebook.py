@@ -111,10 +111,8 @@ def diff_html(diff: Diff) -> str:
         if isinstance(block, str):
             parts.append(f"<p>{escape(block)}</p>")
             continue
-        cells = [list(map(str, line)) for line in block.lines if not isinstance(line, str)]
-        remarks = [line for line in block.lines if isinstance(line, str)]
-        remarks.append(f"Times in {block.unit}, per rank and step.")
-        headers = [block.title, *(column.header for column in block.columns[1:])]
+        headers, rows, remarks = block.plain
+        cells = [list(map(str, row)) for row in rows]
         parts += [_table(headers, cells), *(f"<p>{escape(remark)}</p>" for remark in remarks)]
     return "".join(parts)
 

@@ -21,15 +21,15 @@ from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import join_ranks
-from ppprof.analysis.report_data.operators_of_modules import mean_module_work
 from ppprof.analysis.report_data.places import PLACES
-from ppprof.analysis.report_data.rank import (
+from ppprof.analysis.report_data.report import (
     BaselineData,
     RankReportData,
+    ReportData,
     collect_baseline_data,
     collect_rank_report_data,
+    mean_module_work,
 )
-from ppprof.analysis.report_data.run import ReportData
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection

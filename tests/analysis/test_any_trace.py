@@ -16,7 +16,7 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.vocabulary import vocabulary_work
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import PARTS
-from ppprof.analysis.report_data.rank import collect_rank_report_data
+from ppprof.analysis.report_data.report import collect_rank_report_data
 from ppprof.errors import PpprofError
 from ppprof.trace import read
 from tests.fixtures.random_traces import traces

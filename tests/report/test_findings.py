@@ -13,7 +13,7 @@ import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
-from ppprof.report.markdown_findings import findings_markdown
+from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
     finding_rows,

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.report.text import fitted
-from ppprof.report.text.fitted import draw, draw_rows
-from ppprof.report.text.layout import Layout
+from ppprof.report.text import layout
+from ppprof.report.text.layout import Layout, draw, draw_rows
 from ppprof.report.text.table import Column, Painted, Table
 
 STATS = "Total / Avg / Max / Min / Ratio(%)"
@@ -202,6 +201,6 @@ def test_each_cell_is_measured_a_few_times_only(monkeypatch) -> None:
         measured.append(text)
         return len(text)
 
-    monkeypatch.setattr(fitted, "width", counted)
+    monkeypatch.setattr(layout, "_width_of_text", counted)
     draw(Table("Operators", columns, rows), 40, lambda text, *_: text)
     assert len(measured) < 3 * 99 * 6  # to choose widths, to draw

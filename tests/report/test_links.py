@@ -9,12 +9,11 @@ from importlib.resources import files
 import pytest
 import yaml
 
-from ppprof.analysis.report_data.run import ReportData
-from ppprof.report.html.blocks import change
+from ppprof.analysis.report_data.report import ReportData
+from ppprof.report.html.blocks import Words, change
 from ppprof.report.html.change import verdict_text
 from ppprof.report.html.links import Links, link, link_of_finding
-from ppprof.report.html.top import head, key_figures
-from ppprof.report.html.words import Words
+from ppprof.report.html.sections import head, key_figures
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.jobs.planted import COMMITTED

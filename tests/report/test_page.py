@@ -17,9 +17,9 @@ from ppprof.choices.formats import LANGUAGES
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.report.html import charts, render
+from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import _communication, _members
-from ppprof.report.html.words import Words
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training

@@ -6,8 +6,8 @@ import polars as pl
 
 import ppprof
 from ppprof.analysis.ranks.what_if import WHAT_IF
+from ppprof.report.text.ranks import render_what_if
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.what_if import render_what_if
 
 PLANTED = Path(__file__).parent.parent / "fixtures" / "runs"
 

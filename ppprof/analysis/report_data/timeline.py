@@ -15,22 +15,22 @@ signatures. A thinned copy of the whole track shows windows that are too long fo
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.communication import Communication
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.collectives import linked_rows
-from ppprof.analysis.report_data.packed import pack, pack_text
-from ppprof.analysis.report_data.python_frames import PythonFrames, python_frames
 from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
-from ppprof.analysis.report_data.thinning import thinned
 from ppprof.arrays import Bool, Int32, Int64
 from ppprof.remote_names import REMOTE
 from ppprof.trace.communication_names import communicates
+from ppprof.trace.nesting import nest
 from ppprof.trace.schema import Trace
 
 PART_EVENTS = 8192
@@ -87,7 +87,7 @@ class Track(NamedTuple):
     """Number of rows: the nesting depth, or events that run at the same time on a stream."""
     parts: Sequence[Part]
     overview: bytes
-    """Packed columns of `ppprof.analysis.report_data.thinning.thinned`: start_ns (from
+    """Packed columns of `ppprof.analysis.report_data.timeline.thinned`: start_ns (from
     ``base_ns``), dur_ns, signature, row, num; sorted by start."""
 
 
@@ -407,3 +407,156 @@ def _memory(trace: Trace) -> bytes:
     if table.is_empty():
         return b""
     return pack([column.to_numpy() for column in table], [True, False, False, True])
+
+
+class PythonFrames(NamedTuple):
+    """Calls of Python functions, sorted by thread and start, callers before the called; N calls."""
+
+    names: pl.Series
+    """File, first line and name of each function."""
+    thread: Int64
+    start_ns: Int64
+    dur_ns: Int64
+    depth: Int64
+    """0 for a call whose caller is not recorded."""
+    size: Int64
+    """Number of calls below each call."""
+
+
+def python_frames(trace: Trace) -> PythonFrames:
+    """Return the frames of the threads with events, cut to the time from the first event to the last.
+
+    ::
+
+        events         ===  ==== ==
+        frames     main ...............        cut at both sides
+                         step ..   log         log begins after the last event: left out
+    """
+    events, frames = trace.events, trace.frames
+    if events.is_empty() or frames.is_empty():
+        frames = frames.clear()
+    start = events["start_ns"].to_numpy()
+    end = start + events["dur_ns"].to_numpy()
+    first, last = (int(start.min()), int(end.max())) if len(start) else (0, 0)
+    cut = (
+        frames.with_columns(end_ns=(pl.col("start_ns") + pl.col("dur_ns")).clip(upper_bound=last))
+        .with_columns(pl.col("start_ns").clip(lower_bound=first))
+        .filter(pl.col("end_ns") > pl.col("start_ns"))
+        .filter(pl.col("thread").is_in(events["thread"].drop_nulls().unique().implode()))
+        .sort("thread", "start_ns", "end_ns", descending=[False, False, True])
+    )
+    thread, start, end = (cut[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
+    parent = nest(thread, start, end)
+    depth = np.zeros(len(parent), np.int64)
+    size = np.zeros(len(parent), np.int64)
+    for row in range(len(parent)):  # a caller stands before what it calls
+        if parent[row] >= 0:
+            depth[row] = depth[parent[row]] + 1
+    for row in range(len(parent) - 1, -1, -1):
+        if parent[row] >= 0:
+            size[parent[row]] += size[row] + 1
+    return PythonFrames(
+        cut["name"].cast(pl.String), thread, start.astype(np.int64), end - start, depth, size
+    )
+
+
+_PIECES = 8192
+"""Pieces of time that a window is cut into at first: more than a screen has pixels."""
+
+
+class Spans(NamedTuple):
+    """Spans that each stand for one or more events, sorted by start; arrays of one length."""
+
+    start: Int64
+    dur: Int64
+    """To the last end of its events."""
+    depth: Int64
+    longest: Int64
+    """Index of its longest event."""
+    num: Int64
+    """Number of its events."""
+
+
+def thinned(start: Int64, dur: Int64, depth: Int64, budget: int) -> Spans:
+    """Return events as at most about ``budget`` spans.
+
+    Neighbouring short events of a row become one span. Longer events stay::
+
+        events   a=======  b c d   e==========     a row with room for three
+        drawn    a=======  bcd===  e==========     num 1, 3, 1
+
+    Args:
+        start: ns, sorted within each row, shape (N,).
+        dur: ns, shape (N,).
+        depth: the row of each event, shape (N,).
+        budget: the number of spans.
+    """
+    order = np.argsort(depth, kind="stable")
+    start, dur, row = start[order], dur[order], depth[order]
+    end = start + dur
+    first = np.arange(len(start))
+    whole = int(end.max() - start.min()) if len(start) else 0
+    resolution = max(1, whole // _PIECES)
+    while len(first) > budget:
+        first = np.flatnonzero(_begins(start, dur, row, resolution))
+        resolution += resolution // 2 + 1
+        if resolution > 2 * whole:
+            break
+    if not len(first):
+        return Spans(*[np.empty(0, np.int64)] * 5)
+    num = np.diff(first, append=len(start))
+    group = np.repeat(np.arange(len(first)), num)
+    maximal = np.flatnonzero(dur == np.maximum.reduceat(dur, first)[group])
+    longest = maximal[np.diff(group[maximal], prepend=-1) > 0]
+    spans = Spans(
+        start[first],
+        np.maximum.reduceat(end, first) - start[first],
+        row[first],
+        order[longest],
+        num,
+    )
+    by_start = np.lexsort((spans.depth, spans.start))
+    return Spans(*(column[by_start] for column in spans))
+
+
+def _begins(start: Int64, dur: Int64, row: Int64, resolution: int) -> Bool:
+    """Return whether each event begins a span, shape (N,).
+
+    Short events share a span if they begin in one piece of time of one row and no long event is
+    between them. An event that is not shorter than ``resolution`` has a span of its own.
+    """
+    is_short = dur < resolution
+    piece = start // resolution
+    begins = np.ones(len(start), bool)
+    begins[1:] = ~is_short[1:] | ~is_short[:-1] | (piece[1:] != piece[:-1]) | (row[1:] != row[:-1])
+    return begins
+
+
+_LEVEL = 6
+
+
+def pack(columns: Sequence[Int64], deltas: Sequence[bool]) -> bytes:
+    """Return columns as one blob.
+
+    Args:
+        columns: int64, each of any length; below 2**55, and from 0 on where it is not a delta.
+        deltas: for each column, whether to store differences.
+    """
+    return zlib.compress(b"".join(map(_column, columns, deltas)), _LEVEL)
+
+
+def pack_text(text: str) -> bytes:
+    """Return a text, deflated."""
+    return zlib.compress(text.encode("utf-8", "replace"), _LEVEL)
+
+
+def _column(values: Int64, is_delta: bool) -> bytes:
+    if is_delta:
+        steps = np.diff(values, prepend=0)
+        values = (steps << 1) ^ (steps >> 63)
+    largest = int(values.max()) if len(values) else 0
+    width = (largest.bit_length() + 7) // 8
+    octets: npt.NDArray[np.uint8] = values.astype("<i8").view(np.uint8).reshape(-1, 8)
+    header = bytes((width, is_delta)) + len(values).to_bytes(4, "little")
+    planes: bytes = octets[:, :width].T.tobytes()
+    return header + planes

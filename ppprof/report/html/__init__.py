@@ -21,18 +21,16 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import ReportData
 from ppprof.choices.formats import LANGUAGES
 from ppprof.choices.steps import StepRange
 from ppprof.errors import UsageError
 from ppprof.paths import to_path, write_atomically
-from ppprof.report.html.blocks import Chart, Section
+from ppprof.report.html.blocks import Chart, Section, Words
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import sections
+from ppprof.report.html.sections import head, key_figures, sections
 from ppprof.report.html.timeline import Parts, timeline_data
-from ppprof.report.html.top import head, key_figures
-from ppprof.report.html.words import Words
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run

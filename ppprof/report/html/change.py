@@ -11,7 +11,7 @@ from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
@@ -31,13 +31,12 @@ from ppprof.report.html.blocks import (
     Table,
     Tile,
     Tiles,
+    Words,
     cell,
     change,
     table_of,
 )
-from ppprof.report.html.links import Links
-from ppprof.report.html.name_tables import MODULE_TERMS, linked_name
-from ppprof.report.html.words import Words
+from ppprof.report.html.links import Links, linked_name
 from ppprof.units import format_ratio
 
 _SIDES = ("baseline", "experiment")
@@ -47,6 +46,9 @@ _SELECTION = RowSelection(limit=MAX_ROWS)
 
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
+
+MODULE_TERMS = ("module_time", "module_self", "module_cpu", "module_gpu", "calls")
+"""The terms of the numbers of a module."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
 """Kind of a number in the overview (a key of `FORMATS`), keyed by the number's unit."""

@@ -1,24 +1,25 @@
-"""The data of the page's charts, as plain numbers from `ReportData`.
+"""The data of the page's charts, as plain numbers from `ReportData`: of steps, ranks and modules.
 
 Times are in milliseconds, except for spans, whose times are in nanoseconds. Sizes are in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
+from ppprof.analysis.modules.gaps import UNKNOWN
+from ppprof.analysis.modules.module_tree import SEPARATOR
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import ReportData
+from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.module_charts import milliseconds_of as _ms
-from ppprof.report.html.module_charts import module_changes, module_tree, trend
 from ppprof.report.html.sections import has_pipeline, label, typical_step
-from ppprof.report.html.words import Words
 
 _MAX_STEPS = 2000
 """Most steps of a chart of steps; the last steps are kept."""
@@ -90,10 +91,11 @@ def _steps(report: ReportData, links: Links) -> dict[str, Any] | None:
     )
     return {
         "steps": means["step"].to_list(),
-        "step_ms": _ms(means["step_ns"]),
+        "step_ms": milliseconds_of(means["step_ns"]),
         "hrefs": [links.to_step(step=step) for step in means["step"]],
         "parts": [
-            {"term": term, "axis": axis, "ms": _ms(means[column])} for column, term, axis in parts
+            {"term": term, "axis": axis, "ms": milliseconds_of(means[column])}
+            for column, term, axis in parts
         ],
     }
 
@@ -104,8 +106,8 @@ def _times(report: ReportData) -> dict[str, Any] | None:
     table = report.step_times.filter(rank=report.step_times["rank"][0]).tail(_MAX_STEPS)
     return {
         "steps": table["step"].to_list(),
-        "step_ms": _ms(table["batch_cost_ns"]),
-        "reader_ms": _ms(table["reader_cost_ns"]),
+        "step_ms": milliseconds_of(table["batch_cost_ns"]),
+        "reader_ms": milliseconds_of(table["reader_cost_ns"]),
         "recorded": table["window"].is_not_null().to_list(),
     }
 
@@ -118,8 +120,8 @@ def _phases(report: ReportData) -> dict[str, Any] | None:
     )
     return {
         "names": means["name"].to_list(),
-        "cpu_ms": _ms(means["cpu_ns"]),
-        "gpu_ms": _ms(means["gpu_ns"]) if means["gpu_ns"].sum() else None,
+        "cpu_ms": milliseconds_of(means["cpu_ns"]),
+        "gpu_ms": milliseconds_of(means["gpu_ns"]) if means["gpu_ns"].sum() else None,
     }
 
 
@@ -143,7 +145,10 @@ def _heat(report: ReportData, links: Links) -> dict[str, Any] | None:
     cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
     filled = cells.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
     metrics = {
-        term: [_ms(part) for part in filled[column].reshape((len(report.ranks), -1)).to_list()]
+        term: [
+            milliseconds_of(part)
+            for part in filled[column].reshape((len(report.ranks), -1)).to_list()
+        ]
         for term, column in _HEAT.items()
         if column in filled.columns and filled[column].sum()
     }
@@ -202,7 +207,7 @@ def _communication(report: ReportData, links: Links) -> dict[str, Any] | None:
         return None
 
     def means(part: str) -> list[float | None]:
-        return _ms([_mean(steps[f"{part}_{axis}_ns"]) for axis in axes])
+        return milliseconds_of([_mean(steps[f"{part}_{axis}_ns"]) for axis in axes])
 
     return {
         "axes": axes,
@@ -321,7 +326,7 @@ def _change_steps(report: ReportData) -> dict[str, Any]:
     sides = {}
     for side, (times, _) in zip(("baseline", "experiment"), report.diff.step_times):
         means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MAX_STEPS)
-        sides[side] = {"steps": means["step"].to_list(), "ms": _ms(means["step_ns"])}
+        sides[side] = {"steps": means["step"].to_list(), "ms": milliseconds_of(means["step_ns"])}
     return sides
 
 
@@ -336,10 +341,165 @@ def _memory(report: ReportData) -> list[dict[str, Any]]:
             entries.append(
                 {
                     "label": f"{label(report, rank)} · {place}",
-                    "ms": _ms(table["time_ns"] - origin),
+                    "ms": milliseconds_of(table["time_ns"] - origin),
                     "allocated": table["allocated_bytes"].to_list(),
                     "reserved": table["reserved_bytes"].to_list(),
                     "peak": [(peak.time_ns - origin) / 1e6, peak.allocated_bytes],
                 }
             )
     return sorted(entries, key=lambda entry: -entry["peak"][1])
+
+
+_MAX_MODULES = 20_000
+
+_MAX_DEPTH = 60
+
+_MAX_WORK = 50_000
+"""Most rows of operators and kernels by module, of each run: those that take the most time."""
+
+_MAX_TREND = 2000
+"""Most modules of a trend."""
+
+_VALUES = ("time", "self", "cpu", "gpu")
+_WORK_VALUES = ("calls", "cpu_total", "cpu_self", "gpu_total", "gpu_self")
+
+
+def milliseconds_of(values: Sequence[float | None] | pl.Series) -> list[float | None]:
+    """Return nanoseconds as milliseconds, rounded to picoseconds."""
+    return [None if value is None else round(value / 1e6, 6) for value in values]
+
+
+def module_tree(report: ReportData, links: Links) -> dict[str, Any]:
+    """Return the run's module tree in pre-order, and the work in each module.
+
+    Returns:
+        stage, depth, name and href (a link to the module's longest call, "" for none), one item per
+        module; ``sides``: for ``experiment`` time, self, cpu, gpu (null for unknown) and calls; and
+        ``work``: see `_work`.
+    """
+    table = _drawn(report.costs.module_means)
+    paths = table["path"].to_list()
+    return {
+        **_names(table, paths, report, links),
+        "sides": {"experiment": _module_times(table, "")},
+        "work": {"experiment": _work(report.module_work, table["stage"], paths)},
+    }
+
+
+def module_changes(report: ReportData, diff: Diff, links: Links) -> dict[str, Any]:
+    """Return the common module tree of baseline and experiment, in pre-order.
+
+    Returns:
+        As `module_tree`, with both sides; and status, delta_self and is_clear, one item per module.
+    """
+    table = _drawn(diff.modules_with_paths)
+    works = {"baseline": report.baseline_module_work, "experiment": report.module_work}
+    return {
+        **_names(table, table["experiment_path"].to_list(), report, links),
+        "status": table["status"].to_list(),
+        "delta_self": milliseconds_of(table["delta_self_ns"]),
+        "is_clear": table["is_clear"].to_list(),
+        "sides": {side: _module_times(table, f"{side}_") for side in works},
+        "work": {
+            side: _work(work, table["stage"], table[f"{side}_path"].to_list())
+            for side, work in works.items()
+            if work is not None
+        },
+    }
+
+
+def trend(diff: Diff) -> list[dict[str, Any]]:
+    """Return the accumulated own times of both runs over the step, one entry for each stage.
+
+    Returns:
+        ``stage`` (null without stages); ``names``, ``baseline_ms`` and ``experiment_ms``, one item
+        for each module in the order of the step, null for a module that the run lacks.
+    """
+    stages = diff.modules["stage"].unique(maintain_order=True).to_list()
+    entries = []
+    for stage in stages:
+        modules = diff.modules.filter(
+            pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)), pl.col("depth") > 0
+        ).head(_MAX_TREND)
+        entries.append(
+            {
+                "stage": stage,
+                "names": modules["name"].replace(UNKNOWN, "?").to_list(),
+                "baseline_ms": milliseconds_of(modules["baseline_until_ns"]),
+                "experiment_ms": milliseconds_of(modules["experiment_until_ns"]),
+            }
+        )
+    return entries
+
+
+def _drawn(table: pl.DataFrame) -> pl.DataFrame:
+    return table.filter(pl.col("depth") < _MAX_DEPTH).head(_MAX_MODULES)
+
+
+def _names(
+    table: pl.DataFrame, paths: Sequence[str | None], report: ReportData, links: Links
+) -> dict[str, Any]:
+    ranks_of: dict[int | None, list[int]] = {}
+    for rank, stage in report.cluster.steps.select("rank", "pp").unique().iter_rows():
+        ranks_of.setdefault(stage, []).append(rank)
+    stages = table["stage"].to_list()
+    return {
+        "stage": stages,
+        "depth": table["depth"].to_list(),
+        "name": table["name"].replace(UNKNOWN, "?").to_list(),
+        "href": [
+            links.to("module", path, ranks_of.get(stage)) if path else ""
+            for path, stage in zip(paths, stages)
+        ],
+    }
+
+
+def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
+    times: dict[str, Any] = {
+        value: milliseconds_of(table[f"{prefix}{value}_ns"]) for value in _VALUES
+    }
+    return {**times, "calls": table[f"{prefix}calls"].to_list()}
+
+
+def _work(work: pl.DataFrame, stages: Iterable[Any], paths: Sequence[str | None]) -> dict[str, Any]:
+    """Return the operators and kernels of each module, without those of the modules below it.
+
+    Args:
+        work: the result of `ppprof.analysis.report_data.report.mean_module_work`.
+        stages: the stage of each drawn module.
+        paths: the path of each drawn module; None for a module that the run lacks.
+
+    Returns:
+        ``names``, the distinct names; and one item per row of module (an index of the drawn
+        modules), kind, name (an index of ``names``), calls, and the times. An undrawn module's work
+        belongs to the module above it.
+    """
+    rows = {
+        (stage, path): row
+        for row, (stage, path) in enumerate(zip(stages, paths))
+        if path is not None
+    }
+    has_stages = any(stage is not None for stage, _ in rows)
+
+    def module_of(stage: int | None, path: str) -> int | None:
+        stage = stage if has_stages else None
+        while path and (stage, path) not in rows:
+            path = path.rpartition(SEPARATOR)[0]
+        return rows.get((stage, path))
+
+    largest = work.sort(pl.max_horizontal("cpu_self_ns", "gpu_total_ns"), descending=True)
+    largest = largest.head(_MAX_WORK)
+    modules = [module_of(*key) for key in largest.select("stage", "path").iter_rows()]
+    table = largest.with_columns(module=pl.Series(modules, dtype=pl.Int64)).drop_nulls("module")
+    names = table["name"].unique(maintain_order=True).to_list()
+    index = {name: number for number, name in enumerate(names)}
+    data: dict[str, Any] = {
+        "names": names,
+        "module": table["module"].to_list(),
+        "kind": table["kind"].to_list(),
+        "name": [index[name] for name in table["name"]],
+        "calls": [round(calls, 6) for calls in table["calls"]],
+    }
+    for value in _WORK_VALUES[1:]:
+        data[value] = milliseconds_of(table[f"{value}_ns"])
+    return data

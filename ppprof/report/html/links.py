@@ -6,7 +6,7 @@ name of the events to highlight; a link to a step has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ import polars as pl
 
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.ranks.collectives import to_reference_clock
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import ReportData
+from ppprof.report.html.blocks import Cell, Row, Source
 from ppprof.units import escape_control_chars
 
 _MARGIN = 0.5
@@ -158,6 +159,21 @@ class Links:
             return ""
         row = table.row(0, named=True)
         return self.to_times(row["rank"], row["start_ns"], row["end_ns"], row["op"])
+
+
+def linked_name(kind: str, links: Links, key: Callable[[Row], str] | None = None) -> Source:
+    """Return the source of a column of names, each a link to its longest event.
+
+    Args:
+        kind: a kind of `ppprof.analysis.report_data.places.PLACES`.
+        links: finds the events.
+        key: returns the name by which ``links`` finds a row's event; None: the row's name.
+    """
+
+    def cell_of(row: Row) -> Cell:
+        return Cell(row["name"], row["name"], href=links.to(kind, key(row) if key else row["name"]))
+
+    return cell_of
 
 
 _PHASE_OF_RULE = {

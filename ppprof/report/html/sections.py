@@ -1,42 +1,45 @@
-"""The sections of the page in their order, with tables, charts and notes."""
+"""The page: headline, identity and key figures at the top, then the sections in their order."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import ReportData
+from ppprof.choices.thresholds import METRICS
 from ppprof.report.html.blocks import (
     Advice,
     Block,
     Cell,
     Chart,
+    Column,
     Note,
+    Part,
+    Parts,
+    Row,
     Section,
     Spec,
+    Tile,
+    Tiles,
+    Words,
+    cell,
+    format_as,
     table_of,
 )
-from ppprof.report.html.change import change_section
-from ppprof.report.html.links import Links, link_of_finding
-from ppprof.report.html.name_tables import (
-    Content,
-    efficiency,
-    kernels,
-    linked_name,
-    modules,
-    nothing_to_show,
-    operators,
-)
-from ppprof.report.html.words import Words
+from ppprof.report.html.change import MODULE_TERMS, OVERVIEW_KINDS, change_section, verdict_text
+from ppprof.report.html.links import Links, link_of_finding, linked_name
 from ppprof.report.messages import translated
 from ppprof.report.text import advice
+from ppprof.units import format_ratio, format_time
 
 PART_TERMS = (
     *("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest"),
@@ -419,3 +422,265 @@ def _unread(report: ReportData, words: Words, links: Links) -> Content:
     return "" if report.unread else words("about.unread"), [
         Note(translated(message, words.language)) for message in report.unread
     ]
+
+
+Content = tuple[str, Sequence[Block]]
+"""The introduction below a heading, and the blocks of the section."""
+
+
+def nothing_to_show(words: Words, reason: str) -> Content:
+    """Return the content of a section without data; ``reason`` is a key of the texts' ``reasons``."""
+    return words("page.nothing", reason=words(f"reasons.{reason}")), []
+
+
+def operators(report: ReportData, words: Words, links: Links) -> Content:
+    """Return the table of operators: calls and times on the host and on the device."""
+    clock = report.costs.clock
+    table = report.costs.means("operators")
+    if table.is_empty():
+        return nothing_to_show(words, "no_operators")
+    clocks = ["cpu", "gpu"] if clock == "gpu" else ["cpu"]
+    for name in clocks:
+        table = _with_shares(table, f"{name}_self_ns", f"{name}_share")
+    table = table.sort(f"{clock}_self_ns", descending=True, maintain_order=True)
+    spec: list[Any] = [
+        ("name", "text", linked_name("operator", links)),
+        (Column("calls", "number", "calls"), "number", "calls"),
+    ]
+    for name in clocks:
+        spec += [
+            _timed(f"{name}_total", "total", name),
+            _timed(f"{name}_self", "self", name),
+            (Column("mean_call", "ms", "mean", name), "ms", _mean(f"{name}_total_ns")),
+            (Column("max_call", "ms", "max", name), "ms", _maximum("operator", links, name)),
+            (Column(f"{name}_ratio", "ratio", "share", name), "ratio", f"{name}_share"),
+        ]
+    by = next(index for index, part in enumerate(spec) if part[2] == f"{clock}_self_ns")
+    shown = table_of(words("sections.operators"), table, spec, key="operators", sorted_by=by)
+    return words("about.operators"), [shown]
+
+
+def kernels(report: ReportData, words: Words, links: Links) -> Content:
+    """Return the table of kernels."""
+    total = "gpu_total_ns"
+    table = report.costs.means("kernels")
+    if table.is_empty():
+        return nothing_to_show(words, "no_kernels")
+    table = _with_shares(table, total, "share").sort(total, descending=True, maintain_order=True)
+    spec: Spec = [
+        ("name", "text", linked_name("kernel", links)),
+        (Column("calls", "number", "calls"), "number", "calls"),
+        (Column("gpu_total", "ms", "total"), "ms", total),
+        (Column("mean_dur", "ms", "mean"), "ms", _mean(total)),
+        (Column("max_call", "ms", "max"), "ms", _maximum("kernel", links, "gpu")),
+        (Column("gpu_ratio", "ratio", "share"), "ratio", "share"),
+    ]
+    shown = table_of(words("sections.kernels"), table, spec, key="kernels", sorted_by=2)
+    return words("about.kernels"), [shown]
+
+
+def _timed(value: str, metric: str, clock: str) -> tuple[Column, str, str]:
+    return Column(value, "ms", metric, clock), "ms", f"{value}_ns"
+
+
+def _mean(total: str) -> Callable[[Row], Cell]:
+    return lambda row: cell(row[total] / row["calls"] if row["calls"] else None, "ms")
+
+
+def _maximum(kind: str, links: Links, clock: str) -> Callable[[Row], Cell]:
+    return lambda row: cell(links.maximum(kind, row["name"], clock), "ms")
+
+
+def _with_shares(table: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
+    """Return ``table`` with each row's share of the sum of a column: float64, in [0, 1]."""
+    return table.with_columns((pl.col(column) / (table[column].sum() or 1)).alias(name))
+
+
+def efficiency(report: ReportData, words: Words, links: Links) -> Content:
+    """Return the roofline and the table of operators by shape."""
+    table = report.efficiency
+    if table.is_empty():
+        return nothing_to_show(words, "no_shapes")
+    spec: Spec = [
+        ("name", "text", linked_name("shape", links, lambda row: f"{row['name']} {row['shapes']}")),
+        ("shapes", "text", "shapes"),
+        ("dtype", "text", "dtype"),
+        ("calls", "number", "calls"),
+        ("operator_time", "ms", "time_ns"),
+        ("flops_per_s", "TFLOP/s", "flops_per_s"),
+        ("bytes_per_s", "GB/s", "bytes_per_s"),
+        ("flops_per_byte", "number", "flops_per_byte"),
+        ("roof_ratio", "ratio", "roof_ratio"),
+        ("bound", "text", "bound"),
+        ("above_roof", "ms", "above_roof_ns"),
+    ]
+    shown = [part for part in spec if not isinstance(part[2], str) or table[part[2]].count()]
+    families = [key for key in words.texts["terms"] if key.startswith("family_")]
+    chart = Chart("roofline", words("about.roofline"), height=420, terms=families)
+    rows = table_of(words("sections.efficiency"), table, shown, key="efficiency")
+    return words("about.efficiency"), [chart, rows]
+
+
+def modules(report: ReportData, words: Words, links: Links) -> Content:
+    """Return the tree of modules."""
+    table = report.costs.module_means
+    if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
+        return nothing_to_show(words, "no_modules")
+    return words("about.modules"), [
+        Chart("modules", words("sections.modules"), "tree", 0, terms=MODULE_TERMS)
+    ]
+
+
+_STEP = ("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", "reader_cost")
+
+_PARTS = (
+    *("computation", "exposed_communication", "data_loading", "bubble"),
+    *("host_bound", "queued", "rest"),
+)
+
+_USE = (
+    *("gpu_utilization", "cpu_utilization", "peak_memory"),
+    *("peak_reserved_memory", "device_memory"),
+)
+
+_MODEL_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
+
+
+def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
+    """Return the headline (``title``), its link (``href``), ``verdict`` and ``identity``.
+
+    The verdict is the change from the baseline, "" without a baseline. The identity is a list of
+    pairs: a name and a value.
+    """
+    first = report.findings[0] if report.findings else None
+    is_slow = first is not None and first.severity != "minor"
+    verdict = "" if report.diff is None else verdict_text(report.diff, words)
+    has_changed = report.diff is not None and report.diff.change.verdict in ("faster", "slower")
+    title = advice.headline_of_first(report.findings, words.language)
+    if has_changed and not is_slow:
+        title, verdict = words("page.changed", verdict=verdict), title
+    return {
+        "title": title,
+        "href": link_of_finding(first, links) if first is not None and is_slow else "",
+        "verdict": verdict,
+        "identity": list(_identity(report, words)),
+    }
+
+
+def _identity(report: ReportData, words: Words) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the run: a name in the page's language, and a value."""
+    manifest = report.manifest
+    hosts = sorted(set(report.cluster.steps["host"].drop_nulls())) or _hosts(manifest)
+    yield words("identity.run"), report.what
+    if report.diff is not None:
+        yield words.term("baseline"), report.diff.baseline.what
+    if started := _date(manifest.get("started")):
+        yield words("identity.date"), started
+    if hosts:
+        more = f" … ({len(hosts)})" if len(hosts) > 3 else ""
+        yield words("identity.hosts"), ", ".join(hosts[:3]) + more
+    if devices := _devices(report):
+        yield words("identity.devices"), devices
+    if paddle := _value(manifest, "versions", "paddle"):
+        yield "Paddle", paddle
+    if report.cluster.topology is not None:
+        yield words("identity.degrees"), _degrees(report)
+    if model := _model(manifest):
+        yield words("identity.model"), model
+    if file := _value(manifest, "config_file"):
+        yield words("identity.config"), file
+    yield words("identity.recorded"), _recorded(report, words)
+
+
+def _hosts(manifest: Mapping[str, Any]) -> list[str]:
+    ranks = manifest.get("ranks")
+    entries = ranks if isinstance(ranks, list) else []
+    return sorted({str(entry["host"]) for entry in entries if _value(entry, "host")})
+
+
+def _date(started: Any) -> str:
+    """Return the start of the run in the time zone of its machine; "" if unknown.
+
+    >>> _date("2026-11-22T01:12:28+00:00"), _date(None)
+    ('2026-11-22 01:12 +0000', '')
+    """
+    try:
+        return f"{datetime.fromisoformat(str(started)):%Y-%m-%d %H:%M %z}".rstrip()
+    except ValueError:
+        return ""
+
+
+def _devices(report: ReportData) -> str:
+    name = report.costs.metrics.get("device")
+    if not name:
+        device = _value(report.manifest, "device") or _value(report.manifest, "machine", "device")
+        device = device or _value(report.manifest, "config", "Global", "device")
+        name = device.partition(":")[0].upper() if device else ""
+    return f"{name} × {len(report.ranks)}" if name else ""
+
+
+def _value(mapping: Any, *keys: str) -> str:
+    """Return a nested value of a manifest as text; "" if it is missing or not a text or number."""
+    for key in keys:
+        mapping = mapping.get(key) if isinstance(mapping, Mapping) else None
+    return str(mapping) if isinstance(mapping, (str, int, float)) and mapping != "" else ""
+
+
+def _degrees(report: ReportData) -> str:
+    topology = report.cluster.topology
+    assert topology is not None
+    degrees = [
+        f"{axis} {topology.degree(axis)}" for axis in topology.order if topology.degree(axis) > 1
+    ]
+    return " × ".join(degrees) or "1"
+
+
+def _model(manifest: Mapping[str, Any]) -> str:
+    """Return the model's name and sizes, such as ``GPT (num_layers 2, hidden_size 64)``."""
+    name = _value(manifest, "config", "Model", "name")
+    name = name or _value(manifest, "config", "Model", "module")
+    sizes = [
+        f"{key} {size}"
+        for key in _MODEL_SIZES
+        if (size := _value(manifest, "config", "Model", key))
+    ]
+    return f"{name} ({', '.join(sizes)})" if name and sizes else name
+
+
+def _recorded(report: ReportData, words: Words) -> str:
+    steps, ranks = words.steps(report.steps), words.ranks(report.ranks)
+    if report.window is None:
+        return words("page.step_times_only", steps=steps, ranks=ranks)
+    return words("page.window", window=report.window, steps=steps, ranks=ranks)
+
+
+def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
+    """Return the run's key figures, each with the steps that it is of, and the parts of a step.
+
+    Figures that are unknown or 0 are left out.
+    """
+    metrics = report.costs.metrics
+    measured = words(f"basis.{report.costs.step_times[1].replace(' ', '_')}")
+    recorded = words("basis.recorded")
+    has_memory = report.step_times["device_peak_bytes"].count() > 0
+    memory = words("basis.all_steps") if has_memory else recorded
+    bases = {**dict.fromkeys(_STEP, measured), **dict.fromkeys(_USE[:2], recorded)}
+    tiles = []
+    for metric in (*_STEP, *_USE):
+        value = metrics.get(metric)
+        if not isinstance(value, (int, float)) or not value:
+            continue
+        text = format_as(float(value), OVERVIEW_KINDS[METRICS[metric]])
+        detail = "" if metric == "device_memory" else bases.get(metric, memory)
+        step_time = metrics.get("step_time")
+        if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
+            detail = f"{value / step_time - 1:+.1%} · {detail}"
+        tiles.append(Tile(metric, text, detail))
+    parts = []
+    for metric in _PARTS:
+        value = metrics.get(metric)
+        if isinstance(value, (int, float)) and value and report.step_ns:
+            parts.append(Part(metric, format_time(value), value / report.step_ns))
+    label = words("about.parts", step=format_time(report.step_ns))
+    bar = [Parts(label, [part for part in parts if format_ratio(part.share) != "0.0%"])]
+    return [Tiles(tiles), *(bar if parts else [])]

@@ -14,11 +14,9 @@ import polars as pl
 
 from ppprof.analysis.ranks.collectives import with_rank
 from ppprof.analysis.ranks.step_table import own_time
-from ppprof.analysis.report_data.packed import pack
-from ppprof.analysis.report_data.rank import Details
-from ppprof.analysis.report_data.run import ReportData
+from ppprof.analysis.report_data.report import Details, ReportData
 from ppprof.analysis.report_data.signatures import KINDS
-from ppprof.analysis.report_data.timeline import Timeline, Track
+from ppprof.analysis.report_data.timeline import Timeline, Track, pack
 from ppprof.remote_names import ends_of
 from ppprof.report.html.sections import label
 

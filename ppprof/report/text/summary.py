@@ -5,8 +5,10 @@ Source of the layout: ``_build_table`` of paddle 3.3's profiler_statistic.py. pp
 - the rows ``gradient accumulation`` and ``Exposed Communication``;
 - operators and spans of remote calls, below their call, with the Node ID of PyTorch's RFC
   (pytorch/pytorch issue 39675);
-- a different note below the Distribution Summary of a trace without device events;
 - a line with the number of hidden rows, below a table that the row limit cuts.
+
+The notes are Paddle's own text, kept word for word, but for those below the Distribution Summary of
+a trace without device events, and the line on Exposed Communication.
 """
 
 from __future__ import annotations
@@ -20,14 +22,6 @@ from ppprof.choices.formats import TIME_UNITS, check_time_unit
 from ppprof.choices.views import ALL_VIEWS
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.report.text.summary_notes import (
-    DEVICE_NOTE,
-    DISTRIBUTED_HOST_NOTE,
-    DISTRIBUTED_LAUNCH_NOTE,
-    DISTRIBUTED_NOTE,
-    MODEL_NOTE,
-    OVERVIEW_NOTE,
-)
 from ppprof.report.text.table import Column, Line, Table
 
 Row = Mapping[str, Any]
@@ -130,7 +124,7 @@ _GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 def _device(rows: Rows, options: TableOptions) -> list[Table]:
     lines = [(row["device"], percent(row["utilization"])) for row in rows]
     columns = (Column("Device", 30), Column("Utilization (%)", 20))
-    return [Table("Device Summary", columns, lines, note=DEVICE_NOTE)]
+    return [Table("Device Summary", columns, lines, note=_DEVICE_NOTE)]
 
 
 def _overview(rows: Rows, options: TableOptions) -> list[Table]:
@@ -147,7 +141,7 @@ def _overview(rows: Rows, options: TableOptions) -> list[Table]:
             lines["cpu"],
             options.time_unit,
             second=(("", "Calls", "GPU Time", "Ratio (%)"), lines["gpu"]),
-            note=OVERVIEW_NOTE,
+            note=_OVERVIEW_NOTE,
         )
     ]
 
@@ -157,7 +151,7 @@ def _model(rows: Rows, options: TableOptions) -> list[Table]:
     lines = [(_below_step(row), *_stats(row, options)) for row in rows]
     if not lines:
         return []
-    return [Table("Model Summary", columns, lines, options.time_unit, note=MODEL_NOTE)]
+    return [Table("Model Summary", columns, lines, options.time_unit, note=_MODEL_NOTE)]
 
 
 def _distributed(rows: Rows, options: TableOptions) -> list[Table]:
@@ -176,12 +170,6 @@ def _distributed(rows: Rows, options: TableOptions) -> list[Table]:
     note = _DISTRIBUTED_NOTES[computed_by]
     return [Table("Distribution Summary", columns, lines, options.time_unit, note=note)]
 
-
-_DISTRIBUTED_NOTES = {
-    "kernels": DISTRIBUTED_NOTE,
-    "operators": DISTRIBUTED_HOST_NOTE,
-    "nothing": DISTRIBUTED_LAUNCH_NOTE,
-}
 
 _OPERATOR_NAME = Column("Name", 52)
 _NODE = Column("Node ID", 10, grows=True)
@@ -489,3 +477,101 @@ def kernel_name(name: str) -> str:
     if match:
         name = match.group(1) + match.group(2)
     return name if len(name) <= 90 else name[:87] + "..."
+
+
+_DEVICE_NOTE = """\
+CPU(Process) Utilization = Current process CPU time over all cpu cores / elapsed time, so max \
+utilization can be reached 100% * number of cpu cores.
+CPU(System) Utilization = All processes CPU time over all cpu cores(busy time) / (busy time + \
+idle time).
+GPU Utilization = Current process GPU time / elapsed time."""
+
+_OVERVIEW_NOTE = """\
+In this table, We sum up all collected events in terms of event type.
+The time of events collected on host are presented as CPU Time, and as GPU Time if on device.
+Events with different types may overlap or inclusion, e.g. Operator includes OperatorInner, so \
+the sum of ratios is not 100%.
+The time of events in the same type with overlap will not calculate twice, and all time is summed \
+after merged.
+Example:
+Thread 1:
+  Operator: |___________|     |__________|
+Thread 2:
+  Operator:   |____________|     |___|
+After merged:
+  Result:   |______________|  |__________|
+"""
+
+_MODEL_NOTE = """\
+In this table, GPU time is the sum of all device(GPU) events called in the phase.
+Unlike overview summary, if two device(GPU) events execute on different streams with overlap \
+time, we sum them directly here.
+"""
+
+_DISTRIBUTED_NOTES = {
+    "kernels": """\
+Communication time: Communication Event time, Communication Op time and its kernel time on gpu.
+Computation time: Kernel time, except kernels belong to communication(nccl kernels).
+Overlap time: Communication time intersects with computation time.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Example:
+Communication:
+  CPU:              |_________________|
+  GPU:                                  |______________|
+  Total:            |_________________| |______________|
+Computation time(Kernel):
+  GPU:         |________________|
+Overlap time:       |___________|
+""",
+    "operators": """\
+This trace holds no device events. Paddle counts kernels only, so its Computation and Overlap are 0; \
+here operators stand for kernels.
+Communication time: Communication Event time and Communication Op time.
+Computation time: Time in which a thread runs an operator and does not communicate itself.
+Overlap time: One thread communicates while another computes.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Example:
+Thread 1:
+  Operator:         |____________________|
+  Communication:           |______|
+Thread 2:
+  Communication:                    |_________|
+Communication time:        |______| |_________|
+Computation time:   |______|      |______|
+Overlap time:                       |____|
+Exposed time:              |______|      |____|
+""",
+    "nothing": """\
+This trace was recorded on a device, but holds no device events.
+Communication time: Communication Event time and Communication Op time on the host, which only launches.
+Computation, overlap and exposed communication time: unknown.
+""",
+}
+"""Notes by what counts as computation."""
+
+_WHY_EMPTY = {
+    "model": "at most one of steps, Dataloader, Forward, Backward and Optimization in this trace",
+    "dist": "no communication in this trace",
+    "op": "no operators in this trace",
+    "kernel": "no kernels of a device in this trace",
+    "memcpy": "no copies in this trace",
+    "udf": "no spans of the training's own in this trace",
+    "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "shape": "no operators in this trace",
+    "layer": "no layers in this trace, or no times of their device",
+    "efficiency": "no operator times of the device in this trace",
+}
+
+
+def explain_empty(tables: Mapping[str, Sequence[object]]) -> str:
+    """Return a line for each table without rows that says why; "" if every table has rows.
+
+    Args:
+        tables: rows of `ppprof.analysis.summaries.views.summarize`, keyed by view.
+    """
+    lines = [
+        f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
+        for view, rows in tables.items()
+        if not rows
+    ]
+    return "".join([*lines, "\n"]) if lines else ""

@@ -76,6 +76,14 @@ class Table:
             printed += [f"Note:\n{self.note}", "-" * full_width]
         return "\n".join([*printed, "", "", ""])
 
+    @property
+    def plain(self) -> tuple[list[str], list[list[object]], list[str]]:
+        """Headers, rows of cells and remarks, for a table without rules; the title is the first header."""
+        headers = [self.title, *(column.header for column in self.columns[1:])]
+        rows = [list(line) for line in self.lines if not isinstance(line, str)]
+        remarks = [line for line in self.lines if isinstance(line, str)]
+        return headers, rows, [*remarks, f"Times in {self.unit}, per rank and step."]
+
     def _width(self, position: int) -> int:
         column = self.columns[position]
         cells = [line[position] for line in self.lines if not isinstance(line, str)]

@@ -16,7 +16,7 @@ from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operat
 from ppprof.analysis.efficiency.fusible import fusible_chains
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.report_data.rank import collect_rank_report_data
+from ppprof.analysis.report_data.report import collect_rank_report_data
 from ppprof.analysis.summaries.views import summarize
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read

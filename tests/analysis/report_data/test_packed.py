@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.report_data.packed import pack, pack_text
+from ppprof.analysis.report_data.timeline import pack, pack_text
 from tests.fixtures.unpacked import unpack
 
 NUMBERS = st.lists(st.integers(0, 2**53), max_size=50)

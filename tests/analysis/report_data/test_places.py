@@ -20,8 +20,8 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.remote_calls import remote_flows
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
-from ppprof.analysis.report_data.operators_of_modules import mean_module_work, module_work
 from ppprof.analysis.report_data.places import longest_events
+from ppprof.analysis.report_data.report import mean_module_work, module_work
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 

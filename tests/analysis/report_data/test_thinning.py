@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.report_data.thinning import _begins, thinned
+from ppprof.analysis.report_data.timeline import _begins, thinned
 
 
 def test_short_neighbours_become_one_and_long_ones_stay():
