@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ppprof.messages import Message
+
 MEGABYTE = 1_000_000
 """Bytes of one MB, in settings whose name ends in ``_mb``."""
 
@@ -117,7 +119,7 @@ TRUNCATED = "truncated end of file"
 """A kind for `format_skipped`: the file ends too early. A reason in parentheses may follow."""
 
 
-def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
+def format_skipped(path: object, skipped: Mapping[str, int]) -> Message:
     """Return a message that names the skipped data of a file, with counts.
 
     Args:
@@ -133,10 +135,12 @@ def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
     """
     reasons = [kind.removeprefix(TRUNCATED) for kind in skipped if kind.startswith(TRUNCATED)]
     others = {kind: num for kind, num in skipped.items() if not kind.startswith(TRUNCATED)}
-    parts = [f"the file is truncated{max(reasons)}"] if reasons else []
-    if others:
-        parts.append(f"skipped {_format_counts(others)}")
-    return f"{path}: partly read: {'; '.join(parts)}"
+    if not reasons:
+        return Message("skipped", path=path, what=_format_counts(others))
+    if not others:
+        return Message("truncated", path=path, why=max(reasons))
+    what = _format_counts(others)
+    return Message("truncated_and_skipped", path=path, why=max(reasons), what=what)
 
 
 def format_unusable(path: object, skipped: Mapping[str, int]) -> str:

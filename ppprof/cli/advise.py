@@ -10,8 +10,8 @@ from ppprof.cli import executors
 from ppprof.cli.output import show
 from ppprof.cli.parsers.advise import Request
 from ppprof.cli.runs import open_run
+from ppprof.messages import logged_in
 from ppprof.report.markdown import findings_markdown
-from ppprof.report.messages import logged_in
 from ppprof.report.text.advice import (
     findings_document,
     findings_table,

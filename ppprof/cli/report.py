@@ -9,8 +9,8 @@ from ppprof.cli.parsers.report import Request
 from ppprof.cli.runs import open_run
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
+from ppprof.messages import Message, logged_in
 from ppprof.report.html import write_report
-from ppprof.report.messages import logged_in
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,5 +37,5 @@ def _write(args: argparse.Namespace) -> int:
             )
         except OSError as error:
             raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
-    log.info("%s: open it in a browser", args.output)
+    log.info("%s", Message("open", path=args.output))
     return 0

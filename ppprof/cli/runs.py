@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ppprof.cli.importing import importing
 from ppprof.cli.terminal import Progress, log
+from ppprof.messages import Message
 from ppprof.paths import to_path
 from ppprof.run.run_files import RunFiles
 from ppprof.rundir.recordings import RunLocation, resolve
@@ -43,4 +44,4 @@ def open_located(location: RunLocation) -> Run:
 def log_newest(run: RunFiles, location: RunLocation) -> None:
     """Log the directory of a run if that is not one of the paths that the user gave."""
     if run.paths != tuple(map(to_path, location.given)):
-        log.info("%s: the newest run is %s", ", ".join(location.given), run)
+        log.info("%s", Message("newest", given=", ".join(location.given), path=run))

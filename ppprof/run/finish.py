@@ -19,7 +19,7 @@ from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.choices.rows import SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
-from ppprof.run.problem_log import launch_times_message
+from ppprof.run.problem_log import ProblemLog
 from ppprof.run.summary import WindowTables, tables_of_profile
 from ppprof.run.traces import notes_on, with_job_facts
 from ppprof.rundir import (
@@ -160,10 +160,7 @@ def _finish_window(
         The files of the window: its traces, then its tables.
     """
     trace = with_job_facts(read_window(raw), read_job_facts(run))
-    for note in notes_on(trace):
-        _log.warning("%s: %s", raw, note)
-    if trace.unrecorded_device:
-        _log.warning("%s: %s", raw, launch_times_message(trace.unrecorded_device))
+    ProblemLog().report(raw, {}, (), notes_on(raw, trace), trace.unrecorded_device)
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
     recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))
     tables = tables_of_profile(profile, recording, raw, profiler.views())

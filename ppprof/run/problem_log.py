@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ppprof.messages import Message
 from ppprof.units import format_skipped
 
 _log = logging.getLogger("ppprof")
@@ -43,18 +44,10 @@ class ProblemLog:
         warn_each(errors)
         if skipped:
             _log.warning("%s", format_skipped(path, skipped))
-        warn_each(f"{path}: {note}" for note in notes)
+        warn_each(notes)
         if unrecorded_device and not self._is_device_reported:
             self._is_device_reported = True
-            _log.warning("%s: %s", path, launch_times_message(unrecorded_device))
-
-
-def launch_times_message(device: str) -> str:
-    """Return the warning for a trace that lacks the events of ``device``, such as ``gpu:0``."""
-    return (
-        f"recorded on {device} without device events: its times are those of the host, which only "
-        "launches work; times of the device are unknown, and no table shows them"
-    )
+            _log.warning("%s", Message("unrecorded", path=path, device=unrecorded_device))
 
 
 def warn_each(messages: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
+from ppprof.messages import Message
 from ppprof.run.traces import WindowResult
 from ppprof.units import format_ranges
 
@@ -107,10 +108,10 @@ def _with_steps(
     used = []
     for result in results:
         if result.value.breakdown.parts.is_empty() or result.value.has_steps != has_steps:
-            _log.warning("%s: no step in it; left out", result.source)
+            _log.warning("%s", Message("no_step", path=result.source))
             continue
         if not has_steps:
-            _log.warning("%s: no steps: the whole trace counts as one, step 0", result.source)
+            _log.warning("%s", Message("one_step", path=result.source))
         used.append(result)
     return used
 

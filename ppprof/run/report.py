@@ -32,6 +32,7 @@ from ppprof.analysis.report_data.report import (
 )
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
+from ppprof.messages import message_of
 from ppprof.run import selection
 from ppprof.run.advise import collect_evidence, collect_evidence_of_run
 from ppprof.run.diff import RunPart, compare, costs_of_run, naming_for, stages_of
@@ -228,7 +229,7 @@ def _warnings() -> Iterator[list[str]]:
 
     def collect(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
-            messages.append(record.getMessage())
+            messages.append(message_of(record))
         return True
 
     # A filter: if the logger had a handler, Python would no longer show warnings by itself.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.errors import ConfigError
+from ppprof.messages import Message
 from ppprof.run import selection
 from ppprof.rundir.recordings import Recording, RunLocation, join_paths
 from ppprof.topology import RankSelector, Topology
@@ -100,5 +101,5 @@ def _profiler(run: RunFiles) -> ProfilerConfig | None:
     try:
         return ProfilerConfig.from_mapping(values)
     except ConfigError as error:
-        _log.warning("%s: its Profiler block is ignored:\n%s", run, error)
+        _log.warning("%s", Message("ignored_block", path=run, error=error))
         return None

@@ -21,6 +21,7 @@ from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices.rows import SummaryOptions
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, TraceError
+from ppprof.messages import Message
 from ppprof.run.problem_log import ProblemLog, warn_each
 from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording
@@ -99,7 +100,7 @@ class TraceReader:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = read_first_readable(recording, self._progress, self._job)
             self.problems.report(
-                path, trace.skipped, errors, notes_on(trace), trace.unrecorded_device
+                path, trace.skipped, errors, notes_on(path, trace), trace.unrecorded_device
             )
             self._trace = (recording, path, trace)
         return self._trace[1:]
@@ -186,17 +187,14 @@ def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
     )
 
 
-def notes_on(trace: Trace) -> list[str]:
-    """Return what a user of a trace's tables should know about the trace, one sentence each."""
-    notes = clock_messages(trace)
-    for kind, count in unknown_device_kinds(trace.events).items():
-        notes.append(f"{count} device events of the unknown kind {kind}: counted as kernels")
+def notes_on(path: Path, trace: Trace) -> list[str]:
+    """Return what a user of a trace's tables should know about the trace, one message each."""
+    notes = [f"{path}: {message}" for message in clock_messages(trace)]
+    for kind, num in unknown_device_kinds(trace.events).items():
+        notes.append(Message("unknown_kind", path=path, num=num, kind=kind))
     incomplete_ns = incomplete_time_ns(trace.events)
     if incomplete_ns >= _NOTABLE_NS:
-        notes.append(
-            f"the last {format_time(incomplete_ns)} were not ended by step(): "
-            "no table and no average counts them"
-        )
+        notes.append(Message("incomplete", path=path, time=format_time(incomplete_ns)))
     return notes
 
 
@@ -214,7 +212,7 @@ def read_first_readable(
         InputError: no file of the window can be read.
     """
     if not recording.files:
-        raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
+        raise InputError(Message("only_tables", path=recording.saved))
     errors: list[str] = []
     for path in recording.files:
         try:
@@ -253,7 +251,7 @@ def process_window(
         trace.skipped,
         value,
         errors,
-        notes_on(trace),
+        notes_on(source, trace),
         trace.unrecorded_device,
     )
 
@@ -275,7 +273,7 @@ def map_windows(
                 yield waiting.popleft().result()
             except BrokenExecutor as error:
                 where = recording.files[0] if recording.files else recording.name
-                yield f"{where}: the process that was reading it died: {error}"
+                yield Message("died", path=where, error=error)
     finally:
         for future in waiting:
             future.cancel()

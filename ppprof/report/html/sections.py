@@ -16,6 +16,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.choices.thresholds import METRICS
+from ppprof.messages import translated
 from ppprof.report.html.blocks import (
     Advice,
     Block,
@@ -37,7 +38,6 @@ from ppprof.report.html.blocks import (
 )
 from ppprof.report.html.change import MODULE_TERMS, OVERVIEW_KINDS, change_section, verdict_text
 from ppprof.report.html.links import Links, link_of_finding, linked_name
-from ppprof.report.messages import translated
 from ppprof.report.text import advice
 from ppprof.units import format_ratio, format_time
 

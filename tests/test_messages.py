@@ -1,15 +1,15 @@
-"""Logged messages in Chinese: those of the readers, as the code formats them."""
+"""Logged messages in Chinese."""
 
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 import pytest
 
 from ppprof.cli import main
-from ppprof.report.messages import translated
-from ppprof.report.text.advice import read_catalogue
-from ppprof.run.problem_log import launch_times_message
+from ppprof.errors import InputError
+from ppprof.messages import _TEXTS, Message, translated
 from ppprof.units import TRUNCATED, format_skipped
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -23,15 +23,18 @@ from tests.fixtures.timeline import write
             "a: b.json：只读取了一部分：文件被截断; 跳过 2 events that are not valid JSON",
         ),
         (
-            f"a.json: {launch_times_message('gpu:0')}",
+            Message("unrecorded", path="a.json", device="gpu:0"),
             "a.json：在 gpu:0 上录制，但没有设备事件：其时间是主机的，主机只发起工作；"
             "设备的时间未知，任何表都不显示",
         ),
         (
-            "a.json: the last 3 ms were not ended by step(): no table and no average counts them",
+            Message("incomplete", path="a.json", time="3 ms"),
             "a.json：最后 3 ms 没有以 step() 结束：不计入任何表和平均值",
         ),
-        ("logs: the newest run is logs/run_002", "logs：最新的运行是 logs/run_002"),
+        (
+            Message("newest", given="logs", path="logs/run_002"),
+            "logs：最新的运行是 logs/run_002",
+        ),
         ("something else happened", "something else happened"),
     ],
 )
@@ -41,10 +44,19 @@ def test_messages_are_translated(message, chinese):
 
 
 def test_each_message_has_one_text_in_each_language():
-    english, chinese = (read_catalogue(language)["messages"] for language in ("en", "zh"))
-    for key, text in english.items():
-        fields = {name: f"<{name}>" for name in re.findall(r"\{(\w+)\}", text)}
-        assert translated(text.format_map(fields), "zh") == chinese[key].format_map(fields)
+    for key, texts in _TEXTS.items():
+        english, chinese = (sorted(re.findall(r"\{(\w+)\}", text)) for text in texts)
+        assert english == chinese, key
+        message = Message(key, **{name: f"<{name}>" for name in english})
+        assert "{" not in message
+        assert translated(message, "zh") != translated(message, "en") == message
+
+
+def test_a_message_keeps_its_key_in_an_error_and_in_another_process():
+    message = Message("no_step", path="a.json")
+    for text in (str(InputError(message)), deepcopy(message)):
+        assert text == "a.json: no step in it; left out"
+        assert translated(text, "zh") == "a.json：其中没有步，已略去"
 
 
 def test_a_chinese_command_logs_in_chinese(tmp_path, capsys):

@@ -1,0 +1,120 @@
+"""Messages that are logged in each of the languages of findings and pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ppprof.choices.formats import LANGUAGES
+
+_TEXTS = {
+    "truncated": (
+        "{path}: partly read: the file is truncated{why}",
+        "{path}：只读取了一部分：文件被截断{why}",
+    ),
+    "skipped": ("{path}: partly read: skipped {what}", "{path}：只读取了一部分：跳过 {what}"),
+    "truncated_and_skipped": (
+        "{path}: partly read: the file is truncated{why}; skipped {what}",
+        "{path}：只读取了一部分：文件被截断{why}; 跳过 {what}",
+    ),
+    "unrecorded": (
+        "{path}: recorded on {device} without device events: its times are those of the host, "
+        "which only launches work; times of the device are unknown, and no table shows them",
+        "{path}：在 {device} 上录制，但没有设备事件：其时间是主机的，主机只发起工作；"
+        "设备的时间未知，任何表都不显示",
+    ),
+    "unknown_kind": (
+        "{path}: {num} device events of the unknown kind {kind}: counted as kernels",
+        "{path}：{num} 个未知类别 {kind} 的设备事件按 kernel 计",
+    ),
+    "incomplete": (
+        "{path}: the last {time} were not ended by step(): no table and no average counts them",
+        "{path}：最后 {time} 没有以 step() 结束：不计入任何表和平均值",
+    ),
+    "only_tables": (
+        "{path}: only tables are left of this window, no trace",
+        "{path}：这个窗口只剩下表，没有时间线",
+    ),
+    "died": (
+        "{path}: the process that was reading it died: {error}",
+        "{path}：读取它的进程已退出：{error}",
+    ),
+    "no_step": ("{path}: no step in it; left out", "{path}：其中没有步，已略去"),
+    "one_step": (
+        "{path}: no steps: the whole trace counts as one, step 0",
+        "{path}：没有步：整个时间线算作一步，即第 0 步",
+    ),
+    "ignored_block": (
+        "{path}: its Profiler block is ignored:\n{error}",
+        "{path}：忽略其 Profiler 块：\n{error}",
+    ),
+    "newest": ("{given}: the newest run is {path}", "{given}：最新的运行是 {path}"),
+    "open": ("{path}: open it in a browser", "{path}：请用浏览器打开"),
+}
+"""The texts of each message, keyed by its name, in the order of `LANGUAGES`."""
+
+
+class Message(str):
+    """A message in English, and what its texts in other languages need.
+
+    >>> message = Message("no_step", path="a.json")
+    >>> print(message, translated(message, "zh"))
+    a.json: no step in it; left out a.json：其中没有步，已略去
+    """
+
+    key: str
+    values: dict[str, object]
+
+    def __new__(cls, key: str, **values: object) -> Message:
+        """Return the message ``key`` of `_TEXTS` with its ``{placeholders}`` replaced by values."""
+        message = super().__new__(cls, _TEXTS[key][0].format(**values))
+        message.key, message.values = key, values
+        return message
+
+    def __str__(self) -> Message:  # also of an exception with this message
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _message, (self.key, self.values)
+
+
+def _message(key: str, values: dict[str, object]) -> Message:
+    return Message(key, **values)
+
+
+def translated(message: str, language: str) -> str:
+    """Return a message in one of `LANGUAGES`; text that is no `Message` stays as it is."""
+    if not isinstance(message, Message):
+        return message
+    return _TEXTS[message.key][LANGUAGES.index(language)].format(**message.values)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Return the text of a record: the `Message` that was logged, if it was one."""
+    logged = record.args[0] if record.msg == "%s" and isinstance(record.args, tuple) else record.msg
+    return logged if isinstance(logged, Message) else record.getMessage()
+
+
+@contextmanager
+def logged_in(language: str) -> Iterator[None]:
+    """Translate the messages of the logger ``ppprof`` while the context is open.
+
+    Args:
+        language: one of `LANGUAGES`. Nothing changes for English.
+    """
+    logger = logging.getLogger("ppprof")
+    handlers = list(logger.handlers) if language != "en" else []
+
+    def translate(record: logging.LogRecord) -> bool:
+        record.msg, record.args = translated(message_of(record), language), ()
+        return True
+
+    for handler in handlers:
+        handler.addFilter(translate)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(translate)
