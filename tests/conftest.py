@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-pytest.register_assert_rewrite("tests.oracles", "tests.jobs")
+pytest.register_assert_rewrite("tests.fixtures", "tests.oracles", "tests.jobs")
 
 from tests import device  # noqa: E402
 from tests.jobs.launching import CONFIGS, run, train  # noqa: E402

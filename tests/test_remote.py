@@ -21,7 +21,7 @@ from ppprof.trace import Trace, read
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from tests import remote_functions, without_paddle  # noqa: E402
+from tests.fixtures import remote_functions, without_paddle  # noqa: E402
 
 DOUBLE = "rpc#double(worker0 -> worker1)"
 NAP_SECONDS = 0.05

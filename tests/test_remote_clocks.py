@@ -16,7 +16,7 @@ from ppprof.rundir.remote_calls import aligned, read_calls
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from tests import remote_functions  # noqa: E402
+from tests.fixtures import remote_functions  # noqa: E402
 from tests.fixtures.run_files import run_file  # noqa: E402
 
 OFFSET_NS, DRIFT_PPB = 800_000_000, 50_000

@@ -14,7 +14,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 distributed = pytest.importorskip("distributed", reason="needs Dask: pip install distributed")
 pytestmark = pytest.mark.paddle
 
-from tests import remote_functions  # noqa: E402
+from tests.fixtures import remote_functions  # noqa: E402
 
 
 @pytest.mark.jobs

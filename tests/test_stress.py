@@ -17,7 +17,7 @@ from ppprof.capture.ranks.control_channel import CoordinatorChannel, WorkerChann
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import read_clocks
 from tests.capture.ranks.stores import Store
-from tests.trace.test_fuzz import mutated
+from tests.fixtures.hostile_bytes import mutated
 
 ROOT = Path(__file__).parents[1]
 FEW = 6
@@ -36,7 +36,15 @@ FEW = 6
 )
 def test_every_command_ends(tmp_path: Path, kind: str, first: int, count: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stress_worker", kind, str(tmp_path), str(first), str(count)],
+        [
+            sys.executable,
+            "-m",
+            "tests.fixtures.stress_worker",
+            kind,
+            str(tmp_path),
+            str(first),
+            str(count),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -36,11 +36,11 @@ from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import Topology
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import make_run
 from tests.fixtures.run_files import run_file
 from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
-from tests.run.test_run import make_run
 
 PACKAGE = Path(ppprof.__file__).parent
 DEEP = "[" * 200_000

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from ppprof.capture import device
+from tests.fixtures.c_libraries import build_library
 
 NVML = r"""
 #include <string.h>
@@ -28,16 +27,6 @@ int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 80ULL << 30; retu
 int nvmlDeviceGetClockInfo(void *h, int kind, unsigned *mhz) { *mhz = 1000 + kind; return 0; }
 int nvmlDeviceGetMaxClockInfo(void *h, int kind, unsigned *mhz) { *mhz = 1980; return kind == 2; }
 """
-
-
-def build_library(source: str, path: Path) -> None:
-    """Compile C to a shared library."""
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    code = path.with_suffix(".c")
-    code.write_text(source)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", path, code], check=True)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import json
 import pytest
 
 from ppprof.cli import main
-from tests.analysis.advice.test_advice import TRIGGERS, computing, loading, op, thread
-from tests.analysis.diff.test_diff import run, step_lines
+from tests.fixtures.findings import TRIGGERS, computing, loading, op, thread
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.words import words
 
 

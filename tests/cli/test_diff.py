@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ppprof.cli import main
-from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.models import Layer, gpt, training
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
 

@@ -23,9 +23,9 @@ from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.rendered import render
+from tests.fixtures.run_directories import make_run, only_tables, trace_name
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
-from tests.run.test_run import make_run, only_tables, trace_name
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import ppprof
 from ppprof.cli import main
 from ppprof.report.text.across_ranks import node_ids
 from ppprof.rundir import TraceName, claim
+from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 from tests.fixtures.words import cells, words
-from tests.run.test_run import make_run, trace_name
 
 MS = 1_000_000
 

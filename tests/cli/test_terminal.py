@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +17,7 @@ import pytest
 from ppprof.cli import COMMANDS, command_parser, main
 from ppprof.cli.parsers import EXAMPLES
 from tests.fixtures import gpu_traces
+from tests.fixtures.terminal import in_terminal
 from tests.fixtures.timeline import write
 
 RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -78,34 +74,6 @@ for line in json.loads(sys.argv[1]):
     sys.stdout.flush()
 """
 """Runs command lines one after another. ``doctor`` reports two checks at once."""
-
-
-def in_terminal(
-    folder: Path, columns: int, program: list[str], environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
-    """Return the exit code of a program, and what it writes to a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    child = subprocess.Popen(
-        program,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-        cwd=folder,
-        env={**clean, "TERM": "xterm", **(environment or {})},
-    )
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            part = os.read(ours, 1 << 16)
-        except OSError:  # the terminal is closed
-            break
-        if not part:
-            break
-        written += part
-    os.close(ours)
-    return child.wait(), written.decode().replace("\r\n", "\n")
 
 
 def on_terminal(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.pages import resolve
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("architecture.md", "architecture.zh-CN.md")
 
@@ -18,15 +20,6 @@ PAGES = ("architecture.md", "architecture.zh-CN.md")
 def way(page: str) -> str:
     """The section about the event: the last one."""
     return (ROOT / "docs" / page).read_text(encoding="utf-8").rpartition("\n## ")[2]
-
-
-def resolve(name: str) -> object:
-    """Return the module or the object in a module that a dotted name stands for."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        module, _, attribute = name.rpartition(".")
-        return getattr(importlib.import_module(module), attribute)
 
 
 @pytest.mark.parametrize("page", PAGES)

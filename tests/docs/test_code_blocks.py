@@ -7,24 +7,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
 from ppprof.cli import command_parser
-
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
-_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Yield page and text of each block in a language."""
-    for page in PAGES:
-        for name, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
-            if name == language:
-                yield str(page.relative_to(ROOT)), text
+from tests.fixtures.pages import blocks
 
 
 def command_lines() -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_architecture import resolve
+from tests.fixtures.pages import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
 NUMBERS = 9

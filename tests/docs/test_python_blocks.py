@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from tests import remote_functions  # noqa: E402
+from tests.fixtures import remote_functions  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.config import load_config
-from tests.docs.test_code_blocks import ROOT, blocks
+from tests.fixtures.pages import ROOT, blocks
 
 BASE = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu.yaml"
 PLACEHOLDERS = {"CFG", "cfg.yaml"}

@@ -15,7 +15,7 @@ import ppprof
 from ppprof.run.advise import collect_evidence_of_run
 from ppprof.run.report import collect_report_data
 from ppprof.rundir.step_times import read_step_times
-from tests.capture.steps import test_visualdl_scalars as visualdl_scalars
+from tests.fixtures import step_scalars
 from tests.jobs.launching import JOBS, covering, run
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -152,7 +152,7 @@ def test_scalars_of_steps_whose_costs_come_late(tmp_path: Path, test_device: Swi
     job(tmp_path, env, "async", scheduler=[12, 18], formats=["pb"], visualdl_scalars=True)
     times = logged(tmp_path)
     (path,) = (tmp_path / "profiler_log").rglob("*vdlrecords*")
-    scalars = visualdl_scalars.read(path)["time/batch_cost_ms"]
+    scalars = step_scalars.read(path)["time/batch_cost_ms"]
     assert [step for step, _ in scalars] == times["step"].to_list()
     costs = [cost / 1e6 for cost in times["batch_cost_ns"]]
     assert [cost for _, cost in scalars] == pytest.approx(costs, rel=1e-6)

@@ -22,10 +22,10 @@ from ppprof.analysis.profile.profile import Profile  # noqa: E402
 from ppprof.analysis.profile.runtime_calls import name_of_call  # noqa: E402
 from ppprof.analysis.ranks.rank_communication import communication_events  # noqa: E402
 from ppprof.rundir.step_times import read_step_times  # noqa: E402
-from tests.analysis.summaries.test_equals_paddle import assert_equal  # noqa: E402
 from tests.jobs.devices import COVERING, EACH, ON_GPU, PROGRAM, Machine  # noqa: E402
 from tests.jobs.launching import command, environment, wait_for  # noqa: E402
 from tests.oracles import paddle_tables  # noqa: E402
+from tests.oracles.equal_tables import assert_equal  # noqa: E402
 
 devices = pytest.mark.parametrize("machine", EACH, indirect=True)
 covering = pytest.mark.parametrize("machine", COVERING, indirect=True)

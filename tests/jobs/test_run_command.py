@@ -12,7 +12,7 @@ import pytest
 
 import ppprof
 from ppprof import rundir
-from tests.cli.test_terminal import in_terminal
+from tests.fixtures.terminal import in_terminal
 from tests.jobs.launching import JOBS, ROOT, command, environment, run
 from tests.jobs.remains import arrived
 

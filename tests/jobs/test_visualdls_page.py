@@ -9,7 +9,7 @@ import pytest
 
 import ppprof
 from ppprof.topology import Topology
-from tests.capture.steps.test_visualdl_scalars import expected
+from tests.fixtures.step_scalars import expected
 from tests.jobs.launching import CONFIGS, train
 from tests.oracles import visualdl_server
 

@@ -25,7 +25,8 @@ from ppprof.report.text.advice import (
     verdict,
 )
 from ppprof.report.text.layout import Layout
-from tests.analysis.advice.test_advice import TRIGGERS, run
+from tests.fixtures.findings import TRIGGERS
+from tests.fixtures.run_directories import run
 
 
 def placeholders(text):

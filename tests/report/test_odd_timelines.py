@@ -6,9 +6,8 @@ import pytest
 
 from ppprof.analysis.report_data import timeline as module
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+from tests.fixtures.timeline_view import FIGURE, T, View, axe
 from tests.report.runs_and_pages import gpu, in_browser, page_of
-from tests.report.test_page_flows import axe
-from tests.report.test_timeline_page import FIGURE, T, View
 
 pytestmark = in_browser
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from importlib.resources import files
 from urllib.parse import parse_qs
 
 import pytest
 
+from tests.fixtures.timeline_view import axe
 from tests.report.runs_and_pages import EVIL, in_browser
 
 pytestmark = in_browser
@@ -509,10 +509,6 @@ def test_no_text_of_a_chart_is_smaller_than_12_pixels(opened, width):
     )
     assert len(sizes) > 20
     assert min(sizes) >= 12
-
-
-def axe():
-    return files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1440])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from urllib.parse import parse_qs
 
 import numpy as np
 import polars as pl
@@ -18,6 +17,7 @@ from ppprof.cli import main
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from tests.fixtures.timeline import Thread, span, write
+from tests.fixtures.timeline_view import FIGURE, T, View
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 from tests.report.runs_and_pages import EVIL, gpu
@@ -27,9 +27,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(EXECUTABLE is None, reason=SKIPPED),
 ]
-
-FIGURE = 'figure[data-chart="timeline"]'
-T = f"document.querySelector('{FIGURE}').timeline"
 
 
 def torchs(path):
@@ -97,89 +94,6 @@ def pages(runs, tmp_path_factory):
 def chromium():
     with browser() as started:
         yield started
-
-
-class View:
-    """A page scrolled to its timeline."""
-
-    def __init__(self, opened: Opened) -> None:
-        self.page = opened.page
-        self.figure = self.page.locator(FIGURE)
-        self.figure.scroll_into_view_if_needed()
-        self.page.wait_for_function(f"() => {T} && {T}.isReady")
-        self.settle()
-
-    def eval(self, expression: str, arg: object = None) -> object:
-        return self.page.evaluate(f"arg => {{ const t = {T}; return {expression}; }}", arg)
-
-    def settle(self) -> None:
-        """Wait until what is shown is unpacked and drawn, and the address is written."""
-        self.page.wait_for_timeout(350)
-        self.page.wait_for_function(f"() => !{T}.painter.waiting && {T}.store.loading.size === 0")
-
-    @property
-    def shown(self) -> tuple[float, float]:
-        return tuple(self.eval("[t.from, t.to]"))
-
-    def look(self, start: float, end: float) -> None:
-        self.eval("t.look(arg[0], arg[1])", [start, end])
-        self.settle()
-
-    def spot(self, rank: int, row: int) -> tuple[float, float]:
-        """The point of the window where the middle of an event is drawn."""
-        x, y = self.page.evaluate(
-            f"""async ([rank, row]) => {{
-                const t = {T};
-                const owner = t.store.ranks.find(at => at.rank === rank);
-                const event = await eventOfRow(t.store, owner, row, null);
-                let top = t.layout.topOf(event.track, event.depth);
-                t.scroller.scrollTop = top - 60;
-                await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-                const box = t.body.getBoundingClientRect();
-                const middle = Math.max(t.from, Math.min(t.to, event.start + event.dur / 2));
-                return [box.left + t.painter.x(middle), box.top + top - t.scroller.scrollTop + 9];
-            }}""",
-            [rank, row],
-        )
-        return x, y
-
-    def click(self, rank: int, row: int) -> None:
-        self.page.mouse.click(*self.spot(rank, row))
-        self.page.wait_for_function(f"() => {T}.selected")
-        self.settle()
-
-    @property
-    def facts(self) -> dict[str, str]:
-        return dict(
-            self.page.eval_on_selector_all(
-                ".tl-facts > div",
-                "all => all.map(at => [at.children[0].textContent, at.children[1].textContent])",
-            )
-        )
-
-    def links(self, label: str) -> list[str]:
-        row = self.figure.locator(".tl-links", has_text=label)
-        return row.locator("button").all_inner_texts()
-
-    @property
-    def hash(self) -> dict[str, str]:
-        text = self.page.evaluate("location.hash")
-        return {key: values[0] for key, values in parse_qs(text[1:]).items()}
-
-    def fill(self) -> dict[str, dict[str, tuple[float, int]]]:
-        """Track -> name -> time and number of the table of a range."""
-        self.page.wait_for_selector(".tl-tables")
-        while (more := self.figure.locator(".tl-tables section > button")).count():
-            more.first.click()
-        rows = self.page.eval_on_selector_all(
-            ".tl-fill-name tbody tr",
-            """all => all.map(row => [row.closest("section").firstChild.textContent,
-                row.cells[0].title, Number(row.dataset.ns), Number(row.dataset.num)])""",
-        )
-        found: dict[str, dict[str, tuple[float, int]]] = {}
-        for track, name, time, num in rows:
-            found.setdefault(track, {})[name] = (time, num)
-        return found
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import Thread, span, write
-from tests.run.test_run import make_run, trace_name
 
 
 @pytest.mark.parametrize("view", ACROSS)

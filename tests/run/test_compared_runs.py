@@ -16,8 +16,8 @@ from ppprof.cli import main
 from ppprof.run.report import collect_report_data
 from ppprof.trace.formats import framework_of
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
-from tests.run.test_run import make_run, trace_name
 
 
 @pytest.fixture

@@ -21,33 +21,13 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.choices.rows import SummaryOptions
 from ppprof.cli import main
-from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.rundir import TraceName, claim, write_manifest, write_node_marker
+from ppprof.rundir import TraceName, claim, write_node_marker
 from ppprof.rundir.recordings import resolve_each
 from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import make_run, only_tables, trace_name
 from tests.fixtures.timeline import write
-
-
-def trace_name(rank: int, window: int = 0) -> TraceName:
-    label = f"dp{rank}_pp0_sharding0_mp0"
-    return TraceName(rank, label, datetime(2026, 11, 20, 20, 15, 30 + window), window)
-
-
-def make_run(
-    log: Path, recorded: dict[int, int], run_id: str | None = None, **profiler: object
-) -> Path:
-    """A run with raw captures only: rank -> number of windows, each with steps of its own."""
-    run = claim(log)
-    config = ProfilerConfig.from_mapping({"enable": True, **profiler})
-    axes = {"order": ["dp", "pp", "sharding", "sep", "mp"], "degrees": [len(recorded), 1, 1, 1, 1]}
-    write_manifest(run, {"profiler": config.to_mapping(), "axes": axes, "run_id": run_id})
-    for rank, num_windows in recorded.items():
-        for window in range(num_windows):
-            threads = gpu_traces.training(first_step=10 * window, skew=rank)
-            write(run / trace_name(rank, window).raw, *threads)
-    return run
 
 
 def is_opened(path: Path) -> list[tuple[int, int, str]]:
@@ -357,15 +337,6 @@ def test_a_path_without_a_trace(path, message, tmp_path):
     claim(tmp_path / "log")
     with pytest.raises(InputError, match=message):
         ppprof.open(tmp_path / path)
-
-
-def only_tables(tmp_path: Path, **profiler: object) -> Path:
-    """A finished run whose traces were removed."""
-    run_path = make_run(tmp_path, {0: 1}, **profiler)
-    assert main(["finish", str(run_path)]) == 0
-    for path in run_path.glob("*.paddle_trace.*"):
-        path.unlink()
-    return run_path
 
 
 @pytest.mark.parametrize("thread_sep", [False, True])

@@ -19,8 +19,8 @@ from ppprof.trace.annotations import (
     parse_annotation,
 )
 from ppprof.trace.schema import EVENTS
+from tests.fixtures.same_traces import assert_same
 from tests.fixtures.timeline import Thread, span, write
-from tests.trace.paddle.test_json import assert_same
 
 ALL = (
     "x[op=y axis=dp+sharding group=-3 bytes=64 dtype=float32 peers=0,4 "

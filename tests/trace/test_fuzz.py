@@ -23,19 +23,12 @@ from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write_paddle_json
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS
 from tests.fixtures import gpu_traces
+from tests.fixtures.hostile_bytes import KINETO, LONG, MOST_SECONDS, mutated
 from tests.fixtures.timeline import write
 
-MOST_SECONDS = 60
-"""A longer read counts as a hang. Most take less than a second, and memory is watched meanwhile."""
 MOST_MEMORY = 40
 FIXED_BYTES = 64 << 20
-KINETO = Path(__file__).parent.parent / "fixtures" / "kineto" / "gpu_ddp.json"
 FORMATS = ["pb", "pb.gz", "ours", "ours.gz", "paddle", "paddle.gz", "kineto"]
-NASTY = [
-    *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\x00", b"\xff", b"-", b"e9", b"."),
-    *(b'{"name":"', b'\n  {\n    "name": "', b"},\n  \n  {", b"null", b"NaN", b"9" * 30, b"-1"),
-    *(b'"args":{', b"[[[[", b"}]", b'],"a":', b"\x1f\x8b", b"\xef\xbb\xbf"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -56,32 +49,6 @@ def seeds(tmp_path_factory) -> dict[str, bytes]:
     for name in ("pb", "ours", "paddle"):
         found[f"{name}.gz"] = gzip.compress(found[name], mtime=0)
     return found
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    """One to five changes, at random places."""
-    found = bytearray(data)
-    for _ in range(rng.randint(1, 5)):
-        at, other = sorted(rng.choices(range(len(found) + 1), k=2))
-        other = min(other, at + rng.choice([1, 8, 300, len(found)]))
-        piece = bytes(found[at:other])
-        change = rng.randrange(6)
-        if change == 0:
-            del found[at:other]
-        elif change == 1:
-            found[at:at] = piece
-        elif change == 2:
-            place = rng.randrange(len(found) + 1)
-            found[place:place] = piece
-        elif change == 3:
-            found[at:at] = rng.choice(NASTY)
-        elif change == 4:
-            found[at : at + 1] = bytes([rng.randrange(256)])
-        else:
-            found[at:] = b""
-        if not found:
-            break
-    return bytes(found)
 
 
 def assert_sound(trace: Trace) -> None:
@@ -128,55 +95,6 @@ def test_changed_bytes(seeds, name, each_core, seed, tmp_path):
     began = time.monotonic()
     assert_clean(path)
     assert time.monotonic() - began < MOST_SECONDS
-
-
-HEAD = b'{"schemaVersion":"1.0.2","traceEvents":['
-EVENT = (
-    b'{"name":"a[1.0 ms]","pid":1,"tid":"1(C++)","ts":10,"dur":1.0,"ph":"X","cat":"Operator",'
-    b'"args":{"start_time":"0.0 us","end_time":"1.0 us"}}'
-)
-HUGE = EVENT.replace(b":10,", b":" + b"9" * 30 + b",")
-SIZE = 1 << 20
-
-
-def flood(piece: bytes, head: bytes = HEAD) -> bytes:
-    return head + piece * (SIZE // len(piece))
-
-
-def events(*pieces: bytes) -> bytes:
-    return HEAD + b",".join(pieces) + b"]}"
-
-
-LONG = {
-    "names": lambda: flood(b'"name":"'),
-    "names of events": lambda: flood(b'{"name":"'),
-    "breaks between events": lambda: flood(b'},{"name":'),
-    "braces": lambda: flood(b"}"),
-    "open braces": lambda: flood(b"{"),
-    "ends of the list": lambda: flood(b"}]"),
-    "keys behind the list": lambda: flood(b'}],"'),
-    "brackets": lambda: flood(b"]"),
-    "open brackets": lambda: flood(b"["),
-    "quotes": lambda: flood(b'"'),
-    "backslashes": lambda: flood(b"\\", HEAD + b'{"name":"'),
-    "commas": lambda: flood(b","),
-    "infinities": lambda: flood(b": inf", HEAD + b'{"a"'),
-    "Paddle's beginnings": lambda: flood(b'\n  {\n    "name": "', HEAD + b"\n  \n  "),
-    "our beginnings": lambda: flood(b'\n{"name":"'),
-    "blanks": lambda: HEAD + EVENT + b" " * SIZE + b"," + b" " * SIZE + EVENT + b" " * SIZE + b"]}",
-    "one long event": lambda: events(EVENT[:-2] + b',"x":"' + b"y" * SIZE + b'"}}'),
-    "one long broken event": lambda: events(EVENT[:-2] + b',"x":"' + b'"' * SIZE + b'"}}'),
-    "broken events": lambda: events(*[EVENT.replace(b'"a[', b'"a"[')] * 9_000),
-    "one instant": lambda: events(*[EVENT] * 9_000),
-    "threads": lambda: events(
-        *(EVENT.replace(b'"1(', b'"%d(' % number) for number in range(15_000))
-    ),
-    "numbers of 30 digits": lambda: events(EVENT, *[HUGE] * 9_000),
-    "lists behind the list": lambda: (
-        HEAD + EVENT + b"]," + b'"a":[{"name":"b"},{"name":"c"}],' * 50_000 + b'"b":1}'
-    ),
-    "no list": lambda: flood(b'"a":1,', b"{"),
-}
 
 
 @pytest.mark.parametrize("what", LONG)

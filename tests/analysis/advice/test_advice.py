@@ -17,231 +17,46 @@ from ppprof.analysis.advice.waiting import proposed_micro_batches
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, render_findings, verdict
 from ppprof.topology import Topology
-from tests.analysis.diff.test_diff import run, step_lines
-from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.findings import (
+    CALL,
+    FOUR,
+    GIB,
+    H100,
+    TRIGGERS,
+    US,
+    accumulating,
+    ahead,
+    allocating,
+    batches,
+    calling,
+    computing,
+    copying,
+    holding,
+    loading,
+    losing,
+    multiplying,
+    on_device,
+    op,
+    pointwise,
+    recomputing,
+    recorded,
+    sleeping,
+    thread,
+    tiny,
+    updating,
+)
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import (
     Shapes,
     Thread,
-    alloc,
     kernel,
     launch,
-    memcpy,
-    reserve,
     span,
     write,
 )
 from tests.fixtures.words import words
 
-US = 1000
-GIB = 1 << 30
 FIRST = ("rule", "severity", "cost_ns", "share", "confidence")
-
-
-def thread(make, *, num=6, lengths=None):
-    """Steps one behind the other, each with what ``make`` gives from its start on (in ns)."""
-    at, spans = 0, []
-    for number, length in enumerate(lengths or [1000] * num):
-        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + length * US, *make(at)))
-        at += length * US
-    return Thread(1, "main", tuple(spans))
-
-
-def op(at, start, end, name="matmul dygraph", *inside, category="Operator"):
-    return span(category, name, at + start * US, at + end * US, *inside)
-
-
-def on_device(at, *kernels):
-    """A launch for each (start, end) of a kernel."""
-    return [
-        launch(at + start * US, at + start * US, kernel("k", at + start * US, at + end * US))
-        for start, end in kernels
-    ]
-
-
-def loading(until, then=1000):
-    """LLLL####: data until then, computation behind it."""
-    return thread(
-        lambda at: (op(at, 0, until, "DataLoader", category="Dataloader"), op(at, until, then))
-    )
-
-
-def computing(until, *, reduced=1000, peers="0,1"):
-    """####rr__: computation, then an all_reduce of these ranks."""
-    facts = f"all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers={peers}]"
-    return thread(
-        lambda at: (
-            op(at, 0, until),
-            span("Communication", facts, at + until * US, at + reduced * US),
-        )
-    )
-
-
-def updating(num):
-    """uu_uu_uu_: updates of 20 in each 30, half of them kernel."""
-
-    def make(at):
-        updates = [
-            op(at, start, start + 20, "adamw_ dygraph").around(
-                op(at, start + 5, start + 15, "adamw kernel launch", category="DygraphKernelLaunch")
-            )
-            for start in range(300, 300 + 30 * num, 30)
-        ]
-        yield op(at, 0, 300)
-        yield op(at, 300, 950, "Optimization Step", *updates, category="Optimization")
-
-    return thread(make)
-
-
-def tiny(length):
-    """#_#_#_###: 40 kernels, one in each 20, then a long one."""
-    starts = [(20 * i, 20 * i + length) for i in range(40)]
-    return thread(lambda at: on_device(at, *starts, (800, 1000)))
-
-
-def copying(goes_on):
-    """####c____###: a copy that returns at 420; the next kernel begins at a given time."""
-
-    def make(at):
-        copy = launch(at + 101 * US, at + 102 * US, name="cudaMemcpyAsync").around(
-            memcpy(at + 400 * US, at + 410 * US, 4)
-        )
-        sync = op(at, 100, 420, "GpuMemcpySync:GPU->CPU", copy, category="UserDefined")
-        return [
-            *on_device(at, (0, 400), (goes_on, 1000)),
-            op(at, 90, 430, "item dygraph", sync),
-        ]
-
-    return thread(make)
-
-
-def accumulating(batches):
-    """A Backward for each micro-batch: 300 of Global, 200 of them Local."""
-
-    def make(at):
-        for first in (100, 500)[:batches]:
-            local = op(at, first, first + 200, "Local_XGradNode", category="OperatorInner")
-            node = op(at, first, first + 300, "Global_XGradNode", local)
-            yield op(at, first, first + 350, "Gradient Backward", node, category="Backward")
-
-    return thread(make)
-
-
-def recomputing(held):
-    """A Forward of 200 in a Backward; so many GiB held."""
-
-    def make(at):
-        again = op(at, 500, 700, "Block", *on_device(at, (500, 700)), category="Forward")
-        yield reserve(at + 1, held * GIB if at == 0 else 0)
-        yield from on_device(at, (0, 500))
-        yield op(at, 450, 750, "Backward", again, *on_device(at, (700, 1000)), category="Backward")
-
-    return thread(make)
-
-
-def allocating(place):
-    """An operator that allocates memory at a place, and no device event."""
-    return thread(lambda at: (op(at, 0, 900).around(alloc(at + 1, 8, place)),), num=6)
-
-
-def holding(reserved, allocated):
-    """So many GiB reserved, and in tensors; the device has 80."""
-
-    def make(at):
-        yield from on_device(at, (0, 1000))
-        if at == 0:
-            yield reserve(1, reserved * GIB)
-            yield alloc(2, allocated * GIB)
-
-    return thread(make)
-
-
-H100 = {"device_name": "NVIDIA H100 80GB HBM3"}
-
-
-def multiplying(width, *, dtype="bfloat16", sides=(1024, 768), calls=1, each=800):
-    """A layer of a language model: a product of (1024, 768) and (768, width) that takes 800."""
-    m, k = sides
-    inputs = Shapes({"X0": [[m, k]], "X1": [[k, width]]}, {"X0": [dtype], "X1": [dtype]})
-
-    def make(at):
-        for call in range(calls):
-            begin = call * each
-            work = kernel("k", at + begin * US, at + (begin + each) * US)
-            yield op(at, begin, begin + 1, "matmul dygraph", inputs, launch(at, at, work))
-
-    return thread(make)
-
-
-def pointwise(*names, each=100):
-    """Operators in a row over (4096, 4096) in bf16, a kernel of 100 each."""
-    inputs = Shapes({"X0": [[4096, 4096]]}, {"X0": ["bfloat16"]})
-
-    def make(at):
-        for number, name in enumerate(names):
-            begin = number * each
-            work = kernel("k", at + begin * US, at + (begin + each) * US)
-            yield op(at, begin, begin + 1, f"{name} dygraph", inputs, launch(at, at, work))
-
-    return thread(make)
-
-
-def losing(loss, cast, *, words=50304):
-    """The end of a language model: a product, a cast of its logits, and the cross entropy."""
-    m = 1024
-    product = Shapes({"X0": [[m, 768]], "X1": [[768, words]]}, {"X0": ["bfloat16"]})
-    logits = Shapes({"X0": [[m, words]]}, {"X0": ["bfloat16"]})
-    labelled = Shapes({"X0": [[m, words]], "X1": [[m, 1]]}, {"X0": ["float32"], "X1": ["int64"]})
-
-    def make(at):
-        begin = 0
-        for name, inputs, length in (
-            ("matmul", product, 500),
-            ("cast", logits, cast),
-            ("cross_entropy_with_softmax", labelled, loss),
-        ):
-            work = kernel("k", at + begin * US, at + (begin + length) * US)
-            yield op(at, begin, begin + 1, f"{name} dygraph", inputs, launch(at, at, work))
-            begin += length
-
-    return thread(make)
-
-
-CALL = "rpc#f(w0 -> w1)"
-
-
-def calling(*computed):
-    """A call of 200 to 800 on a worker; the rank computes in these times."""
-
-    def make(at):
-        for start, end in computed:
-            yield op(at, start, end)
-
-    calls = [
-        op(1000 * US * step, 200, 800, CALL, op(1000 * US * step, 250, 780, f"{CALL}#remote_op: f"))
-        for step in range(6)
-    ]
-    spans = [dataclasses.replace(call, category="PythonUserDefined") for call in calls]
-    return thread(make), Thread(9, "w1", tuple(spans))
-
-
-def sleeping(length):
-    """A layer that computes for 100, and then does something that has no event."""
-
-    def make(at):
-        inner = op(at, 10, 120 + length, "Linear", op(at, 10, 110), category="Forward")
-        yield op(at, 0, 130 + length, "Net", inner, category="Forward")
-        yield op(at, 130 + length, 990)
-
-    return thread(make)
-
-
-def ahead(by):
-    """Of a kernel of 1000 so much runs after the host has ended the step."""
-
-    def make(at):
-        yield launch(at, at + 1).around(kernel("k", at + by * US, at + (1000 + by) * US))
-
-    return thread(make)
 
 
 def synchronising():
@@ -253,198 +68,6 @@ def synchronising():
         ]
     )
 
-
-def recorded(steps_ns):
-    """Step times: 30 outside of a window, then 10 of it."""
-    outside, inside = steps_ns
-    lines = step_lines(outside, steps=40, noise=0) + step_lines(inside, steps=10, noise=0)
-    numbered = [{**line, "step": number} for number, line in enumerate(lines)]
-    return [[{**line, "window": 0 if line["step"] >= 40 else None} for line in numbered]]
-
-
-def batches(size, samples=8, of=1):
-    """A config, and two stages with so many micro-batches."""
-    config = {"Global": {"local_batch_size": samples, "micro_batch_size": size}}
-    threads = one_f_one_b(2, of, meets=True, steps=6, forward=30 * US, backward=50 * US)
-    return {"threads": threads, "topology": Topology.of(pp=2), "config": config}
-
-
-FOUR = Topology.of(dp=2, mp=2)
-"""Whose dp groups are 0,2 and 1,3."""
-
-TRIGGERS = {
-    # 480 of 1000: 520 are left to load the next batch in, so 2 workers do.
-    "input-bound": (
-        {"threads": [loading(480)], "config": {"Data": {"Train": {"loader": {"num_workers": 0}}}}},
-        ("major", 480 * US, 0.48, "sure"),
-        {"rank": 0, "loading_ratio": 0.48, "num_workers": 0, "proposed_workers": 2},
-    ),
-    # 900 against 500 of own time.
-    "slow-rank": (
-        {"threads": [computing(500), computing(900)]},
-        ("major", 400 * US, 0.4, "sure"),
-        {"rank": 1, "peers": 1, "excess_ns": 400 * US, "num_slow": 1, "saved_ns": 400 * US},
-    ),
-    # 500 against 100 of transfer.
-    "slow-link": (
-        {
-            "threads": [
-                computing(500, reduced=start, peers=peers)
-                for start, peers in [(600, "0,2"), (1000, "1,3")] * 2
-            ],
-            "topology": FOUR,
-        },
-        ("major", 400 * US, 0.4, "sure"),
-        {"members": "1,3", "axis": "dp", "siblings": 1, "excess_ns": 400 * US},
-    ),
-    "remote-wait": (
-        {"threads": [calling((0, 200), (700, 1000))]},
-        ("major", 500 * US, 0.5, "likely"),
-        {"rank": 0, "num_calls": 1, "call": CALL, "worker": "w1"},
-    ),
-    # Half of 160 is bubble; with 8 micro-batches an eighth of these 80.
-    "pipeline-bubble": (
-        batches(8),
-        ("major", 70 * US, pytest.approx(70 / 160, abs=1e-4), "likely"),
-        {
-            "micro_batches": 1,
-            "proposed_micro_batches": 8,
-            "bubble_ns": 80 * US,
-            "bubble_ratio": 0.5,
-            "proposed_bubble_ratio": 1 / 9,
-            "proposed_micro_batch_size": 1,
-        },
-    ),
-    "exposed-communication": (
-        {"threads": [computing(800), computing(800)]},
-        ("major", 200 * US, 0.2, "possible"),
-        {
-            "axis": "dp",
-            "exposed_ns": 200 * US,
-            "transfer_ratio": 1.0,
-            "degree": 2,
-            "remedy": "code-dp",
-        },
-    ),
-    # The copy's device event ends at 410; the host is back at 420, in time for a kernel at 610.
-    "blocking-copies": (
-        {"threads": [copying(610)]},
-        ("major", 200 * US, 0.2, "likely"),
-        {"num_copies": 1, "copies_ns": 320 * US, "caller": "item dygraph"},
-    ),
-    # From 300 to 890, less 20 kernels of 10; 2 of 20 updates are left.
-    "optimizer-unfused": (
-        {"threads": [updating(20)]},
-        ("major", pytest.approx(351 * US), pytest.approx(0.351), "likely"),
-        {"num_updates": 20, "optimizer_ns": 650 * US},
-    ),
-    # 39 gaps of 15 between kernels of 5; the last gap is before a long one.
-    "tiny-kernels": (
-        {"threads": [tiny(5)]},
-        ("major", 585 * US, 0.585, "likely"),
-        {"num_kernels": 41, "num_tiny_kernels": 40},
-    ),
-    # 40 gaps of 8 between kernels of 12.
-    "host-bound": (
-        {"threads": [tiny(12)]},
-        ("major", 320 * US, 0.32, "likely"),
-        {"idle_ns": 320 * US, "other_idle_ns": 0, "num_kernels": 41},
-    ),
-    # 10 after the operator in Linear are part of it, 10 more in Net are not.
-    "unexplained": (
-        {"threads": [sleeping(700)]},
-        ("major", 710 * US, 0.71, "possible"),
-        {"gap": "Net/Linear", "gap_ns": 710 * US},
-    ),
-    # 2 * 1024 * 50257 * 768 FLOPs take 80 at the H100's 989.5 TFLOP/s.
-    "slow-product": (
-        {"threads": [multiplying(50257)], "config": {"Model": {"vocab_size": 50257}}, **H100},
-        (
-            "major",
-            pytest.approx((800 - 2 * 1024 * 50257 * 768 / 989.5e6 / 0.7) * US),
-            pytest.approx(0.8 - 2 * 1024 * 50257 * 768 / 989.5e9 / 0.7),
-            "possible",
-        ),
-        {
-            "name": "matmul",
-            "shapes": "[1024,768] [768,50257]",
-            "dim": 50257,
-            "proposed_dim": 50304,
-            "remedy": "config-vocabulary",
-        },
-    ),
-    # Half of the loss and of a cast of its logits; the product is not on the vocabulary's account.
-    "wide-vocabulary": (
-        {"threads": [losing(60, 40)], "config": {"Model": {}}},
-        ("moderate", 50 * US, pytest.approx(0.05), "possible"),
-        {
-            "name": "cross_entropy_with_softmax [1024,50304] [1024,1]",
-            "vocabulary_ns": 100 * US,
-            "mp_degree": 1,
-            "remedy": "config",
-        },
-    ),
-    # Of 6 tensors that are read or written, 4 pass from one operator to the next.
-    "fusible": (
-        {"threads": [pointwise("scale", "gelu", "dropout")]},
-        ("major", pytest.approx(200 * US), pytest.approx(0.2), "possible"),
-        {"chain": "scale + gelu + dropout [4096,4096]"},
-    ),
-    # 100 a micro-batch, half of that with half as many.
-    "gradient-accumulation": (
-        {"threads": [accumulating(2)], "config": {"Global": {"micro_batch_size": 4}}},
-        ("major", 100 * US, 0.1, "possible"),
-        {"accumulation_ns": 200 * US, "micro_batches": 2, "proposed_micro_batch_size": 8},
-    ),
-    "recompute": (
-        {"threads": [recomputing(39)]},
-        ("major", 200 * US, 0.2, "possible"),
-        {"peak_bytes": 39 * GIB, "total_bytes": 80 * GIB, "granularity": "full"},
-    ),
-    "memory-limit": (
-        {"threads": [holding(78, 77)]},
-        ("moderate", None, None, "sure"),
-        {"rank": 0, "held_ratio": 0.975, "use_recompute": "False"},
-    ),
-    "memory-fragmented": (
-        {"threads": [holding(70, 50)]},
-        ("minor", None, None, "sure"),
-        {"unused_bytes": 20 * GIB, "unused_ratio": 20 / 70},
-    ),
-    # 7000 in 6 steps rather than 5000 in 5.
-    "warm-up": (
-        {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[2000, *[1000] * 5])]},
-        ("moderate", None, None, "sure"),
-        {
-            "step": 0,
-            "first_ns": 2000 * US,
-            "typical_ns": 1000 * US,
-            "next_step": 1,
-            "mean_ratio": pytest.approx(1 / 6),
-        },
-    ),
-    "profiler-overhead": (
-        {"threads": [loading(1)], "step_lines": recorded((1000 * US, 1300 * US))},
-        ("moderate", None, None, "sure"),
-        {"overhead_ratio": pytest.approx(0.3)},
-    ),
-    "runs-ahead": (
-        {"threads": [ahead(200)]},
-        ("minor", None, None, "sure"),
-        {"outlived_ns": 200 * US, "step_ns": 1000 * US, "outlived_ratio": 0.2},
-    ),
-    "no-device-events": (
-        {"threads": [allocating("Place(gpu:0)")]},
-        ("major", None, None, "sure"),
-        {"num_ranks": 1},
-    ),
-    "short-window": (
-        {"threads": [thread(lambda at: (op(at, 0, 900),), num=2)]},
-        ("moderate", None, None, "sure"),
-        {"num_steps": 2, "least_steps": 5},
-    ),
-}
-"""Rule -> run, (severity, cost, share, confidence), and facts."""
 
 NEARLY = {
     "input-bound": {"threads": [loading(9)]},

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import polars as pl
 import pytest
 
@@ -13,10 +11,10 @@ from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.choices.thresholds import Threshold
 from ppprof.errors import InputError, UsageError
-from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 
@@ -277,40 +275,6 @@ def test_traces_without_steps_are_one(tmp_path):
     ]
     assert diff.modules.height <= 2
     assert diff.change.verdict == "inconclusive"
-
-
-def run(folder, threads, *, config=None, topology=None, step_lines=(), device_name=""):
-    """A run directory with a trace a rank (of a thread, or a tuple of threads), and step times."""
-    topology = topology or Topology.of(dp=len(threads) or 1)
-    path = claim(folder)
-    axes = {"order": topology.order, "degrees": topology.degrees}
-    write_manifest(path, {"axes": axes, "config": config or {}, "versions": {"paddle": "3.3.1"}})
-    for rank, thread in enumerate(threads):
-        stem = f"rank_{rank:05}_{topology.label(rank)}_time_20261120T201530_000"
-        assert TraceName.parse(f"{stem}.pb")
-        threads_of_rank = thread if isinstance(thread, tuple) else (thread,)
-        write(path / f"raw/{stem}.pb", *threads_of_rank, device_name=device_name)
-    for rank, lines in enumerate(step_lines):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (path / f"steps/rank_{rank:05}.jsonl").write_text(text)
-    return path
-
-
-def step_lines(batch_cost_ns, *, steps=40, samples=8, noise=0.02):
-    return [
-        {
-            "step": step,
-            "batch_cost_ns": int(batch_cost_ns * (1 + noise * (step % 3 - 1))),
-            "reader_cost_ns": 1000,
-            "num_samples": samples,
-            "num_tokens": samples * 64,
-            "device_peak_bytes": None,
-            "host_peak_bytes": 1,
-            "excluded": False,
-            "window": None,
-        }
-        for step in range(steps)
-    ]
 
 
 def test_the_guides_benchmark(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import ppprof
 from ppprof.analysis.diff.work_change import _dims, work_change
 from ppprof.cli import main
-from tests.analysis.diff.test_diff import run
+from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Shapes, Span, Thread, span
 
 US = 1000

@@ -8,7 +8,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.report_data.signatures import KINDS
 from ppprof.analysis.report_data.timeline import python_frames
 from ppprof.trace import read
-from tests.analysis.report_data.test_timeline import drawn, events_of
+from tests.fixtures.drawn_timeline import drawn, events_of
 from tests.fixtures.timeline import EPOCH_NS
 
 MS = 1_000_000

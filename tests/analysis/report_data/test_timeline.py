@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-
 import numpy as np
 import pytest
 
 import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.report_data import timeline as module
-from ppprof.analysis.report_data.signatures import KINDS, signatures
+from ppprof.analysis.report_data.signatures import signatures
 from ppprof.analysis.report_data.timeline import timeline
 from ppprof.trace import read
+from tests.fixtures.drawn_timeline import drawn, events_of
 from tests.fixtures.timeline import (
     CPU,
     EPOCH_NS,
@@ -33,32 +31,6 @@ from tests.jobs.planted import COMMITTED
 
 def profile_of(tmp_path, *threads):
     return Profile(read(write(tmp_path / "a.pb", *threads)))
-
-
-def drawn(profile, budget=1000):
-    found = timeline(profile, budget, 1000)
-    return found, json.loads(zlib.decompress(found.signatures))
-
-
-def events_of(part, table, found):
-    """Rows (name, kind, start, duration, depth, row, step, link), as the page's script reads them."""
-    start, dur, signature, depth, rows, step, _, has_link, links = unpack(part.blob)
-    place = [table["place"][number] for number in signature]
-    by_place = [i for i, p in enumerate(place) if p != 1] + [
-        i for i, p in enumerate(place) if p == 1
-    ]
-    row, link, waiting = {}, {}, links.tolist()
-    for number, index in enumerate(by_place):
-        row[index] = int(rows[number])
-        link[index] = waiting.pop(0) if has_link[number] else None
-    return [
-        (
-            *(table["name"][signature[i]], KINDS[table["kind"][signature[i]]]),
-            *(int(start[i]) + found.base_ns - EPOCH_NS, int(dur[i]), int(depth[i])),
-            *(row[i], int(step[i]) - 1, link[i]),
-        )
-        for i in range(len(start))
-    ]
 
 
 def step_on_a_gpu():

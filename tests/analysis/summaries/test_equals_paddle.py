@@ -14,20 +14,12 @@ not compared: they are ours, and ``-`` where they are unknown, while Paddle prin
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from itertools import product
 
-import polars as pl
 import pytest
 from hypothesis import given
 
-from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import summarize
-from ppprof.choices.rows import SummaryOptions
-from ppprof.report.text.summary import TableOptions, render_tables
-from ppprof.rundir.summaries import rows_of
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -38,13 +30,8 @@ pytestmark = pytest.mark.paddle
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from tests.oracles import paddle_tables  # noqa: E402
+from tests.oracles.equal_tables import assert_equal, lines_of, ours  # noqa: E402
 
-OURS_ALONE = ("  Exposed Communication", "Exposed Communication time")
-OURS_WITHOUT_DEVICES = re.compile(
-    r"^  Computation .*?^Note:\n.*?^(?=---)", re.MULTILINE | re.DOTALL
-)
-FLOPS = re.compile(r"(/ [\d.]+ +)[\d-]+ +$", re.MULTILINE)
-"""The end of an operator's row."""
 SETTINGS = [
     *(
         {"sorted_by": by, "time_unit": unit}
@@ -56,40 +43,6 @@ SETTINGS = [
         for detail, sep in ((False, False), (True, True), (False, True))
     ),
 ]
-
-
-def ours(
-    trace,
-    views=tuple(paddle_tables.VIEWS),
-    *,
-    sorted_by="cpu_total",
-    time_unit="ms",
-    op_detail=True,
-    thread_sep=False,
-):
-    # Memory of a GPU without a kernel: Paddle prints 0 then, ours is unknown.
-    trace = dataclasses.replace(trace, unrecorded_device="")
-    profile = Profile(trace, SummaryOptions(sorted_by=sorted_by, thread_sep=thread_sep))
-    tables = {view: summarize(profile, view) for view in views}
-    if "op" in tables:  # before it is printed: a long number in these rows widens the table
-        tables["op"] = tables["op"].filter(~pl.col("kind").is_in(["accumulation", "shape"]))
-    text = render_tables(rows_of(tables), TableOptions(time_unit, op_detail, row_limit=None))
-    text = FLOPS.sub(r"\1", text)
-    return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
-
-
-def lines_of(theirs):
-    """Return the lines of Paddle's text, without FLOPs."""
-    assert not re.search(FLOPS.pattern.replace("[\\d-]+", "[1-9]\\d*"), theirs, re.MULTILINE)
-    return FLOPS.sub(r"\1", theirs).split("\n")
-
-
-def assert_equal(trace, theirs, settings):
-    """``theirs`` is Paddle's text."""
-    lines = [ours(trace, **settings), lines_of(theirs)]
-    if trace.events["device"].is_null().all():
-        lines = [OURS_WITHOUT_DEVICES.sub("", "\n".join(side)).split("\n") for side in lines]
-    assert lines[0] == lines[1], settings
 
 
 @pytest.mark.parametrize("name", one_in(3, gpu_traces.SOUND))

@@ -14,7 +14,7 @@ import pytest
 from ppprof.capture.doctor import checks, device_checks
 from ppprof.capture.doctor.checks import Check
 from ppprof.capture.probe import KINDS, PERMISSION, SUBSCRIBER, Probe
-from tests.capture.test_device import build_library
+from tests.fixtures.c_libraries import build_library
 
 GPU = {"version": "3.3.1", "cuda": "12.6"}
 CPU = {"version": "3.3.1"}

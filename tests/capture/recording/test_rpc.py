@@ -30,7 +30,7 @@ from paddle.base import core  # noqa: E402
 from paddle.distributed import rpc  # noqa: E402
 from paddle.distributed.rpc import internal  # noqa: E402
 
-from tests import rpc_functions  # noqa: E402
+from tests.fixtures import rpc_functions  # noqa: E402
 
 VALUES = [-1.0, 2.0]
 

@@ -18,7 +18,7 @@ from ppprof.capture.probe import Probe  # noqa: E402
 from ppprof.capture.recording import targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
 from ppprof.rundir import device_probes  # noqa: E402
-from tests.capture.test_device import build_library  # noqa: E402
+from tests.fixtures.c_libraries import build_library  # noqa: E402
 
 NO_XPU = {"is_xpti_supported": lambda: False}
 

@@ -13,71 +13,20 @@ from typing import Any
 import pytest
 
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.steps.step_log import StepLog, StepRecord
+from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.rundir.run_file import RunFile
 from tests.capture.sessions import session
 from tests.fixtures.run_files import run_file
+from tests.fixtures.step_scalars import MS, expected, read, record
 
-MS = 1_000_000
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def visualdl() -> Any:
     return pytest.importorskip("visualdl", reason="needs the visualdl wheel")
-
-
-def record(step: int, **changes: Any) -> StepRecord:
-    values: dict[str, Any] = {
-        "step": step,
-        "batch_cost_ns": 32 * MS,
-        "reader_cost_ns": 4 * MS,
-        "num_samples": 8,
-        "num_tokens": 1024,
-        "num_micro_batches": 2,
-        "num_flops": 10**9,
-        "device_peak_bytes": None,
-        "host_peak_bytes": 400 << 20,
-        "stall_ns": 0,
-        "excluded": False,
-        "window": None,
-    }
-    return StepRecord(**{**values, **changes})
-
-
-def read(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Step and value by tag, as VisualDL's reader has them; a float has 24 bits there."""
-    from visualdl import LogReader
-
-    reader = LogReader(file_path=str(path))
-    tags = reader.get_tags()["scalar"]
-    return {tag: [(item.id, item.value) for item in reader.get_data("scalar", tag)] for tag in tags}
-
-
-def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, Any]]]:
-    """Return the scalars of lines of ``steps/*.jsonl``, without the loss."""
-    values: dict[str, list[tuple[int, Any]]] = {}
-
-    def add(tag: str, step: int, value: float | None) -> None:
-        if value is not None:
-            values.setdefault(tag, []).append((step, pytest.approx(value, rel=1e-6)))
-
-    for line in lines:
-        step, took = line["step"], line["batch_cost_ns"]
-        if not line["excluded"]:
-            reader = line["reader_cost_ns"]
-            add("time/batch_cost_ms", step, took / 1e6)
-            add("time/reader_cost_ms", step, None if reader is None else reader / 1e6)
-            add("speed/ips", step, line["num_samples"] and line["num_samples"] / took * 1e9)
-            add("speed/tokens_per_s", step, line["num_tokens"] and line["num_tokens"] / took * 1e9)
-        device = line["device_peak_bytes"]
-        add("memory/device_peak_mib", step, None if device is None else device / 2**20)
-        reserved = line["device_peak_reserved_bytes"]
-        add("memory/device_peak_reserved_mib", step, None if reserved is None else reserved / 2**20)
-        add("memory/host_peak_mib", step, line["host_peak_bytes"] / 2**20)
-    return values
 
 
 def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: Any) -> None:
@@ -247,7 +196,8 @@ class TestFailures:
         path = tmp_path / "vdlrecords.a.log"
         code = (
             "import resource, signal, sys; from pathlib import Path; from ppprof.capture.output import log_to_stderr;"
-            "from tests.capture.steps.test_visualdl_scalars import *;"
+            "from ppprof.capture.steps.visualdl_scalars import Scalars;"
+            "from tests.fixtures.run_files import run_file; from tests.fixtures.step_scalars import record;"
             "log_to_stderr(); scalars = Scalars(run_file(Path(sys.argv[1]))); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"

@@ -24,10 +24,10 @@ from ppprof.trace.kineto import forms
 from ppprof.trace.paddle import layout_scans
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
+from tests.fixtures.kineto_files import FILES as KINETO
+from tests.fixtures.kineto_files import text_of
+from tests.fixtures.same_traces import assert_same
 from tests.fixtures.timeline import write
-from tests.trace.kineto.test_reading import FILES as KINETO
-from tests.trace.kineto.test_reading import text_of
-from tests.trace.paddle.test_json import assert_same
 
 pytestmark = pytest.mark.skipif(
     core.load(core.FOLDER)[0] is None,

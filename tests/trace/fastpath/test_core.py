@@ -28,9 +28,9 @@ from ppprof.trace.json.recovery import start_of_events
 from ppprof.trace.kineto.forms import FORMS
 from ppprof.trace.source import MARGIN, Block, TraceStream
 from tests.fixtures import gpu_traces
+from tests.fixtures.hostile_bytes import LONG, NASTY, mutated
 from tests.fixtures.timeline import write
 from tests.trace.fastpath.patterns import expected_of
-from tests.trace.test_fuzz import LONG, NASTY, mutated
 from tools.build_core import BuildError, build
 
 FUZZ = Path(__file__).with_name("fuzz_scan.c")

@@ -16,42 +16,10 @@ from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
 from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.paddle import layout_scans
+from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
 
-HEAD = (
-    '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
-)
-TAIL = '{}\n  ],\n  \n  "ExtraInfo": {\n     "7": "Main"\n   \n  }\n  }\n  '
 CUT = "truncated end of file"
 NOT_JSON = "events that are not valid JSON"
-
-
-def operator(name: str, start: int = 0, more: str = "") -> str:
-    """Return an operator as Paddle prints it, byte for byte."""
-    return (
-        f'\n  {{\n    "name": "{name}[1.000 us]", "pid": 4, "tid": "7(C++)",\n'
-        f'    "ts": {1_000_000 + start}, "dur": 1.000,\n'
-        '    "ph": "X", "cat": "Operator",\n    "cname": "thread_state_runnable",\n'
-        f'    "args": {{\n      "start_time": "{start}.000 us",\n'
-        f'      "end_time": "{start + 1}.000 us"{more}\n    }}\n  }},\n  '
-    )
-
-
-def shapes(callstack: str) -> str:
-    return f',\n      "input_shapes": {{}},\n      "input_dtypes": {{}},\n      "callstack": "{callstack}"'
-
-
-def memcpy(num_bytes: int, bandwidth: str, dur: str = "1000.000") -> str:
-    return (
-        f'\n  {{\n    "name": "MEMCPY[1.000 ms]", "pid": 0, "tid": 7,\n    "ts": 1000005, '
-        f'"dur": {dur},\n    "ph": "X", "cat": "Memcpy",\n    "cname": "cq_build_failed",\n'
-        '    "args": {\n      "start_time": "5.000 us",\n      "end_time": "1005.000 us",\n'
-        '      "stream": 7, "correlation id": 60,\n'
-        f'      "bytes": {num_bytes}, "memory bandwidth (GB/s)": {bandwidth}\n    }}\n  }},\n  '
-    )
-
-
-def paddle(*events: str, head: str = HEAD, tail: str = TAIL) -> str:
-    return head + "".join(events) + tail
 
 
 def compact(text: str) -> str:

@@ -15,8 +15,8 @@ from polars.testing import assert_frame_equal
 from ppprof.trace import Trace, json_reader, read
 from ppprof.trace.fastpath import ranges
 from ppprof.trace.paddle import layout_scans
+from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
 from tests.fixtures.tiers import one_in
-from tests.trace.json.test_broken_json import memcpy, operator, paddle, shapes
 
 TABLES = ("events", "memory", "kernels", "memsets")
 PIECE = operator("odd")

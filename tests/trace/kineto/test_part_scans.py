@@ -18,7 +18,8 @@ from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.json_reader import read_json
 from ppprof.trace.kineto import forms, reading
 from ppprof.trace.source import TraceStream
-from tests.trace.kineto.test_reading import (
+from tests.fixtures.hostile_bytes import mutated
+from tests.fixtures.kineto_files import (
     FILES,
     FIXTURES,
     assert_same,
@@ -26,7 +27,6 @@ from tests.trace.kineto.test_reading import (
     file_of,
     text_of,
 )
-from tests.trace.test_fuzz import mutated
 
 pytestmark = pytest.mark.skipif(
     core.load(core.FOLDER)[0] is None,

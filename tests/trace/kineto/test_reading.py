@@ -2,70 +2,34 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections import Counter
 from pathlib import Path
 
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from polars.testing import assert_frame_equal
 
-from ppprof.errors import TraceError
 from ppprof.trace import Trace, source
 from ppprof.trace.fastpath import core
 from ppprof.trace.json.recovery import start_of_events
-from ppprof.trace.json_reader import read_json
 from ppprof.trace.kineto.fields import KinetoArgs
-from tests.trace.test_fuzz import mutated
+from tests.fixtures.hostile_bytes import mutated
+from tests.fixtures.kineto_files import (
+    FILES,
+    FIXTURES,
+    assert_same,
+    assert_same_text,
+    file_of,
+    text_of,
+    with_core,
+)
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "kineto"
-FILES = [path for path in sorted(FIXTURES.glob("*.json*")) if "key_averages" not in path.name]
 pytestmark = pytest.mark.skipif(
     core.load(core.FOLDER)[0] is None,
     reason="needs the compiled core: run `python tools/build_core.py`",
 )
-
-
-def text_of(path: Path) -> bytes:
-    data = path.read_bytes()
-    return gzip.decompress(data) if path.suffix == ".gz" else data
-
-
-def with_core(name: str, path: Path) -> Trace | str:
-    """The trace that a core reads, or its error."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(core.VARIABLE, name)
-        try:
-            return read_json(path)
-        except TraceError as error:
-            return str(error)
-
-
-def assert_same(path: Path) -> Trace | str:
-    """Both cores return the same; return it."""
-    native, python = (with_core(name, path) for name in (core.NATIVE, core.PYTHON))
-    if isinstance(native, str) or isinstance(python, str):
-        assert native == python
-        return native
-    for name in ("events", "memory", "kernels", "memsets", "frames"):
-        one, other = (
-            getattr(trace, name).with_columns(pl.col(pl.Categorical).cast(pl.String))
-            for trace in (native, python)
-        )
-        assert_frame_equal(one, other, check_exact=True)
-    for name in ("extra_info", "devices", "skipped", "ignored"):
-        assert getattr(native, name) == getattr(python, name), name
-    return native
-
-
-def assert_same_text(text: bytes, folder: Path) -> Trace | str:
-    path = folder / "a.json"
-    path.write_bytes(text)
-    return assert_same(path)
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +118,6 @@ def event_text(fields: dict[str, str]) -> str:
     if args:
         own.setdefault("args", "{" + ",".join(f'"{key}": {args[key]}' for key in args) + "}")
     return "{" + ", ".join(f'"{key}": {text}' for key, text in own.items()) + "}"
-
-
-def file_of(*events: str) -> bytes:
-    return ('{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(events) + "\n]}").encode()
 
 
 def texts_of(values: dict[str, object]) -> dict[str, str]:

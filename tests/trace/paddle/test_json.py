@@ -46,20 +46,13 @@ from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.paddle import layout_scans
 from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
+from tests.fixtures.paddle_json import repaired
 from tests.fixtures.random_traces import traces
+from tests.fixtures.same_traces import TABLES, assert_same
 from tests.fixtures.timeline import Thread, span, write
-from tests.trace.paddle.test_json_against_paddle import repaired
 
-TABLES = ("events", "memory", "kernels", "memsets")
 EXACT_NS = 16_000_000
 """Below it a float32 of microseconds is exact to the nanosecond."""
-
-
-def assert_same(one: Trace, other: Trace) -> None:
-    for name in TABLES:
-        assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
-    for name in ("version", "span", "extra_info", "devices", "skipped"):
-        assert getattr(one, name) == getattr(other, name), name
 
 
 def assert_same_as_paddle_writes_it(found: Trace, exact: Trace) -> None:

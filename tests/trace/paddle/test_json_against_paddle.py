@@ -28,6 +28,7 @@ from hypothesis import given
 
 from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
+from tests.fixtures.paddle_json import repaired
 from tests.fixtures.paddle_proto import EVENT_TYPES, NodeTrees
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
@@ -167,14 +168,6 @@ def test_infinite_and_nan_values_are_left_out(tmp_path):
     )
     values = [event["args"].get("blocks per SM") for event in of_phase(content, "X")[2:]]
     assert values == [None, None, None, Decimal("0.5")]
-
-
-def repaired(text: str, **options):
-    """Paddle's file with its names escaped; they stand where they stand in its fixed layout."""
-    escaped = re.sub(
-        r'"name": "(.*)", "pid": ', lambda name: f'"name": {json.dumps(name[1])}, "pid": ', text
-    )
-    return json.loads(escaped, **options)
 
 
 @pytest.fixture(

@@ -24,9 +24,9 @@ from ppprof.trace.fastpath import core, protobuf_native
 from ppprof.trace.fastpath.protobuf_encode import header, varint
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
+from tests.fixtures.hostile_bytes import MOST_SECONDS, mutated
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import to_proto, write
-from tests.trace.test_fuzz import MOST_SECONDS, mutated
 
 FIXTURES = sorted((Path(__file__).parents[2] / "fixtures").rglob("*.pb"))
 NATIVE = Path(core.__file__).parent / "native"
@@ -237,7 +237,7 @@ from pathlib import Path
 from ppprof.errors import TraceError
 from ppprof.trace import read_paddle_pb
 from ppprof.trace.fastpath import core, protobuf_native
-from tests.trace.test_fuzz import mutated
+from tests.fixtures.hostile_bytes import mutated
 
 library, folder, num_rounds = ctypes.CDLL(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 core.library = lambda: library
