@@ -170,7 +170,8 @@ class _Source:
                 self.views, recording.rank, recording.window, steps=self.steps, options=self.options
             )
         return _Window(
-            self.prefix + title(recording.rank, recording.what, recording.window, tables.steps),
+            self.prefix
+            + title(recording.rank, tables.recording.what, recording.window, tables.steps),
             rows_of(tables.tables),
             {view: table.columns for view, table in tables.tables.items()},
             {"file": str(tables.source), **tables.identity()},
