@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ppprof.choices.formats import LANGUAGES
+from ppprof.choices import LANGUAGES
 
 _TEXTS = {
     "truncated": (

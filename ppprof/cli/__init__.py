@@ -1,36 +1,53 @@
 """The command line: parse, call the library, print, choose an exit code.
 
-One module for each command, with ``run(args)``, which returns the exit code. It is imported when the
-command line has been parsed and checked, see `ppprof.cli.parsers`; ``args.request`` has the result
-of the checks. The result goes to stdout, messages to stderr.
+One module for each command, with three functions: ``prepare_parser(parser)`` adds the arguments,
+``check(args)`` replaces their texts by values, or raises UsageError with a line for each problem, and
+``run(args)`` returns the exit code. The result goes to stdout, messages to stderr.
+
+The modules import what takes long inside functions: ``--help``, completion and usage errors must not
+wait for numpy and polars, which take longer to import than many commands to run.
 """
 
 from __future__ import annotations
 
-from ppprof.cli.importing import importing
+import _thread
+import argparse
+import contextlib
+import errno
+import io
+import os
+import sys
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, NoReturn, TextIO, cast
 
-with importing():  # these, too, take less time so
-    import argparse
-    import contextlib
-    import errno
-    import io
-    import os
-    import sys
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-    from importlib import import_module
-    from typing import Any, NoReturn, TextIO, cast
+from ppprof.cli.terminal import (
+    Terminal,
+    fit_message,
+    is_data,
+    layout_of,
+    log,
+    logging_to_stderr,
+)
+from ppprof.errors import InputError, PpprofError, UsageError
 
-    from ppprof.cli.interrupts import late_interrupts
-    from ppprof.cli.parsers import COMMANDS, examples
-    from ppprof.cli.terminal import (
-        Terminal,
-        fit_message,
-        is_data,
-        layout_of,
-        log,
-        logging_to_stderr,
-    )
-    from ppprof.errors import InputError, PpprofError, UsageError
+COMMANDS = {
+    "run": "run a training script and record some of its steps, without any config",
+    "config": "print the resolved config, or every problem in it",
+    "summary": "print the tables of a run or of a trace file",
+    "ranks": "print what each rank spends its steps on: computation, waiting, idling",
+    "merge": "put all ranks into one timeline, on one clock",
+    "diff": "print what changed between two runs, the biggest change on top",
+    "advise": "print what is slow, what that costs a step, and what to change",
+    "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
+    "convert": "write a trace in another format, or mend a broken one",
+    "doctor": "check what this machine can record, and what is missing",
+    "trigger": "open a window in a running job that was started with Profiler.trigger",
+    "finish": "make traces and tables of raw captures, as after a killed run",
+    "completion": "print a script that lets your shell complete what you type",
+}
+"""Modules of this package, in the order of the help, and what each command does."""
 
 _FIRST_STEPS = """Examples:
   ppprof run train.py
@@ -44,6 +61,7 @@ _FIRST_STEPS = """Examples:
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
+_LATER_S = 0.01
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a locale cannot
     with logging_to_stderr():
         try:
-            with late_interrupts():
+            with _late_interrupts():
                 code = _run(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
         except PpprofError as error:
@@ -78,6 +96,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             log.error("stdout: cannot write the output: %s", error.strerror or error)
             return _NOT_WRITTEN
         return code
+
+
+@contextlib.contextmanager
+def _late_interrupts() -> Iterator[None]:
+    """Raise a ``KeyboardInterrupt`` again if Python ignores it during the block.
+
+    Python only prints an exception that is raised while an object is freed, and goes on.
+    """
+    print_it = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            print_it(ignored)
+            return
+        timer = threading.Timer(_LATER_S, _thread.interrupt_main)
+        timer.daemon = True
+        timers.append(timer)
+        timer.start()
+
+    sys.unraisablehook = interrupt_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = print_it
+        for timer in timers:
+            timer.cancel()
 
 
 def _open_closed_streams() -> None:
@@ -163,16 +208,15 @@ def _check_command(argv: Sequence[str]) -> None:
 def _run(argv: Sequence[str]) -> int:
     _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
-    args.request = args.check(args) if args.check else None
-    with importing():
-        run = import_module(f"ppprof.cli.{args.command}").run
+    command = import_module(f"ppprof.cli.{args.command}")
+    command.check(args)
     with contextlib.ExitStack() as stack:
         if args.command != "completion":  # a script for a shell
             args.layout = layout_of(args)
             if sys.stdout.isatty() or not is_data(args):
                 terminal = cast(TextIO, Terminal(sys.stdout, args.layout))
                 stack.enter_context(contextlib.redirect_stdout(terminal))
-        code: int = run(args)
+        code: int = command.run(args)
     return code
 
 
@@ -194,13 +238,15 @@ def command_parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.Argu
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions that matter in a bug report"
     )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
     for command, about in COMMANDS.items():
+        added = subparsers.add_parser(command, help=about)
         if command in commands:
-            import_module(f"ppprof.cli.parsers.{command}").register(subparsers)
-            added = subparsers.choices[command]
+            module = import_module(f"ppprof.cli.{command}")
+            module.prepare_parser(added)
             added.formatter_class = _Help
-            added.epilog = f"{added.epilog or ''}{examples(command)}"
-        else:
-            subparsers.add_parser(command, help=about)
+            examples = [f"  {line}\n      {seen}\n" for line, seen in module.EXAMPLES.items()]
+            added.epilog = "".join([added.epilog or "", "Examples:\n", *examples])
     return parser

@@ -3,49 +3,87 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from ppprof.analysis.advice.finding import Finding
-from ppprof.cli import executors
-from ppprof.cli.output import show
-from ppprof.cli.parsers.advise import Request
-from ppprof.cli.runs import open_run
-from ppprof.messages import logged_in
-from ppprof.report.markdown import findings_markdown
-from ppprof.report.text.advice import (
-    findings_document,
-    findings_table,
-    render_findings,
+from ppprof.choices import LANGUAGES
+from ppprof.cli.options import (
+    Checks,
+    add_format,
+    add_layout,
+    add_output,
+    add_reading,
+    add_renamed,
+    add_rows,
+    add_selection,
 )
-from ppprof.run.advise import advise as findings_of
-from ppprof.run.run import Run
-from ppprof.rundir.summaries import dumps
+
+EXAMPLES = {
+    "ppprof advise profiler_log": "what costs time, how much, and what to change",
+    "ppprof advise profiler_log --language zh --row-limit 3": "the first three, in Chinese",
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Prints what costs a run its time, the most costly first: each finding with the time it "
+        "would save per step, how certain that is, the rows that show it, and the config key "
+        "or code to change."
+    )
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="RUN",
+        nargs="+",
+        help="run directory, or those of a run's nodes; or traces",
+    )
+    add_selection(parser)
+    add("--language", choices=LANGUAGES, default="en", help="language of the findings: en or zh")
+    add_rows(parser, "findings", "none")
+    add_renamed(parser, "--limit", "--row-limit")
+    add_format(
+        parser, "json: everything, in nanoseconds; csv: a row for each finding; md: for a comment"
+    )
+    add_layout(parser)
+    add_output(parser)
+    add_reading(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    checks = Checks(args)
+    checks.selection()
+    checks.workers()
+    checks.row_limit(None)
+    if args.format in ("json", "csv"):
+        checks.no_effect(["row_limit"], f"on {args.format}, which holds every finding")
+    checks.layout()
+    checks.output(args.paths)
+    checks.done()
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the findings were shown, whatever they are."""
-    with logged_in(args.language):
-        return _show(args)
+    from ppprof.cli.executors import processes
+    from ppprof.cli.output import show
+    from ppprof.cli.runs import open_run
+    from ppprof.messages import logged_in
+    from ppprof.report.markdown import findings_markdown
+    from ppprof.report.text.advice import findings_document, findings_table, render_findings
+    from ppprof.run.advise import advise
+    from ppprof.rundir.summaries import dumps
 
-
-def _show(args: argparse.Namespace) -> int:
-    request: Request = args.request
-    run = open_run(*args.paths)
-    with executors.processes(request.workers, run) as executor:
-        findings = findings_of(
-            run, request.ranks, request.window, steps=request.steps, executor=executor
-        )
-    show(args, [_text(args, run, findings, request.row_limit)])
+    language, row_limit = args.language, args.row_limit
+    with logged_in(language):
+        run = open_run(*args.paths)
+        with processes(args.workers, run) as executor:
+            findings = advise(run, args.rank, args.window, steps=args.steps, executor=executor)
+        if args.format == "json":
+            text = f"{dumps(findings_document(findings, language, run=str(run)))}\n"
+        elif args.format == "csv":
+            text = findings_table(findings, language).write_csv()
+        elif args.format == "md":
+            text = findings_markdown(findings, language, row_limit)
+        else:
+            text = render_findings(findings, language, row_limit, args.layout)
+        show(args, [text])
     return 0
-
-
-def _text(
-    args: argparse.Namespace, run: Run, findings: Sequence[Finding], row_limit: int | None
-) -> str:
-    if args.format == "json":
-        return f"{dumps(findings_document(findings, args.language, run=str(run)))}\n"
-    if args.format == "csv":
-        return findings_table(findings, args.language).write_csv()
-    if args.format == "md":
-        return findings_markdown(findings, args.language, row_limit)
-    return render_findings(findings, args.language, row_limit, args.layout)

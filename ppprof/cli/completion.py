@@ -8,6 +8,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+EXAMPLES = {
+    'eval "$(ppprof completion bash)"': "the tab key completes commands, options and files",
+}
+SHELLS = ("bash", "zsh", "tcsh")
+"""Supported shells."""
+
 _FILES = {
     "PATH",
     "RUN",
@@ -21,6 +27,21 @@ _FILES = {
     "PROFILER_LOG",
 }
 """Metavars of arguments that are a file or a directory."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Prints a script for SHELL. In bash: ppprof completion bash > "
+        "~/.local/share/bash-completion/completions/ppprof; in zsh: ppprof completion zsh > "
+        "_ppprof in a directory of $fpath; in tcsh: ppprof completion tcsh > ~/.ppprof.tcsh, "
+        "and source that in ~/.tcshrc. Print it again after an update."
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def check(args: argparse.Namespace) -> None:
+    """Do nothing: argparse has checked the shell."""
 
 
 def run(args: argparse.Namespace) -> int:

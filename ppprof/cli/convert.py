@@ -7,15 +7,81 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from ppprof.cli import executors
-from ppprof.cli.parsers.convert import KinetoRequest
-from ppprof.cli.parsers.outputs import problem_of_output
-from ppprof.cli.runs import open_run
+from ppprof.choices import suffix_of
+from ppprof.cli.options import Checks, add_selection, add_workers
+from ppprof.cli.output import is_same, problem_of_output
 from ppprof.cli.terminal import Progress, log
 from ppprof.errors import InputError, UsageError
-from ppprof.run.convert import has_events, kineto_paths, write_kineto_files
-from ppprof.trace import read, write
+from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.units import format_omitted, format_ranges, format_skipped, format_unusable
+
+EXAMPLES = {
+    "ppprof convert broken.json mended.json": "a trace that every viewer opens",
+    "ppprof convert profiler_log kineto --to kineto": "one file a rank, for HTA and TraceLens",
+    "ppprof convert capture.pb trace.json.gz": "Paddle's .pb as JSON, for ui.perfetto.dev",
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Reads the trace IN, of Paddle's or torch's profiler and broken or not, and writes it "
+        "to OUT: Paddle's JSON, which VisualDL, Perfetto and chrome://tracing open, or "
+        "Paddle's .pb. With --to kineto, IN may be a run, and OUT is a directory of "
+        "torch.profiler's JSON, one file a rank, which HTA and TraceLens read. "
+        "VisualDL's Trace page needs the internet."
+    )
+    add = parser.add_argument
+    add("source", type=to_path, metavar="IN", help="trace file; with --to kineto, also a run")
+    add(
+        "target",
+        type=to_path,
+        metavar="OUT",
+        help="ends in .json, .json.gz or .pb; with --to kineto, a directory, or such a .json of one rank",
+    )
+    add(
+        "--to",
+        choices=("paddle", "kineto"),
+        default="paddle",
+        help="whose format to write; default: paddle",
+    )
+    add_selection(parser)
+    add("--gzip", action="store_true", default=None, help="compress the files in the directory OUT")
+    add_workers(parser)
+    add("--force", action="store_true", help="replace OUT where it exists")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    checks = Checks(args)
+    if args.to == "kineto":
+        checks.selection()
+        checks.workers()
+        if args.target.name.endswith((".json", ".json.gz")):
+            checks.no_effect(("gzip",), "on a file: the name OUT says whether it is compressed")
+        checks.done()
+        return
+    checks.no_effect(("rank", "window", "steps", "gzip", "workers"), "without --to kineto")
+    checks.done()
+    _check_target(args)
+
+
+def _check_target(args: argparse.Namespace) -> None:
+    """Reject an OUT of an unknown format, and one that exists.
+
+    Raises:
+        UsageError: OUT cannot be written; the message has the reason.
+    """
+    suffix_of(args.target)
+    try:
+        with store_errors_as_oserror(args.target):
+            exists = args.target.exists()
+            if exists and not args.force:
+                raise UsageError(f"{args.target}: exists; --force replaces it")
+            if exists and is_same(args.target, args.source):
+                raise UsageError(f"{args.target}: IN and OUT are one file; give OUT another name")
+    except OSError as error:
+        raise UsageError(f"{args.target}: {error.strerror or error}") from error
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
         InputError: IN has no event that can be written.
         UsageError: OUT cannot be written.
     """
-    if args.request is not None:
-        return _to_kineto(args, args.request)
+    if args.to == "kineto":
+        return _to_kineto(args)
+    from ppprof.run.convert import has_events
+    from ppprof.trace import read, write
+
     progress = Progress.on_terminal()
     trace = read(args.source, progress=partial(progress, args.source) if progress else None)
     if not has_events(trace):
@@ -43,14 +112,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _to_kineto(args: argparse.Namespace, request: KinetoRequest) -> int:
+def _to_kineto(args: argparse.Namespace) -> int:
+    from ppprof.cli.executors import processes
+    from ppprof.cli.runs import open_run
+    from ppprof.run.convert import kineto_paths, write_kineto_files
+
     run = open_run(args.source)
-    paths = kineto_paths(run, args.target, request.ranks, request.window, request.gzip)
+    paths = kineto_paths(run, args.target, args.rank, args.window, bool(args.gzip))
     sources = [file for recording in run.recordings for file in recording.files]
     _check_targets(args.target, paths.values(), sources, args.force)
     try:
-        with executors.processes(request.workers, run) as executor:
-            written = write_kineto_files(run, paths, request.steps, executor)
+        with processes(args.workers, run) as executor:
+            written = write_kineto_files(run, paths, args.steps, executor)
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
     log.info(

@@ -3,82 +3,196 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import re
 
-from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.gate import Outcome, check
-from ppprof.cli import executors
-from ppprof.cli.output import show
-from ppprof.cli.parsers.diff import Request
-from ppprof.cli.runs import open_run
+from ppprof.analysis.diff.thresholds import Threshold
+from ppprof.choices import (
+    DIFF_SORT_KEYS,
+    DIFF_VIEWS,
+    PADDLE_SORT_KEYS,
+    StepRange,
+    check_time_unit,
+)
+from ppprof.cli.options import (
+    Checks,
+    add_format,
+    add_layout,
+    add_output,
+    add_reading,
+    add_renamed,
+    add_rows,
+    add_selection,
+    nanoseconds,
+    whole_number,
+)
 from ppprof.cli.terminal import log
-from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
-from ppprof.report.markdown import diff_markdown
-from ppprof.report.text.diff import render_diff
-from ppprof.report.text.summary import TableOptions
-from ppprof.run.diff import diff as compare
-from ppprof.rundir.summaries import dumps
+from ppprof.errors import UsageError
+from ppprof.topology import parse_selector
 
+EXAMPLES = {
+    "ppprof diff base_log new_log": "a verdict on the step time, and the largest changes",
+    'ppprof diff base_log new_log --fail-if "step_time > 5%"': "exit code 1 if surely more than 5% slower",
+}
 _FAILED = 1
 """Exit code where a threshold of ``--fail-if`` fails."""
 
 
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Compares EXPERIMENT with BASELINE: step time with an interval and a verdict, operators, "
+        "kernels, collectives, runtime calls and modules. Both are run directories or traces of any "
+        "kind; without EXPERIMENT, two parts of one run are compared, such as --rank 0 "
+        "--experiment-rank 3."
+    )
+    add = parser.add_argument
+    add("baseline", metavar="BASELINE", help="run directory or trace file")
+    add("experiment", metavar="EXPERIMENT", nargs="?", help="the same; default: BASELINE")
+    add("--views", metavar="V,...", help=f"some of {','.join(DIFF_VIEWS)}; default: all")
+    add_selection(parser)
+    for name in ("rank", "window", "steps"):
+        add(f"--experiment-{name}", metavar="X", help=f"--{name} of EXPERIMENT; default: --{name}")
+    add(
+        "--sorted-by",
+        metavar="KEY",
+        help="of operators and kernels: calls, cpu_self, cpu_total, gpu_self or gpu_total",
+    )
+    add_renamed(parser, "--sort", "--sorted-by")
+    add("--filter", metavar="REGEX", help="only names that match somewhere")
+    add_rows(parser, "rows", "20")
+    add_renamed(parser, "--limit", "--row-limit")
+    add(
+        "--min-delta",
+        metavar="T",
+        help="only changes of at least this much: 50us; default: 0.1%% of a step",
+    )
+    add("--all", action="store_true", default=None, help="also changes smaller than the noise")
+    add("--exact", action="store_true", help="compare names as recorded, with template arguments")
+    add("--names", metavar="FILE", help="YAML, name: [other names of the same operator...]")
+    add(
+        "--fail-if",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="exit with code 1 if the change is beyond this limit with its whole 95%% interval: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
+    )
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
+    add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")
+    add_layout(parser)
+    add_output(parser)
+    add_reading(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    checks = Checks(args)
+    part = (args.experiment_rank, args.experiment_window, args.experiment_steps)
+    checks.selection()
+    checks.parse("experiment_rank", parse_selector, args.rank)
+    checks.parse("experiment_window", whole_number, args.window)
+    checks.parse("experiment_steps", StepRange.parse, args.steps)
+    if args.experiment is None and part == (None, None, None):
+        checks.problems.append(
+            "EXPERIMENT: missing; expected a second run, or the part of BASELINE to compare "
+            "with: --experiment-rank, --experiment-window or --experiment-steps"
+        )
+    is_data = args.format in ("json", "csv")
+    checks.parse("views", _views, DIFF_VIEWS)
+    checks.row_limit(None if is_data else 20, least=0)
+    checks.parse("min_delta", nanoseconds)
+    checks.parse("filter", _pattern)
+    checks.parse("sorted_by", _sort_key)
+    checks.parse("time_unit", check_time_unit, "ms")
+    limits = [checks.parsed("--fail-if", rule, Threshold.parse, None) for rule in args.fail_if]
+    args.fail_if = [limit for limit in limits if limit is not None]
+    checks.workers()
+    if is_data:
+        checks.no_effect(["row_limit", "all"], f"on {args.format}, which holds every change")
+    if args.exact:
+        checks.no_effect(["names"], "with --exact")
+    if args.format == "csv" and len(args.views) != 1:
+        checks.problems.append("--format csv: one table: name it with --views")
+    checks.layout()
+    checks.output([path for path in (args.baseline, args.experiment) if path])
+    checks.done()
+
+
+def _views(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in DIFF_VIEWS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(DIFF_VIEWS)}")
+    return tuple(view for view in DIFF_VIEWS if view in names)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise UsageError(f"{text!r}: not a regular expression: {error}") from error
+    import polars as pl  # only with --filter: importing it takes longer than all checks together
+
+    try:
+        pl.Series([""]).str.contains(text)  # polars supports no look-around
+    except pl.exceptions.PolarsError as error:
+        raise UsageError(f"{text!r}: not a regular expression: {error}") from error
+    return text
+
+
+def _sort_key(text: str) -> str:
+    key = PADDLE_SORT_KEYS.get(text, text)
+    if key not in DIFF_SORT_KEYS:
+        raise UsageError(f"{text!r}: expected one of {', '.join(DIFF_SORT_KEYS)}")
+    return key
+
+
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the comparison was shown, 1 where a threshold of ``--fail-if`` fails."""
-    request: Request = args.request
+    from ppprof.analysis.diff.gate import check as check_thresholds
+    from ppprof.cli.executors import processes
+    from ppprof.cli.output import show
+    from ppprof.cli.runs import open_run
+    from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
+    from ppprof.report.markdown import diff_markdown
+    from ppprof.report.text.diff import render_diff
+    from ppprof.report.text.summary import TableOptions
+    from ppprof.run.diff import diff
+    from ppprof.rundir.summaries import dumps
+
     baseline = experiment = open_run(args.baseline)
     if args.experiment not in (None, args.baseline):
         experiment = open_run(args.experiment)
-    with executors.processes(request.workers, baseline, experiment) as executor:
-        comparison = compare(
+    with processes(args.workers, baseline, experiment) as executor:
+        comparison = diff(
             baseline,
             experiment,
-            ranks=request.ranks,
-            windows=request.windows,
-            steps=request.steps,
+            ranks=(args.rank, args.experiment_rank),
+            windows=(args.window, args.experiment_window),
+            steps=(args.steps, args.experiment_steps),
             exact=args.exact,
             names=args.names,
             executor=executor,
         )
-    outcomes = check(request.thresholds, comparison)
+    outcomes = check_thresholds(args.fail_if, comparison)
     shown = RowSelection(
-        request.views,
-        request.include_noise,
-        request.row_limit,
-        request.min_delta_ns,
-        request.pattern,
-        request.sort,
+        args.views,
+        bool(args.all) or args.format in ("json", "csv"),
+        args.row_limit,
+        args.min_delta,
+        args.filter,
+        args.sorted_by,
     )
-    options = TableOptions(request.time_unit, layout=args.layout)
-    show(args, [_FORMATS[args.format](comparison, shown, options, outcomes)])
+    options = TableOptions(args.time_unit, layout=args.layout)
+    if args.format == "json":
+        text = dumps(diff_document(comparison, shown, outcomes)) + "\n"
+    elif args.format == "csv":
+        (table,) = select_rows(comparison, shown).values()
+        text = table.write_csv()
+    else:
+        render = diff_markdown if args.format == "md" else render_diff
+        text = render(comparison, shown, options, outcomes)
+    show(args, [text])
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
             log.info("%s", outcome)
     return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0
-
-
-def _table(
-    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
-) -> str:
-    return render_diff(diff, shown, options, outcomes)
-
-
-def _json(
-    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
-) -> str:
-    return dumps(diff_document(diff, shown, outcomes)) + "\n"
-
-
-def _csv(
-    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
-) -> str:
-    (table,) = select_rows(diff, shown).values()
-    return table.write_csv()
-
-
-_FORMATS: dict[str, Callable[[Diff, RowSelection, TableOptions, Sequence[Outcome]], str]] = {
-    "table": _table,
-    "json": _json,
-    "csv": _csv,
-    "md": diff_markdown,
-}

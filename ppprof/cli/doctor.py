@@ -6,11 +6,12 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppprof.cli.options import Checks, add_layout, whole_number
 from ppprof.cli.terminal import log
-from ppprof.config import load_config
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote
 
@@ -18,23 +19,69 @@ if TYPE_CHECKING:
     from ppprof.capture.doctor import Check
     from ppprof.report.text.layout import Layout
 
+EXAMPLES = {
+    "ppprof doctor": "a line for each check: ok, warning or PROBLEM, and what to do",
+    "ppprof doctor --nproc 8 /data/log": "also 8 ranks that communicate, and this disk",
+}
+_MOST_RANKS = 256
 _WIDTH = 100
 _MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 _MEANINGS = {"ok": "good", "warning": "warning", "problem": "bad"}
 
 
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Checks Paddle, the device and its profiler, the run directory's disk and memory, in "
+        "under 30 seconds. Child processes do what may crash or hang. Nothing stays on disk."
+    )
+    parser.epilog = (
+        "Exit codes: 0 no problem, perhaps warnings; 1 a problem, which would lose a recording "
+        "or end a training; 2 bad usage or config."
+    )
+    add = parser.add_argument
+    add(
+        "profiler_log",
+        metavar="PROFILER_LOG",
+        nargs="?",
+        help="directory that runs will be written to; default: profiler_log",
+    )
+    add("-c", "--config", metavar="CFG", help="take Profiler.profiler_log from this YAML file")
+    add("--nproc", metavar="N", help="also launch N ranks that reduce 1 MiB")
+    add(
+        "--measure",
+        action="store_true",
+        help="also measure FLOP/s and GB/s of the device, in 15 seconds more on an idle one",
+    )
+    add("--format", choices=("text", "json"), default="text", help="default: text")
+    add_layout(parser, tables=False)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    checks = Checks(args)
+    checks.parse("nproc", partial(whole_number, least=1), 1)
+    if args.nproc > _MOST_RANKS:
+        checks.problems.append(f"--nproc: {args.nproc}: expected at most {_MOST_RANKS}")
+    if args.config is not None and args.profiler_log is not None:
+        checks.problems.append("-c: has no effect beside PROFILER_LOG; give one of them")
+    checks.layout()
+    checks.done()
+
+
 def run(args: argparse.Namespace) -> int:
     """Return 0 if there is no problem, else 1; the checks are on stdout."""
-    nproc: int = args.request
     log_dir = args.profiler_log or "profiler_log"
     if args.config is not None:
+        from ppprof.config import load_config
+
         log_dir = load_config(args.config).Profiler.profiler_log
     if is_remote(log_dir):
         raise UsageError(f"{log_dir}: a training writes to a local directory; copy the run later")
     from ppprof.capture.doctor import PROBLEM, examine, measure_peaks, peak_checks
 
     log.info("checking this machine; this takes up to 30 seconds")
-    found = examine(Path(log_dir), nproc)
+    found = examine(Path(log_dir), args.nproc)
     if args.measure:
         found += peak_checks(measure_peaks())
     print(_as_json(found) if args.format == "json" else _as_text(found, args.layout))

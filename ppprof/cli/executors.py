@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -10,7 +11,6 @@ from importlib import import_module
 from threading import Event, Thread
 from typing import Any
 
-from ppprof.cli.importing import BLAS_THREADS, importing, one_thread
 from ppprof.errors import UsageError
 from ppprof.run.run_files import RunFiles
 from ppprof.trace.fastpath.threads import num_processors
@@ -21,9 +21,6 @@ _ABSENT_S = 60
 """Seconds without any worker after which open tasks fail. A nanny restarts a worker that died
 within seconds."""
 _LOOK_S = 2
-_POLARS_THREADS = "POLARS_MAX_THREADS"
-
-
 _WINDOWS_PER_PROCESS = 16
 """A new process is worth its start if it reads so many windows."""
 
@@ -51,16 +48,27 @@ def processes(workers: int | None, *runs: RunFiles) -> Iterator[Executor | None]
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        with one_thread(_POLARS_THREADS, BLAS_THREADS):  # in the new processes
+        with _one_thread("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS"):  # in the new processes
             for _ in range(workers):
                 executor.submit(_import_reader)
         yield executor
 
 
+@contextmanager
+def _one_thread(*variables: str) -> Iterator[None]:
+    """Set these environment variables to 1 for the block, unless they are set."""
+    missing = [name for name in variables if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
 def _import_reader() -> None:
     """Import what every task needs: the first task of each process."""
-    with importing():
-        import_module("ppprof.run.run")
+    import_module("ppprof.run.run")
 
 
 @contextmanager

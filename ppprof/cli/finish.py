@@ -9,22 +9,26 @@ import select
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ppprof.cli.parsers.finish import Request
+from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
-from ppprof.config import ProfilerConfig
-from ppprof.errors import PpprofError
-from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
-from ppprof.run.finish import finish as finish_run
-from ppprof.run.summary import WindowTables
-from ppprof.rundir.recordings import Recording
-from ppprof.rundir.summaries import rows_of
-from ppprof.trace import Trace
+from ppprof.errors import PpprofError, UsageError
+from ppprof.paths import is_remote
 
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
+    from ppprof.run.summary import WindowTables
+    from ppprof.rundir.recordings import Recording
+    from ppprof.trace import Trace
+
+EXAMPLES = {
+    "ppprof finish profiler_log": "tables and traces that a killed run could not write",
+}
 _IDLE_SECONDS = 60.0
 _MOST_MEMORY_BYTES, _MOST_OUTPUT_BYTES = 1 << 30, 16 << 20
 """Peak memory, and output so far, after which a helper lets another one go on."""
@@ -32,25 +36,75 @@ _WALL_TIME_FACTOR = 24
 """Wall time that ``--seconds`` allows, as a multiple of the processor time."""
 
 
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "For every raw capture in RUN: write the trace in the configured formats and the "
+        "tables as data, print the configured tables, and remove the raw file unless the "
+        "formats keep pb. A capture does this itself; run it after a job was killed."
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="run directory (profiler_log)")
+    add("--rank", metavar="R", help="only this rank's captures")
+    add("--window", metavar="W", help="only this window, counted from 0")
+    add(
+        "--seconds",
+        metavar="N",
+        help="end after N seconds of computing, or 24 N in all; unfinished captures stay raw",
+    )
+    add(
+        "--then",
+        metavar="COMMAND",
+        help=(
+            "run this for each window, with the names of its files; a capture passes "
+            "Profiler.on_window_end, and the manifest's is never run"
+        ),
+    )
+    # The helper of a capture:
+    add("--serve", metavar="FD", help=argparse.SUPPRESS)
+    add("--verdict", action="store_true", help=argparse.SUPPRESS)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    if is_remote(args.run):
+        raise UsageError(f"{args.run}: finish writes beside what it reads; copy the run to a disk")
+    checks = Checks(args)
+    checks.parse("rank", whole_number)
+    checks.parse("window", whole_number)
+    checks.parse("then", _command, ())
+    checks.parse("seconds", partial(whole_number, least=1))
+    checks.parse("serve", whole_number)
+    checks.done()
+
+
+def _command(text: str) -> Sequence[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{text}: {str(error).lower()}") from error
+
+
 def run(args: argparse.Namespace) -> int:
     """Return 0 when every capture was finished, or none was left; 3 when none could be."""
-    request: Request = args.request
+    from ppprof.run.finish import finish
+
     run = Path(args.run)
     finish_captures = partial(
-        finish_run,
+        finish,
         run,
         partial(_print, run),
-        rank=request.rank,
-        window=request.window,
-        command=request.command,
+        rank=args.rank,
+        window=args.window,
+        command=args.then,
     )
-    if request.status is not None:
+    if args.serve is not None:
         verdicts: list[str] = []
         if args.verdict:
             finish_captures.keywords["conclude"] = partial(_conclude, run, verdicts)
-        _serve(finish_captures, verdicts, request.seconds, request.status)
+        _serve(finish_captures, verdicts, args.seconds, args.serve)
     else:
-        with _limited(request.seconds):
+        with _limited(args.seconds):
             finish_captures()
     return 0
 
@@ -136,6 +190,9 @@ def _conclude(run: Path, verdicts: list[str], recording: Recording, trace: Trace
 
 def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     """Print the tables of a window, in one piece."""
+    from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
+    from ppprof.rundir.summaries import rows_of
+
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
     every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])

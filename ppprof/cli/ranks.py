@@ -5,25 +5,117 @@ from __future__ import annotations
 import argparse
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from ppprof.cli import executors
-from ppprof.cli.importing import importing
-from ppprof.cli.parsers.ranks import Request
-from ppprof.cli.runs import log_newest, open_located
+from ppprof.choices import GROUPS, check_time_unit
+from ppprof.cli.options import (
+    Checks,
+    add_format,
+    add_layout,
+    add_output,
+    add_reading,
+    add_rows,
+    add_selection,
+)
+from ppprof.cli.output import show
+from ppprof.cli.terminal import log
+from ppprof.errors import UsageError
 from ppprof.paths import to_path
-from ppprof.run.run_files import RunFiles
-from ppprof.rundir.recordings import resolve
+from ppprof.units import format_ranges
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from ppprof.analysis.ranks.cluster import Cluster
+    from ppprof.run.run import Run
+
+EXAMPLES = {
+    "ppprof ranks profiler_log": "step parts of each rank, collectives, slow ranks and links",
+    "ppprof ranks profiler_log --by pp --what-if": "by stage; what slow ranks and stages cost",
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Prints, for each rank of RUN or each group of ranks, what an average step consists of: "
+        "computation, communication that nothing hides (axis by axis), pipeline bubble, data "
+        "loading, idling for the host, and the rest. The parts add up to the step."
+    )
+    add = parser.add_argument
+    add(
+        "paths",
+        nargs="+",
+        metavar="RUN",
+        help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    )
+    add(
+        "--by",
+        default="rank",
+        metavar="KEY,...",
+        help=f"a row for each {', '.join(GROUPS[:-1])} or {GROUPS[-1]}, or combination (rank,step)",
+    )
+    add_selection(parser)
+    add(
+        "--dask",
+        metavar="ADDRESS",
+        help="read traces on the Dask cluster with this scheduler, tcp://HOST:8786; its workers "
+        "need ppprof, and the files under the same paths",
+    )
+    add(
+        "--what-if",
+        action="store_true",
+        help="also the step time if slow workers, stages and links were as fast as usual",
+    )
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
+    add_rows(parser, "groups and sizes", "20")
+    add_format(parser, "json, csv and md hold every column, in nanoseconds")
+    add_layout(parser)
+    add_output(parser)
+    add_reading(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    checks = Checks(args)
+    checks.parse("by", _groups, ())
+    checks.selection()
+    checks.workers()
+    checks.parse("time_unit", check_time_unit, "ms")
+    checks.row_limit(20)
+    if args.workers is not None and args.dask is not None:
+        checks.problems.append("--workers, --dask: both say where to read; give one of them")
+    if args.format != "table":
+        checks.no_effect(
+            ["time_unit", "row_limit"],
+            f"on {args.format}, which holds every row, in nanoseconds",
+        )
+    checks.layout()
+    checks.output(args.paths)
+    checks.done()
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
+    return tuple(dict.fromkeys(names))
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the times of the ranks; return 0, even if some ranks could not be read."""
-    request: Request = args.request
+    from ppprof.cli import executors
+    from ppprof.cli.runs import log_newest, open_located
+    from ppprof.run.run_files import RunFiles
+    from ppprof.rundir.recordings import resolve
+
     paths = args.paths
     if args.dask is not None:  # workers on other machines have other working directories
         paths = [str(to_path(path).absolute()) for path in paths]
     location = resolve(*paths)
     workers: AbstractContextManager[Executor | None] = (
-        executors.processes(request.workers, RunFiles(location))
+        executors.processes(args.workers, RunFiles(location))
         if args.dask is None
         else executors.dask(args.dask)
     )
@@ -31,8 +123,111 @@ def run(args: argparse.Namespace) -> int:
         # This imports numpy and polars; the processes do so at the same time.
         run = open_located(location)
         log_newest(run, location)
-        with importing():
-            from ppprof.cli.ranks_output import show_ranks
-
-        show_ranks(args, run, executor)
+        cluster = run.cluster(args.rank, args.window, steps=args.steps, executor=executor)
+        if args.what_if and cluster.what_if.is_empty():
+            log.warning(
+                "%s: nothing to replay: no manifest with the topology, or no steps that all ranks have",
+                run,
+            )
+        show(args, [_text_of(args, run, cluster)])
     return 0
+
+
+def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:
+    from ppprof.analysis.ranks.step_table import group_steps
+    from ppprof.report.markdown import markdown
+
+    is_ungrouped = set(args.by) == {"rank", "step"}
+    table = cluster.steps.sort(args.by) if is_ungrouped else group_steps(cluster.steps, args.by)
+    if args.format == "json":
+        return _json(args, run, cluster, table)
+    if args.format == "csv":
+        return table.write_csv()
+    if args.format == "md":
+        return f"{markdown(table.columns, table.rows(named=True))}\n"
+    return _tables(args, run, cluster, table)
+
+
+def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFrame) -> str:
+    from ppprof.report.text.ranks import (
+        render_bandwidths,
+        render_groups,
+        render_queue,
+        render_ranks,
+        render_stragglers,
+        render_what_if,
+    )
+    from ppprof.report.text.summary import TableOptions
+
+    options = TableOptions(args.time_unit, row_limit=args.row_limit, layout=args.layout)
+    ranks = format_ranges("rank", cluster.steps["rank"].unique().to_list())
+    steps = format_ranges("step", cluster.steps["step"].unique().to_list())
+    parts = [
+        f"{options.layout.paint(f'{run.path}: {ranks}, {steps}', 'title')}\n\n",
+        render_ranks(table, args.by, options),
+        _slowest(cluster.steps),
+    ]
+    if queue := render_queue(cluster, options):
+        parts.append(f"\n{queue}")
+    if not cluster.arrivals.is_empty():
+        parts.append(f"\n{render_groups(cluster, options, args.row_limit)}")
+        bandwidths = render_bandwidths(cluster, options, args.row_limit)
+        parts.append(f"\n{bandwidths}" if bandwidths else "")
+        parts.append(render_stragglers(cluster, options))
+    if args.what_if and (text := render_what_if(cluster.what_if, options)):
+        parts.append(f"\n{text}")
+    return "".join(parts)
+
+
+def _slowest(steps: pl.DataFrame) -> str:
+    """Return a line that counts, for each rank, the steps in which it had the most own work.
+
+    Empty for a single rank, and if the ranks' own work is unknown.
+    """
+    from ppprof.analysis.ranks.step_table import slowest
+
+    slow = slowest(steps)
+    if steps["rank"].n_unique() < 2 or slow.is_empty():
+        return ""
+    counts = slow["slowest_rank"].value_counts(sort=True)
+    parts = [
+        f"rank {rank} in {count}"
+        for rank, count in counts.sort("count", "slowest_rank", descending=[True, False]).rows()
+    ]
+    return (
+        "Most time of its own (in which it waits for no other rank), "
+        f"of {slow.height} steps: {', '.join(parts)}\n"
+    )
+
+
+def _json(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFrame) -> str:
+    from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
+    from ppprof.rundir.summaries import document, dumps, rows_of
+
+    tables = {
+        "breakdown": table,
+        "collectives": cluster.groups,
+        "bandwidths": cluster.bandwidths,
+        "slow_ranks": cluster.slow_ranks,
+        "slow_groups": cluster.slow_groups,
+        "queue": cluster.queue,
+    }
+    if args.what_if:
+        tables["what_if"] = cluster.what_if
+    by_starts = offsets_by_starts(cluster.collectives)
+    identity = {
+        "run": str(run.path),
+        "by": list(args.by),
+        "steps": sorted(cluster.steps["step"].unique()),
+        "clocks": {
+            str(rank): {
+                "method": clock.method,
+                "offset_ns": clock.offset_ns,
+                "drift_ppm": clock.drift_ppm,
+                "error_ns": clock.error_ns,
+                "offset_by_starts_ns": by_starts.get(rank),
+            }
+            for rank, clock in sorted(cluster.clocks.items())
+        },
+    }
+    return f"{dumps(document(rows_of(tables), **identity))}\n"

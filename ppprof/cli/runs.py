@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ppprof.cli.importing import importing
 from ppprof.cli.terminal import Progress, log
 from ppprof.messages import Message
 from ppprof.paths import to_path
@@ -35,8 +34,7 @@ def open_run(*paths: str) -> Run:
 
 def open_located(location: RunLocation) -> Run:
     """Open a run whose files are known."""
-    with importing():
-        from ppprof.run.run import open_location  # only here: it imports numpy and polars
+    from ppprof.run.run import open_location  # only here: it imports numpy and polars
 
     return open_location(location, progress=Progress.on_terminal())
 

@@ -4,56 +4,150 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppprof.choices.rows import SummaryOptions
-from ppprof.choices.steps import StepRange
-from ppprof.choices.views import ACROSS, ALL_VIEWS
-from ppprof.cli.importing import importing
-from ppprof.cli.output import show
-from ppprof.cli.parsers.summary import TABLE_OPTIONS, Request
-from ppprof.cli.runs import log_newest, open_located
-from ppprof.cli.terminal import log
-from ppprof.errors import InputError, PpprofError
-from ppprof.report.markdown import markdown
-from ppprof.report.text.across_ranks import render_across
-from ppprof.report.text.summary import (
-    Row,
-    TableOptions,
-    explain_empty,
-    render_tables,
-    title,
-    window_title,
+from ppprof.choices import (
+    ACROSS,
+    ALL_VIEWS,
+    VIEWS,
+    WAYS,
+    StepRange,
+    SummaryOptions,
+    check_across,
+    check_time_unit,
+    sort_key,
 )
-from ppprof.run.run_files import RunFiles
-from ppprof.rundir.recordings import Recording, RunLocation, resolve_each
-from ppprof.rundir.summaries import document, dumps, rows_of
+from ppprof.cli.options import (
+    Checks,
+    add_format,
+    add_layout,
+    add_output,
+    add_reading,
+    add_rows,
+    add_selection,
+)
+from ppprof.cli.output import show
+from ppprof.cli.terminal import log
+from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
+    from ppprof.report.text.summary import Row, TableOptions
     from ppprof.run.run import Run
+    from ppprof.rundir.recordings import Recording
 
+EXAMPLES = {
+    "ppprof summary profiler_log": "the tables that the run's config prints",
+    "ppprof summary trace.json --views op,kernel --row-limit 5": "the 5 longest of each",
+    "ppprof summary profiler_log --by name": "operators, the largest difference of ranks first",
+}
 DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
 
 _VIEWS_CHANGED_BY = {
     "sorted_by": {"op", "kernel", "udf", "shape"},
     "thread_sep": {"op", "udf"},
+    "time_unit": set(ALL_VIEWS) - {"device", "mem"},
     "op_detail": {"op"},
     "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "shape", "layer", "efficiency"},
-    "time_unit": set(ALL_VIEWS) - {"device", "mem"},
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
+
+_SHAPE = "shape"
+"""The value of ``--by`` that is short for ``--views shape``."""
+
+_OF_ONE_RANK = ("thread_sep", "op_detail")
+"""Options without effect if several ranks share a table."""
+
+TABLE_OPTIONS = ("time_unit", "op_detail", "row_limit")
+"""Options of ``--format table`` only: the other formats hold every row, in nanoseconds."""
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
+        "a directory of traces, or a trace file. Directories that the nodes of one job wrote "
+        "are one run: give each as a PATH, or a directory above all of them. Options that are "
+        "not given here come from the run's own Profiler block."
+    )
+    add = parser.add_argument
+    switch = argparse.BooleanOptionalAction
+    add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
+    add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
+    add(
+        "--by",
+        choices=(*WAYS, _SHAPE),
+        help="rank, name: all ranks in one table, a row for each operator and rank, with Node ID; or "
+        "a row for each operator, with minimum, median, maximum and spread over the ranks. shape: a "
+        "row for each operator and shapes of its inputs",
+    )
+    add_selection(parser, "the run's print_ranks")
+    add(
+        "--sorted-by",
+        metavar="KEY",
+        help="auto, or cpu_ or gpu_ and total, avg, max or min (GPUTotal works too)",
+    )
+    add("--thread-sep", action=switch, help="operators and spans by thread")
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns")
+    add("--op-detail", action=switch, help="below each operator its calls and launches")
+    add_rows(parser, "operators, kernels, spans", "as the run's config has it")
+    add_format(
+        parser, "table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown"
+    )
+    add_layout(parser)
+    add_output(parser)
+    add_reading(parser, workers=False)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the options, and add ``settings``: the options of `_VIEWS_CHANGED_BY` that were given."""
+    checks = Checks(args)
+    given = [name for name in _VIEWS_CHANGED_BY if getattr(args, name) is not None]
+    is_by_shape, is_without_views = args.by == _SHAPE, args.views is None
+    if is_by_shape:
+        args.by = None
+    checks.parse("views", partial(_views, by=args.by))
+    if is_by_shape:
+        if not is_without_views:
+            checks.problems.append("--by shape: is --views shape; give one of them")
+        args.views = (_SHAPE,)
+    checks.selection(rank_default=None)
+    checks.parse("sorted_by", sort_key)
+    checks.parse("time_unit", check_time_unit)
+    checks.row_limit(None)
+    args.settings = {name: getattr(args, name) for name in given}
+    if args.format != "table":
+        checks.no_effect(TABLE_OPTIONS, f"on {args.format}, which holds every row, in nanoseconds")
+    if args.by:
+        args.views = args.views or ("op",)
+        checks.no_effect(_OF_ONE_RANK, "with --by: each operator is one row of a rank")
+    if args.format == "csv" and (args.views is None or len(args.views) != 1):
+        checks.problems.append("--format csv: one table: name it with --views")
+    checks.layout()
+    checks.output(args.paths)
+    checks.done()
+
+
+def _views(text: str, by: str | None) -> tuple[str, ...]:
+    if text == "all":
+        return ACROSS if by else VIEWS
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in ALL_VIEWS]
+    if unknown:
+        expected = f"all, or some of {', '.join(ALL_VIEWS)}"
+        raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
+    if by:
+        check_across(names, by)
+    return tuple(view for view in ALL_VIEWS if view in names)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables; return 0 if any window was shown, else the highest exit code of errors."""
-    request: Request = args.request
     failures: list[int] = []
-    windows = _windows(args, request, failures)
+    windows = _windows(args, failures)
     is_shown = show(args, _FORMATS[args.format](windows))
     return 0 if is_shown else max(failures)
 
@@ -77,55 +171,62 @@ class _Window(NamedTuple):
 
     def text(self) -> str:
         """Return the window's tables as text."""
+        from ppprof.report.text.across_ranks import render_across
+        from ppprof.report.text.summary import render_tables
+
         if "by" not in self.identity:
             return render_tables(self.rows, self.options)
         coordinates = {rank["rank"]: rank["coordinate"] for rank in self.identity["ranks"]}
         return render_across(self.rows, self.identity["by"], coordinates, self.options)
 
 
-def _windows(args: argparse.Namespace, request: Request, failures: list[int]) -> Iterator[_Window]:
+def _windows(args: argparse.Namespace, failures: list[int]) -> Iterator[_Window]:
     """Yield the tables of each window, of one rank or across ranks.
 
     Unreadable runs and windows are logged and skipped; their exit codes are added to ``failures``.
     """
+    from ppprof.cli.runs import log_newest, open_located
+    from ppprof.report.text.summary import TableOptions
+    from ppprof.rundir.recordings import resolve_each
+
     locations = resolve_each(args.paths)
     for paths, location in locations:
         path = ", ".join(paths)
         try:
             if isinstance(location, InputError):
                 raise location
-            run = RunFiles(location)
+            run = open_located(location)
             log_newest(run, location)
-            recordings = _recordings(request, run)
+            recordings = _recordings(args, run)
             block = run.profiler
         except PpprofError as error:
             log.error("%s", error)
             failures.append(error.exit_code)
             continue
-        views = request.views or (block.views() if block else DEFAULT_VIEWS)
-        _warn_of_no_effect(request, views)
+        views = args.views or (block.views() if block else DEFAULT_VIEWS)
+        _warn_of_no_effect(args, views)
         settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
-        settings.update(request.settings)
+        settings.update(args.settings)
         options = TableOptions(
             **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings},
             layout=args.layout,
         )
         source = _Source(
-            location,
+            run,
             views,
-            request.steps,
+            args.steps,
             SummaryOptions(**settings),
             options,
             f"{path}: " if len(locations) > 1 else "",
             path,
         )
         tasks: list[Callable[[], _Window]]
-        if request.by:
+        if args.by:
             ranks = None  # all, and a warning of those that have no trace
-            if request.ranks not in (None, "all"):
+            if args.rank not in (None, "all"):
                 ranks = sorted({recording.rank for recording in recordings})
             tasks = [
-                partial(source.across, request.by, window, ranks)
+                partial(source.across, args.by, window, ranks)
                 for window in sorted({recording.window for recording in recordings})
             ]
         else:
@@ -144,7 +245,7 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
 class _Source:
     """The windows of one run."""
 
-    location: RunLocation
+    run: Run
     views: Sequence[str]
     steps: StepRange | None
     options: SummaryOptions
@@ -154,28 +255,23 @@ class _Source:
     path: str
     """The paths that the user gave for the run, joined by commas."""
 
-    @cached_property
-    def run(self) -> Run:
-        """The run, opened when it is needed: it imports numpy and polars."""
-        return open_located(self.location)
-
     def of_one_rank(self, recording: Recording) -> _Window:
         """Return the tables of one rank's window.
 
         Raises:
             PpprofError: they cannot be read.
         """
-        with _scanned_ahead(recording):
-            tables = self.run.tables(
-                self.views, recording.rank, recording.window, steps=self.steps, options=self.options
-            )
+        from ppprof.report.text.summary import title
+        from ppprof.rundir.summaries import rows_of
+
+        rank, window = recording.rank, recording.window
+        tables = self.run.tables(self.views, rank, window, steps=self.steps, options=self.options)
         return _Window(
-            self.prefix
-            + title(recording.rank, tables.recording.what, recording.window, tables.steps),
+            self.prefix + title(rank, tables.recording.what, window, tables.steps),
             rows_of(tables.tables),
             {view: table.columns for view, table in tables.tables.items()},
             {"file": str(tables.source), **tables.identity()},
-            {"path": self.path, "rank": recording.rank, "window": recording.window},
+            {"path": self.path, "rank": rank, "window": window},
             self.table_options,
         )
 
@@ -185,6 +281,9 @@ class _Source:
         Raises:
             PpprofError: no rank can be read.
         """
+        from ppprof.report.text.summary import window_title
+        from ppprof.rundir.summaries import rows_of
+
         tables = self.run.across(
             self.views, by, window, ranks=ranks, steps=self.steps, options=self.options
         )
@@ -206,35 +305,23 @@ class _Source:
         )
 
 
-def _scanned_ahead(recording: Recording) -> AbstractContextManager[None]:
-    """Begin to read a file while `_Source.run` imports numpy and polars."""
-    path = next(iter(recording.files), None)
-    if path is None or path.suffix != ".json":
-        return nullcontext()
-    with importing():
-        from ppprof.trace.fastpath.ahead import scanned_ahead  # only here: it imports numpy
-        from ppprof.trace.json_head import new_scans
-
-    return scanned_ahead(path, new_scans)
-
-
-def _recordings(request: Request, run: RunFiles) -> Sequence[Recording]:
+def _recordings(args: argparse.Namespace, run: Run) -> Sequence[Recording]:
     """Return the windows of the selected ranks.
 
     Without ``--rank``, these are all ranks with ``--by``, else the ranks that the run's config
     prints.
     """
-    if request.by and request.ranks is None:
-        return run.select(window=request.window)
-    return run.select_ranks(request.ranks, request.window)
+    if args.by and args.rank is None:
+        return run.select(window=args.window)
+    return run.select_ranks(args.rank, args.window)
 
 
-def _warn_of_no_effect(request: Request, views: Sequence[str]) -> None:
-    for name in request.settings:
+def _warn_of_no_effect(args: argparse.Namespace, views: Sequence[str]) -> None:
+    for name in args.settings:
         changes = _VIEWS_CHANGED_BY[name]
-        if request.by:
+        if args.by:
             changes = changes & set(ACROSS)
-        if request.by == "name" and name == "sorted_by":
+        if args.by == "name" and name == "sorted_by":
             changes = set(ACROSS) - {"dist"}  # the number that is compared
         if not changes.intersection(views):
             log.warning(
@@ -246,12 +333,17 @@ def _warn_of_no_effect(request: Request, views: Sequence[str]) -> None:
 
 
 def _text(windows: Iterable[_Window]) -> Iterator[str]:
+    from ppprof.report.text.summary import explain_empty
+
     for window in windows:
         heading = window.options.layout.paint(window.heading, "title")
         yield f"{heading}\n\n{window.text()}{explain_empty(window.rows)}"
 
 
 def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
+    from ppprof.report.markdown import markdown
+    from ppprof.report.text.summary import explain_empty
+
     for window in windows:
         parts = [
             f"### {view}\n\n{markdown(window.columns[view], rows)}\n\n"
@@ -262,6 +354,8 @@ def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
 
 
 def _json(windows: Iterable[_Window]) -> Iterator[str]:
+    from ppprof.rundir.summaries import document, dumps
+
     documents = [document(window.rows, **window.identity) for window in windows]
     if documents:
         yield f"{dumps(documents)}\n"

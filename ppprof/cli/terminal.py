@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ppprof.choices.formats import LEAST_WIDTH
+from ppprof.choices import LEAST_WIDTH
 from ppprof.units import escape_cell, escape_control_chars
 
 if TYPE_CHECKING:

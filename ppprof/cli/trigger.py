@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ppprof.cli.parsers.trigger import Request
+from ppprof.choices import MOST_TRIGGERED_STEPS
+from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
-from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
+from ppprof.paths import is_remote
 from ppprof.rundir import newest, nodes, read_manifest, topology_of
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.triggers import (
@@ -22,14 +25,70 @@ from ppprof.rundir.triggers import (
 )
 from ppprof.units import format_ranges
 
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
+
+EXAMPLES = {
+    "ppprof trigger profiler_log": "the running job records a window",
+    "ppprof trigger profiler_log --steps 5 --rank 0 --wait": "5 steps of rank 0; the files",
+}
 _POLL_SECONDS = 0.2
 _FINISH_SECONDS = 120.0
 """How long the files of a window may take once the job has ended."""
 
 
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
+        "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
+        "happen and returns."
+    )
+    parser.epilog = (
+        "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
+        "took longer; 2 bad usage; 3 no such run, or it has ended."
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory (profiler_log) of rank 0's node")
+    parser.add_argument(
+        "--steps", metavar="N", help="steps of the window; default: Profiler.trigger.steps"
+    )
+    parser.add_argument(
+        "--rank",
+        metavar="R",
+        help='which ranks record: 0, "0,8-15" or all; default: Profiler.trigger.ranks',
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the window's files and print their names"
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", help="how long to wait; default: for ever")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Replace the texts of options by their values, or raise UsageError."""
+    if is_remote(args.run):
+        raise UsageError(f"{args.run}: a job reads requests from the directory that it writes")
+    if args.timeout is not None and not args.wait:
+        raise UsageError("--timeout: has no effect without --wait")
+    checks = Checks(args)
+    checks.parse("steps", partial(whole_number, least=1))
+    checks.parse("timeout", _seconds, math.inf)
+    if args.steps is not None and args.steps > MOST_TRIGGERED_STEPS:
+        checks.problems.append(f"--steps: {args.steps}: expected at most {MOST_TRIGGERED_STEPS}")
+    checks.done()
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{text!r}: expected a number of seconds")
+    return seconds or math.inf
+
+
 def run(args: argparse.Namespace) -> int:
     """Return 0 when requested, or with ``--wait`` recorded; 1 when refused or not in time."""
-    request: Request = args.request
     run = Path(newest(args.run))
     if run != Path(args.run):
         log.info("%s: the newest run is %s", args.run, run)
@@ -38,11 +97,11 @@ def run(args: argparse.Namespace) -> int:
     members = _members(args.rank, profiler, manifest)
     _check_alive(run, manifest)
     try:
-        request_id = write_request(run, request.steps, args.rank)
+        request_id = write_request(run, args.steps, args.rank)
     except OSError as error:
         raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
     assert profiler.trigger is not None
-    wanted = request.steps or profiler.trigger.steps
+    wanted = args.steps or profiler.trigger.steps
     what = f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
     if not args.wait:
         print(
@@ -51,13 +110,15 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     log.info("%s: requested %s; waiting for rank 0", run, what)
-    return _wait(run, request_id, time.monotonic() + request.timeout_s)
+    return _wait(run, request_id, time.monotonic() + args.timeout)
 
 
 def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
     block = manifest.get("profiler")
     if not isinstance(block, Mapping):
         raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
+    from ppprof.config import ProfilerConfig  # only here: it imports yaml
+
     profiler = ProfilerConfig.from_mapping(block)
     if profiler.trigger is None or not profiler.trigger.file:
         setting = "trigger is off" if profiler.trigger is None else "trigger.file is False"

@@ -1,6 +1,6 @@
 """Turn YAML and overrides into typed configs, or report every problem in them at once."""
 
-from ppprof.choices.views import VIEWS
+from ppprof.choices import VIEWS
 from ppprof.config.load import Config, Loaded, load_config, load_profiler
 from ppprof.config.profiler import (
     ProfilerConfig,

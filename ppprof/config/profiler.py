@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
-from ppprof.choices.formats import TimeUnit, TraceFormat
-from ppprof.choices.rows import PADDLE_SORT_KEYS, SortKey
-from ppprof.choices.steps import MOST_TRIGGERED_STEPS
-from ppprof.choices.views import VIEWS
+from ppprof.choices import (
+    MOST_TRIGGERED_STEPS,
+    PADDLE_SORT_KEYS,
+    VIEWS,
+    SortKey,
+    TimeUnit,
+    TraceFormat,
+)
 from ppprof.config.profiler_options import read_options
 from ppprof.config.validation import Problems, knob, read_block
 from ppprof.config.yaml_source import ConfigTree, Key

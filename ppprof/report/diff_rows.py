@@ -13,7 +13,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.work_change import work_change
-from ppprof.choices.views import DIFF_VIEWS
+from ppprof.choices import DIFF_VIEWS
 
 KINDS = {
     "op": "operators",

@@ -16,7 +16,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_steps
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock

@@ -17,7 +17,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.module_tree import MODULES
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.operator_names import built_in_names, read_names
 from ppprof.run.ranks import steps_of_run

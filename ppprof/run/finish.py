@@ -16,7 +16,7 @@ import polars as pl
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.run.problem_log import ProblemLog

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ppprof.analysis.profile.steps import select_steps
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
 from ppprof.run.ranks import tables_by_rank

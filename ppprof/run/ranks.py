@@ -12,7 +12,7 @@ from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.traces import WindowResult

@@ -30,7 +30,7 @@ from ppprof.analysis.report_data.report import (
     collect_rank_report_data,
     mean_module_work,
 )
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import message_of
 from ppprof.run import selection

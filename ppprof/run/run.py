@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ppprof import rundir
-from ppprof.choices.rows import SummaryOptions
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange, SummaryOptions
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
 from ppprof.run.run_files import RunFiles

@@ -20,9 +20,7 @@ from ppprof.analysis.summaries.across_ranks import (
     rank_view,
 )
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
-from ppprof.choices.rows import SummaryOptions
-from ppprof.choices.steps import StepRange
-from ppprof.choices.views import check_across
+from ppprof.choices import StepRange, SummaryOptions, check_across
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording

@@ -18,8 +18,7 @@ from typing import Generic, TypeVar
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
-from ppprof.choices.rows import SummaryOptions
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange, SummaryOptions
 from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
 from ppprof.run.problem_log import ProblemLog, warn_each

@@ -15,7 +15,7 @@ from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
-from ppprof.choices.formats import SUFFIXES
+from ppprof.choices import SUFFIXES
 from ppprof.errors import InputError, Problem
 from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id

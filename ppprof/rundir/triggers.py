@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from ppprof.choices.steps import MOST_TRIGGERED_STEPS
+from ppprof.choices import MOST_TRIGGERED_STEPS
 from ppprof.errors import UsageError
 from ppprof.rundir.run_file import RunFile, has_folder, make_folder
 from ppprof.topology import RankSelector

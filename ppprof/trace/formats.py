@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppprof.choices.formats import suffix_of
+from ppprof.choices import suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.json_head import looks_like_kineto

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ppprof.cli.interrupts import late_interrupts
+from ppprof.cli import _late_interrupts
 
 _PROGRAM = """
 import atexit, sys
@@ -41,7 +41,7 @@ def test_an_interrupt_while_an_object_is_freed_is_not_lost(capsys):
         Freed()
         time.sleep(30)
 
-    with pytest.raises(KeyboardInterrupt), late_interrupts():
+    with pytest.raises(KeyboardInterrupt), _late_interrupts():
         free_and_wait()
     assert capsys.readouterr().err == ""
 
@@ -54,6 +54,6 @@ def test_other_errors_while_an_object_is_freed_are_printed_as_ever(monkeypatch):
         def __del__(self) -> None:
             raise ValueError
 
-    with late_interrupts():
+    with _late_interrupts():
         Freed()
     assert printed == [ValueError]

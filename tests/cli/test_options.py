@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ppprof
-from ppprof.choices.rows import SORT_KEYS, SummaryOptions
+from ppprof.choices import SORT_KEYS, SummaryOptions
 from ppprof.cli import command_parser, main
 from ppprof.errors import UsageError
 from tests.fixtures import gpu_traces

@@ -12,7 +12,7 @@ import pytest
 
 from ppprof import cli
 from ppprof.cli import run as run_command
-from ppprof.cli.parsers.run import LAUNCHER_OPTIONS
+from ppprof.cli.run import LAUNCHER_OPTIONS
 
 PROGRAM = str(run_command._PROGRAM)
 SETTLED = [

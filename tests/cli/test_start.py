@@ -12,8 +12,8 @@ from ppprof.cli import COMMANDS, main
 
 HEAVY = (
     *("numpy", "polars", "paddle", "msgspec", "jinja2", "yaml", "fsspec", "tqdm", "shtab"),
-    *("ppprof.analysis", "ppprof.capture", "ppprof.config", "ppprof.report", "ppprof.run"),
-    *("ppprof.rundir", "ppprof.trace.schema", "ppprof.trace.formats"),
+    *("ppprof.analysis.profile", "ppprof.capture", "ppprof.config", "ppprof.report", "ppprof.run"),
+    *("ppprof.trace.schema", "ppprof.trace.formats"),
 )
 """Modules that take long to import, or that import such modules."""
 

@@ -16,7 +16,7 @@ import tqdm
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions

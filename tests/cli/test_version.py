@@ -13,7 +13,7 @@ import polars
 import pytest
 
 from ppprof.cli import COMMANDS, main, version
-from ppprof.cli.parsers.completion import SHELLS
+from ppprof.cli.completion import SHELLS
 from ppprof.trace.fastpath import core
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.cli.parsers import COMMANDS
+from ppprof.cli import COMMANDS
 from tools import doc_sessions
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import TableOptions, render_tables
 from ppprof.rundir.summaries import rows_of
 from tests.oracles import paddle_tables

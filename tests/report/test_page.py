@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import ppprof
-from ppprof.choices.formats import LANGUAGES
+from ppprof.choices import LANGUAGES
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.report.html import charts, render

@@ -9,7 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.choices.views import ACROSS
+from ppprof.choices import ACROSS
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.trace import read

@@ -12,7 +12,7 @@ import pytest
 import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.cli import main
 from ppprof.report.html import render
 from ppprof.run.report import collect_report_data

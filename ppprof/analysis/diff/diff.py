@@ -17,8 +17,8 @@ from ppprof.analysis.diff.changes import changes
 from ppprof.analysis.diff.module_changes import module_changes
 from ppprof.analysis.diff.run_costs import PARTS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
+from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
-from ppprof.choices.thresholds import METRICS
 from ppprof.topology import AXES
 
 _COMPARABLE = 0.5

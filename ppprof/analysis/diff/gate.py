@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
-from ppprof.choices.thresholds import COLUMNS, METRICS, Threshold
+from ppprof.analysis.diff.thresholds import COLUMNS, METRICS, Threshold
 from ppprof.errors import UsageError
 
 _SURE = 2.0

@@ -114,7 +114,7 @@ def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> p
 
     Args:
         table: has the column ``<key>_ns``.
-        key: one of `ppprof.choices.rows.SORT_KEYS`.
+        key: one of `ppprof.choices.SORT_KEYS`.
         within: columns whose equal values form blocks. Rows are sorted within their block, and
             blocks are in the order of their first row. None or empty: the whole table is one block.
     """

@@ -15,7 +15,7 @@ from ppprof.analysis.profile.grouping import grouped, intervals_of
 from ppprof.analysis.profile.intervals import covered
 from ppprof.analysis.profile.remote_calls import split_calls
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
 

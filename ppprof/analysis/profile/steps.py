@@ -11,7 +11,7 @@ import polars as pl
 
 from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int32
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import EVENTS, Trace, conform, nullable
 from ppprof.trace.tree_arrays import levels

@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.ranks.rank_communication import axis_position
 from ppprof.analysis.ranks.step_breakdown import BESIDE, BREAKDOWN, PARTS
-from ppprof.choices.rows import GROUPS
+from ppprof.choices import GROUPS
 from ppprof.errors import UsageError
 from ppprof.topology import AXES
 

@@ -27,7 +27,7 @@ from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.places import longest_events, peak_places
 from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.trace.schema import Trace, is_kernel
 
 _NUM_LEVELS = 400

@@ -113,7 +113,7 @@ def by_rank(
         view: one of `ACROSS`.
         tables: the result of `comparable` for each rank, keyed by rank.
         coordinates: ``dp0_pp0_sharding0_mp0``, keyed by rank; None if unknown.
-        sorted_by: one of `ppprof.choices.rows.SORT_KEYS`.
+        sorted_by: one of `ppprof.choices.SORT_KEYS`.
 
     Returns:
         rank int64, coordinate, then the columns of `comparable` with the values of the rank's own

@@ -22,8 +22,7 @@ import yaml
 from markupsafe import Markup
 
 from ppprof.analysis.report_data.report import ReportData
-from ppprof.choices.formats import LANGUAGES
-from ppprof.choices.steps import StepRange
+from ppprof.choices import LANGUAGES, StepRange
 from ppprof.errors import UsageError
 from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.blocks import Chart, Section, Words

@@ -9,13 +9,13 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
-from ppprof.choices.thresholds import METRICS
 from ppprof.messages import translated
 from ppprof.report.html.blocks import (
     Advice,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ppprof.choices.views import VIEWS
+from ppprof.choices import VIEWS
 from ppprof.remote_names import call_of
 from ppprof.report.text.summary import Row, Rows, TableOptions, kernel_name, percent
 from ppprof.report.text.table import Column, Line, Table

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ppprof.choices.formats import TIME_UNITS, check_time_unit
-from ppprof.choices.views import ALL_VIEWS
+from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Column, Line, Table

@@ -16,7 +16,7 @@ from ppprof.analysis.modules.gaps import UNKNOWN, gaps
 from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
-from ppprof.choices.steps import StepRange
+from ppprof.choices import StepRange
 from ppprof.trace import formats, read
 from tests.fixtures import small_net
 from tests.fixtures.random_traces import traces

@@ -7,7 +7,7 @@ import pytest
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from tests.fixtures.rendered import render

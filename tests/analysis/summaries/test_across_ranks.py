@@ -18,7 +18,7 @@ from ppprof.analysis.summaries.across_ranks import (
     self_time,
 )
 from ppprof.analysis.summaries.views import summarize
-from ppprof.choices.views import ACROSS
+from ppprof.choices import ACROSS
 from ppprof.trace import read
 from tests.fixtures import gpu_traces, random_traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write

@@ -8,7 +8,7 @@ import pytest
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
 from tests.fixtures import gpu_traces

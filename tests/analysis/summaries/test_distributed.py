@@ -10,7 +10,7 @@ from hypothesis import given
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import TableOptions, render_tables
 from ppprof.run.summary import read_tables
 from ppprof.rundir.summaries import rows_of

@@ -8,7 +8,7 @@ import pytest
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import SCHEMAS, VIEWS, schema_of, summarize
-from ppprof.choices.rows import SummaryOptions
+from ppprof.choices import SummaryOptions
 from ppprof.errors import UsageError
 from ppprof.trace import Trace, read
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, empty

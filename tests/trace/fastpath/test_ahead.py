@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import ahead, core, ranges
-from ppprof.trace.fastpath.ahead import scanned_ahead, take_begun_scans
+from ppprof.trace.fastpath.ahead import scanned_ahead
 from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json_head import new_scans
@@ -206,20 +205,3 @@ def test_without_threads_the_reader_scans_it(path, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", start)
     with scanned_ahead(path, new_scans):
         assert_same(read(path), expected)
-
-
-def test_summary_scans_ahead(path, taken, monkeypatch, capsys):
-    scans = []
-
-    def noted(source, writer):
-        scans.append(take_begun_scans(source, writer))
-        return scans[-1]
-
-    monkeypatch.setattr("ppprof.trace.paddle.layout_scans.take_begun_scans", noted)
-    assert main(["summary", str(path)]) == 0
-    with_ahead = capsys.readouterr().out
-    assert [scan is not None for scan in scans] == [True]
-    monkeypatch.setattr(ahead, "_FEWEST_BYTES", 1 << 40)
-    assert main(["summary", str(path)]) == 0
-    assert capsys.readouterr().out == with_ahead
-    assert [scan is not None for scan in scans] == [True, False]

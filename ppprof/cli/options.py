@@ -10,16 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppprof.choices.formats import LEAST_WIDTH
-from ppprof.choices.steps import StepRange
-from ppprof.cli.parsers.outputs import problem_of_output
+from ppprof.choices import LEAST_WIDTH, StepRange
+from ppprof.cli.output import problem_of_output
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
-from ppprof.topology import RankSelector, parse_selector
+from ppprof.topology import parse_selector
 
 log = logging.getLogger("ppprof")
 T = TypeVar("T")
-U = TypeVar("U")
 
 FORMATS = ("table", "json", "csv", "md")
 """Values of ``--format``."""
@@ -61,7 +59,7 @@ class _NoCache(argparse.Action):
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add ``--workers``; `Checks.workers` returns its value."""
+    """Add ``--workers``."""
     parser.add_argument(
         "--workers",
         metavar="N",
@@ -70,7 +68,7 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rows(parser: argparse.ArgumentParser, rows: str, default: str) -> None:
-    """Add ``--row-limit``; `Checks.row_limit` returns its value.
+    """Add ``--row-limit``.
 
     Args:
         parser: the command's parser.
@@ -163,71 +161,51 @@ def nanoseconds(text: str) -> int:
 
 
 class Checks:
-    """Checks the options of a command and collects every problem in ``problems``.
+    """Replaces the texts of a command's options in ``args`` by their values, and collects every problem.
 
-    A method that returns an option's value returns the default if the value is invalid, and adds
-    the problem. `done` raises all problems.
+    An invalid option gets its default, and adds a line to ``problems``. `done` raises all problems.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
+        self._given = dict(vars(args))
         self.problems: list[str] = []
 
-    def parsed(self, name: str, parse: Callable[[str], T], default: U) -> T | U:
-        """Return the parsed value of an option; ``default`` if it is missing or invalid.
+    def parse(self, name: str, parse: Callable[[str], Any], default: Any = None) -> None:
+        """Replace the text of an option by its value.
 
         Args:
             name: the option as an attribute of the arguments, such as ``row_limit``.
             parse: returns the value of a text; raises UsageError if the text is invalid.
             default: the value of a missing or invalid option.
         """
-        return self.parsed_text(_flag(name), getattr(self._args, name), parse, default)
+        setattr(self._args, name, self.parsed(_flag(name), self._given[name], parse, default))
 
-    def parsed_text(
-        self, flag: str, text: str | None, parse: Callable[[str], T], default: U
-    ) -> T | U:
-        """Return the parsed value of an option's text; ``default`` for None and for invalid text.
-
-        Args:
-            flag: the option's name for the message, such as ``--row-limit``.
-            text: the text; None if the option is missing.
-            parse: as for `parsed`.
-            default: the value of a missing or invalid option.
-        """
+    def parsed(self, flag: str, text: str | None, parse: Callable[[str], T], default: T) -> T:
+        """Return the value of an option's text; ``default`` for None and for invalid text."""
         try:
             return default if text is None else parse(text)
         except UsageError as error:
             self.problems.append(f"{flag}: {error}")
             return default
 
-    def ranks(self, default: T) -> RankSelector | T:
-        """Return the rank selector of ``--rank``; ``default`` if it is missing or invalid."""
-        return self.parsed("rank", parse_selector, default)
+    def selection(self, rank_default: str | None = "all") -> None:
+        """Parse ``--rank`` (a RankSelector), ``--window`` and ``--steps`` (None for all of them)."""
+        self.parse("rank", parse_selector, rank_default)
+        self.parse("window", whole_number)
+        self.parse("steps", StepRange.parse)
 
-    def window(self) -> int | None:
-        """Return the number of ``--window``; None for all windows."""
-        return self.parsed("window", whole_number, None)
+    def workers(self) -> None:
+        """Parse ``--workers``: the number of processes; None if it is missing."""
+        self.parse("workers", partial(whole_number, least=1))
 
-    def steps(self) -> StepRange | None:
-        """Return the range of ``--steps``; None for all steps."""
-        return self.parsed("steps", StepRange.parse, None)
-
-    def workers(self) -> int | None:
-        """Return the number of processes of ``--workers``; None if it is missing."""
-        return self.parsed("workers", partial(whole_number, least=1), None)
-
-    def row_limit(self, default: int | None, least: int = 1) -> int | None:
-        """Return the number of ``--row-limit``; None, for no limit, if the user gives ``none``.
-
-        Args:
-            default: the value of a missing or invalid option.
-            least: the least valid number.
-        """
+    def row_limit(self, default: int | None, least: int = 1) -> None:
+        """Parse ``--row-limit``: None, for no limit, if the user gives ``none``."""
 
         def parse(text: str) -> int | None:
             return None if text == "none" else whole_number(text, least, "none")
 
-        return self.parsed("row_limit", parse, default)
+        self.parse("row_limit", parse, default)
 
     def no_effect(self, names: Iterable[str], reason: str) -> None:
         """Add a problem for each option in ``names`` that the user gave although it has no effect.
@@ -237,13 +215,13 @@ class Checks:
             reason: the end of the message, after "has no effect".
         """
         for name in names:
-            if getattr(self._args, name) is not None:
+            if self._given[name] is not None:
                 self.problems.append(f"{_flag(name)}: has no effect {reason}")
 
     def layout(self) -> None:
-        """Check ``--width``, and that it and ``--style`` have an effect."""
+        """Parse ``--width``, and check that it and ``--style`` have an effect."""
         args = self._args
-        self.parsed("width", partial(whole_number, least=LEAST_WIDTH), None)
+        self.parse("width", partial(whole_number, least=LEAST_WIDTH))
         style = getattr(args, "style", None)
         if args.format not in ("table", "text"):
             names = [name for name in ("width", "style") if hasattr(args, name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppprof.choices.thresholds import Threshold
+from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.errors import UsageError
 
 
