@@ -192,11 +192,7 @@ class Helper:
             each.close()
 
     def _output(self, ends: Sequence[int]) -> tuple[str, str, str]:
-        """Return tables, verdict and messages that were written since the last call.
-
-        Args:
-            ends: where they end: tables and verdict in the file of stdout, messages in that of stderr.
-        """
+        """Return tables, verdict and messages that were written since the last call."""
         stdout, stderr = self._files
         _, out, err = self._ends
         tables_end, out_end, err_end = self._ends = list(ends)
@@ -482,11 +478,7 @@ class _Bar:
         self._bar: Any = None
 
     def draw(self, left: int) -> bool:
-        """Draw or redraw the bar; return whether stderr is a terminal.
-
-        Args:
-            left: number of unfinished windows.
-        """
+        """Draw or redraw the bar; return whether stderr is a terminal."""
         try:
             if not sys.stderr.isatty():
                 return False

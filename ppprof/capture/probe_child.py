@@ -122,11 +122,7 @@ def _kind(device: str, custom_types: list[str]) -> str:
 
 
 def _counts(trees: dict[Any, Any]) -> dict[str, Any]:
-    """Return the numbers of events, and the times of the first kernel and of its launch.
-
-    Args:
-        trees: the root of each thread.
-    """
+    """Return the numbers of events, and the times of the first kernel and of its launch."""
     num_operators = num_launches = 0
     kernels = []
     for node in _nodes(trees):

@@ -219,10 +219,6 @@ def _current_origin(scope: _Scope | None) -> _Origin | None:
 
     A call is not recorded if no window is open, or if the remote call that sends it has ended
     already. An unexpected error is logged, and the call is not recorded.
-
-    Args:
-        scope: the remote call that runs in this process and sends the call; None if the call is
-            sent outside of remote calls.
     """
     try:
         if scope is not None:
@@ -294,15 +290,7 @@ class _Recording:
 
 
 def _start_recorder(settings: Mapping[str, Any]) -> Any:
-    """Start Paddle's profiler in this process; return the `Recorder` that holds it.
-
-    Args:
-        settings: the caller's ``Profiler`` block as plain values.
-
-    Raises:
-        RuntimeError: Paddle is not imported in this process.
-        Exception: the profiler could not start.
-    """
+    """Start Paddle's profiler in this process; return the `Recorder` that holds it."""
     if sys.modules.get("paddle") is None:  # importing it would cost the caller seconds
         raise RuntimeError("Paddle is not loaded there")
     from ppprof.capture.recording.recorder import Recorder
@@ -327,10 +315,6 @@ def _store_calls(scope_id: str, calls: tuple[Recorded, ...]) -> None:
 
     A process that did not make the calls ignores them: it only forwards the answer. Calls that are
     added already are not added again. Calls of a closed window are skipped with a warning.
-
-    Args:
-        scope_id: ``_Origin.scope`` of the call.
-        calls: the call, then the remote calls that it made.
     """
     try:
         scope = _scopes.get(scope_id)

@@ -273,11 +273,7 @@ class ClockClient(ClockSync):
                 self._warn_once("rank 0 does not answer clock queries")
 
     def _round_trip(self, kind: bytes) -> Reading | None:
-        """Send one query and return its reading; None if this machine's clock was set back meanwhile.
-
-        Raises:
-            OSError: no answer arrived within 0.1 s, or rank 0 cannot be reached.
-        """
+        """Send one query and return its reading; None if this machine's clock was set back meanwhile."""
         assert self._socket is not None
         number = next(self._numbers)
         query = _QUERY.pack(self._token, kind, number, self._rank)

@@ -501,9 +501,6 @@ class Triggers:
 
         A window is kept if any rank reported a slow step in it. A decision is made when the reports
         of all ranks must have arrived.
-
-        Args:
-            step: number of the step that begins; infinity to decide on all windows.
         """
         for window, (end, is_slow) in list(self._undecided.items()):
             if step <= end + _AHEAD_STEPS:  # another rank's report may still arrive

@@ -225,16 +225,7 @@ class Collectives(WindowObserver):
     def _call_method(
         self, op: str, index: int, method: _Function, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a process group's method in a span; inside another communication span, add no span.
-
-        Args:
-            op: name of the operation in a trace.
-            index: position in ``args`` of the argument that holds the data.
-            method: the original method.
-            group: the process group.
-            args: the other positional arguments of the call.
-            kwargs: keyword arguments of the call.
-        """
+        """Call a process group's method in a span; inside another communication span, add no span."""
         if getattr(self._nested, "inside", False):
             return method(group, *args, **kwargs)
         try:
@@ -249,27 +240,14 @@ class Collectives(WindowObserver):
         return self._record(names, method, (group, *args), kwargs)
 
     def _keep_names(self, key: Any, op: str, annotations: list[str]) -> _Names:
-        """Return the names of a call's spans, and keep them for equal calls.
-
-        Args:
-            key: what the names depend on; None if unknown.
-            op: name of the operation.
-            annotations: as for `_names_of`.
-        """
+        """Return the names of a call's spans, and keep them for equal calls."""
         names = _names_of(op, annotations)
         if key is not None and annotations and len(self._names) < _MOST_NAMES:
             self._names[key] = names
         return names
 
     def _record(self, names: _Names, function: _Function, args: Any, kwargs: Any) -> Any:
-        """Call a function in a span; remember the tasks that it returns, to name their wait spans.
-
-        Args:
-            names: of the spans.
-            function: the original function or method.
-            args: positional arguments of the call.
-            kwargs: keyword arguments of the call.
-        """
+        """Call a function in a span; remember the tasks that it returns, to name their wait spans."""
         result = self._span(names.span, function, args, kwargs)
         if isinstance(result, core.task):
             self._tasks[result] = names.wait
@@ -302,11 +280,7 @@ class Collectives(WindowObserver):
             return []
 
     def _batch_annotations(self, transfers: Sequence[Any]) -> list[str]:
-        """Return ``["axis=pp", ..., "peers=>1:4096,<3:4096"]`` for the transfers of a batch.
-
-        Args:
-            transfers: objects of ``P2POp`` or ``P2PonCalcStream``.
-        """
+        """Return ``["axis=pp", ..., "peers=>1:4096,<3:4096"]`` for the transfers of a batch."""
         sizes = [_num_bytes([transfer.tensor]) // _num_sharers(transfer) for transfer in transfers]
         peers = [
             f"{'>' if 'send' in transfer.op.__name__ else '<'}{transfer.peer}:{size}"
@@ -324,15 +298,7 @@ class Collectives(WindowObserver):
     def _method_annotations(
         self, op: str, index: int, name: str, process_group: Any, args: tuple[Any, ...]
     ) -> list[str]:
-        """Return ``["axis=dp", "group=0", ...]`` for a method's call; empty for invalid arguments.
-
-        Args:
-            op: name of the operation in a trace.
-            index: position in ``args`` of the argument that holds the data.
-            name: name of the method.
-            process_group: the object whose method is called.
-            args: the other positional arguments of the call.
-        """
+        """Return ``["axis=dp", "group=0", ...]`` for a method's call; empty for invalid arguments."""
         try:
             group = self._group_of(process_group)
             peers = [group.ranks[args[1]]] if op in _PEER else group.ranks
@@ -418,26 +384,13 @@ class Collectives(WindowObserver):
 
 
 def _names_of(op: str, annotations: list[str]) -> _Names:
-    """Return the names of a call's spans.
-
-    Args:
-        op: name of the operation.
-        annotations: text for the brackets in the span's name; no brackets if empty.
-    """
+    """Return the names of a call's spans."""
     text = " ".join(annotations)
     return _Names(f"{op}[{text}]" if text else op, f"wait[{f'op={op} {text}'.rstrip()}]")
 
 
 def _method_key(op: str, index: int, method: _Function, group: Any, args: tuple[Any, ...]) -> Any:
-    """Return what the names of a method's call depend on; None if that is more than one tensor.
-
-    Args:
-        op: name of the operation in a trace.
-        index: position in ``args`` of the argument that holds the data.
-        method: the method.
-        group: the process group.
-        args: the other positional arguments of the call.
-    """
+    """Return what the names of a method's call depend on; None if that is more than one tensor."""
     tensor = args[index]
     if type(tensor) is not core.eager.Tensor:
         return None
@@ -479,11 +432,7 @@ def _num_sharers(transfer: Any) -> int:
 
 
 def _tensors(data: Any) -> list[Any]:
-    """Return a flat list of the tensors in ``data``; empty for None.
-
-    Args:
-        data: a tensor, a ``P2POp`` in a list, a list or tuple of these, or None.
-    """
+    """Return a flat list of the tensors in ``data``; empty for None."""
     if isinstance(data, (list, tuple)):
         return [tensor for item in data for tensor in _tensors(getattr(item, "tensor", item))]
     return [] if data is None else [data]

@@ -81,12 +81,6 @@ class FleetSpans(WindowObserver):
         """Return ``["stage=0", "micro_batch=3", ...]`` for a call, and count the micro-batch.
 
         Empty if this version of Fleet is unknown.
-
-        Args:
-            kind: "forward" or "backward".
-            method: the wrapped method.
-            args: positional arguments of the call, the pipeline first.
-            kwargs: keyword arguments of the call.
         """
         try:
             arguments = inspect.signature(method).bind(*args, **kwargs).arguments
@@ -110,11 +104,6 @@ def _phase(engine: Any, kind: str, position: int) -> str | None:
     """Return the phase of a forward or backward: "warm-up", "steady" or "cool-down".
 
     None if ppprof does not know the pipeline's schedule.
-
-    Args:
-        engine: Fleet's pipeline.
-        kind: "forward" or "backward".
-        position: how many forwards (or backwards) of this stage come before it in the step.
 
     Source: ``startup_steps`` in Fleet's pipeline_parallel.py.
     """

@@ -28,12 +28,7 @@ log = logging.getLogger("ppprof")
 
 
 class _LeftOut:
-    """Replaces the C++ event of a ``RecordEvent`` that `RecordEvents.leave_open_ones` has taken.
-
-    Args:
-        event: the ``RecordEvent``.
-        report: called with its name when it ends.
-    """
+    """Replaces the C++ event of a ``RecordEvent`` that `RecordEvents.leave_open_ones` has taken."""
 
     def __init__(self, event: Any, report: Callable[[str], None]) -> None:
         self._event = event
@@ -152,9 +147,6 @@ def _pair_events(always: bool) -> None:
     Both check whether a profiler is in use before their work, and again after it. If another thread
     opens a window in between, they end an event that was never begun, which raises UnboundLocalError
     in the training. The additional events record nothing outside a window.
-
-    Args:
-        always: whether to make them always begin and end the event; False restores Paddle's check.
     """
     for module in (dataloader_iter, tensor_patch_methods):
         if hasattr(module, "in_profiler_mode"):

@@ -131,13 +131,7 @@ def _is_global(function: Callable[..., Any]) -> bool:
 
 
 class _Future:
-    """The future of a call, whose ``wait`` returns the result of the function.
-
-    Args:
-        future: Paddle's future.
-        learn: gets the worker and what it answered.
-        to: the worker.
-    """
+    """The future of a call, whose ``wait`` returns the result of the function."""
 
     def __init__(self, future: Any, learn: Callable[[str, Any], None], to: str) -> None:
         self._future = future

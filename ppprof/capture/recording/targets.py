@@ -160,11 +160,6 @@ def _usable(wanted: Any, device: str) -> list[str]:
 
     A target must not be passed to Paddle otherwise: a GPU build on a machine without a GPU crashes
     if the GPU is a target.
-
-    Args:
-        wanted: names of targets; unusable targets are skipped with a warning. "auto" means the host
-            and the kind of ``device``.
-        device: the training's device, such as "gpu:0".
     """
     kind = device.partition(":")[0]
     custom_types = paddle.device.get_all_custom_device_type() or []

@@ -248,11 +248,7 @@ class Windows:
         self._cut_window(is_complete=False)
 
     def _cut_window(self, *, is_complete: bool) -> None:
-        """Save an open window, cancel a prepared one, and release Paddle's profiler.
-
-        Args:
-            is_complete: whether the training has ended the current step by ``step()``.
-        """
+        """Save an open window, cancel a prepared one, and release Paddle's profiler."""
         with self._lock:
             recording, rank = self._open, self._store.rank
             try:
@@ -377,11 +373,7 @@ class Windows:
             self._lose(recording.name)
 
     def _keep_in_memory(self) -> None:
-        """Close the window of the provisional steps; do nothing if it is closed already.
-
-        Raises:
-            RuntimeError: Paddle's profiler could not be stopped.
-        """
+        """Close the window of the provisional steps; do nothing if it is closed already."""
         recording, self._open = self._open, None
         if recording is None:
             return
@@ -397,11 +389,7 @@ class Windows:
             self._lose(name)
 
     def _save_provisional_steps(self, brief: bool = False) -> bool:
-        """Save the provisional steps that are in memory; return whether there are any.
-
-        Raises:
-            RuntimeError: they could not be saved.
-        """
+        """Save the provisional steps that are in memory; return whether there are any."""
         kept = self._store.provisional.take()
         if kept is None:
             return False

@@ -37,13 +37,7 @@ class _Rate(_Row):
     def add_steps(
         self, amounts: Sequence[int | None], seconds_of_steps: Sequence[float | None]
     ) -> None:
-        """Add steps.
-
-        Args:
-            amounts: samples, tokens or FLOPs of each step; None if unknown, which makes the rate
-                incomplete.
-            seconds_of_steps: duration of each step; None if the step is not counted.
-        """
+        """Add steps."""
         num_unknown = amounts.count(None)
         if num_unknown:
             self.is_complete = False
