@@ -147,10 +147,6 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
     None if the kernel reports neither, as on systems other than Linux. The container's limit is
     known only with cgroups of version 2.
-
-    Args:
-        proc: the folder ``/proc``; tests pass another one.
-        cgroups: the folder ``/sys/fs/cgroup``; tests pass another one.
     """
     sizes = [_of_machine(proc / "meminfo"), _of_cgroup(proc / "self/cgroup", cgroups)]
     return min((size for size in sizes if size is not None), default=None)

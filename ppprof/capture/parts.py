@@ -174,7 +174,6 @@ class TriggersPart(Part):
     """Opens windows on demand: at a request or after a slow step.
 
     Args:
-        triggers: decides on the windows.
         saved_steps: the steps of each window that this rank has saved, by number.
     """
 
@@ -367,7 +366,6 @@ class StepsPart(Part, WindowObserver):
     """Counts and logs every step, recorded or not.
 
     Args:
-        summary: the Perf Summary, which gets every step.
         log: the file of step times; None to write no step times.
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
         device_memory: returns the memory of the device now; None without a device.

@@ -63,7 +63,6 @@ class Helper:
 
     Args:
         command: the helper's command, to which ``--serve FD`` and ``--seconds N`` are added.
-        nice: its priority; 19 is the lowest.
 
     Raises:
         OSError: it cannot be started.
@@ -252,9 +251,6 @@ class PostProcessor:
     fails, or if there is too little memory, the raw capture stays and a warning is logged.
 
     Args:
-        run: the run directory.
-        rank: this process's rank.
-        prints: whether to print the tables.
         command: the helper's command instead of ``ppprof finish``.
         background: whether the helper runs beside the training, as above. If False, `add` waits for
             the helper, which has the usual priority.
@@ -434,12 +430,7 @@ class PostProcessor:
 
 
 def helper_bytes(raw_bytes: int, ranks: int) -> int:
-    """Return an upper bound of the memory that one helper of each of ``ranks`` ranks takes.
-
-    Args:
-        raw_bytes: size of each rank's raw capture.
-        ranks: ranks on this machine.
-    """
+    """Return an upper bound of the memory that one helper of each of ``ranks`` ranks takes."""
     return ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw_bytes)
 
 

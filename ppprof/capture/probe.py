@@ -193,12 +193,7 @@ def probe(
 
 
 def interpret(ended: Ended, timeout: float) -> Probe:
-    """Return the meaning of a child's exit code and output.
-
-    Args:
-        ended: the result of ``ppprof.capture.probe_child``.
-        timeout: the child's time, for the message.
-    """
+    """Return the meaning of a child's exit code and output."""
     if not ended.is_started:
         return Probe(FAILED, f"the child process cannot start: {ended.stderr}")
     lines = [line for line in map(_mapping, ended.stdout.splitlines()) if line is not None]

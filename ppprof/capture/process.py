@@ -58,11 +58,7 @@ class ScratchFile(Descriptor):
         super().__init__(fd)
 
     def read(self, max_bytes: int | None = None) -> bytes:
-        """Return the file's content; empty if the training has closed the descriptor.
-
-        Args:
-            max_bytes: the longest part to return, from the file's end; None for all of it.
-        """
+        """Return the file's content; empty if the training has closed the descriptor."""
         if not self.is_ours:
             return b""
         size = os.fstat(self.fd).st_size

@@ -229,11 +229,6 @@ class Plan:
 def latest_plan(steps: int, ranks: RankSelector, schedule: Schedule) -> Plan | None:
     """Return the window for settled step times that all ranks begin without any message.
 
-    Args:
-        steps: how many steps it has.
-        ranks: the ranks that record it.
-        schedule: windows that take precedence.
-
     Returns:
         A window that starts at step 20, or as soon after it as the schedule has room; None if it has
         none in 20,000 steps. Unless the schedule has windows, as many provisional steps as the window

@@ -293,9 +293,6 @@ def pass_interruption(error: BaseException) -> None:
     """Raise what a signal handler of the training has raised; return if it has raised nothing.
 
     Call it first where any exception is caught: a watchdog's exception is the training's.
-
-    Args:
-        error: as for `raised_by_handler`.
     """
     interruption = raised_by_handler(error)
     if interruption is not None:

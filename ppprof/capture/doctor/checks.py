@@ -41,12 +41,7 @@ _PACKAGES = ("ppprof", *_WHEELS, "numpy", "polars", "protobuf", "visualdl")
 
 
 def paddle_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) -> Iterator[Check]:
-    """Compare Paddle's build with the devices and with the driver.
-
-    Args:
-        build: the result of `ppprof.capture.device.paddle_build`.
-        driver: the result of `ppprof.capture.device.nvidia`.
-    """
+    """Compare Paddle's build with the devices and with the driver."""
     wheels = {name: number for name in _WHEELS if (number := _version(name))}
     values = {"wheels": wheels, "build": build, "driver": dict(driver)}
     name = "Paddle"
@@ -182,12 +177,7 @@ def measure_disk(log_dir: Path, timeout: float) -> dict[str, Any]:
 
 
 def log_directory(log_dir: Path, found: dict[str, Any]) -> Iterator[Check]:
-    """Return the check of the disk that ``Profiler.profiler_log`` is on.
-
-    Args:
-        log_dir: ``Profiler.profiler_log``.
-        found: the result of `measure_disk`.
-    """
+    """Return the check of the disk that ``Profiler.profiler_log`` is on."""
     elsewhere = "set Profiler.profiler_log to a writable directory with free space"
     if "error" in found:
         reason = f"{log_dir}: {found['error']}"

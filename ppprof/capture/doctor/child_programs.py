@@ -37,9 +37,6 @@ def cupti(*folders: str) -> dict[str, Any]:
     ::
 
         {"library": "libcupti.so", "calls": {"cuptiActivityEnable": 35}, "texts": {...}}
-
-    Args:
-        folders: are searched for the library.
     """
     library, cupti = _load(folders)
     if cupti is None:

@@ -85,12 +85,7 @@ def _folders() -> list[str]:
 
 
 def cupti_checks(answers: dict[str, Any], proc: Path = _PROC) -> Iterator[Check]:
-    """Return the check of the permission, and that of other profilers.
-
-    Args:
-        answers: the result of `ask_cupti`.
-        proc: the folder ``/proc``; tests pass another one.
-    """
+    """Return the check of the permission, and that of other profilers."""
     restricted = _is_restricted(proc)
     capabilities = _capabilities(proc)
     values = {**answers, "restricted": restricted, "capabilities": capabilities}
@@ -199,12 +194,7 @@ def _report(file: Path) -> dict[str, Any] | None:
 
 
 def all_reduce_checks(nproc: int, found: dict[str, Any]) -> Iterator[Check]:
-    """Return the check of the all-reduce.
-
-    Args:
-        nproc: number of ranks.
-        found: the result of `all_reduce`.
-    """
+    """Return the check of the all-reduce."""
     name = "all-reduce"
     done = [report for report in found["ranks"] if report and "ns" in report]
     values = {key: found[key] for key in ("ranks", "exit_code", "messages")}
@@ -261,11 +251,7 @@ def measure_peaks(timeout: float = PEAK_SECONDS) -> dict[str, Any]:
 
 
 def peak_checks(found: dict[str, Any]) -> Iterator[Check]:
-    """Return the line with the peaks, and the keys of a config that state them.
-
-    Args:
-        found: the result of `measure_peaks`.
-    """
+    """Return the line with the peaks, and the keys of a config that state them."""
     if "error" in found or not found.get("flops"):
         reason = found.get("error", "the device computes in no known dtype")
         action = "state the vendor's numbers: Global.device_peak_flops and Global.device_peak_gbps"

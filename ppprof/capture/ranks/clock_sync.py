@@ -68,12 +68,7 @@ class ClockSync(ABC):
         self._has_warned = False
 
     def advance(self, before: State, step: int) -> None:
-        """Start a reading if ``step`` is 0 or if a window has ended.
-
-        Args:
-            before: the job's state in the step that has ended.
-            step: number of the step that begins.
-        """
+        """Start a reading if ``step`` is 0 or if a window has ended."""
         if before is State.LAST or step == 0:
             self._start_reading()
 
@@ -110,9 +105,7 @@ class ClockServer(ClockSync):
     """The `ClockSync` of rank 0, which answers the other ranks' queries with its time.
 
     Args:
-        run: the run directory.
         host: address at which the other ranks reach rank 0.
-        store: the job's store.
         key: prefix of the keys in the store; all ranks must pass the same prefix.
 
     Raises:
@@ -174,9 +167,6 @@ class ClockClient(ClockSync):
     """The `ClockSync` of any rank but 0, which asks rank 0 for its time.
 
     Args:
-        run: the run directory.
-        rank: this process's rank.
-        store: the job's store.
         key: prefix of the keys in the store; all ranks must pass the same prefix.
     """
 
@@ -196,10 +186,6 @@ class ClockClient(ClockSync):
 
         Before steps 0, 1 and 2, look for rank 0 if it is not found yet. If it is not found by then,
         this rank's clock is never compared.
-
-        Args:
-            before: the job's state in the step that has ended.
-            step: number of the step that begins.
         """
         if self._socket is None and step <= 2:
             with self._suppress_and_report():
@@ -298,9 +284,6 @@ def describe_clocks(clocks: Mapping[int, Clock]) -> str | None:
     """Return a line about the largest offset, drift and error of the clocks; None without readings.
 
     Readings of rank 0 itself do not count.
-
-    Args:
-        clocks: the ranks' clocks, keyed by rank.
 
     >>> clock = Clock(1, (Reading(0, -800_000_000, 30_000), Reading(10**10, -799_500_000, 20_000)))
     >>> describe_clocks({1: clock})

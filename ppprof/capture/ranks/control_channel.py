@@ -103,10 +103,7 @@ class CoordinatorChannel(ControlChannel):
 
     Args:
         host: address at which the other ranks reach rank 0.
-        world_size: number of ranks of the job, rank 0 included.
-        store: the job's store.
         key: prefix of the keys in the store; all ranks must pass the same prefix.
-        clock: returns monotonic seconds.
 
     Raises:
         OSError: this machine does not have the address ``host``.
@@ -212,10 +209,7 @@ class WorkerChannel(ControlChannel):
     """The end of the channel of any rank but 0.
 
     Args:
-        rank: this process's rank.
-        store: the job's store.
         key: prefix of the keys in the store; all ranks must pass the same prefix.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

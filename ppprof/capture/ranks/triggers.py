@@ -155,16 +155,6 @@ class Triggers:
     """Opens windows on demand on one rank, together with the other ranks, during the rank's session.
 
     No method raises. The first failure is logged, and no window is opened from then on.
-
-    Args:
-        config: ``Profiler.trigger``.
-        schedule: windows of ``Profiler.scheduler``, which take precedence.
-        rank: this process's rank.
-        topology: the job's topology.
-        recorded: ranks that record at all.
-        run: the run directory.
-        channel: the channel to the other ranks.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

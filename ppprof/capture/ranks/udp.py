@@ -93,10 +93,6 @@ def connect(store: Any, key: str) -> Endpoint | None:
     None if rank 0 has not called `bind` yet; `connect` does not wait for it. The socket is
     connected, so that the kernel reports rank 0's closed port as an error.
 
-    Args:
-        store: the job's store.
-        key: the prefix that was given to `bind`.
-
     Raises:
         OSError: rank 0's address cannot be reached.
         RuntimeError: the store fails.

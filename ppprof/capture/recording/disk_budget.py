@@ -35,8 +35,6 @@ class DiskBudget(WindowObserver):
     """The disk space of one rank's traces, over all windows of a run.
 
     Args:
-        run: the run directory.
-        rank: the rank whose traces count.
         max_trace_mb: limit in MB of 10^6 bytes.
         formats: formats in which traces are written, of ``json``, ``json.gz`` and ``pb``.
         resident_bytes: returns the resident memory of this process in bytes; tests pass another
@@ -89,9 +87,6 @@ class DiskBudget(WindowObserver):
         The size of a step is that of the last saved window; in the first window it is estimated
         from the growth of resident memory. That growth is too small once Paddle has recorded in this
         process, since it reuses the memory; so the size is kept from session to session.
-
-        Args:
-            num_steps: steps recorded in the window so far.
         """
         self.step(num_steps)
         per_step = self._growth(0, num_steps) if self._step_bytes is None else self._step_bytes
@@ -153,11 +148,6 @@ class UnboundedWindow(WindowObserver):
     """Warns once of the size of a step, in a window that records every step until the end.
 
     The first steps are not measured, since the training itself takes memory in them.
-
-    Args:
-        rank: this process's rank.
-        formats: formats in which traces are written, as for `DiskBudget`.
-        resident_bytes: as for `DiskBudget`.
     """
 
     def __init__(

@@ -79,11 +79,7 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
 
 
 def release(holder: Holder) -> None:
-    """End the hold of `acquire`: the caller has dropped Paddle's C++ profiler.
-
-    Args:
-        holder: as given to `acquire`; nothing happens if another one holds the profiler.
-    """
+    """End the hold of `acquire`: the caller has dropped Paddle's C++ profiler."""
     global _holder
     with _mutex:
         if _holder == holder:

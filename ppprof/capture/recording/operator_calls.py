@@ -258,9 +258,6 @@ class OperatorCallRecorder(WindowObserver):
     """Wrappers of the functions that call operators; writes the calls of each saved window.
 
     A failure costs the window its shapes only.
-
-    Args:
-        run: the run directory.
     """
 
     def __init__(self, run: Path) -> None:

@@ -51,7 +51,6 @@ class RecordEvents:
     own setting is restored: a profiler of the training may be open.
 
     Args:
-        nvtx: whether ``emit_nvtx`` is set.
         reports: whether to log the first event that cannot be recorded.
     """
 

@@ -70,7 +70,6 @@ class Recorder:
     device, the first `prepare` waits for the probe of the device's profiler.
 
     Args:
-        config: the ``Profiler`` block.
         prints: whether this rank prints tables; if so, it reports what they lack, and events that it
             leaves out.
         targets: what to record; None for ``config.targets`` in a window that cannot wait for a probe.
@@ -307,9 +306,6 @@ class Recorder:
         """Return whether the device finishes its work; True without a device in the window.
 
         The work is not waited for by Paddle's calls, which may never return, but by an event.
-
-        Args:
-            patience_s: how long the device may take.
         """
         if not (self._targets.on_device and (self._prepared or self._recording)):
             return True

@@ -88,14 +88,7 @@ class ProvisionalSteps:
 
 
 class WindowStore:
-    """The files of a rank's windows in the run directory, and what became of each window.
-
-    Args:
-        run: the run directory.
-        rank: this process's rank.
-        topology: the job's topology.
-        post_processor: makes tables and traces of saved windows.
-    """
+    """The files of a rank's windows in the run directory, and what became of each window."""
 
     def __init__(
         self, run: Path, rank: int, topology: Topology, post_processor: PostProcessor

@@ -50,7 +50,6 @@ class Targets:
         run: the run directory, through which the ranks of a node share one probe. None for a window
             that cannot wait, such as that of a remote call: until the probe has ended, only the host
             is recorded.
-        probe: probes a device; see `ppprof.capture.probe.probe`.
     """
 
     def __init__(
@@ -86,9 +85,6 @@ class Targets:
 
         If the device is not recorded, log why, once on each node. Do not wait after a SIGTERM, which
         is about to end the process.
-
-        Args:
-            patience_s: longest time to wait.
         """
         if not self.on_device:
             return self._names

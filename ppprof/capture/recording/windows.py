@@ -113,11 +113,6 @@ class Windows:
     it, they are asked for a `WindowObserver.limit`. Functions are wrapped only while Paddle records; the
     profiler exists from `Recorder.prepare` until the window ends, or until the training needs it
     (`give_way`).
-
-    Args:
-        recorder: drives Paddle's profiler.
-        store: the files of windows.
-        observers: record or limit something else in windows.
     """
 
     def __init__(

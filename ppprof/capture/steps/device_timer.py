@@ -196,9 +196,6 @@ class DeviceStepTimer(StepTimer):
     ends them, as `StepTimer` measures.
 
     Args:
-        events: the events of the device.
-        clock: returns nanoseconds of wall time.
-        sleep: waits for a number of seconds.
         watches: whether a thread queries the events. If not, only calls of this class query them.
     """
 

@@ -78,10 +78,6 @@ class StepLog:
     """Collects step records in memory and appends them to a file.
 
     Records are not written at once, since the disk must not slow steps down.
-
-    Args:
-        file: the file of this rank's step times.
-        clock: returns monotonic nanoseconds.
     """
 
     def __init__(self, file: RunFile, clock: Callable[[], int] = time.monotonic_ns) -> None:

@@ -49,9 +49,6 @@ class StepTimer:
     iterators call around every batch. Only a hook is added to the benchmark, no event. With an event
     there, Paddle would compare the loaders' datasets at every batch, by ``!=``, which fails on numpy
     arrays and is slow on lists. And another profiler could pop the event.
-
-    Args:
-        clock: returns nanoseconds of wall time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:

@@ -46,7 +46,6 @@ class Scalars:
     Args:
         path: the log file; its directory is made. VisualDL shows one log per directory, and only
             files with ``vdlrecords`` in their name.
-        clock: returns monotonic nanoseconds.
     """
 
     def __init__(self, file: RunFile, clock: Callable[[], int] = time.monotonic_ns) -> None:
