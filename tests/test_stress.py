@@ -99,8 +99,8 @@ def test_datagrams_neither_end_the_channel_nor_the_clocks(tmp_path: Path, count:
         time.sleep(0.01)
     assert "end" in arrived
     client.advance(State.CLOSED, 0)
-    client.close(compare=False, failed=False)
-    server.close(compare=False, failed=False)
+    client.stop(compare=False, failed=False)
+    server.stop(compare=False, failed=False)
     assert 1 in read_clocks(tmp_path)
     worker.close()
     coordinator.close()

@@ -18,7 +18,6 @@ from ppprof.capture import attached
 from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
-    ClockSyncPart,
     DevicePart,
     LivenessPart,
     Part,
@@ -251,7 +250,7 @@ def _attach(
             if post_processor is not None
             else None
         ),
-        ClockSyncPart(clock_sync) if clock_sync is not None else None,
+        clock_sync,
         steps,
         TablesPart(post_processor) if post_processor is not None else None,
         Results(

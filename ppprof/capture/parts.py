@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.recording.windows import WindowObserver
-from ppprof.capture.schedule import State
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.step_log import DeviceMemory, RecordValues, StepRecord
 
 if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor
-    from ppprof.capture.ranks.clock_sync import ClockSync
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
     from ppprof.capture.steps.perf_summary import PerfSummary
@@ -37,8 +35,6 @@ log = logging.getLogger("ppprof")
 _NO_MEMORY = DeviceMemory()
 _RSS_NS = 10_000_000
 """How often the peak of memory is read: that takes 1 us."""
-_SEARCHED_STEPS = 3
-"""Steps ahead of which `ClockSync` may look for rank 0."""
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -332,34 +328,6 @@ class DevicePart(Part):
                 f"step times, memory and windows are those of {self._device}; call attach() after "
                 "paddle.set_device()"
             )
-
-
-class ClockSyncPart(Part):
-    """Compares this rank's clock with rank 0's: when the session begins, and after each window."""
-
-    task = "comparing clocks"
-
-    def __init__(self, clock_sync: ClockSync) -> None:
-        self._clock_sync = clock_sync
-        self._is_searching = True
-
-    def is_idle(self) -> bool:
-        """Return whether rank 0 was looked for, which takes the first steps."""
-        return not self._is_searching
-
-    def on_transition(self, transition: Transition) -> int:
-        """Start a reading if a window has ended, or the provisional steps.
-
-        A thread takes the reading beside the training.
-        """
-        before = State.LAST if transition.ends_recording else transition.before
-        self._clock_sync.advance(before, transition.step)
-        self._is_searching = transition.step < _SEARCHED_STEPS
-        return 0
-
-    def wait(self, ending: Ending) -> None:
-        """Take a last reading if a window was open, unless an exception ends the training; stop."""
-        self._clock_sync.close(compare=ending.is_in_window, failed=ending.failed)
 
 
 class StepsPart(Part, WindowObserver):

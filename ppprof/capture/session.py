@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
@@ -34,22 +33,21 @@ _new = tuple.__new__  # of a named tuple's values: its own takes three times as 
 Self = TypeVar("Self", bound="ProfilerSession")
 
 
-class ProfilerSession(ABC):
+class ProfilerSession:
     """The session that `ppprof.attach` returns, a context manager.
 
     No method raises, except what a signal handler of the training raises meanwhile.
     """
 
     @property
-    @abstractmethod
     def should_stop(self) -> bool:
         """Whether the training should end: ``stop_training`` is set and the last window has closed.
 
         Only windows of ``Profiler.scheduler`` count. So all ranks return the same value after the
         same step.
         """
+        return False
 
-    @abstractmethod
     def step(
         self,
         num_samples: int | None = None,
@@ -77,15 +75,14 @@ class ProfilerSession(ABC):
                 wait for the device at every step.
         """
 
-    @abstractmethod
     def paused(self) -> AbstractContextManager[None]:
         """Return a context manager whose time counts in no step: an evaluation, a checkpoint.
 
         All ranks should pause. A rank that does not pause may wait in a collective for a paused
         rank, and counts that time.
         """
+        return nullcontext()
 
-    @abstractmethod
     def close(self) -> None:
         """Save an open window, wait up to 60 s for tables and traces, and print the results.
 
@@ -95,7 +92,6 @@ class ProfilerSession(ABC):
     def __enter__(self: Self) -> Self:
         return self
 
-    @abstractmethod
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -110,36 +106,6 @@ class ProfilerSession(ABC):
 
 class NoopSession(ProfilerSession):
     """The session of a profiler that is off: its methods do nothing."""
-
-    @property
-    def should_stop(self) -> bool:
-        """False."""
-        return False
-
-    def step(
-        self,
-        num_samples: int | None = None,
-        num_tokens: int | None = None,
-        num_micro_batches: int | None = None,
-        num_flops: int | None = None,
-        loss: Loss = None,
-    ) -> None:
-        """Do nothing."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Return a context manager that does nothing."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
 
 
 class RecordingSession(ProfilerSession):

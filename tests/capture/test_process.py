@@ -125,7 +125,7 @@ def test_the_thread_of_a_clock_server_ends_when_its_socket_is_taken(tmp_path: Pa
         client.sendto(b"x", address)  # the thread waits in the kernel, with the file of before
     server._thread.join(5)
     assert not server._thread.is_alive()
-    server.close(compare=False, failed=True)
+    server.stop(compare=False, failed=True)
     assert_whole(number, tmp_path / "theirs")
 
 

@@ -27,9 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture import process
+from ppprof.capture.parts import Ending, Part
 from ppprof.capture.ranks import udp
 from ppprof.capture.ranks.udp import Socket
 from ppprof.capture.schedule import State
+from ppprof.capture.window_clock import Transition
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.rundir.run_file import RunFile
 
@@ -40,6 +42,8 @@ _ANSWER = struct.Struct("!8s I q")  # token, number of the query, time in ns
 
 _ASK, _LEAVE, _STOP = b"?", b".", b"!"
 
+_SEARCHED_STEPS = 3
+"""Steps ahead of which a rank looks for rank 0."""
 _TRIPS = 64
 _BURST_SECONDS = 1.5
 """Limit for all queries of a reading. 64 queries take 5 ms, but 10 ms each while both ranks run
@@ -55,17 +59,35 @@ _LEAVE_SECONDS = 5.0
 """How long rank 0 waits, as it closes, for the last queries of ranks that still save windows."""
 
 
-class ClockSync(ABC):
-    """Compares one rank's clock with rank 0's during the rank's session.
+class ClockSync(Part, ABC):
+    """Compares one rank's clock with rank 0's: when the session begins, and after each window.
 
     A reading is one comparison: the offset of the two clocks, with its error. It is appended to the
     rank's file in the run directory. No method raises. The first failure is logged.
     """
 
+    task = "comparing clocks"
+
     def __init__(self, run: Path, rank: int) -> None:
         self._rank = rank
         self._file = RunFile(run, clocks_path(rank))
         self._has_warned = False
+        self._is_searching = True
+
+    def on_transition(self, transition: Transition) -> int:
+        """Start a reading if a window has ended, or the provisional steps; a thread takes it."""
+        before = State.LAST if transition.ends_recording else transition.before
+        self.advance(before, transition.step)
+        self._is_searching = transition.step < _SEARCHED_STEPS
+        return 0
+
+    def is_idle(self) -> bool:
+        """Return whether rank 0 was looked for, which takes the first steps."""
+        return not self._is_searching
+
+    def wait(self, ending: Ending) -> None:
+        """Take a last reading if a window was open, unless an exception ends the training; stop."""
+        self.stop(compare=ending.is_in_window, failed=ending.failed)
 
     def advance(self, before: State, step: int) -> None:
         """Start a reading if ``step`` is 0 or if a window has ended."""
@@ -73,7 +95,7 @@ class ClockSync(ABC):
             self._start_reading()
 
     @abstractmethod
-    def close(self, compare: bool, failed: bool) -> None:
+    def stop(self, compare: bool, failed: bool) -> None:
         """Stop comparing clocks; end the thread and close the socket.
 
         Args:
@@ -120,11 +142,11 @@ class ClockServer(ClockSync):
         self._token = bytes.fromhex(token)
         self._thread = process.start_thread(self._serve, "clock")
 
-    def close(self, compare: bool, failed: bool) -> None:
+    def stop(self, compare: bool, failed: bool) -> None:
         """Stop answering queries; first wait up to 5 s until all ranks that sent queries have left.
 
         Args:
-            compare: as for `ClockSync.close`.
+            compare: as for `ClockSync.stop`.
             failed: whether an exception ends the training; if so, do not wait.
         """
         deadline = time.monotonic() + (0 if failed else _LEAVE_SECONDS)
@@ -187,7 +209,7 @@ class ClockClient(ClockSync):
         Before steps 0, 1 and 2, look for rank 0 if it is not found yet. If it is not found by then,
         this rank's clock is never compared.
         """
-        if self._socket is None and step <= 2:
+        if self._socket is None and step < _SEARCHED_STEPS:
             with self._suppress_and_report():
                 self._look_for_rank_0()
                 if self._socket is not None:
@@ -195,11 +217,11 @@ class ClockClient(ClockSync):
         elif self._socket is not None:
             super().advance(before, step)
 
-    def close(self, compare: bool, failed: bool) -> None:
+    def stop(self, compare: bool, failed: bool) -> None:
         """Take a last reading, notify rank 0 that this rank leaves, and close the socket.
 
         The last reading is taken only if ``compare`` is True and ``failed`` is False; for these
-        arguments see `ClockSync.close`.
+        arguments see `ClockSync.stop`.
         """
         if self._thread is not None:
             self._thread.join(2 * _BURST_SECONDS + 2)

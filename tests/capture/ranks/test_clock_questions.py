@@ -53,8 +53,8 @@ def test_readings_of_one_clock_at_attach_and_after_each_window_do_not_differ(
         server.advance(before, step)
         if client._thread is not None:
             client._thread.join()
-    client.close(compare=True, failed=False)
-    server.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
+    server.stop(compare=True, failed=False)
 
     assert len(readings(tmp_path)) == 3
     for reading in readings(tmp_path):
@@ -80,8 +80,8 @@ def test_a_window_that_ends_during_a_reading_gets_another_one(
     for step in range(4):  # attach, and three windows while the first reading goes on
         client.advance(State.LAST, step)
     go.set()
-    client.close(compare=False, failed=True)
-    server.close(compare=False, failed=True)
+    client.stop(compare=False, failed=True)
+    server.stop(compare=False, failed=True)
     assert taken == [0, 1]
 
 
@@ -99,8 +99,8 @@ def test_a_late_rank_0_is_found_after_the_first_step_or_not_at_all(
     for client in (early, never):
         client.advance(State.LAST, 1)
         client.advance(State.LAST, 2)
-        client.close(compare=True, failed=False)
-    server.close(compare=False, failed=False)
+        client.stop(compare=True, failed=False)
+    server.stop(compare=False, failed=False)
     assert readings(tmp_path, 1)
     assert not readings(tmp_path, 2)
 
@@ -115,7 +115,7 @@ def test_rank_0_waits_for_ranks_that_sent_queries_unless_it_fails(tmp_path: Path
     closing.start()
     time.sleep(0.05)
     assert closing.is_alive()
-    client.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
     closing.join()
     assert len(readings(tmp_path)) == 2
 
@@ -124,22 +124,22 @@ def test_rank_0_waits_for_ranks_that_sent_queries_unless_it_fails(tmp_path: Path
     client.advance(State.CLOSED, 0)
     client._thread.join()  # type: ignore[union-attr]
     start = time.monotonic()
-    server.close(compare=False, failed=True)
+    server.stop(compare=False, failed=True)
     assert time.monotonic() - start < clock_sync._LEAVE_SECONDS / 2
-    client.close(compare=False, failed=True)
+    client.stop(compare=False, failed=True)
 
 
 def test_a_rank_0_that_is_gone_costs_a_line_and_little_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store()
-    ClockServer(tmp_path, HOST, store, KEY).close(compare=False, failed=False)
+    ClockServer(tmp_path, HOST, store, KEY).stop(compare=False, failed=False)
     client = ClockClient(tmp_path, 1, store, KEY)
     client.advance(State.CLOSED, 0)
     start = time.monotonic()
     for step in range(1, 4):
         client.advance(State.LAST, step)
-    client.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
     assert time.monotonic() - start < 2
     assert capsys.readouterr().err == (
         "ppprof: rank 1: rank 0 does not answer clock queries; "
@@ -160,7 +160,7 @@ def test_a_silent_rank_0_costs_a_line_and_little_time(
         start = time.monotonic()
         client.advance(State.CLOSED, 0)
         assert time.monotonic() - start < 0.1
-        client.close(compare=True, failed=False)
+        client.stop(compare=True, failed=False)
         assert time.monotonic() - start < 3
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -189,7 +189,7 @@ def test_late_answers_and_packets_that_are_no_answers_are_ignored(tmp_path: Path
         client.advance(State.CLOSED, 0)
         client._thread.join()  # type: ignore[union-attr]
         thread.join()
-        client.close(compare=False, failed=True)
+        client.stop(compare=False, failed=True)
     (reading,) = readings(tmp_path)
     assert abs(reading.offset_ns - 800_000_000) <= reading.error_ns
 
@@ -206,8 +206,8 @@ def test_rank_0_ignores_packets_that_are_no_queries(tmp_path: Path) -> None:
             stranger.recv(64)
     client = ClockClient(tmp_path, 1, store, KEY)
     client.advance(State.CLOSED, 0)
-    client.close(compare=False, failed=False)
-    server.close(compare=False, failed=False)
+    client.stop(compare=False, failed=False)
+    server.stop(compare=False, failed=False)
     assert readings(tmp_path)
 
 
@@ -222,8 +222,8 @@ def test_a_clock_that_is_set_back_between_question_and_answer_gives_no_reading(
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: next(backwards))
         assert client._round_trip(clock_sync._ASK) is None
-    client.close(compare=False, failed=False)
-    server.close(compare=False, failed=False)
+    client.stop(compare=False, failed=False)
+    server.stop(compare=False, failed=False)
 
 
 def test_a_failure_is_logged_once_and_not_raised(
@@ -236,7 +236,7 @@ def test_a_failure_is_logged_once_and_not_raised(
     client = ClockClient(tmp_path, 1, Broken(), KEY)
     client.advance(State.CLOSED, 0)
     client.advance(State.CLOSED, 1)
-    client.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
     assert capsys.readouterr().err == (
         "ppprof: rank 1: comparing clocks failed: the store is gone; "
         "traces may be misaligned with other ranks'\n"
@@ -249,8 +249,8 @@ def test_a_failure_is_logged_once_and_not_raised(
     for step in range(3):
         server.advance(State.LAST, step)
         client.advance(State.LAST, step)
-    client.close(compare=True, failed=False)
-    server.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
+    server.stop(compare=True, failed=False)
     lines = sorted(capsys.readouterr().err.splitlines())
     assert [line[:42] for line in lines] == [
         "ppprof: rank 0: comparing clocks failed: [",
@@ -273,8 +273,8 @@ def test_a_forked_child_leaves_the_exchange_alone(tmp_path: Path) -> None:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    client.close(compare=True, failed=False)
-    server.close(compare=True, failed=False)
+    client.stop(compare=True, failed=False)
+    server.stop(compare=True, failed=False)
     assert len(readings(tmp_path)) == 2
 
 
