@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddleformers.trainer import TrainerCallback
 
-from ppprof.integrations.trainer import TrainerHooks
+from ppprof.integrations.callback import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppprof.integrations import callback
-from ppprof.integrations.trainer import TrainerHooks
+from ppprof.integrations.callback import TrainerHooks
 
 
 class RecordingSession:

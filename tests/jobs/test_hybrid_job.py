@@ -13,7 +13,7 @@ import ppprof
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.config import load_config
 from ppprof.topology import Topology
-from ppprof.train.flops import step_flops
+from ppprof.train.model import step_flops
 from tests.jobs.launching import (
     CONFIGS,
 )

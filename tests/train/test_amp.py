@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from ppprof.config import load_config
-from ppprof.train.amp import Amp
+from ppprof.train.engine import Amp
 from tests.jobs.launching import CONFIG
 
 pytestmark = pytest.mark.paddle

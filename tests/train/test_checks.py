@@ -11,7 +11,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from paddle.base import core
 
-from ppprof.train import checks
+from ppprof.train import command
 
 pytestmark = pytest.mark.paddle
 
@@ -41,7 +41,7 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     made = Store()
     monkeypatch.setattr(core, "create_or_get_global_tcp_store", lambda: made)
-    monkeypatch.setattr(checks.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     monkeypatch.setenv("PADDLE_NNODES", "2")
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     return made
@@ -56,7 +56,7 @@ def test_rank_0_stays_until_the_others_have_read_of_a_failure(
     late = threading.Timer(0.5, store.add, ("ppprof/checks/read", 1))
     late.start()
     began = time.monotonic()
-    assert checks.failed_anywhere(True)
+    assert command.failed_anywhere(True)
     assert (time.monotonic() - began > 0.4) is stays
     late.join()
 
@@ -64,5 +64,5 @@ def test_rank_0_stays_until_the_others_have_read_of_a_failure(
 def test_without_a_failure_no_rank_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
     store.add("ppprof/checks/asked", 1)
-    assert not checks.failed_anywhere(False)
+    assert not command.failed_anywhere(False)
     assert "ppprof/checks/read" not in store.counts

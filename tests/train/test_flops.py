@@ -12,8 +12,11 @@ from ppprof.config import ModelConfig
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from ppprof.train.flops import rank_flops, step_flops  # noqa: E402
-from ppprof.train.model import GPT  # noqa: E402
+from ppprof.train.model import (  # noqa: E402
+    GPT,
+    rank_flops,
+    step_flops,
+)
 
 BATCH, LENGTH = 3, 10
 SIZES: dict[str, Any] = {

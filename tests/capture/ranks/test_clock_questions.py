@@ -111,7 +111,7 @@ def test_rank_0_waits_for_ranks_that_sent_queries_unless_it_fails(tmp_path: Path
     client = ClockClient(tmp_path, 1, store, KEY)
     client.advance(State.CLOSED, 0)
     client._thread.join()  # type: ignore[union-attr]
-    closing = threading.Thread(target=server.close, args=(False, False))
+    closing = threading.Thread(target=server.stop, args=(False, False))
     closing.start()
     time.sleep(0.05)
     assert closing.is_alive()
