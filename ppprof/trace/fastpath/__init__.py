@@ -7,8 +7,7 @@ JSON parser is needed.
   such text. The `scanner` of `native` reads it.
 - The `event_reader` of `native` reads events by the names of their keys, for writers without a fixed
   layout.
-- `ranges` divides a long file among threads, `ahead` begins with it during the imports, and
-  `threads` does the same for other work on arrays.
+- `ranges` divides a long file among threads, and `threads` does the same for other work on arrays.
 - `core.call` calls the functions of `native` for whole arrays: trees, times, texts as numbers. Each
   caller has the same in numpy beside the call.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``
