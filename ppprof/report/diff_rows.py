@@ -9,10 +9,9 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.changes import SURE
-from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.diff import Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
-from ppprof.analysis.diff.work_change import work_change
 from ppprof.choices import DIFF_VIEWS
 
 KINDS = {

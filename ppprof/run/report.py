@@ -15,8 +15,7 @@ from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, mean_efficiency
-from ppprof.analysis.efficiency.roof import Roof
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, mean_efficiency
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.diff.costs import costs
 from ppprof.analysis.diff.naming import Naming
-from ppprof.analysis.efficiency.vocabulary import vocabulary_work
+from ppprof.analysis.efficiency.avoidable import vocabulary_work
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import PARTS
 from ppprof.analysis.report_data.report import collect_rank_report_data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.analysis.diff.work_change import WorkChange
+from ppprof.analysis.diff.diff import WorkChange
 from ppprof.capture import probe
 from ppprof.capture.children import Ended
 from ppprof.cli import main

@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import (
-    inputs,
-    launches,
-    memory_pressure,
-    products,
-    trust,
-    waiting,
-    work,
-)
+from ppprof.analysis.advice import launches, memory, products, trust, waiting
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
-from ppprof.analysis.efficiency.vocabulary import LEAST_WORDS
+from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
@@ -48,8 +40,8 @@ _TIME = {"least_ratio": LEAST_RATIO}
 RULES: tuple[Rule, ...] = (
     Rule(
         "input-bound",
-        inputs.input_bound,
-        thresholds={**_TIME, "least_steps": LEAST_STEPS, "different_ratio": inputs.DIFFERENT},
+        waiting.input_bound,
+        thresholds={**_TIME, "least_steps": LEAST_STEPS, "different_ratio": waiting.DIFFERENT},
     ),
     Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
@@ -70,8 +62,8 @@ RULES: tuple[Rule, ...] = (
     Rule("host-bound", launches.host_bound, thresholds=_TIME),
     Rule(
         "unexplained",
-        work.unexplained,
-        thresholds={"least_ratio": work.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
+        launches.unexplained,
+        thresholds={"least_ratio": launches.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
     ),
     Rule(
         "slow-product",
@@ -90,22 +82,22 @@ RULES: tuple[Rule, ...] = (
         thresholds={"least_ratio": products.LEAST_WIDE, "least_words": LEAST_WORDS},
     ),
     Rule("fusible", products.fusible, thresholds=_TIME),
-    Rule("gradient-accumulation", work.gradient_accumulation, thresholds=_TIME),
-    Rule("recompute", work.recompute, thresholds={**_TIME, "room_ratio": work.ROOM_RATIO}),
+    Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
+    Rule("recompute", memory.recompute, thresholds={**_TIME, "room_ratio": memory.ROOM_RATIO}),
     Rule(
         "memory-limit",
-        memory_pressure.memory_limit,
+        memory.memory_limit,
         "memory",
-        {"near_ratio": memory_pressure.NEAR_RATIO},
+        {"near_ratio": memory.NEAR_RATIO},
     ),
     Rule(
         "memory-fragmented",
-        memory_pressure.memory_fragmented,
+        memory.memory_fragmented,
         "memory",
         {
-            "unused_ratio": memory_pressure.FRAGMENTED_RATIO,
-            "unused_bytes": memory_pressure.FRAGMENTED_BYTES,
-            "filled_ratio": memory_pressure.FILLED_RATIO,
+            "unused_ratio": memory.FRAGMENTED_RATIO,
+            "unused_bytes": memory.FRAGMENTED_BYTES,
+            "filled_ratio": memory.FILLED_RATIO,
         },
     ),
     Rule("warm-up", trust.warm_up, "trust", {"times": trust.WARM_UP_RATIO}),

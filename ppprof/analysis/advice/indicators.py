@@ -10,9 +10,8 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.unexplained import CONTAINERS, unexplained_gaps
+from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
-from ppprof.analysis.efficiency.fusible import fusible_chains
-from ppprof.analysis.efficiency.vocabulary import vocabulary_work
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -22,11 +21,9 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.remote_calls import remote_calls
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.step_breakdown import Breakdown
-from ppprof.analysis.ranks.waiting_host import stepping_thread_in, waiting_intervals
+from ppprof.analysis.ranks.step_breakdown import Breakdown, stepping_thread_in, waiting_intervals
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel
 
@@ -105,8 +102,8 @@ a tiny kernel), copy (name of the host event around a blocking copy), accumulati
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), chain
 (operators that one kernel could replace, with the time that it would save:
-`ppprof.analysis.efficiency.fusible`), vocabulary (operators on the whole vocabulary:
-`ppprof.analysis.efficiency.vocabulary`), remote (name of a remote call)."""
+`ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
+`ppprof.analysis.efficiency.avoidable`), remote (name of a remote call)."""
 
 MEMORY = {
     "place": pl.String,
@@ -345,12 +342,12 @@ class IndicatorBuilder:
         is_own = pl.col("thread").is_in(self.steps["thread"].unique().implode())
         works = is_own & pl.col("category").is_in(CONTAINERS).not_()
         busy = [self.tree.hosts.filter(works), self.tree.launches.filter(is_own), self.tree.devices]
-        calls = together(intervals_of(remote_calls(self.profile)))
+        calls = together(intervals_of(self.profile.remote_calls))
         return difference(calls, together(*map(intervals_of, busy)))
 
     def remote_waits(self) -> Int64:
         """Return the column remote_ns; adds the names of remote calls."""
-        calls = remote_calls(self.profile)
+        calls = self.profile.remote_calls
         time_ns = pl.col("end_ns") - pl.col("start_ns")
         calls = self.hosts(calls["row"].to_numpy()).with_columns(time_ns=time_ns)
         self.add_names("remote", calls.select("step", "name", "time_ns"))

@@ -1,4 +1,4 @@
-"""Rules about devices that wait for the host, and about the optimizer's many launches.
+"""Rules about the host's time: devices that wait for it, the optimizer's launches, unexplained gaps.
 
 Idle time of the devices counts for one rule only. Idle time after a blocking copy, in the optimizer
 or between two tiny kernels is the cost of the rule for it; all other idle time is host-bound.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.analysis.advice import work
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -21,6 +20,10 @@ LEAST_UPDATES = 16
 FUSED_UPDATES = 2
 """Number of updates per step of a fused optimizer: one for the parameters with weight decay, one
 for the parameters without."""
+
+
+LEAST_UNEXPLAINED = 0.05
+"""Share of a step. Less time in one place is not worth a search."""
 
 
 def idle_costs(evidence: Evidence) -> Mapping[str, float]:
@@ -46,7 +49,7 @@ def host_bound(evidence: Evidence) -> list[Finding]:
         "idle_ns": evidence.typical("idle_ns"),
         "other_idle_ns": evidence.typical("idle_ns") - cost_ns,
         "num_kernels": evidence.typical("num_kernels"),
-        **work.largest_gap(evidence),
+        **_largest_gap(evidence),
     }
     if facts["gap"] is not None:
         facts["remedy"] = f"{evidence.remedy}-gap"
@@ -121,3 +124,28 @@ def _fusible(evidence: Evidence, column: str) -> float:
 
 def _largest_first(table: pl.DataFrame, column: str) -> pl.DataFrame:
     return table.sort(column, "rank", descending=[True, False])
+
+
+def _largest_gap(evidence: Evidence) -> dict[str, Fact]:
+    """Return the place with the most unexplained host time, as facts: gap, and gap_ns a step.
+
+    Each is null if there is no such place.
+    """
+    gaps = evidence.names("gap")
+    if gaps.is_empty():
+        return {"gap": None, "gap_ns": None}
+    return {"gap": gaps["name"][0], "gap_ns": gaps["time_ns"][0]}
+
+
+def unexplained(evidence: Evidence) -> list[Finding]:
+    """Report one place with much host time that no event explains, in a trace without device events.
+
+    With device events, such time is idle time of the device, and `host_bound` names the place.
+    """
+    if evidence.indicator_means["idle_ns"].count():
+        return []
+    facts = _largest_gap(evidence)
+    gap_ns = facts["gap_ns"]
+    if not isinstance(gap_ns, float) or gap_ns < LEAST_UNEXPLAINED * evidence.step_ns:
+        return []
+    return evidence.time_finding("unexplained", gap_ns, "possible", facts, evidence.names("gap"))

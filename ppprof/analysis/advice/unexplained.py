@@ -10,7 +10,6 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.remote_calls import remote_calls
 from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000
@@ -132,7 +131,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
         communication.computation,
         intervals_of(tree.devices),
         intervals_of(calls),
-        intervals_of(remote_calls(profile)),
+        intervals_of(profile.remote_calls),
     )
 
 

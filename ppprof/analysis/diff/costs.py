@@ -10,8 +10,7 @@ import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import operator_work
-from ppprof.analysis.modules.gaps import gaps
-from ppprof.analysis.modules.module_tree import has_forward_links, modules
+from ppprof.analysis.modules.module_tree import gaps, has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, together
@@ -94,7 +93,7 @@ class Costs(NamedTuple):
     modules: pl.DataFrame
     """Columns of `ppprof.analysis.modules.module_tree.MODULES`. Gradients are attributed to the
     modules whose forward created them. The gaps between the outermost modules have rows, too, see
-    `ppprof.analysis.modules.gaps.gaps`; the self_ns of a step is the sum of its gaps."""
+    `ppprof.analysis.modules.module_tree.gaps`; the self_ns of a step is the sum of its gaps."""
     unattributed_modules: pl.DataFrame
     """The columns of ``modules``. Gradients are not attributed to modules: they belong to the
     Backward. If the trace has no forward links, this is the table ``modules``."""

@@ -16,9 +16,8 @@ from typing import Union
 import polars as pl
 
 from ppprof.analysis.diff import costs
-from ppprof.analysis.diff.changes import per_step
+from ppprof.analysis.diff.changes import module_means, per_step
 from ppprof.analysis.diff.costs import Device
-from ppprof.analysis.diff.module_changes import module_means
 from ppprof.analysis.profile.step_basis import (
     NOT_RECORDED,
     RECORDED,
@@ -187,7 +186,7 @@ class RunCosts:
 
     @cached_property
     def module_means(self) -> pl.DataFrame:
-        """The run's module tree: see `ppprof.analysis.diff.module_changes.module_means`."""
+        """The run's module tree: see `ppprof.analysis.diff.changes.module_means`."""
         return module_means(self.modules, self.ranks_of_step)
 
 

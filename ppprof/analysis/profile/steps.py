@@ -1,4 +1,4 @@
-"""Cut a trace to some of its steps."""
+"""Cut a trace: to some of its steps, or to its own events and those of each remote call."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import polars as pl
 from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int32
 from ppprof.choices import StepRange
+from ppprof.remote_names import REMOTE, call_of
 from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import EVENTS, Trace, conform, nullable
 from ppprof.trace.tree_arrays import levels
@@ -224,3 +225,35 @@ def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]
     span = np.searchsorted(start, times, side="right") - 1
     is_inside: npt.NDArray[np.bool_] = (span >= 0) & (times < np.append(end, 0)[span])
     return is_inside
+
+
+def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
+    """Return the trace of the rank's own process, and the trace of each remote call.
+
+    The span around a call is one of the rank's own events. Events recorded in a call lose the
+    prefix that names the call.
+
+    Returns:
+        The rank's own trace, and the trace of each call, keyed by `call_of`:
+        ``rpc#f(worker0 -> worker1)``. For a trace without remote calls: ``trace`` unchanged, and an
+        empty mapping.
+    """
+    calls = {name: call_of(name) for name in trace.names.texts if name.startswith("rpc#")}
+    if not any(calls.values()):
+        return trace, {}
+    call = trace.events["name"].cast(pl.String).replace_strict(calls, default=None)
+    call_of_memory = call.gather(trace.memory["event"])
+
+    def events_of(chosen: str | None) -> Trace:
+        wanted = pl.Series([chosen], dtype=pl.String)
+        keep = call.eq_missing(wanted).to_numpy().astype(np.bool_)
+        return select_events(trace, keep, call_of_memory.eq_missing(wanted))
+
+    def with_plain_names(chosen: str) -> Trace:
+        part = events_of(chosen)
+        name = pl.col("name").cast(pl.String).str.strip_prefix(f"{chosen}{REMOTE}")
+        events = part.events.with_columns(name.cast(part.events.schema["name"]))
+        return dataclasses.replace(part, events=events)
+
+    distinct = call.unique(maintain_order=True).drop_nulls()
+    return events_of(None), {chosen: with_plain_names(chosen) for chosen in distinct}

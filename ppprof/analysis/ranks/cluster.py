@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.efficiency.roof import roof_of
+from ppprof.analysis.efficiency.efficiency import roof_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
@@ -18,9 +18,8 @@ from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.device_queue import QUEUE
 from ppprof.analysis.ranks.passes import passes
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
-from ppprof.analysis.ranks.step_table import own_time
+from ppprof.analysis.ranks.step_table import own_time, without_transfers
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
-from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.analysis.ranks.what_if import WHAT_IF, what_if
 from ppprof.topology import Topology
 from ppprof.trace import Clock
@@ -113,7 +112,7 @@ class Cluster:
         """One row per rank and step: ``steps_per_trace``, with transfers moved out of the bubble.
 
         A transfer between pipeline stages becomes exposed communication: see
-        `ppprof.analysis.ranks.transfers.without_transfers`.
+        `ppprof.analysis.ranks.step_table.without_transfers`.
         """
         return without_transfers(
             self.steps_per_trace, self.bubbles, self.matched_collectives, self.clocks

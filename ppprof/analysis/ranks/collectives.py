@@ -8,17 +8,16 @@ the tables of all ranks.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.event_arrays import EventArrays
+from ppprof.analysis.profile.event_tree import EventArrays
 from ppprof.analysis.profile.intervals import Intervals, extents_by_group
-from ppprof.analysis.ranks.posted_transfers import TransferSpan, started_transfers
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
@@ -68,7 +67,7 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     transfers has a row for each transfer, all with the times of the batch. Three kinds
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
     and ``isend`` and ``irecv`` that only start a ``send`` or ``recv`` span
-    (`ppprof.analysis.ranks.posted_transfers`). In a trace with device events, a span without any is counted in ``index`` and has no row:
+    (`started_transfers`). In a trace with device events, a span without any is counted in ``index`` and has no row:
     its own time is that of the host, which only launches. A trace that lacks the events of its
     device has no collectives for the same reason.
 
@@ -260,3 +259,51 @@ def to_reference_clock(table: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.D
         pl.Series(name, clock.to_reference(table[name].to_numpy()))
         for name in ("start_ns", "end_ns")
     )
+
+
+POSTED = {"isend": "send", "irecv": "recv"}
+"""Function that posts a transfer -> function that does it."""
+
+
+class TransferSpan(NamedTuple):
+    """A host event of a transfer between two ranks."""
+
+    row: int
+    name: str
+    """``send``, ``recv``, ``isend`` or ``irecv``."""
+    peer: str
+    num_bytes: int | None
+    thread: int | None
+    start_ns: int
+    end_ns: int
+
+
+def started_transfers(spans: Iterable[TransferSpan]) -> dict[int, int]:
+    """Return the row of each posted transfer that only starts another span, with that span's row.
+
+    An ``isend`` or ``irecv`` may do the transfer itself, or only start it: a ``send`` or ``recv`` on
+    another thread, or inside it, then is the transfer, and both spans are of one transfer::
+
+        main      isend   send .......      isend
+        thread      send ......                          one transfer by each of these three
+
+    The other span is the first one with the same peer and bytes that begins later, is on another
+    thread or inside, and that no earlier ``isend`` or ``irecv`` has started.
+
+    Args:
+        spans: the transfers of one rank, sorted by start.
+    """
+    posted: defaultdict[tuple[str, str, int | None], list[TransferSpan]] = defaultdict(list)
+    started: dict[int, int] = {}
+    for span in spans:
+        name = POSTED.get(span.name)
+        if name is not None:
+            posted[name, span.peer, span.num_bytes].append(span)
+            continue
+        waiting = posted[span.name, span.peer, span.num_bytes]
+        for number, post in enumerate(waiting):
+            if post.thread != span.thread or span.end_ns <= post.end_ns:
+                started[post.row] = span.row
+                del waiting[number]
+                break
+    return started

@@ -5,7 +5,7 @@ of many ranks. Every instant of a step belongs to the first of these parts that 
 
 - ``computation``: kernels that do not communicate (Paddle's Computation, and kernels whose launch
   was not recorded). In a trace without device events: operators, while their thread does not
-  communicate (`ppprof.analysis.profile.communication.Communication`).
+  communicate (`ppprof.analysis.profile.profile.Communication`).
 - ``exposed``, one per axis: communication outside the bubble. Where communication over two axes
   overlaps, the time counts for the axis that comes first in this order: mp, sep, sharding, dp, pp,
   several axes, "?" (unknown axis). The order is by how soon an axis blocks: the innermost blocks
@@ -28,7 +28,7 @@ of many ranks. Every instant of a step belongs to the first of these parts that 
       bubble    ####__##___#__##___##__##_    receive, send, all_reduce
 
   The bubble includes the transfers between stages: one rank's trace cannot separate a transfer from
-  the wait for the sender. `ppprof.analysis.ranks.transfers` moves transfers out of the bubble if
+  the wait for the sender. `ppprof.analysis.ranks.step_table` moves transfers out of the bubble if
   the trace of the other rank exists. In a trace without device events, the bubble also includes
   Python's work between two passes.
 - ``host_bound``, only in traces with device events: nothing runs on any device, nothing is in its
@@ -47,6 +47,7 @@ receive runs, or the stepping thread waits in communication or in a synchronizat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,7 +55,6 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.hidden_reductions import hidden_reductions
 from ppprof.analysis.profile.intervals import (
     Intervals,
     covered_within,
@@ -64,14 +64,14 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.bubble import bubble_of, passes_of
+from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.rank_communication import axis_position, communication_of
-from ppprof.analysis.ranks.waiting_host import (
-    launching_intervals,
-    stepping_thread_in,
-    waiting_intervals,
+from ppprof.analysis.ranks.passes import bubble_of, passes_of
+from ppprof.analysis.ranks.rank_communication import (
+    axis_position,
+    communication_of,
+    hidden_reductions,
 )
 from ppprof.arrays import Int64
 from ppprof.trace.communication_names import is_communication
@@ -225,3 +225,74 @@ def _computation(profile: Profile) -> Intervals:
     rows = rows[~events.names.take(rows).where(is_communication)]
     computation = together(profile.communication.computation, events.intervals(rows))
     return difference(computation, hidden_reductions(profile.tree)[1])
+
+
+LONG_CALL_NS = 100_000
+"""Least length of a call that copies, allocates or frees for its time beside work of a device to
+count as waiting: a copy from memory that is not pinned, for example, waits for its stream. A call
+that puts a copy into a queue takes some 10 us."""
+
+_QUEUED = re.compile(r"i?(send|recv)")
+
+
+def stepping_thread_in(profile: Profile, category: str, threads: Int64) -> Intervals:
+    """Return the intervals of the events of one category on the stepping threads.
+
+    Args:
+        profile: one rank's window.
+        category: the category of the events, such as ``Dataloader``.
+        threads: the stepping threads, those with a ProfileStep.
+    """
+    events = profile.tree.events
+    return events.intervals(_on_threads(profile, events.host_rows(category), threads))
+
+
+def waiting_intervals(profile: Profile, threads: Int64) -> Intervals:
+    """Return the intervals in which the stepping threads communicate or synchronize with a device.
+
+    Sends and receives that launched no kernel do not count: another call launches it later, that of
+    a group of transfers. Collectives without a kernel count, since they may be of a library that
+    blocks the host, such as gloo.
+
+    Args:
+        profile: one rank's window, with device events.
+        threads: the stepping threads, those with a ProfileStep.
+    """
+    tree, events = profile.tree, profile.tree.events
+    is_wait = is_of_kind(events.names.take(events.launches), WAIT)
+    calls = events.num_hosts + np.flatnonzero(is_wait)
+    spans = events.host_rows("Communication")
+    is_queued = events.names.take(spans).where(lambda name: bool(_QUEUED.fullmatch(name)))
+    only_queues = is_queued & (tree.device_ns[spans] == 0)
+    waits = np.concatenate((spans[~only_queues], calls))
+    return together(events.intervals(_on_threads(profile, waits, threads)))
+
+
+def launching_intervals(profile: Profile) -> Intervals:
+    """Return the instants in which a thread is in a runtime call and does not wait for a device.
+
+        calls    launch  copy##########        #: a copy longer than `LONG_CALL_NS`
+        devices      kkkkkkkkkkk
+        out      ======         =======
+
+    Args:
+        profile: one rank's window, with device events.
+
+    Returns:
+        A union of intervals.
+    """
+    events = profile.tree.events
+    start, end = events.intervals(events.launches)
+    names = events.names.take(events.launches)
+    may_wait = is_of_kind(names, COPY, BLOCKING) & (end - start >= LONG_CALL_NS)
+    only_launch = ~is_of_kind(names, WAIT) & ~may_wait
+    waits = start[may_wait], end[may_wait]
+    return together(
+        (start[only_launch], end[only_launch]),
+        difference(waits, events.intervals(events.devices)),
+    )
+
+
+def _on_threads(profile: Profile, rows: Int64, threads: Int64) -> Int64:
+    """Return those of some host events and launches that are on some threads."""
+    return rows[np.isin(profile.tree.events.thread[rows], threads)]

@@ -69,14 +69,14 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.ranks.collectives import to_reference_clock
-from ppprof.analysis.ranks.operations import (
+from ppprof.analysis.ranks.passes import PASSES
+from ppprof.analysis.ranks.replay import (
+    Replay,
     ends_of_steps,
     members_of_workers,
     operations_of,
     with_workers,
 )
-from ppprof.analysis.ranks.passes import PASSES
-from ppprof.analysis.ranks.replay import Replay
 from ppprof.arrays import Int64
 from ppprof.topology import Topology
 from ppprof.trace import Clock

@@ -16,11 +16,9 @@ from ppprof.analysis.diff.costs import Costs, Device, costs_of, operator_calls
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
-from ppprof.analysis.efficiency.efficiency import efficiency
-from ppprof.analysis.efficiency.roof import Roof, roof_of
+from ppprof.analysis.efficiency.efficiency import Roof, efficiency, roof_of
 from ppprof.analysis.modules.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.remote_calls import remote_flows
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
@@ -28,6 +26,7 @@ from ppprof.analysis.report_data.places import longest_events, peak_places
 from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
 from ppprof.choices import StepRange
+from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.schema import Trace, is_kernel
 
 _NUM_LEVELS = 400
@@ -48,7 +47,7 @@ class Details(NamedTuple):
     """On the rank's own clock."""
     memory: Memory
     remote_flows: pl.DataFrame
-    """The result of `ppprof.analysis.profile.remote_calls.remote_flows`, on the rank's own clock."""
+    """The result of `remote_flows`, on the rank's own clock."""
 
 
 class RankReportData(NamedTuple):
@@ -306,3 +305,56 @@ def mean_module_work(ranks: Iterable[tuple[int | None, int, pl.DataFrame]]) -> p
     sums = pl.concat(parts).group_by(list(schema)[:4], maintain_order=True).agg(pl.all().sum())
     divisors = pl.Series([num_steps[stage] for stage in sums["stage"]], dtype=pl.Int64)
     return sums.with_columns(pl.col(value) / divisors for value in _VALUES)
+
+
+def remote_flows(profile: Profile) -> pl.DataFrame:
+    """Return when each remote call was sent, began and ended on the worker, and came back.
+
+    ::
+
+        rank      sent                            received
+        worker1         began =========== ended
+
+    Returns:
+        name (of the call, ``rpc#f(w0 -> w1)``), worker, sent_ns, began_ns, ended_ns and received_ns,
+        sorted by sent_ns, on the rank's own clock. began_ns and ended_ns are null for a call whose
+        times on the worker are unknown.
+    """
+    sent = profile.remote_calls.select(
+        "thread",
+        pl.col("name").cast(pl.String),
+        sent_ns="start_ns",
+        received_ns="end_ns",
+    )
+    workers = {name: ends_of(name)[1] for name in sent["name"].unique()}
+    events = profile.whole_tree.hosts.with_columns(pl.col("name").cast(pl.String))
+    ran = events.filter(pl.col("name").str.contains(f"^rpc#[^#]*{REMOTE}[^#]*$")).select(
+        "thread",
+        name=pl.col("name").str.extract(f"^(rpc#.*){REMOTE}"),
+        function=pl.col("name").str.extract(f"{REMOTE}(.*)$"),
+        began_ns="start_ns",
+        ended_ns="end_ns",
+    )
+    ran = ran.filter(
+        pl.concat_str(pl.lit("rpc#"), "function", pl.lit("("))
+        == pl.col("name").str.extract(r"^(rpc#[^(]*\()")
+    )
+    joined = sent.sort("sent_ns").join_asof(
+        ran.sort("began_ns"),
+        left_on="sent_ns",
+        right_on="began_ns",
+        by=["thread", "name"],
+        strategy="forward",
+        check_sortedness=False,
+    )
+    inside = pl.col("ended_ns") <= pl.col("received_ns")
+    return joined.select(
+        "name",
+        pl.col("name")
+        .replace_strict(workers, return_dtype=pl.String, default=None)
+        .alias("worker"),
+        "sent_ns",
+        began_ns=pl.when(inside).then("began_ns"),
+        ended_ns=pl.when(inside).then("ended_ns"),
+        received_ns="received_ns",
+    )

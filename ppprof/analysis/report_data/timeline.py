@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.analysis.profile.communication import Communication
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Communication, Profile
 from ppprof.analysis.ranks.collectives import linked_rows
 from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
 from ppprof.arrays import Bool, Int32, Int64

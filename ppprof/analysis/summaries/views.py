@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 
 import polars as pl
 
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, LAYERS, efficiency, layers
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.memory import MEMORY, memory
 from ppprof.analysis.summaries.operators import (
     KERNELS,
+    MEMORY,
     OPERATORS,
     SHAPES,
     SPANS,
     USER_SPANS,
     kernels,
+    memory,
     memory_manipulation,
     operator_shapes,
     operators,
@@ -36,19 +38,6 @@ from ppprof.analysis.summaries.overview import (
     overview,
 )
 from ppprof.errors import UsageError
-
-
-def _layers(profile: Profile) -> pl.DataFrame:
-    from ppprof.analysis.efficiency.module_work import layers  # Paddle's nine do not need it
-
-    return layers(profile)
-
-
-def _efficiency(profile: Profile) -> pl.DataFrame:
-    from ppprof.analysis.efficiency.efficiency import efficiency  # as in `_layers`
-
-    return efficiency(profile)
-
 
 VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     "device": device,
@@ -67,8 +56,8 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
 ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     **VIEWS,
     "shape": operator_shapes,
-    "layer": _layers,
-    "efficiency": _efficiency,
+    "layer": layers,
+    "efficiency": efficiency,
 }
 """`VIEWS`, and the views that Paddle does not have."""
 
@@ -83,9 +72,11 @@ SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "udf": USER_SPANS,
     "mem": MEMORY,
     "shape": SHAPES,
+    "layer": LAYERS,
+    "efficiency": EFFICIENCY,
 }
-"""Columns and dtypes of each view but layer and efficiency, see `schema_of`. The functions that compute
-the views document what each column holds."""
+"""Columns and dtypes of each view. The functions that compute the views document what each column
+holds."""
 
 
 def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataType]:
@@ -99,14 +90,6 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
         thread_sep: whether user-defined spans are listed thread by thread: ``udf`` then has thread
             as its first column. ``op`` has the column thread in any case.
     """
-    if view == "layer":
-        from ppprof.analysis.efficiency.module_work import LAYERS
-
-        return LAYERS
-    if view == "efficiency":
-        from ppprof.analysis.efficiency.efficiency import EFFICIENCY
-
-        return EFFICIENCY
     schema = SCHEMAS[view]
     return {"thread": pl.Int64(), **schema} if thread_sep and view == "udf" else schema
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
-from ppprof.analysis.diff.work_change import LEAST_CHANGE, work_change
-from ppprof.analysis.modules.gaps import UNKNOWN
+from ppprof.analysis.modules.module_tree import UNKNOWN
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.diff.work_change import _dims, work_change
+from ppprof.analysis.diff.diff import _dims, work_change
 from ppprof.cli import main
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Shapes, Span, Thread, span

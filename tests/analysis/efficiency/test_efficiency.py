@@ -12,8 +12,8 @@ import pytest
 
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency import operator_work as work_module
+from ppprof.analysis.efficiency.avoidable import fusible_chains
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operator_work
-from ppprof.analysis.efficiency.fusible import fusible_chains
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.report_data.report import collect_rank_report_data

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ppprof.analysis.efficiency.module_work import LAYERS, layers
+from ppprof.analysis.efficiency.efficiency import LAYERS, layers
 from ppprof.analysis.profile.profile import Profile
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read

@@ -3,8 +3,7 @@ from __future__ import annotations
 import polars as pl
 
 import ppprof
-from ppprof.analysis.modules.gaps import UNKNOWN, gaps
-from ppprof.analysis.modules.module_tree import OCCURRENCE
+from ppprof.analysis.modules.module_tree import OCCURRENCE, UNKNOWN, gaps
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write

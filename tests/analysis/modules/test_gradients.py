@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.analysis.modules.gaps import UNKNOWN, gaps
-from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
+from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN, gaps, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import StepRange

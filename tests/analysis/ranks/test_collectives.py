@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.profile.event_arrays import EventArrays
+from ppprof.analysis.profile.event_tree import EventArrays
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.collectives import (
     COLLECTIVES,

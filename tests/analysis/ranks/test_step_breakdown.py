@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.rank_communication import communication_events
-from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown
-from ppprof.analysis.ranks.waiting_host import LONG_CALL_NS
+from ppprof.analysis.ranks.step_breakdown import LONG_CALL_NS, PARTS, breakdown
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b

@@ -10,8 +10,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
-from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_windows
-from ppprof.analysis.ranks.transfers import without_transfers
+from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_windows, without_transfers
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write

@@ -1,22 +1,18 @@
-"""Operators that pass over the same elements one after another, each from memory and back.
-
-::
-
-    add          read x, y   write a
-    gelu                     read a    write b          fused: read x, y, write c
-    dropout                            read b   write c
-"""
+"""Passes over memory that a change of the code would save: fusible operators, a wide vocabulary."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
+from ppprof.analysis.efficiency.efficiency import operator_work
+from ppprof.analysis.efficiency.operator_formulas import LOSSES, MOST_DIMS
 from ppprof.analysis.efficiency.operator_work import (
     MOST_WORK,
+    family_of,
     is_pointwise,
     item_bytes,
     work_of_profile,
@@ -29,6 +25,12 @@ CHAINS = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "saved
 
 def fusible_chains(profile: Profile) -> pl.DataFrame:
     """Return the chains of operators of the forward passes that one kernel could replace.
+
+    ::
+
+        add          read x, y   write a
+        gelu                     read a    write b          fused: read x, y, write c
+        dropout                            read b   write c
 
     A chain is two or more operators in a row on a thread, with no other one between them, whose
     first inputs have the same number of elements, and each of which passes over them once.
@@ -103,3 +105,53 @@ def _size(shapes: str) -> int | None:
         return None
     size = math.prod(tensors[0])
     return size if 0 <= size < MOST_WORK else None
+
+
+VOCABULARY = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}
+"""Columns of `vocabulary_work`."""
+
+LEAST_WORDS = 8192
+"""Fewer classes are no vocabulary."""
+
+_TABLES = {"embedding": 1, "c_embedding": 0}
+"""Operator -> place of its table among the inputs."""
+_SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
+
+
+def vocabulary_work(profile: Profile) -> pl.DataFrame:
+    """Return the operators on logits, such as the loss, and those on the embedding's table.
+
+    Logits are what a cross entropy gets; other operators pass over them if the last dim of their
+    first input is as long. Gradients count like their operators, matrix products not at all.
+
+    Returns:
+        A row for each call, columns of `VOCABULARY`. The name has the shapes:
+        ``cross_entropy_with_softmax_grad [1024,50304] [1024,1]``. time_ns is as in
+        `ppprof.analysis.efficiency.efficiency.efficiency`.
+    """
+    calls = operator_work(profile).drop_nulls("shapes")
+    kinds = calls.select("name", "shapes").unique(maintain_order=True)
+    inputs = [[_sizes(shape) for shape in _SHAPE.findall(text)] for text in kinds["shapes"]]
+    operators = [name.removesuffix("_grad").rstrip("_") for name in kinds["name"]]
+    words = {shapes[0][-1] for name, shapes in zip(operators, inputs) if name in LOSSES and shapes}
+    words = {size for size in words if size >= LEAST_WORDS}
+    is_wide = [
+        _rows_of_table(name, shapes) >= LEAST_WORDS
+        or (bool(shapes) and shapes[0][-1] in words and family_of(name) != "product")
+        for name, shapes in zip(operators, inputs)
+    ]
+    wide = calls.join(kinds.filter(pl.Series(is_wide, dtype=pl.Boolean)), on=["name", "shapes"])
+    step = profile.trace.events["step"].gather(wide["row"])
+    return wide.select(
+        step.alias("step"), pl.format("{} {}", "name", "shapes").alias("name"), "time_ns"
+    ).cast(VOCABULARY)  # type: ignore[arg-type]
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def _rows_of_table(operator: str, shapes: list[list[int]]) -> int:
+    """Return the number of rows of an embedding's table; 0 for another operator."""
+    place = _TABLES.get(operator)
+    return shapes[place][0] if place is not None and place < len(shapes) else 0

@@ -1,0 +1,150 @@
+"""Rules about memory: devices that are nearly full or fragmented, and recomputation despite room."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.indicators import MEMORY
+
+NEAR_RATIO = 0.90
+"""Share of a device's memory. A device that holds more is nearly full: a longer sequence may end
+the job (Paddle's own pool stops at 92% by default, ``FLAGS_fraction_of_gpu_memory_to_use``)."""
+
+FULL_RATIO = 0.97
+"""Share of a device's memory from which the finding is moderate: the free rest is smaller than the
+variation of the CUDA context and NCCL's buffers."""
+
+FRAGMENTED_RATIO = 0.20
+"""Share of the reserved memory. If a smaller part lies outside tensors at the peak, it is not
+reported."""
+
+FRAGMENTED_BYTES = 1 << 30
+"""If fewer bytes of the reserved memory lie outside tensors at the peak, they are not reported."""
+
+FILLED_RATIO = 0.75
+"""Share of a device's memory. If less is reserved, fragmentation does no harm."""
+
+ROOM_RATIO = 0.5
+"""Share of a device's memory. If the peak is below it, activations probably fit without
+recomputation."""
+
+
+def memory_limit(evidence: Evidence) -> list[Finding]:
+    """Report devices that are nearly full: from `NEAR_RATIO` of their memory on."""
+    full = _fullest_first(evidence).filter(pl.col("held_ratio") >= NEAR_RATIO)
+    if full.is_empty():
+        return []
+    first = full.row(0, named=True)
+    severity = "moderate" if first["held_ratio"] >= FULL_RATIO else "minor"
+    facts = {
+        "rank": first["rank"],
+        "peak_bytes": first["peak_reserved_bytes"],
+        "total_bytes": first["total_bytes"],
+        "held_ratio": first["held_ratio"],
+        "use_recompute": str(evidence.setting("Model.use_recompute") or False),
+        "micro_batch_size": evidence.number("Global.micro_batch_size"),
+    }
+    rows = full.select("rank", "place", "peak_reserved_bytes", "total_bytes", "held_ratio")
+    return evidence.warning("memory-limit", severity, facts, rows)
+
+
+def memory_fragmented(evidence: Evidence) -> list[Finding]:
+    """Report devices that fill up with reserved memory outside tensors.
+
+    The conditions are `FILLED_RATIO`, `FRAGMENTED_BYTES` and `FRAGMENTED_RATIO`.
+    """
+    unused = pl.col("unused_bytes")
+    fragmented = (
+        _held(evidence)
+        .filter(
+            (pl.col("held_ratio") >= FILLED_RATIO)
+            & (unused >= FRAGMENTED_BYTES)
+            & (unused >= FRAGMENTED_RATIO * pl.col("peak_reserved_bytes"))
+        )
+        .sort("unused_bytes", descending=True, maintain_order=True)
+    )
+    if fragmented.is_empty():
+        return []
+    first = fragmented.row(0, named=True)
+    facts = {
+        "rank": first["rank"],
+        "unused_bytes": first["unused_bytes"],
+        "peak_reserved_bytes": first["peak_reserved_bytes"],
+        "peak_allocated_bytes": first["peak_allocated_bytes"],
+        "unused_ratio": first["unused_bytes"] / first["peak_reserved_bytes"],
+    }
+    columns = ("rank", "place", "peak_allocated_bytes", "peak_reserved_bytes", "unused_bytes")
+    return evidence.warning("memory-fragmented", "minor", facts, fragmented.select(columns))
+
+
+def recompute(evidence: Evidence) -> list[Finding]:
+    """Report recomputed activations, if the fullest device has enough memory to keep them.
+
+    Nothing is reported if no device's memory is known.
+    """
+    devices = _fullest_first(evidence)
+    if devices.is_empty():
+        return []
+    held = devices.row(0, named=True)
+    if held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
+        return []
+    cost_ns = evidence.typical("recompute_ns")
+    facts = {
+        "recompute_ns": cost_ns,
+        "peak_bytes": held["peak_reserved_bytes"],
+        "total_bytes": held["total_bytes"],
+        "room_bytes": held["total_bytes"] - held["peak_reserved_bytes"],
+        "granularity": evidence.setting("Model.recompute_granularity") or "full",
+    }
+    rows = evidence.indicator_means.select("rank", "recompute_ns").sort(
+        "recompute_ns", "rank", descending=[True, False]
+    )
+    rows = rows.filter(pl.col("recompute_ns") > 0)
+    return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+def _fullest_first(evidence: Evidence) -> pl.DataFrame:
+    return _held(evidence).sort("held_ratio", descending=True, maintain_order=True)
+
+
+def _held(evidence: Evidence) -> pl.DataFrame:
+    """Return the memory of each rank's devices; a device of unknown size has no row.
+
+    Returns:
+        One row per rank and device: rank; the columns of
+        `ppprof.analysis.advice.indicators.MEMORY`, with peak_reserved_bytes at least
+        peak_allocated_bytes; held_ratio, peak_reserved_bytes over total_bytes; and unused_bytes,
+        peak_reserved_bytes - peak_allocated_bytes.
+
+        The sizes and peaks are those of the trace. For ranks without them, they are those of the
+        step times, and place is ``device``.
+    """
+    logged = (
+        evidence.step_times.group_by("rank", maintain_order=True)
+        .agg(
+            peak_allocated_bytes=pl.col("device_peak_bytes").max(),
+            peak_reserved_bytes=pl.col("device_peak_reserved_bytes").max(),
+            total_bytes=pl.col("device_total_bytes").max(),
+        )
+        .select("rank", pl.lit("device").alias("place"), *list(MEMORY)[1:])
+    )
+    recorded = pl.concat(
+        [
+            logged.clear(),
+            *(
+                own.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+                for rank, own in sorted(evidence.indicators.items())
+            ),
+        ]
+    )
+    known, others = (
+        table.drop_nulls().filter(pl.col("total_bytes") > 0) for table in (recorded, logged)
+    )
+    known = pl.concat([known, others.join(known, "rank", how="anti")])
+    reserved = pl.max_horizontal("peak_reserved_bytes", "peak_allocated_bytes")
+    return known.with_columns(peak_reserved_bytes=reserved).with_columns(
+        held_ratio=pl.col("peak_reserved_bytes") / pl.col("total_bytes"),
+        unused_bytes=pl.col("peak_reserved_bytes") - pl.col("peak_allocated_bytes"),
+    )
