@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import Any
 
 from ppprof.errors import UsageError
-from ppprof.run.run_files import RunFiles
+from ppprof.run.index import RunIndex
 from ppprof.trace.fastpath.threads import num_processors
 
 ANSWER_S = 10
@@ -26,7 +26,7 @@ _WINDOWS_PER_PROCESS = 16
 
 
 @contextmanager
-def processes(workers: int | None, *runs: RunFiles) -> Iterator[Executor | None]:
+def processes(workers: int | None, *runs: RunIndex) -> Iterator[Executor | None]:
     """Yield an executor of ``workers`` new processes; None for 1, which means this process.
 
     The processes are spawned: a fork of a process with polars' threads may hang. Each has one such

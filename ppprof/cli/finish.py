@@ -180,7 +180,7 @@ def _numbers_on_stdin() -> Iterator[int]:
 def _conclude(run: Path, verdicts: list[str], recording: Recording, trace: Trace) -> None:
     """Add a sentence about a window to ``verdicts``, if it has steps."""
     from ppprof.report.text.advice import verdict
-    from ppprof.run.verdict import findings_of_window
+    from ppprof.run.advise import findings_of_window
 
     found = findings_of_window(run, recording, trace)
     if found is not None:

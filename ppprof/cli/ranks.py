@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the times of the ranks; return 0, even if some ranks could not be read."""
     from ppprof.cli import executors
     from ppprof.cli.runs import log_newest, open_located
-    from ppprof.run.run_files import RunFiles
+    from ppprof.run.index import RunIndex
     from ppprof.rundir.recordings import resolve
 
     paths = args.paths
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         paths = [str(to_path(path).absolute()) for path in paths]
     location = resolve(*paths)
     workers: AbstractContextManager[Executor | None] = (
-        executors.processes(args.workers, RunFiles(location))
+        executors.processes(args.workers, RunIndex(location))
         if args.dask is None
         else executors.dask(args.dask)
     )

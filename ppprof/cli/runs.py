@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ppprof.cli.terminal import Progress, log
 from ppprof.messages import Message
 from ppprof.paths import to_path
-from ppprof.run.run_files import RunFiles
+from ppprof.run.index import RunIndex
 from ppprof.rundir.recordings import RunLocation, resolve
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ def open_run(*paths: str) -> Run:
 
 def open_located(location: RunLocation) -> Run:
     """Open a run whose files are known."""
-    from ppprof.run.run import open_location  # only here: it imports numpy and polars
+    from ppprof.run.run import Run  # only here: it imports numpy and polars
 
-    return open_location(location, progress=Progress.on_terminal())
+    return Run(location, Progress.on_terminal())
 
 
-def log_newest(run: RunFiles, location: RunLocation) -> None:
+def log_newest(run: RunIndex, location: RunLocation) -> None:
     """Log the directory of a run if that is not one of the paths that the user gave."""
     if run.paths != tuple(map(to_path, location.given)):
         log.info("%s", Message("newest", given=", ".join(location.given), path=run))

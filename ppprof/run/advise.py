@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from functools import cached_property
+from pathlib import Path
 
 import polars as pl
 
 from ppprof.analysis.advice import Evidence
 from ppprof.analysis.advice import advise as findings_of
-from ppprof.analysis.advice.finding import Findings
+from ppprof.analysis.advice.finding import Finding, Findings
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
@@ -20,6 +22,11 @@ from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
+from ppprof.run.traces import WindowResult
+from ppprof.rundir import read_manifest
+from ppprof.rundir.clocks import Clocks
+from ppprof.rundir.recordings import Recording, RunLocation
+from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import RankSelector, Topology
 from ppprof.trace import Trace
 
@@ -120,3 +127,41 @@ def _evidence_of_step_times(
         topology = evidence.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
         times = times.filter(pl.col("rank").is_in(topology.select(ranks)))
     return dataclasses.replace(evidence, step_times=times)
+
+
+class _OneRank(Run):
+    """A run of which a single rank is read: the files of a thousand ranks would take too long."""
+
+    @cached_property
+    def step_times(self) -> pl.DataFrame:
+        """The times of the rank's latest steps."""
+        return read_step_times(self.path, self.recordings[0].rank)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """Nothing: clocks matter between ranks only."""
+        return {}
+
+
+def findings_of_window(
+    run: Path, recording: Recording, trace: Trace
+) -> tuple[float, list[Finding]] | None:
+    """Return the typical step time of a window in ns, and what the rules report on it.
+
+    None if the window has no steps: the loop has not called ``step()``.
+
+    Args:
+        run: the run directory.
+        recording: the window.
+        trace: its events.
+
+    Raises:
+        InputError: the trace has no event, or the manifest is unreadable.
+    """
+    one_rank = _OneRank(RunLocation((str(run),), (run,), (recording,), read_manifest(run)))
+    analysis, indicators = analyze(trace)
+    if not analysis.has_steps:
+        return None
+    cluster = cluster_of(one_rank, [WindowResult(recording, recording.files[0], {}, analysis)])
+    evidence = collect_evidence(one_rank, cluster, {recording.rank: indicators})
+    return evidence.step_ns, findings_of(evidence)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
@@ -17,15 +17,13 @@ from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
+from ppprof.run.run import Run
 from ppprof.rundir.clocks import Clock
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 from ppprof.trace import Trace
 from ppprof.trace.kineto.writer import write_kineto_file
 from ppprof.units import format_omitted, format_ranges, format_unusable
-
-if TYPE_CHECKING:
-    from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
 

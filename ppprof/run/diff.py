@@ -7,23 +7,26 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Union
 
 import polars as pl
+import yaml
 
 from ppprof.analysis.diff.costs import BY_NAME, Costs, Device, costs
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.diff.naming import Naming, normalized
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
-from ppprof.run.operator_names import built_in_names, read_names
+from ppprof.paths import read_bounded, to_path
 from ppprof.run.ranks import steps_of_run
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
+from ppprof.safe_yaml import safe_load
 from ppprof.topology import RankSelector, Topology
 from ppprof.trace.formats import framework_of
 from ppprof.units import format_ranges
@@ -33,6 +36,7 @@ Steps = Union[StepRange, str, int, None]
 _MOST_PARTS = 16
 """Most tables of one kind that are kept before they are summed; each comes from one window."""
 
+_MOST_NAMES_BYTES = 1 << 20
 _STEPS_OF_A_WINDOW = 2**32
 
 _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
@@ -120,7 +124,7 @@ def diff(
             (baseline, experiment), _pair(ranks), _pair(windows), _pair(steps)
         )
     ]
-    own_names = {} if names is None else read_names(names)
+    own_names = {} if names is None else _read_names(names)
     naming = naming_for(parts, exact=exact, names=own_names)
     return compare(*(measure(part, naming, executor) for part in parts))
 
@@ -145,8 +149,50 @@ def naming_for(
         return Naming(exact, own_names)
     frameworks = {part.framework for part in parts} - {None}
     if len(frameworks) > 1:
-        return Naming(same={**built_in_names(), **own_names})
+        return Naming(same={**_built_in_names(), **own_names})
     return Naming(same=own_names)
+
+
+def _read_names(path: str | Path) -> dict[str, str]:
+    """Return the operator that each name counts as, from a file ``name: [other names...]``.
+
+    Raises:
+        InputError: missing, or not such a file; says where.
+    """
+    try:
+        text = read_bounded(to_path(path), _MOST_NAMES_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return _operators_of(text, str(path))
+
+
+def _built_in_names() -> dict[str, str]:
+    """Return the operator that each name of Paddle's and PyTorch's counts as."""
+    source = files("ppprof.analysis.diff").joinpath("operator_names.yaml")
+    return _operators_of(source.read_text("utf-8"), "operator_names.yaml")
+
+
+def _operators_of(text: str, where: str) -> dict[str, str]:
+    expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
+    try:
+        groups = safe_load(text) or {}
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as 2024-13-45
+        raise InputError(f"{where}: {' '.join(str(error).split())}; {expected}") from error
+    if not isinstance(groups, Mapping):
+        raise InputError(f"{where}: {expected}")
+    problems: list[str] = []
+    operators: dict[str, str] = {}
+    for operator, names in groups.items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            problems.append(f"{where}: {operator}: {names!r}: {expected}")
+            continue
+        for name in names:
+            first = operators.setdefault(normalized(name), str(operator))
+            if first != str(operator):
+                problems.append(f"{where}: {name}: counts as {first} and as {operator}")
+    if problems:
+        raise InputError("\n".join(problems))
+    return operators
 
 
 def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:

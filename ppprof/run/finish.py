@@ -19,14 +19,14 @@ from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.choices import SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
-from ppprof.run.problem_log import ProblemLog
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import notes_on, with_job_facts
+from ppprof.run.traces import ProblemLog, notes_on, with_job_context
 from ppprof.rundir import (
+    JobContext,
     TraceName,
+    job_context_of,
     partial_files,
     raw_files,
-    read_job_facts,
     read_manifest,
     trace_bytes,
 )
@@ -79,6 +79,7 @@ def finish(
     if not isinstance(manifest.get("profiler"), Mapping):
         raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
     profiler = ProfilerConfig.from_mapping(manifest["profiler"])
+    job = job_context_of(manifest)
     captures = [
         (name, path)
         for name, path in raw_files(run)
@@ -93,7 +94,7 @@ def finish(
         try:
             with _locked(run, name, path) as is_locked:
                 if is_locked:
-                    files = _finish_window(run, name, path, profiler, show, conclude)
+                    files = _finish_window(run, name, path, profiler, job, show, conclude)
                     if command:
                         _run_command(command, run, name, files)
         except TraceError as error:
@@ -151,6 +152,7 @@ def _finish_window(
     name: TraceName,
     raw: Path,
     profiler: ProfilerConfig,
+    job: JobContext,
     show: ShowTables,
     conclude: Conclude | None,
 ) -> list[Path]:
@@ -159,7 +161,7 @@ def _finish_window(
     Returns:
         The files of the window: its traces, then its tables.
     """
-    trace = with_job_facts(read_window(raw), read_job_facts(run))
+    trace = with_job_context(read_window(raw), job)
     ProblemLog().report(raw, {}, (), notes_on(raw, trace), trace.unrecorded_device)
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
     recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))

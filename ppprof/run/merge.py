@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ppprof.analysis.profile.steps import select_steps
 from ppprof.analysis.ranks.clock_alignment import align_clocks
@@ -15,6 +14,7 @@ from ppprof.analysis.ranks.collectives import collectives
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
+from ppprof.run.base import BaseRun
 from ppprof.run.ranks import tables_by_rank
 from ppprof.rundir.clocks import Clock, Clocks, Reading
 from ppprof.rundir.recordings import Recording
@@ -22,9 +22,6 @@ from ppprof.topology import RankSelector
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
 from ppprof.units import format_ranges
-
-if TYPE_CHECKING:
-    from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
 
@@ -45,7 +42,7 @@ class Merged:
 
 
 def merge_ranks(
-    run: Run,
+    run: BaseRun,
     path: str | Path,
     ranks: RankSelector = "all",
     window: int | None = None,
@@ -90,7 +87,7 @@ class _Windows:
 
     def __init__(
         self,
-        run: Run,
+        run: BaseRun,
         recordings: Sequence[Recording],
         steps: StepRange | None,
         clocks: Clocks,
@@ -133,7 +130,9 @@ class _Windows:
             raise UsageError(f"{self._run}: no step of {self._steps}; it has {steps}")
 
 
-def _clocks_of(run: Run, recordings: Sequence[Recording], held: dict[Recording, Trace]) -> Clocks:
+def _clocks_of(
+    run: BaseRun, recordings: Sequence[Recording], held: dict[Recording, Trace]
+) -> Clocks:
     """Return the clocks of the ranks, keyed by rank.
 
     These are the clocks that the capture measured. If some ranks have no measurement, their clocks
@@ -174,7 +173,7 @@ def _clocks_of(run: Run, recordings: Sequence[Recording], held: dict[Recording, 
     return clocks if len(clocks) > 1 else measured
 
 
-def _process_name(run: Run, recording: Recording, hosts: Mapping[int, str | None]) -> str:
+def _process_name(run: BaseRun, recording: Recording, hosts: Mapping[int, str | None]) -> str:
     """Return the name of a rank's process, such as ``dp1 pp0 mp1 · host-b``.
 
     It contains sep and sharding only if their degree is above 1. Without a topology, it is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -15,11 +14,9 @@ from ppprof.analysis.ranks.step_table import join_ranks, with_windows
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
+from ppprof.run.base import BaseRun
 from ppprof.run.traces import WindowResult
 from ppprof.units import format_ranges
-
-if TYPE_CHECKING:
-    from ppprof.run.run import Run
 
 _Window = tuple[int, int, pl.DataFrame]
 """Rank, window, and a table of the window."""
@@ -28,7 +25,7 @@ _log = logging.getLogger("ppprof")
 
 
 def cluster_of(
-    run: Run, results: Iterable[WindowResult[RankAnalysis]], steps: StepRange | None = None
+    run: BaseRun, results: Iterable[WindowResult[RankAnalysis]], steps: StepRange | None = None
 ) -> Cluster:
     """Return all ranks together, from the analysis of each window.
 
@@ -81,7 +78,7 @@ def cluster_of(
     )
 
 
-def steps_of_run(run: Run, breakdowns: Iterable[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
+def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
     """Return the recorded steps of a run, with times of the device even where no trace holds them.
 
     Args:

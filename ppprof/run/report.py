@@ -32,7 +32,6 @@ from ppprof.analysis.report_data.report import (
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import message_of
-from ppprof.run import selection
 from ppprof.run.advise import collect_evidence, collect_evidence_of_run
 from ppprof.run.diff import RunPart, compare, costs_of_run, naming_for, stages_of
 from ppprof.run.ranks import cluster_of
@@ -92,7 +91,7 @@ def _of_traces(
     """Return the report of one window of a run with traces; see `collect_report_data`."""
     has_all_times = window is None  # the last window stands for the run
     if window is None:
-        window = max(recording.window for recording in selection.select(run))
+        window = max(recording.window for recording in run.select())
     side = RunPart(run, ranks, window, has_all_times=has_all_times)
     other = None if baseline is None else _part_of_baseline(baseline, ranks, has_all_times)
     naming = naming_for([side] if other is None else [side, other])

@@ -8,35 +8,26 @@ them together take as long as reading a short trace.
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Executor
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from ppprof import rundir
 from ppprof.choices import StepRange, SummaryOptions
-from ppprof.errors import InputError, UsageError
-from ppprof.run import selection
-from ppprof.run.run_files import RunFiles
+from ppprof.errors import UsageError
+from ppprof.run.base import BaseRun
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
-from ppprof.run.traces import Progress, T, TraceReader, WindowResult
-from ppprof.rundir.recordings import Recording, RunLocation, resolve
-from ppprof.topology import AXES, RankSelector
-from ppprof.trace import Trace
+from ppprof.run.traces import Progress
+from ppprof.rundir.recordings import resolve
+from ppprof.topology import RankSelector
 from ppprof.trace.formats import warn_of_cache
 
 if TYPE_CHECKING:
     from ppprof.analysis.ranks.cluster import Cluster
     from ppprof.run.merge import Merged
     from ppprof.rundir.clocks import Clocks
-
-_COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
-_log = logging.getLogger("ppprof")
 
 
 def open(
@@ -67,7 +58,7 @@ def open(
             read so far, and its size in bytes. None: no calls.
 
     Returns:
-        A `Run`. Only file names have been read so far. A run without a recorded window, such as
+        A `Run`. Only file names and the manifest have been read so far. A run without a recorded window, such as
         with ``timer_only``, has step times only; methods that need a window raise InputError.
 
     Raises:
@@ -75,15 +66,10 @@ def open(
             to several runs.
     """
     warn_of_cache(cache)
-    return open_location(resolve(path, *more), progress=progress)
+    return Run(resolve(path, *more), progress)
 
 
-def open_location(location: RunLocation, *, progress: Progress | None = None) -> Run:
-    """Open a run whose files are already looked up; ``progress`` is as in `open`."""
-    return Run(location, TraceReader(progress, rundir.read_job_facts(location.paths[0])))
-
-
-class Run(RunFiles):
+class Run(BaseRun):
     """The run that `open` returns. Its methods mirror the commands.
 
     Arguments that have the same meaning in all methods:
@@ -99,83 +85,6 @@ class Run(RunFiles):
     existing ones. InputError is raised if the run has no window, or none that is readable; an
     unreadable window beside readable ones is logged and left out.
     """
-
-    def __init__(self, location: RunLocation, reader: TraceReader) -> None:
-        super().__init__(location)
-        self.reader = reader
-        """Reads the windows."""
-
-    @cached_property
-    def places(self) -> pl.DataFrame:
-        """The host and coordinates of each recorded rank.
-
-        Columns of `ppprof.analysis.ranks.step_table.PLACES`. The host comes from the manifest. The
-        coordinates come from the manifest's topology, or else from the names of the trace files.
-        """
-        return _places(self)
-
-    @cached_property
-    def step_times(self) -> pl.DataFrame:
-        """The times of the latest steps (about 16,000 for each rank), in windows or outside.
-
-        One row per rank and step, sorted by rank, then step, with the columns of
-        `ppprof.rundir.step_times.STEP_TIMES`. No rows for traces that ppprof did not record.
-
-        Raises:
-            InputError: a file of step times cannot be read.
-        """
-        from ppprof.rundir.step_times import STEP_TIMES, read_step_times
-
-        directories = self.paths if rundir.has_manifest(self.path) else ()
-        tables = [read_step_times(path) for path in directories]
-        return pl.concat([pl.DataFrame(schema=STEP_TIMES), *tables]).sort("rank", "step")
-
-    @cached_property
-    def clocks(self) -> Clocks:
-        """Rank -> its clock relative to the reference clock; ranks that were not measured lack."""
-        from ppprof.rundir.clocks import read_clocks
-
-        return {rank: clock for path in self.paths for rank, clock in read_clocks(path).items()}
-
-    def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
-        """Return events, memory, kernels and memsets of one window, on its rank's own clock."""
-        return self.reader.trace(selection.select_one(self, rank, window))[1]
-
-    def events(self, rank: int | None = None, window: int | None = None) -> pl.DataFrame:
-        """Return the events of a rank and window as one table; None: of all of them.
-
-        Returns:
-            rank and window (int64), then the columns of `ppprof.trace.schema.EVENTS`. ``parent``
-            and ``forward`` are row numbers within their own rank and window, from 0:
-            ``pl.int_range(pl.len()).over("rank", "window")``.
-        """
-        return _concatenated(self, lambda trace: trace.events, rank, window)
-
-    def memory(self, rank: int | None = None, window: int | None = None) -> pl.DataFrame:
-        """Return allocations and frees of a rank and window as one table; None: of all of them.
-
-        Returns:
-            rank and window (int64), then the columns of `ppprof.trace.schema.MEMORY`. ``event`` is
-            a row number within its own rank and window, as in `events`.
-        """
-        return _concatenated(self, lambda trace: trace.memory, rank, window)
-
-    def map_windows(
-        self,
-        work: Callable[[Trace], T],
-        recordings: Iterable[Recording] | None = None,
-        executor: Executor | None = None,
-    ) -> Iterator[WindowResult[T]]:
-        """Yield the result of ``work`` for each window, in the order of ``recordings``.
-
-        Args:
-            work: turns a trace into a small value. An executor of other processes must be able to
-                pickle ``work`` and the value.
-            recordings: the windows; None: all windows of the run.
-            executor: see `Run`.
-        """
-        windows = selection.select(self) if recordings is None else recordings
-        return self.reader.map_windows(work, windows, executor)
 
     def summary(  # noqa: D417 (the class describes shared arguments)
         self,
@@ -210,11 +119,11 @@ class Run(RunFiles):
             if thread_sep:
                 raise UsageError(f"thread_sep: threads are merged by {by}")
             ranks = None if rank is None else [rank]
-            options = SummaryOptions(sorted_by)
-            across = self.across([view], by, window, ranks=ranks, steps=steps, options=options)
-            return across.tables[view]
+            chosen, options = StepRange.of(steps), SummaryOptions(sorted_by)
+            return across_ranks(self, [view], by, window, ranks, chosen, options).tables[view]
         options = SummaryOptions(sorted_by, thread_sep)
-        return self.tables([view], rank, window, steps=steps, options=options).tables[view]
+        recording = self.select_one(rank, window)
+        return window_tables(self, recording, [view], StepRange.of(steps), options).tables[view]
 
     def tables(
         self,
@@ -226,8 +135,10 @@ class Run(RunFiles):
         options: SummaryOptions | None = None,
     ) -> WindowTables:
         """Return several tables of one rank's window; ``views`` are ``view`` of `summary`."""
-        options = options or SummaryOptions()
-        return window_tables(self, views, rank, window, StepRange.of(steps), options)
+        recording = self.select_one(rank, window)
+        return window_tables(
+            self, recording, views, StepRange.of(steps), options or SummaryOptions()
+        )
 
     def across(  # noqa: D417 (the class describes shared arguments)
         self,
@@ -332,50 +243,3 @@ class Run(RunFiles):
         from ppprof.run.merge import merge_ranks
 
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)
-
-
-def _places(run: Run) -> pl.DataFrame:
-    from ppprof.analysis.ranks.step_table import PLACES
-
-    entries = run.manifest.get("ranks")
-    entries = entries if isinstance(entries, list) else []
-    hosts = {
-        entry["rank"]: entry.get("host")
-        for entry in entries
-        if isinstance(entry, Mapping) and isinstance(entry.get("rank"), int)
-    }
-    labels = {recording.rank: recording.coordinate for recording in run.recordings}
-    rows = []
-    for rank in run.ranks:
-        if run.topology is not None and rank < run.topology.world_size:
-            coordinate = run.topology.coordinate(rank)
-        else:
-            parts = _COORDINATE.findall(labels[rank] or "")
-            coordinate = {axis: int(index) for axis, index in parts if axis in AXES}
-        host = hosts.get(rank)
-        rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
-    return pl.DataFrame(rows, PLACES)
-
-
-def _concatenated(
-    run: Run, table: Callable[[Trace], pl.DataFrame], rank: int | None, window: int | None
-) -> pl.DataFrame:
-    parts, errors = [], []
-    for recording in run.select(rank, window):
-        try:
-            trace = run.reader.trace(recording)[1]
-        except InputError as error:
-            errors.append(str(error))
-            continue
-        parts.append(
-            table(trace).select(
-                pl.lit(recording.rank, pl.Int64).alias("rank"),
-                pl.lit(recording.window, pl.Int64).alias("window"),
-                pl.all(),
-            )
-        )
-    if not parts:
-        raise InputError("\n".join(errors))
-    for message in errors:
-        _log.warning("%s", message)
-    return pl.concat(parts)

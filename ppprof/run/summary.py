@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -22,14 +22,11 @@ from ppprof.analysis.summaries.across_ranks import (
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
 from ppprof.choices import StepRange, SummaryOptions, check_across
 from ppprof.errors import InputError, PpprofError, UsageError
-from ppprof.run.selection import select_one
+from ppprof.run.base import BaseRun
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import identity_of_window, not_a_document, read_document
 from ppprof.trace.fastpath.threads import results_of
 from ppprof.units import format_ranges
-
-if TYPE_CHECKING:
-    from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
 
@@ -107,27 +104,8 @@ class AcrossRanks:
         }
 
 
-def window_tables(
-    run: Run,
-    views: Iterable[str],
-    rank: int | None,
-    window: int | None,
-    steps: StepRange | None,
-    options: SummaryOptions,
-) -> WindowTables:
-    """Return several tables of one rank's window, from its trace or as the capture saved them.
-
-    `ppprof.run.run.Run.summary` describes the arguments and errors.
-    """
-    chosen = list(views)
-    unknown = [view for view in chosen if view not in ALL_VIEWS]
-    if unknown:
-        raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(ALL_VIEWS)}")
-    return _tables(run, select_one(run, rank, window), chosen, steps, options)
-
-
 def across_ranks(
-    run: Run,
+    run: BaseRun,
     views: Iterable[str],
     by: str,
     window: int | None,
@@ -193,7 +171,7 @@ def across_ranks(
 
 
 def _recordings_of_window(
-    run: Run, ranks: Collection[int] | None, window: int | None
+    run: BaseRun, ranks: Collection[int] | None, window: int | None
 ) -> tuple[int, list[Recording]]:
     """Return the number of the window, and its recordings of the ranks, sorted by rank.
 
@@ -217,7 +195,7 @@ def _recordings_of_window(
 
 
 def _comparable_tables(
-    run: Run, recordings: Sequence[Recording], views: list[str], steps: StepRange | None
+    run: BaseRun, recordings: Sequence[Recording], views: list[str], steps: StepRange | None
 ) -> tuple[list[WindowTables], dict[int, PpprofError]]:
     """Return each rank's tables, and the errors of unreadable ranks, keyed by rank.
 
@@ -230,7 +208,7 @@ def _comparable_tables(
     errors: dict[int, PpprofError] = {}
     for recording in recordings:
         try:
-            tables = _tables(run, recording, views, steps, SummaryOptions(), rank_view)
+            tables = window_tables(run, recording, views, steps, SummaryOptions(), rank_view)
         except PpprofError as error:
             errors[recording.rank] = error
             continue
@@ -244,7 +222,7 @@ def _comparable_tables(
     return tables_of_ranks, errors
 
 
-def _warn_of_unequal_steps(run: Run, tables_of_ranks: Sequence[WindowTables]) -> None:
+def _warn_of_unequal_steps(run: BaseRun, tables_of_ranks: Sequence[WindowTables]) -> None:
     """Log a warning if the tables of the ranks cover different steps."""
     ranks_by_steps: dict[tuple[int, ...], list[int]] = {}
     for tables in tables_of_ranks:
@@ -262,22 +240,32 @@ def _warn_of_unequal_steps(run: Run, tables_of_ranks: Sequence[WindowTables]) ->
         )
 
 
-def _tables(
-    run: Run,
+def window_tables(
+    run: BaseRun,
     recording: Recording,
-    views: list[str],
+    views: Iterable[str],
     steps: StepRange | None,
     options: SummaryOptions,
     summarize_view: Callable[[Profile, str], pl.DataFrame] = summarize,
 ) -> WindowTables:
-    """Return the tables of one rank's window, made from its trace.
+    """Return several tables of one rank's window, from its trace or as the capture saved them.
 
-    If no trace of the window is readable, return the tables that the capture saved.
+    Args:
+        run: the run.
+        recording: the rank and the window.
+        views: the tables, as in `ppprof.run.run.Run.summary`.
+        steps: only these steps; None: all.
+        options: the options of the tables.
+        summarize_view: makes one table from a profile and the name of a view.
 
     Raises:
-        UsageError: the trace has no such steps.
+        UsageError: no such view or steps; the message names the existing ones.
         InputError: nothing can be read, or the saved tables have other steps or options.
     """
+    chosen = list(views)
+    unknown = [view for view in chosen if view not in ALL_VIEWS]
+    if unknown:
+        raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(ALL_VIEWS)}")
     try:
         source, trace = run.reader.trace(recording)
     except InputError as error:
@@ -285,14 +273,14 @@ def _tables(
             raise
         if recording.files:
             _log.warning("%s", error)
-        tables = saved_tables(recording, recording.saved, views, steps, options)
+        tables = saved_tables(recording, recording.saved, chosen, steps, options)
         run.reader.problems.report(tables.source, tables.skipped)
         return tables
     profile = run.reader.profile(recording, steps, options)
     if steps is not None and not profile.steps:
         existing = format_ranges("step", trace.events["step"].drop_nulls().unique().to_list())
         raise UsageError(f"{source}: no step of {steps}; it has {existing}")
-    return tables_of_profile(profile, recording, source, views, summarize_view)
+    return tables_of_profile(profile, recording, source, chosen, summarize_view)
 
 
 def tables_of_profile(

@@ -21,15 +21,14 @@ from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import StepRange, SummaryOptions
 from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
-from ppprof.run.problem_log import ProblemLog, warn_each
-from ppprof.rundir import JobFacts
+from ppprof.rundir import JobContext
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.trace.schema import unknown_device_kinds
 from ppprof.trace.unrecorded_device import with_device
-from ppprof.units import format_time
+from ppprof.units import format_skipped, format_time
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -67,6 +66,50 @@ class WindowResult(Generic[T]):
         return dataclasses.replace(self, value=value)  # type: ignore[arg-type, return-value]
 
 
+class ProblemLog:
+    """Logs problems with files, and notes on them, once for each file."""
+
+    def __init__(self) -> None:
+        self._reported: set[Path] = set()
+        self._is_device_reported = False
+
+    def report(
+        self,
+        path: Path,
+        skipped: Mapping[str, int],
+        errors: Iterable[str] = (),
+        notes: Iterable[str] = (),
+        unrecorded_device: str | None = None,
+    ) -> None:
+        """Log the problems with a file, and notes on it; do nothing if they are logged already.
+
+        That a trace lacks the events of its device is logged once for all files of the run.
+
+        Args:
+            path: the file that was read.
+            skipped: kind -> number of parts of the file that were skipped.
+            errors: errors of unreadable files of the same window that are preferred to ``path``.
+            notes: the result of `notes_on`.
+            unrecorded_device: the result of `ppprof.trace.unrecorded_device`; None if unknown.
+        """
+        if path in self._reported:
+            return
+        self._reported.add(path)
+        _warn_each(errors)
+        if skipped:
+            _log.warning("%s", format_skipped(path, skipped))
+        _warn_each(notes)
+        if unrecorded_device and not self._is_device_reported:
+            self._is_device_reported = True
+            _log.warning("%s", Message("unrecorded", path=path, device=unrecorded_device))
+
+
+def _warn_each(messages: Iterable[str]) -> None:
+    """Log each message as a warning."""
+    for message in messages:
+        _log.warning("%s", message)
+
+
 class TraceReader:
     """Reads the windows of a run.
 
@@ -76,11 +119,11 @@ class TraceReader:
     Args:
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
-        job: facts in the run's manifest; None if unknown.
+        job: what the run's manifest says about the job; None if unknown.
     """
 
-    def __init__(self, progress: Progress | None = None, job: JobFacts | None = None) -> None:
-        self._job = job or JobFacts()
+    def __init__(self, progress: Progress | None = None, job: JobContext | None = None) -> None:
+        self._job = job or JobContext()
         self._progress = progress
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
@@ -165,7 +208,7 @@ class TraceReader:
             if isinstance(result, str):
                 errors.append(result)
                 continue
-            warn_each(errors)
+            _warn_each(errors)
             errors, is_any_read = [], True
             self.problems.report(
                 result.source, result.skipped, result.errors, result.notes, result.unrecorded_device
@@ -173,10 +216,10 @@ class TraceReader:
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
-        warn_each(errors)
+        _warn_each(errors)
 
 
-def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
+def with_job_context(trace: Trace, job: JobContext) -> Trace:
     """Return the trace of a whole window with what is known about its job."""
     return dataclasses.replace(
         with_device(trace, job.device),
@@ -198,7 +241,7 @@ def notes_on(path: Path, trace: Trace) -> list[str]:
 
 
 def read_first_readable(
-    recording: Recording, progress: Progress | None = None, job: JobFacts | None = None
+    recording: Recording, progress: Progress | None = None, job: JobContext | None = None
 ) -> tuple[Path, Trace, list[str]]:
     """Return the first readable file of a window, its trace, and the errors of the files before it.
 
@@ -217,7 +260,7 @@ def read_first_readable(
         try:
             file_progress = partial(progress, path) if progress else None
             trace = read(path, progress=file_progress)
-            return path, with_job_facts(trace, job or JobFacts()), errors
+            return path, with_job_context(trace, job or JobContext()), errors
         except TraceError as error:
             errors.append(str(error))
     raise TraceError("\n".join(errors))
@@ -227,7 +270,7 @@ def process_window(
     recording: Recording,
     work: Callable[[Trace], T],
     progress: Progress | None = None,
-    job: JobFacts | None = None,
+    job: JobContext | None = None,
 ) -> WindowResult[T] | str:
     """Return the result of ``work`` for one window; an error message if the window is unreadable.
 

@@ -8,17 +8,18 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from ppprof.choices import SUFFIXES
 from ppprof.errors import InputError, Problem
 from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
-from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
+from ppprof.rundir.manifest import MANIFEST, has_manifest, read_manifest, read_run_id
 from ppprof.rundir.run_file import RunFile, matches
 
 TRACE_SUFFIXES = {suffix[1:]: suffix for suffix in SUFFIXES}
@@ -48,7 +49,7 @@ _CLAIM_SECONDS = 10.0
 
 
 class Listing:
-    """The entries of directories, cached: listing a directory in a store costs a request.
+    """The entries and manifests of directories, each read once: in a store that costs a request.
 
     Entries that are created after the first call for a directory do not appear. Errors of a
     store's client are converted to OSError.
@@ -57,6 +58,7 @@ class Listing:
     def __init__(self) -> None:
         self._entries: dict[Path, list[Path]] = {}
         self._links: dict[Path, list[str]] = {}
+        self._manifests: dict[Path, Mapping[str, Any] | InputError] = {}
 
     def look_up(self, given: PathLike) -> tuple[Path, bool]:
         """Return an existing path, and whether it is a directory.
@@ -101,6 +103,21 @@ class Listing:
     def links(self, folder: PathLike) -> list[str]:
         """Return the sorted names of the symbolic links in ``folder``, which `entries` has listed."""
         return self._links.get(to_path(folder), [])
+
+    def manifest(self, run: Path) -> Mapping[str, Any] | InputError:
+        """Return the manifest of a run directory: the error if it cannot be read, empty without one."""
+        if run not in self._manifests:
+            try:
+                self._manifests[run] = read_manifest(run) if has_manifest(run) else {}
+            except InputError as error:
+                self._manifests[run] = error
+        return self._manifests[run]
+
+    def run_id(self, run: Path) -> str | None:
+        """Return the unique id of a run; None without a readable manifest that has a run id."""
+        manifest = self.manifest(run)
+        run_id = None if isinstance(manifest, InputError) else manifest.get("run_id")
+        return run_id if isinstance(run_id, str) else None
 
     def _listed(self, folder: Path) -> list[Path]:
         if is_remote(folder):
@@ -406,8 +423,9 @@ def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | N
 
     The run directory is ``log`` itself or a ``log/run_NNN``; the highest number wins.
     """
+    listing = listing or Listing()
     runs = (run for _, run in reversed(_runs(log, listing)))
-    return next((run for run in runs if read_run_id(run) == run_id), None)
+    return next((run for run in runs if listing.run_id(run) == run_id), None)
 
 
 def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = None) -> list[Path]:

@@ -84,7 +84,7 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
         return None
 
 
-class JobFacts(NamedTuple):
+class JobContext(NamedTuple):
     """What the traces of a job do not say themselves."""
 
     device: str | None = None
@@ -97,22 +97,20 @@ class JobFacts(NamedTuple):
     """Bandwidth of one device's memory, likewise."""
 
 
-def read_job_facts(run: PathLike) -> JobFacts:
-    """Return the facts in the manifest of a run; all None without a readable manifest.
+def job_context_of(manifest: Mapping[str, Any] | InputError) -> JobContext:
+    """Return what a manifest says about the job; all None for an empty or an unreadable manifest.
 
     The device is the text ``device`` at the top level or in one of the blocks below it.
     """
-    try:
-        manifest = read_manifest(run)
-    except InputError:
-        return JobFacts()
+    if isinstance(manifest, InputError):
+        return JobContext()
     topology = topology_of(manifest)
     axes = [axis for axis in topology.order if topology.degree(axis) > 1] if topology else []
     blocks = [manifest, *(block for block in manifest.values() if isinstance(block, Mapping))]
     devices = [block.get("device") for block in blocks]
     device = next((device for device in devices if isinstance(device, str) and device), None)
     flops, gbps = (_positive(manifest.get(f"device_peak_{unit}")) for unit in ("flops", "gbps"))
-    return JobFacts(
+    return JobContext(
         device,
         axes[0] if len(axes) == 1 else None,
         flops,

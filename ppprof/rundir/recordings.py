@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.errors import InputError
@@ -72,6 +72,8 @@ class RunLocation(NamedTuple):
     recordings: tuple[Recording, ...]
     """Every window of every rank, sorted by rank, then window. Empty for a run without a recorded
     window."""
+    manifest: Mapping[str, Any] | InputError
+    """The manifest in the first of ``paths``: the error if it cannot be read, empty without one."""
 
 
 def resolve(path: str | Path, *more: str | Path) -> RunLocation:
@@ -111,7 +113,7 @@ def resolve_each(
         place: _Place | InputError
         try:
             place = _look(path, listing)
-            run_ids = {rundir.read_run_id(directory) for directory in place.directories}
+            run_ids = {listing.run_id(directory) for directory in place.directories}
             if len(run_ids) == 1:
                 key = run_ids.pop() or number
         except InputError as error:
@@ -172,7 +174,7 @@ def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
     given = tuple(str(place.given) for place in places)
     if not any(place.directories for place in places):
         files = tuple(place.path for place in places)
-        return RunLocation(given, files, tuple(_recordings_of_files(files)))
+        return RunLocation(given, files, tuple(_recordings_of_files(files)), {})
     try:
         paths = _directories_of_run(places, listing)
         recordings = scan(paths, listing)
@@ -180,7 +182,8 @@ def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
         raise InputError(f"{error.filename or given[0]}: {error.strerror or error}") from error
     if not recordings and not any(rundir.has_manifest(path) for path in paths):
         raise no_trace(paths)
-    return RunLocation(given, tuple(paths), tuple(recordings))
+    manifest = listing.manifest(paths[0])
+    return RunLocation(given, tuple(paths), tuple(recordings), manifest)
 
 
 def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path]:
@@ -194,9 +197,9 @@ def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path
         directories: Sequence[Path] = [same_run] if same_run else place.directories
         for directory in directories:
             unique.setdefault(directory.resolve(), directory)
-        run_id = run_id or rundir.read_run_id(directories[0])
+        run_id = run_id or listing.run_id(directories[0])
     if len(unique) > 1:
-        ids = {directory: rundir.read_run_id(directory) for directory in unique.values()}
+        ids = {directory: listing.run_id(directory) for directory in unique.values()}
         if len(set(ids.values())) > 1 or run_id is None:
             raise InputError(f"{join_paths(ids)}: different runs; expected directories of one run")
     return list(unique.values())

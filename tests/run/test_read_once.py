@@ -1,4 +1,4 @@
-"""Every command lists a directory once and parses a trace once."""
+"""Every command lists a directory once, reads a manifest once and parses a trace once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from ppprof.cli import main
 from ppprof.run import traces
+from ppprof.rundir.run_file import RunFile
 from tests.fixtures.tiers import one_in
 
 RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
@@ -20,21 +21,27 @@ TWO_RANKS, ONE_RANK, PADDLE = RUNS / "slow_rank_of_two", RUNS / "slow_layer", RU
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
-    """How often each trace is parsed, and each directory with traces is listed."""
-    parsed, listed = Counter[str](), Counter[str]()
-    read, list_directory = traces.read, os.scandir
+    """How often each trace is parsed, each manifest read, and each directory with traces listed."""
+    parsed, manifests, listed = Counter[str](), Counter[str](), Counter[str]()
+    read, read_json, list_directory = traces.read, RunFile.read_json, os.scandir
 
     def count_read(path, **options):
         parsed[str(path)] += 1
         return read(path, **options)
+
+    def count_manifest(file, most_bytes):
+        if str(file).endswith("manifest.json"):
+            manifests[str(file)] += 1
+        return read_json(file, most_bytes)
 
     def count_list(path="."):
         listed[str(path)] += 1
         return list_directory(path)
 
     monkeypatch.setattr(traces, "read", count_read)
+    monkeypatch.setattr(RunFile, "read_json", count_manifest)
     monkeypatch.setattr(os, "scandir", count_list)
-    return {"parsed": parsed, "listed": listed}
+    return {"parsed": parsed, "manifests": manifests, "listed": listed}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
         " ".join(Path(part).name for part in value) if isinstance(value, list) else ""
     ),
 )
-def test_each_trace_is_parsed_once_and_each_directory_listed_once(
+def test_each_file_is_read_once_and_each_directory_listed_once(
     arguments, num_traces, counts, tmp_path, capsys
 ):
     without_clocks = tmp_path / "run"
@@ -73,7 +80,9 @@ def test_each_trace_is_parsed_once_and_each_directory_listed_once(
     assert main(arguments) == 0
     assert len(counts["parsed"]) == num_traces
     assert set(counts["parsed"].values()) == {1}
+    assert set(counts["manifests"].values()) <= {1}
     run_paths = {str(TWO_RANKS), str(ONE_RANK), str(PADDLE), str(without_clocks)}
     runs = {path: counts["listed"][path] for path in run_paths & counts["listed"].keys()}
     assert set(runs.values()) <= {1}
     assert runs or str(TORCH) in arguments[1]
+    assert counts["manifests"] or str(PADDLE) in arguments[1]
