@@ -20,7 +20,7 @@ _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 is not one of the job's ranks."""
 
 _REAP_SECONDS = 1.0
-"""How long to wait for a killed child: a child inside a driver may stay for ever."""
+"""How long to wait for a killed child: a child inside a driver may stay forever."""
 _MOST_BYTES = 1 << 20
 """Largest part of a child's output that is read, from its end."""
 

@@ -15,7 +15,7 @@ from ppprof.units import escape_control_chars
 class StderrHandler(logging.Handler):
     """Writes one line per record to stderr: ``ppprof: <message>``.
 
-    The handler has no lock. A thread of its own handles SIGTERM and logs, while another thread may
+    The handler has no lock. A separate thread handles SIGTERM and logs, while another thread may
     hang in a write: if the SIGTERM's thread waited for that thread's lock, the window would be
     lost. Each line is a single ``write``, which needs no lock.
 

@@ -231,7 +231,7 @@ class RecordingPart(Part):
         post_processor: PostProcessor,
         triggers: Triggers | None = None,
     ) -> None:
-        self._clock = clock
+        self._window_clock = clock
         self._windows = windows
         self._post_processor = post_processor
         self._triggers = triggers
@@ -250,10 +250,10 @@ class RecordingPart(Part):
         windows = self._windows
         if windows is not None and (holds_up or transition.after.records):
             if not windows.fits(transition):
-                transition = self._clock.cut(transition)
+                transition = self._window_clock.cut(transition)
                 holds_up = True
             if not windows.advance(transition):
-                self._clock.cut(transition)
+                self._window_clock.cut(transition)
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
@@ -276,7 +276,7 @@ class RecordingPart(Part):
         self._apply_keep_decisions()
         windows, self._windows = self._windows, None
         if windows is not None:
-            keep_empty = ending.failed or self._clock.schedule.record is None
+            keep_empty = ending.failed or self._window_clock.schedule.record is None
             windows.close(keep_empty, failed=ending.failed)
 
     def rescue(self) -> None:

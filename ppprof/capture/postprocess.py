@@ -243,7 +243,7 @@ class PostProcessor:
 
     - at the lowest priority, so that it only uses CPU time that the training leaves;
     - as the first process that the kernel kills when memory runs out;
-    - in a session of its own, so that a signal that ends the training does not end the helper;
+    - in its own session, so that a signal that ends the training does not end the helper;
     - with a limit on its CPU time for each window.
 
     It ends after a minute without a window, or once it takes much memory; the next window starts
@@ -296,7 +296,7 @@ class PostProcessor:
         if shortage:
             self._log_failure(window, raw, shortage)
             return
-        # The training may hold the lock for ever: its stdout, on which it prints tables, may hang.
+        # The training may hold the lock forever: its stdout, on which it prints tables, may hang.
         if not self._lock.acquire(timeout=_BRIEF_SECONDS if brief else -1):
             self._log_failure(window, raw, "the process is about to end")
             return

@@ -44,7 +44,7 @@ class Results(Part):
     rank: int
     shown: Path | None
     """The run directory as the config names it; None if it could not be made."""
-    clock: WindowClock
+    window_clock: WindowClock
     summary: PerfSummary
     prints: bool = True
     """Whether this rank prints results. All ranks log messages about lost ranks."""
@@ -70,7 +70,11 @@ class Results(Part):
         if self.prints:
             self._log_cut_window(ending)
             self._print_summary()
-            if self.windows is not None and self.shown is not None and not self.clock.timer_only:
+            if (
+                self.windows is not None
+                and self.shown is not None
+                and not self.window_clock.timer_only
+            ):
                 self._print_traces(self.windows, self.shown, ending)
             self._print_end()
 
@@ -93,7 +97,7 @@ class Results(Part):
         If `step` was never called, warn of that instead, but not if an exception ended the
         training: the exception explains the missing steps.
         """
-        schedule, window = self.clock.schedule, self.clock.window
+        schedule, window = self.window_clock.schedule, self.window_clock.window
         num_recorded = schedule.num_recorded(ending.num_steps)
         windows = self.windows
         saved = {name.window for name in windows.saved} - windows.cut if windows is not None else ()
@@ -107,7 +111,7 @@ class Results(Part):
             )
 
     def _print_summary(self) -> None:
-        if self.clock.timer_only or self.summary.has_table:
+        if self.window_clock.timer_only or self.summary.has_table:
             print_result(f"{self.summary.text()}\n")
         if self.clocks_of is not None:
             # Imported before, by the part that compares the clocks.
@@ -121,7 +125,7 @@ class Results(Part):
     def _print_traces(self, windows: WindowStore, run: Path, ending: Ending) -> None:
         if not windows.saved:
             # A failure, a skipped window and a short training were logged, which explains it.
-            on_demand = self.clock.on_demand
+            on_demand = self.window_clock.on_demand
             is_short = on_demand is not None and on_demand.cut_short is not None
             if not (ending.failures or windows.num_skipped or is_short):
                 log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
@@ -154,8 +158,10 @@ class Results(Part):
         print_result("".join(f"{line}\n" for line in lines))
 
     def _why_no_window(self, windows: WindowStore, ending: Ending) -> str:
-        why = f"the schedule is {self.clock.schedule}, and {ending.num_steps} steps were seen"
-        if self.clock.on_demand is None:
+        why = (
+            f"the schedule is {self.window_clock.schedule}, and {ending.num_steps} steps were seen"
+        )
+        if self.window_clock.on_demand is None:
             return why
         if windows.num_dropped:
             return f"{why}; what was recorded was not slow, and deleted"

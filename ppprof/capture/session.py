@@ -137,7 +137,7 @@ class RecordingSession(ProfilerSession):
         stop_training: bool = False,
         saves: bool = False,
     ) -> None:
-        self._clock = clock
+        self._window_clock = clock
         self._parts = parts
         # A call costs as much as what most parts do in a step.
         self._stepping = [part for part in parts if _overrides(part.on_step, Part.on_step)]
@@ -188,7 +188,7 @@ class RecordingSession(ProfilerSession):
     @property
     def should_stop(self) -> bool:
         """Whether the training should end; see `ProfilerSession.should_stop`."""
-        return self._stop_training and self._clock.schedule.is_over(
+        return self._stop_training and self._window_clock.schedule.is_over(
             self._step + self._steps_in_child
         )
 
@@ -273,7 +273,7 @@ class RecordingSession(ProfilerSession):
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
         batch_cost_ns, reader_cost_ns, device_timed = self._timer.step()
-        clock, cost = self._clock, None
+        clock, cost = self._window_clock, None
         if batch_cost_ns is None:  # a device may still work on the step
             if clock.state is State.LAST:  # saving the window waits for the device in any case
                 self._timer.finish()
@@ -338,7 +338,7 @@ class RecordingSession(ProfilerSession):
         again before the next window if all parts are idle.
         """
         try:
-            transition = self._clock.advance(self._step)
+            transition = self._window_clock.advance(self._step)
         except Exception as error:
             self._report("choosing steps", error)
             return
@@ -354,10 +354,10 @@ class RecordingSession(ProfilerSession):
             self._timer.stall(begins=False)
         self._stall_ns = stall_ns
         self._excluded = transition.excluded or stall_ns > 0
-        if self._excluded or self._clock.on_demand is not None:
+        if self._excluded or self._window_clock.on_demand is not None:
             return
         if all(part.is_idle() for part in self._moving):
-            self._next_change = self._clock.next_change(self._step)
+            self._next_change = self._window_clock.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
         if process.num_forks != self._forks:
@@ -369,7 +369,7 @@ class RecordingSession(ProfilerSession):
             log_to_stderr()  # the program may have disabled the logger since `attach`
             self._training_failed = error is not None
             atexit.unregister(self._at_exit)
-            is_in_window = self._clock.state.records
+            is_in_window = self._window_clock.state.records
             ending = Ending(error, self._step, is_in_window, self._failures)
             self._end_timing(waits=error is None)
             self._call_parts(lambda part: part.close(ending), data_first=ending.failed)

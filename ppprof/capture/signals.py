@@ -176,7 +176,7 @@ class SignalGuard:
                 self._end(number)
 
     def _is_guarded(self, number: int) -> bool:
-        """Return whether a signal ends the process: the program has no handler of its own for it."""
+        """Return whether a signal ends the process: the program does not handle it."""
         mine = (self._handle, signal.SIG_DFL)
         return number in self._numbers and signal.getsignal(number) in mine
 

@@ -247,7 +247,7 @@ class _ScriptSession:
             )
 
     def _write_page(self, page: str) -> None:
-        """Write the page of the run, in a process of its own."""
+        """Write the page of the run, in a separate process."""
         try:
             run = str(rundir.newest(self._log))
             command = [sys.executable, "-c", _REPORT, "report", run, "-o", page, "--force"]

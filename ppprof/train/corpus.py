@@ -68,7 +68,7 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
     """Return the path of a file with the bytes of all ``files``, each followed by a zero byte.
 
     The file is written on first use, and under another name when one of ``files`` has changed.
-    Several processes may call this at once: each writes a file of its own and renames it.
+    Several processes may call this at once: each writes its own file and renames it.
 
     Args:
         files: the files to join, in this order.

@@ -69,7 +69,7 @@ def install() -> None:
 
 
 class _PrivateStores:
-    """Replacement for gloo's ``create``: gives each group a ``TCPStore`` of its own.
+    """Replacement for gloo's ``create``: gives each group its own ``TCPStore``.
 
     With one common store, groups would overwrite each other's keys. Rank 0 of a group starts the
     group's store and writes its address into the job's store. Only the group of all ranks uses the

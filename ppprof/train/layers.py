@@ -98,7 +98,7 @@ class Dropout(nn.Layer):
     """Dropout of hidden states.
 
     All mp ranks drop the same elements. If activations are split along the sequence, each mp rank
-    drops elements of its own part.
+    drops elements of its part.
     """
 
     def __init__(self, config: ModelConfig) -> None:

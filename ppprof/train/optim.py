@@ -60,7 +60,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
 class Clip(nn.ClipGradByGlobalNorm):
     """Gradient clipping by global norm that records the norm.
 
-    If ranks hold parts of the gradients, Fleet replaces this clip by a clip of its own.
+    If ranks hold parts of the gradients, Fleet replaces this clip by its own clip.
     `observe_norm` makes Fleet's clip record the norm too.
     """
 

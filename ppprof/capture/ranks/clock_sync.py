@@ -114,7 +114,7 @@ class ClockSync(Part, ABC):
     def _suppress_and_report(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a store raises errors of its own
+        except Exception as error:  # a store raises its own errors
             self._warn_once(f"comparing clocks failed: {error}")
 
     def _warn_once(self, why: str) -> None:

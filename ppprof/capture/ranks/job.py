@@ -80,7 +80,7 @@ class Job:
         All ranks that share a disk get the same directory. The first rank that calls this function
         makes it, writes the manifest, and writes the directory's name into the job's store; so no
         rank waits for a rank that does not attach. If a rank does not find the directory, its node
-        has a disk of its own: that node gets its own directory, with the same run id.
+        has its own disk: that node gets its own directory, with the same run id.
 
         Args:
             log_dir: ``Profiler.profiler_log``.

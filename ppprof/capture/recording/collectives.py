@@ -12,7 +12,7 @@ span's name holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32
 
 ``barrier`` has no ``bytes`` and no ``dtype``; neither have functions for objects, such as
 ``all_gather_object``, which pickle the objects inside. Waiting for an asynchronous operation is a
-span of its own: ``wait[op=all_reduce axis=dp ...]``.
+separate span: ``wait[op=all_reduce axis=dp ...]``.
 
 Calls of a group are launched together when the group ends (``ProcessGroup._end_coalescing``). A batch
 of transfers, ``batch_isend_irecv`` or that of Fleet's pipeline, is one span from before its group
@@ -366,14 +366,14 @@ class Collectives(WindowObserver):
         """Call a task's ``wait`` in a span: ``wait[op=all_reduce axis=dp ...]``.
 
         The span is named ``wait`` if the operation that returned the task was not recorded. Inside
-        another communication span, ``wait`` gets no span of its own.
+        another communication span, ``wait`` gets no span.
         """
         if getattr(self._nested, "inside", False):
             return wait(task, *args, **kwargs)
         return self._span(self._tasks.pop(task, "wait"), wait, (task, *args), kwargs)
 
     def _span(self, name: str, function: _Function, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Call ``function`` in a span; communication inside it gets no span of its own."""
+        """Call ``function`` in a span; communication inside it gets no span."""
         self._nested.inside = True
         around = span(name, "Communication")
         try:

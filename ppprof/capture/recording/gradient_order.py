@@ -38,7 +38,7 @@ def node_reader() -> Callable[[Any], Any]:
     """Return a function that returns the node that computes the gradient of a tensor, or None.
 
     Paddle 3.3's ``Tensor.grad_fn`` forgets to release one reference, so that each use keeps the
-    graph with its tensors for ever. The function releases it. Whether this Paddle needs that shows in
+    graph with its tensors forever. The function releases it. Whether this Paddle needs that shows in
     the references of a new node, which no other code can hold.
 
     Raises:

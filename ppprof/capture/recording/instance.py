@@ -51,7 +51,7 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
     Args:
         trace_switch: the sum of ``TRACE_SWITCH`` of the targets to record.
         custom_devices: types of custom devices to record.
-        holder: called if the training creates a profiler of its own before `release`.
+        holder: called if the training creates its own profiler before `release`.
     """
     global _holder, _holder_pid
     options = core.ProfilerOptions()

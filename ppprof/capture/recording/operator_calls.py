@@ -132,7 +132,7 @@ class WindowCalls:
             result: what it has returned.
             call: the call.
             before: address of the node of its first argument before the call. A result with this
-                node has no node of its own: ``contiguous`` may return its argument.
+                node has no new node: ``contiguous`` may return its argument.
         """
         try:
             calls, node_of = self.calls_of_nodes, self._node_of

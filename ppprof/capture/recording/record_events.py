@@ -1,7 +1,7 @@
 """The events of Paddle's ``RecordEvent`` in windows: layers, backward, optimizers, the training's own.
 
 Paddle has one switch for all of them, and looks at it when an event begins. A training never sees the
-switch on without ppprof, or without a profiler of its own. So what the events do then must not reach
+switch on without ppprof, or without its own profiler. So what the events do then must not reach
 it: an event that cannot be recorded is left out.
 """
 

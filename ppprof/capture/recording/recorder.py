@@ -2,7 +2,7 @@
 
 ``paddle.profiler.Profiler`` itself is not used, for four reasons. Its ``start()`` turns the
 recorders of ``record_shapes`` and ``profile_memory`` on, even outside windows: 13 MB a step that are
-never freed. Its ``stop()`` prints a Perf Summary of its own. It slows every ``Layer`` down between
+never freed. Its ``stop()`` prints its own Perf Summary. It slows every ``Layer`` down between
 windows. And it keeps Paddle's only C++ profiler as long as it exists (`instance`). Within a window it
 makes a dozen calls that have not changed from Paddle 2.5 to 3.3. This module makes these calls, and
 with `instance` it holds every private name of Paddle's profiler that they need. A test compares the
@@ -66,7 +66,7 @@ class Recorder:
     `stop`. After the last window, call `close`.
 
     Paddle's C++ profiler exists from `prepare` to `stop`. On a CPU, a cycle of creating, preparing,
-    starting, stopping and releasing an empty one takes 50 us and leaves no memory behind. On another
+    starting, stopping and releasing an empty one takes 50 us and leaves no memory in use. On another
     device, the first `prepare` waits for the probe of the device's profiler.
 
     Args:
@@ -150,7 +150,7 @@ class Recorder:
         On a device, the first call waits for the probe of the device's profiler.
 
         Args:
-            give_way: called when the training creates a profiler of its own, in the thread that does so.
+            give_way: called when the training creates its own profiler, in the thread that does so.
                 It must release Paddle's profiler, by `stop` or `discard`. None drops the window, after
                 a while.
 
@@ -320,7 +320,7 @@ class Recorder:
         return True
 
     def abandon(self) -> None:
-        """Leave an open window as it is, since stopping it would wait for a device for ever."""
+        """Leave an open window as it is, since stopping it would wait for a device forever."""
         self._silence()
         _abandoned.append(self._profiler)
         self._prepared, self._recording, self._step = False, False, None

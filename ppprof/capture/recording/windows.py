@@ -221,7 +221,7 @@ class Windows:
             observer.step(recording.num_steps)
 
     def give_way(self) -> None:
-        """Save an open window and release Paddle's profiler: the training creates one of its own.
+        """Save an open window and release Paddle's profiler: the training creates its own.
 
         Called in the thread that creates it, at any time. A window that cannot be saved is logged.
         Another thread than that of the steps waits until the current step ends: Paddle's

@@ -27,7 +27,7 @@ class Events(Protocol):
     """Events that `ppprof.capture.steps.device_timer.DeviceStepTimer` uses; every method may raise."""
 
     def record(self) -> Any:
-        """Return an event behind the work that the device has now; None if it has no work."""
+        """Return an event after the work that the device has now; None if it has no work."""
 
     def is_over(self, event: Any) -> bool:
         """Return whether the device has reached the event; never waits."""
@@ -82,7 +82,7 @@ class DeviceEvents:
             return None
 
     def record(self) -> Any:
-        """Return an event behind the work of the current stream; None if the stream is idle."""
+        """Return an event after the work of the current stream; None if the stream is idle."""
         stream = self._device.current_stream()
         if self._asks_stream and stream.query():
             return None
@@ -301,7 +301,7 @@ class DeviceStepTimer(StepTimer):
             self._watcher.join(1)
 
     def _mark(self, kind: _Kind) -> None:
-        """Record an event behind the device's work so far. Never raises."""
+        """Record an event after the device's work so far. Never raises."""
         if self._fails or os.getpid() != self._pid:  # a forked child must not use the device
             return
         now = self._clock()
