@@ -6,7 +6,7 @@ import errno
 import logging
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
@@ -36,7 +36,7 @@ from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSessio
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.steps.step_log import DeviceMemory, StepLog, memory_reader
+from ppprof.capture.steps.step_log import StepLog, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock
@@ -120,18 +120,25 @@ def attach(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
         return NoopSession()
-    peaks = {"device_peak_flops": device_peak_flops, "device_peak_gbps": device_peak_gbps}
-    for (name, peak), usual in zip(peaks.items(), ("FLOP/s, 312e12", "GB/s, 2039")):
+    for name, peak, usual in (
+        ("device_peak_flops", device_peak_flops, "FLOP/s, a number above 0 such as 312e12"),
+        ("device_peak_gbps", device_peak_gbps, "GB/s, a number above 0 such as 2039"),
+    ):
         if peak is not None and not _is_positive(peak):
-            unit, example = usual.split(", ")
-            raise UsageError(
-                f"{name}: {peak!r}: expected {unit}, a number above 0 such as {example}"
-            )
+            raise UsageError(f"{name}: {peak!r}: expected {usual}")
     try:
         if device_peak_flops is None:
-            peaks["device_peak_flops"] = _device_peak_flops()
+            device_peak_flops = _device_peak_flops()
+        manifest = {
+            "profiler": block.to_mapping(),
+            "config": config,
+            "config_file": _path_of(profiler),
+            "device": _device(),
+            "device_peak_flops": device_peak_flops,
+            "device_peak_gbps": device_peak_gbps,
+        }
         with above_standard_streams():
-            return _attach(block, topology, config, peaks, _path_of(profiler))
+            return _attach(block, topology, manifest)
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -149,52 +156,8 @@ def attach(
         )
 
 
-def _path_of(profiler: object) -> str | None:
-    """Return the config's path as the caller wrote it; None for a config that is no file."""
-    return fspath(profiler) if isinstance(profiler, (str, PathLike)) else None
-
-
-def _read_block(
-    profiler: ProfilerConfig | Mapping[str, Any] | str | PathLike[str],
-) -> tuple[ProfilerConfig, Mapping[str, Any] | None]:
-    """Return the typed block, and the whole config that it is a part of; None for a bare block."""
-    from ppprof.config import ProfilerConfig, load_profiler
-
-    if isinstance(profiler, ProfilerConfig):
-        return profiler, None
-    if isinstance(profiler, (str, PathLike)):
-        loaded = load_profiler(str(profiler))
-        return loaded.profiler, loaded.resolved
-    values = _plain(profiler)
-    if not isinstance(values, Mapping):
-        raise UsageError(
-            f"attach({profiler!r}): expected a Profiler block, a config with this block, the path of "
-            "a YAML file with either, or None"
-        )
-    block = values.get("Profiler", values)
-    block = {} if block is None else block
-    if not isinstance(block, Mapping) or not all(isinstance(key, str) for key in block):
-        raise UsageError(
-            f"attach(): Profiler: {block!r}: expected a mapping of the block's keys, such as "
-            "{'enable': True, 'scheduler': [10, 20]}"
-        )
-    return ProfilerConfig.from_mapping(block), None if block is values else values
-
-
-def _plain(values: Any) -> Any:
-    """Return the plain form of a node of OmegaConf; anything else as it is."""
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is None or not omegaconf.OmegaConf.is_config(values):
-        return values
-    return omegaconf.OmegaConf.to_container(values, resolve=True)
-
-
 def _attach(
-    profiler: ProfilerConfig,
-    topology: Topology | None,
-    config: Mapping[str, Any] | None,
-    peaks: Mapping[str, float | None],
-    config_file: str | None,
+    profiler: ProfilerConfig, topology: Topology | None, manifest: Mapping[str, Any]
 ) -> RecordingSession:
     """Build the session of this rank: each object from finished ones, the results last.
 
@@ -209,50 +172,36 @@ def _attach(
     prints = job.rank in printing
     if profiler.trigger is not None:
         job.topology.select(profiler.trigger.ranks)  # raises for a rank that the job does not have
-    settings = profiler.to_mapping()
-    manifest = {
-        "profiler": settings,
-        "config": config,
-        "config_file": config_file,
-        "device": _device(),
-        **peaks,
-    }
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
-    has_windows = run is not None and not profiler.timer_only
-    clock_sync = _clock_sync(job, run, key, recorded) if run and has_windows else None
-    triggers = (
-        _triggers(profiler, schedule, job, run, key, recorded) if run and has_windows else None
-    )
+    clock_sync = triggers = None
+    if run is not None and not profiler.timer_only:
+        clock_sync = _clock_sync(job, run, key, recorded)
+        triggers = _triggers(profiler, schedule, job, run, key, recorded)
     clock = WindowClock(schedule, triggers, profiler.timer_only)
 
-    summary = PerfSummary(peaks["device_peak_flops"])
+    summary = PerfSummary(manifest["device_peak_flops"])
     steps = _steps(profiler, job, run, summary, printing)
     post_processor = store = windows = None
-    if run is not None and has_windows and job.rank in recorded:
+    if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
             run, job.rank, prints, background=profiler.background, then=profiler.command
         )
         store = WindowStore(run, job.rank, job.topology, post_processor)
         windows = _windows(profiler, job, run, store, steps, prints)
-    saved_steps = store.saved_steps if store is not None else {}
 
     parts: list[Part | None] = [
         DevicePart(_device),
         liveness,
-        TriggersPart(triggers, saved_steps) if triggers is not None else None,
-        (
-            RecordingPart(clock, windows, post_processor, triggers)
-            if post_processor is not None
-            else None
-        ),
+        TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
+        RecordingPart(clock, windows, post_processor, triggers) if post_processor else None,
         clock_sync,
         steps,
-        TablesPart(post_processor) if post_processor is not None else None,
+        TablesPart(post_processor) if post_processor else None,
         Results(
             job.rank,
             shown,
@@ -276,38 +225,8 @@ def _attach(
         stop_training=profiler.stop_training,
         saves=run is not None,
     )
-    attached.remember(attached.Attached(session, windows, settings))
+    attached.remember(attached.Attached(session, windows, manifest["profiler"]))
     return session
-
-
-def _timer() -> StepTimer:
-    """Return a timer whose steps end when the device has done them; without a device, the host's."""
-    events = DeviceEvents.here()
-    return StepTimer() if events is None else DeviceStepTimer(events)
-
-
-def _steps(
-    profiler: ProfilerConfig,
-    job: Job,
-    run: Path | None,
-    summary: PerfSummary,
-    printing: Collection[int],
-) -> StepsPart:
-    return StepsPart(
-        summary,
-        log=StepLog(RunFile(run, rundir.steps_path(job.rank))) if run is not None else None,
-        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
-        device_memory=_device_memory(),
-    )
-
-
-@contextmanager
-def _without(rank: int, effect: str) -> Iterator[None]:
-    """Log an error of the disk, the network or the job's store, and what the session lacks then."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        log.warning(f"rank {rank}: {error}; {effect}")
 
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
@@ -372,6 +291,34 @@ def _triggers(
     return None
 
 
+@contextmanager
+def _without(rank: int, effect: str) -> Iterator[None]:
+    """Log an error of the disk, the network or the job's store, and what the session lacks then."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        log.warning(f"rank {rank}: {error}; {effect}")
+
+
+def _steps(
+    profiler: ProfilerConfig,
+    job: Job,
+    run: Path | None,
+    summary: PerfSummary,
+    printing: Collection[int],
+) -> StepsPart:
+    import paddle
+
+    log = scalars = None
+    if run is not None:
+        log = StepLog(RunFile(run, rundir.steps_path(job.rank)))
+        # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
+        if profiler.visualdl_scalars and job.rank in printing:
+            is_first = job.rank == min(printing)
+            scalars = Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
+    return StepsPart(summary, log, scalars, memory_reader(paddle, _device()))
+
+
 def _windows(
     profiler: ProfilerConfig,
     job: Job,
@@ -416,12 +363,57 @@ def _operators(job: Job, run: Path) -> list[WindowObserver]:
         return []
 
 
-def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:
-    # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
-    if run is None or job.rank not in printing:
-        return None
-    is_first = job.rank == min(printing)
-    return Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
+def _timer() -> StepTimer:
+    """Return a timer whose steps end when the device has done them; without a device, the host's."""
+    events = DeviceEvents.here()
+    return StepTimer() if events is None else DeviceStepTimer(events)
+
+
+def _read_block(
+    profiler: ProfilerConfig | Mapping[str, Any] | str | PathLike[str],
+) -> tuple[ProfilerConfig, Mapping[str, Any] | None]:
+    """Return the typed block, and the whole config that it is a part of; None for a bare block."""
+    from ppprof.config import ProfilerConfig, load_profiler
+
+    if isinstance(profiler, ProfilerConfig):
+        return profiler, None
+    if isinstance(profiler, (str, PathLike)):
+        loaded = load_profiler(str(profiler))
+        return loaded.profiler, loaded.resolved
+    values = _plain(profiler)
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"attach({profiler!r}): expected a Profiler block, a config with this block, the path of "
+            "a YAML file with either, or None"
+        )
+    block = values.get("Profiler", values)
+    block = {} if block is None else block
+    if not isinstance(block, Mapping) or not all(isinstance(key, str) for key in block):
+        raise UsageError(
+            f"attach(): Profiler: {block!r}: expected a mapping of the block's keys, such as "
+            "{'enable': True, 'scheduler': [10, 20]}"
+        )
+    return ProfilerConfig.from_mapping(block), None if block is values else values
+
+
+def _plain(values: Any) -> Any:
+    """Return the plain form of a node of OmegaConf; anything else as it is."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(values):
+        return values
+    return omegaconf.OmegaConf.to_container(values, resolve=True)
+
+
+def _path_of(profiler: object) -> str | None:
+    """Return the config's path as the caller wrote it; None for a config that is no file."""
+    return fspath(profiler) if isinstance(profiler, (str, PathLike)) else None
+
+
+def _is_positive(number: object) -> bool:
+    """Return whether an argument is a positive, finite number."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    return 0 < number < math.inf
 
 
 def _is_utf8(path: Path) -> bool:
@@ -430,13 +422,6 @@ def _is_utf8(path: Path) -> bool:
     except UnicodeEncodeError:  # Python has put surrogates in place of its bytes
         return False
     return True
-
-
-def _is_positive(number: object) -> bool:
-    """Return whether an argument is a positive, finite number."""
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        return False
-    return 0 < number < math.inf
 
 
 def _device() -> str:
@@ -457,9 +442,3 @@ def _device_peak_flops() -> float | None:
     from ppprof.hardware import known_peak_flops
 
     return known_peak_flops(name)
-
-
-def _device_memory() -> Callable[[], DeviceMemory] | None:
-    import paddle
-
-    return memory_reader(paddle, _device())
