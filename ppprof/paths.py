@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, Union, cast
+from typing import IO, Union, cast
 
 from ppprof.errors import InputError, PpprofError
 
@@ -64,26 +64,6 @@ def reject_special_files(path: Path) -> None:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory raises by itself
             raise OSError(errno.EINVAL, "neither a file nor a directory", str(path))
-
-
-def open_regular(path: PathLike) -> BinaryIO:
-    """Open a regular file on this machine for reading, without following a link or waiting.
-
-    A name can be replaced at any time. So the file that is open is checked, not its name before it
-    is opened. Opening a pipe does not wait for a writer.
-
-    Raises:
-        OSError: the path does not exist, is unreadable, or is a link, directory, pipe, socket or
-            device.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:

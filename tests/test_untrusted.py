@@ -26,7 +26,7 @@ from ppprof.capture.output import StderrHandler
 from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
-from ppprof.paths import open_regular, read_bounded
+from ppprof.paths import read_bounded
 from ppprof.run import diff
 from ppprof.run.run import open as open_run
 from ppprof.run.summary import read_tables
@@ -228,16 +228,6 @@ class TestSizes:
             read_bounded(tmp_path / "a", 1 << 19)
         with pytest.raises(OSError, match="neither a file"):
             read_bounded(Path("/dev/zero"), 1000)
-
-    def test_only_a_regular_file_is_opened(self, tmp_path):
-        (tmp_path / "a").write_bytes(b"abc")
-        with open_regular(tmp_path / "a") as file:
-            assert file.read() == b"abc"
-        (tmp_path / "link").symlink_to("a")
-        os.mkfifo(tmp_path / "pipe")
-        for name in ("link", "pipe", "missing", "/dev/zero", "."):
-            with pytest.raises(OSError, match=name if name != "." else "not a regular file"):
-                open_regular(tmp_path / name)
 
     def test_manifests(self, tmp_path):
         (tmp_path / "manifest.json").write_text(" " * (2 << 20))

@@ -82,7 +82,7 @@ def read_block(cls: type[T], values: Any, key: Key, problems: Problems) -> T:
     if values is None:
         values = {}
     if not isinstance(values, Mapping):
-        problems.add(key, f"{values!r}: expected a block of keys")
+        problems.add(key, f"{values!r}: expected a mapping (key: value)")
         values = {}
     hints = get_type_hints(cls)
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def expected(hint: Any) -> str:
-    """Return the values that a type hint allows, in words; "a block of keys" for a dataclass.
+    """Return the values that a type hint allows, in words; "a mapping (key: value)" for a dataclass.
 
     >>> expected(tuple[Literal["json", "pb"], ...])
     'a list, each item json or pb'
@@ -199,7 +199,7 @@ def expected(hint: Any) -> str:
         return " or ".join(filter(None, [", ".join(map(str, arguments[:-1])), str(arguments[-1])]))
     if origin is tuple:
         return f"a list, each item {expected(arguments[0])}"
-    return _NAMES.get(hint, "a block of keys")
+    return _NAMES.get(hint, "a mapping (key: value)")
 
 
 def _hint_for_typo(hint: Any, value: Any) -> str:

@@ -115,9 +115,12 @@ class TestUnknown:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("Global: 3", "Global: 3: expected a block of keys"),
-        ("Model: [a]", "Model: ['a']: expected a block of keys"),
-        ("Engine: {mix_precision: True}", "Engine.mix_precision: True: expected a block of keys"),
+        ("Global: 3", "Global: 3: expected a mapping (key: value)"),
+        ("Model: [a]", "Model: ['a']: expected a mapping (key: value)"),
+        (
+            "Engine: {mix_precision: True}",
+            "Engine.mix_precision: True: expected a mapping (key: value)",
+        ),
         ("Global: {seed: 1.5}", "Global.seed: 1.5: expected a whole number"),
         ("Global: {seed: True}", "Global.seed: True: expected a whole number"),
         ("Global: {seed: -1}", "Global.seed: -1: expected at least 0"),

@@ -194,7 +194,7 @@ def test_they_come_after_the_base(load):
             "-o Profiler.schedular=[1, 5]: Profiler.schedular: unknown key; "
             'did you mean "scheduler"?',
         ),
-        ("Profiler=3", "-o Profiler=3: Profiler: 3: expected a block of keys"),
+        ("Profiler=3", "-o Profiler=3: Profiler: 3: expected a mapping (key: value)"),
     ],
 )
 def test_what_cannot_be_set(problems, override, problem):

@@ -205,7 +205,7 @@ def test_schedules(load, written, read):
             "summary.zzz: unknown key; expected one of overview, model, kernel, op, device, dist, "
             "mem, memcpy, udf",
         ),
-        ("summary: [op]", "summary: ['op']: expected a block of keys"),
+        ("summary: [op]", "summary: ['op']: expected a mapping (key: value)"),
         ("summary: {op: 1}", "summary.op: 1: expected True or False"),
         ("enable: flase", "enable: 'flase': expected True or False; did you mean \"False\"?"),
         ("enable: 1", "enable: 1: expected True or False"),

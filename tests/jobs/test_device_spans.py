@@ -74,5 +74,5 @@ def test_all_reduces_of_the_reducer_have_no_wrong_axis(
     assert opened.ranks == list(range(num_ranks))
     for rank in opened.ranks:
         profile = Profile(with_step(opened.trace(rank)))
-        kernels = communication_events(profile, profile.trace.events["step"])
+        kernels = communication_events(profile)
         assert dict(kernels.group_by("axis").len().iter_rows()) == expected

@@ -220,7 +220,7 @@ def test_every_communication_kernel_has_an_axis_and_spans_have_peers_and_bytes(
     assert kernels.height > inside.height
     for recording in run.recordings:
         trace = run.trace(recording.rank)
-        communication = communication_events(Profile(trace), trace.events["step"])
+        communication = communication_events(Profile(trace))
         of_rank = kernels.filter(rank=recording.rank)
         assert communication.height == of_rank.height
         assert communication["axis"].unique().to_list() == ["dp"]

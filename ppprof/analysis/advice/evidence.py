@@ -189,11 +189,6 @@ class Evidence:
     def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
         """Return the names of one kind with their calls and times, the largest first.
 
-        Args:
-            kind: a value of the column what of `ppprof.analysis.advice.indicators.NAMES`, such as
-                ``copy``.
-            by: the column to sort by: ``calls`` or ``time_ns``.
-
         Returns:
             name, calls and time_ns (float64, per step of an average rank), sorted by ``by``, the
             largest first; at most `MOST_ROWS` rows.

@@ -23,7 +23,7 @@ from ppprof.analysis.profile.intervals import (
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.step_breakdown import Breakdown, stepping_thread_in, waiting_intervals
+from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel
 
@@ -144,10 +144,6 @@ class Indicators(NamedTuple):
 def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     """Return the indicators of one rank's window.
 
-    Args:
-        profile: the window.
-        parts: its breakdown.
-
     Returns:
         The three tables. They have no rows if the window has no steps.
     """
@@ -155,7 +151,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
     if not profile.unrecorded_device:
-        builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
+        builder.add_names("gap", unexplained_gaps(profile, parts.bubbles))
     builder.add_names("chain", _saved(fusible_chains(profile)))
     builder.add_names("vocabulary", vocabulary_work(profile))
     columns: dict[str, Int64 | None] = {
@@ -218,11 +214,7 @@ class IndicatorBuilder:
         self.names: list[pl.DataFrame] = []
 
     def phase(self, category: str) -> pl.DataFrame:
-        """Return the outermost events of a phase, as rows of ``tree.hosts``.
-
-        Args:
-            category: the phase, such as ``Backward``.
-        """
+        """Return the outermost events of a phase, as rows of ``tree.hosts``."""
         return self.profile.outermost.filter(pl.col("category") == category)
 
     def hosts(self, rows: Int64) -> pl.DataFrame:
@@ -238,10 +230,6 @@ class IndicatorBuilder:
 
         Values without a step, or of a step without a ProfileStep, are dropped. If a step number
         occurs twice, the first ProfileStep has the sum and the second has 0.
-
-        Args:
-            step: the step of each value, shape (N,).
-            values: shape (N,).
         """
         by_step = pl.DataFrame({"step": step, "value": values}).drop_nulls("step")
         sums = by_step.group_by("step").agg(pl.col("value").sum())
@@ -312,10 +300,8 @@ class IndicatorBuilder:
         tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
         self.add_names("kernel", tiny.select("step", "name", time_ns="dur_ns"))
         copies = self._blocking_copies()
-        threads = np.unique(self.steps["thread"].to_numpy())
-        loading = stepping_thread_in(self.profile, "Dataloader", threads)
-        empty = idle_causes(self.profile, self.steps)["nothing_queued"]
-        idle = difference(empty, together(waiting_intervals(self.profile, threads), loading))
+        waiting = together(waiting_intervals(self.profile), loading_intervals(self.profile))
+        idle = difference(idle_causes(self.profile)["nothing_queued"], waiting)
         launching = difference(idle, self.remote)
         after = _containing(launching, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(launching, after)
@@ -353,7 +339,7 @@ class IndicatorBuilder:
         self.add_names("remote", calls.select("step", "name", "time_ns"))
         if not self.on_device:
             return self.within(self.remote)
-        empty = idle_causes(self.profile, self.steps)["nothing_queued"]
+        empty = idle_causes(self.profile)["nothing_queued"]
         return self.within(intersection(self.remote, empty))
 
     def _blocking_copies(self) -> pl.DataFrame:

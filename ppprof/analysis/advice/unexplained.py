@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000
@@ -30,7 +31,7 @@ _MOST_GAPS = 20_000
 """Most gaps that are named; the longest are kept."""
 
 
-def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFrame) -> pl.DataFrame:
+def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
     """Return the gaps in steps of at least `LEAST_GAP_NS` that no event explains.
 
     A gap lies in a layer, phase, span or step of the training thread, between the events in it. Time
@@ -44,7 +45,6 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
 
     Args:
         profile: one rank's window.
-        steps: reads thread.
         bubbles: reads start_ns and end_ns: when the stage waits for other stages.
 
     Returns:
@@ -59,7 +59,7 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
         step=profile.trace.events["step"].slice(0, tree.hosts.height),
         is_container=pl.col("category").is_in(CONTAINERS),
     )
-    threads = steps["thread"].unique()
+    threads = pl.Series(stepping_threads(profile))
     gaps = _gaps(hosts.filter(pl.col("thread").is_in(threads.implode())))
     start, end = gaps["start_ns"].to_numpy(), gaps["end_ns"].to_numpy()
     explained = together(_explained(profile, threads), intervals_of(bubbles))

@@ -77,7 +77,7 @@ class Costs(NamedTuple):
 
     breakdown: Breakdown
     operators: pl.DataFrame
-    """Columns of `OPERATORS`: the result of `operator_costs`."""
+    """Columns of `OPERATORS`: sums of `operator_calls`."""
     kernels: pl.DataFrame
     """Columns of `KERNELS`: one row per name and step."""
     collectives: pl.DataFrame
@@ -108,30 +108,24 @@ def costs(trace: Trace, naming: Naming) -> Costs:
     """Return the costs of one rank's window.
 
     Events outside steps do not count. If the window has no steps, all events count as step 0.
-
-    Args:
-        trace: the window.
-        naming: how operators and kernels are named.
     """
     return costs_of(Profile(trace), naming)
 
 
 def costs_of(profile: Profile, naming: Naming) -> Costs:
     """Return the result of `costs` for a trace that already has a `Profile`."""
-    step = profile.trace.events["step"]  # without remote calls, like the tree
-    if not profile.steps:
-        step = pl.Series("step", np.zeros(len(step), np.int64))
+    operators = operator_calls(profile, naming).drop_nulls("step")
     is_linked = has_forward_links(profile)
-    unknown = gaps(profile, step)
-    unattributed = pl.concat([modules(profile, step, attribute_backward=False), unknown])
+    unknown = gaps(profile)
+    unattributed = pl.concat([modules(profile, attribute_backward=False), unknown])
     return Costs(
         breakdown(profile),
-        operator_costs(profile, step, naming),
-        _kernel_costs(profile, step, naming),
-        _collective_costs(profile, step),
-        _runtime_costs(profile, step),
-        _shape_costs(profile, step),
-        pl.concat([modules(profile, step), unknown]) if is_linked else unattributed,
+        operators.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum()),
+        _kernel_costs(profile, naming),
+        _collective_costs(profile),
+        _runtime_costs(profile),
+        _shape_costs(profile),
+        pl.concat([modules(profile), unknown]) if is_linked else unattributed,
         unattributed,
         _device(profile),
         _framework(profile.trace),
@@ -139,22 +133,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
     )
 
 
-def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
-    """Return the calls and times of operators, one row per name and step.
-
-    Args:
-        profile: one rank's window.
-        step: the step of each event of the trace; events with a null step do not count.
-        naming: how operators are named.
-
-    Returns:
-        Columns of `OPERATORS`, unordered: sums of `operator_calls`.
-    """
-    table = operator_calls(profile, step, naming).drop_nulls("step")
-    return table.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum())
-
-
-def operator_calls(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
+def operator_calls(profile: Profile, naming: Naming) -> pl.DataFrame:
     """Return the calls and times of operators, one row per event.
 
     ::
@@ -165,7 +144,6 @@ def operator_calls(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
 
     Args:
         profile: one rank's window.
-        step: the step of each event of the trace.
         naming: how operators are named. Operators with one common name are one operator, and an
             inner operator of that name is part of the outer; see also `Naming.is_whole`.
 
@@ -193,7 +171,7 @@ def operator_calls(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
         {
             "row": rows,
             "name": names,
-            "step": step.gather(rows),
+            "step": profile.step.gather(rows),
             "calls": outermost.astype(np.int64),
             "cpu_total_ns": np.where(outermost, cpu_ns[rows], 0),
             "cpu_self_ns": own["cpu"],
@@ -227,9 +205,11 @@ def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> npt.NDArray[np.b
     return is_inside
 
 
-def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
+def _kernel_costs(profile: Profile, naming: Naming) -> pl.DataFrame:
     columns = ("name", "category", "device", "dur_ns")
-    devices = profile.trace.events.select(columns).with_columns(step=step).filter(is_kernel())
+    devices = (
+        profile.trace.events.select(columns).with_columns(step=profile.step).filter(is_kernel())
+    )
     return (
         devices.select(name=naming.apply(devices["name"]), step="step", gpu_total_ns="dur_ns")
         .pipe(_by_name_and_step)
@@ -237,9 +217,9 @@ def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataF
     )
 
 
-def _collective_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+def _collective_costs(profile: Profile) -> pl.DataFrame:
     return (
-        communication_events(profile, step)
+        communication_events(profile)
         .select(
             name=name_collectives(),
             step="step",
@@ -255,23 +235,23 @@ def name_collectives() -> pl.Expr:
     return pl.when(pl.col("axis") == UNKNOWN_AXIS).then("name").otherwise(named)
 
 
-def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+def _runtime_costs(profile: Profile) -> pl.DataFrame:
     launches = profile.tree.launches
     names = launches["name"].unique().cast(pl.String).to_list()
     return launches.select(
         name=pl.col("name").cast(pl.String).replace({name: name_of_call(name) for name in names}),
-        step=step.gather(launches["row"]),
+        step=profile.step.gather(launches["row"]),
         cpu_total_ns=pl.col("end_ns") - pl.col("start_ns"),
     ).pipe(_by_name_and_step)
 
 
-def _shape_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+def _shape_costs(profile: Profile) -> pl.DataFrame:
     if not profile.trace.events["shapes"].count():
         return pl.DataFrame(schema=SHAPES)
     calls = operator_work(profile).drop_nulls(["shapes", "flops"])
     names = pl.concat_str("name", pl.lit(" "), "shapes")
     rows = calls.select(
-        name=names, step=step.gather(calls["row"]), flops="flops", time_ns="time_ns"
+        name=names, step=profile.step.gather(calls["row"]), flops="flops", time_ns="time_ns"
     )
     return _by_name_and_step(rows).select(*SHAPES)
 

@@ -193,10 +193,6 @@ class Diff:
         """Return `operators` or another table by name, sorted by the absolute delta of ``value``.
 
         is_clear is then about that delta.
-
-        Args:
-            kind: a key of `VALUES`, such as ``operators``.
-            value: one of ``VALUES[kind]``.
         """
         if value == self.sort_value(kind):
             table: pl.DataFrame = getattr(self, kind)
@@ -204,11 +200,7 @@ class Diff:
         return self._by_name(kind, value)
 
     def sort_value(self, kind: str) -> str:
-        """Return the value by which a table is sorted unless another is chosen.
-
-        Args:
-            kind: see `by_name`.
-        """
+        """Return the value by which a table is sorted unless another is chosen."""
         return f"{self.clock}_self_ns" if kind == "operators" else VALUES[kind][-1]
 
     def _by_name(self, kind: str, value: str) -> pl.DataFrame:

@@ -51,98 +51,104 @@ class _Interval(NamedTuple):
     """Whether the value has no interval because it is not a mean over steps."""
 
 
-class _Gate(NamedTuple):
-    """A threshold and the comparison that it limits."""
+def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
+    """Return the outcome of checking a comparison against a threshold.
 
-    threshold: Threshold
-    diff: Diff
+    Raises:
+        UsageError: neither run has the operator, kernel or module, or the metric is not known for
+            both runs.
+    """
+    change = _change(threshold, diff)
+    if change.value is None:
+        status = "fail" if threshold.above else "pass"
+        return Outcome(threshold.text, status, "new: the baseline has none of it")
+    detail = threshold.format(change.value)
+    if change.low is None or change.high is None:
+        beyond = "fail" if change.is_exact else "inconclusive"
+        status = beyond if threshold.is_exceeded_by(change.value) else "pass"
+        if not change.is_exact:
+            detail += f"; no interval: {diff.change.reason or 'one step'}"
+        return Outcome(threshold.text, status, detail)
+    detail += f", 95% interval {threshold.format(change.low)} to {threshold.format(change.high)}"
+    if not threshold.is_exceeded_by(change.value):
+        return Outcome(threshold.text, "pass", detail)
+    is_sure = threshold.is_exceeded_by(change.low if threshold.above else change.high)
+    return Outcome(threshold.text, "fail" if is_sure else "inconclusive", detail)
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of `outcome_of`."""
-        change = self._change()
-        if change.value is None:
-            status = "fail" if self.threshold.above else "pass"
-            return Outcome(self.threshold.text, status, "new: the baseline has none of it")
-        detail = self.threshold.format(change.value)
-        if change.low is None or change.high is None:
-            beyond = "fail" if change.is_exact else "inconclusive"
-            status = beyond if self.threshold.is_exceeded_by(change.value) else "pass"
-            if not change.is_exact:
-                detail += f"; no interval: {self.diff.change.reason or 'one step'}"
-            return Outcome(self.threshold.text, status, detail)
-        detail += f", 95% interval {self.threshold.format(change.low)} to {self.threshold.format(change.high)}"
-        if not self.threshold.is_exceeded_by(change.value):
-            return Outcome(self.threshold.text, "pass", detail)
-        is_sure = self.threshold.is_exceeded_by(change.low if self.threshold.above else change.high)
-        return Outcome(self.threshold.text, "fail" if is_sure else "inconclusive", detail)
 
-    def _change(self) -> _Interval:
-        kind, _, rest = self.threshold.target.partition(".")
-        if self.threshold.target in METRICS:
-            return self._metric_change()
-        if kind == "module":
-            return self._module_change(rest)
-        name, _, value = rest.rpartition(".")
-        table = self.diff.operators if kind == "op" else self.diff.kernels
-        rows = table.filter(pl.col("name") == name)
-        if rows.is_empty():
-            raise UsageError(f"{self.threshold.text!r}: neither run has {_KINDS[kind]} {name!r}")
-        row = rows.row(0, named=True)
-        column = COLUMNS[kind][value]
-        return self._interval(*(row[f"{side}_{column}"] for side in ("baseline", "delta", "noise")))
+def _change(threshold: Threshold, diff: Diff) -> _Interval:
+    kind, _, rest = threshold.target.partition(".")
+    if threshold.target in METRICS:
+        return _metric_change(threshold, diff)
+    if kind == "module":
+        return _module_change(threshold, diff, rest)
+    name, _, value = rest.rpartition(".")
+    table = diff.operators if kind == "op" else diff.kernels
+    rows = table.filter(pl.col("name") == name)
+    if rows.is_empty():
+        raise UsageError(f"{threshold.text!r}: neither run has {_KINDS[kind]} {name!r}")
+    row = rows.row(0, named=True)
+    column = COLUMNS[kind][value]
+    return _interval(
+        threshold, *(row[f"{side}_{column}"] for side in ("baseline", "delta", "noise"))
+    )
 
-    def _metric_change(self) -> _Interval:
-        rows = self.diff.overview.filter(metric=self.threshold.target)
-        if rows.is_empty() or rows["delta"].null_count():
-            raise UsageError(
-                f"{self.threshold.text!r}: {self.threshold.target} is not known for both runs"
-            )
-        row = rows.row(0, named=True)
-        if self.threshold.target in ("step_time", "ips", "tokens_per_s"):
-            return self._step_time_change(self.diff.change, row)
-        noise = self.diff.noise_of(self.threshold.target)
-        change = self._interval(row["baseline"], row["delta"], noise)
-        return change._replace(is_exact=noise is None)
 
-    def _step_time_change(self, change: Change, row: Mapping[str, Any]) -> _Interval:
-        """Return the change of the step time or of a rate, with its interval.
+def _metric_change(threshold: Threshold, diff: Diff) -> _Interval:
+    rows = diff.overview.filter(metric=threshold.target)
+    if rows.is_empty() or rows["delta"].null_count():
+        raise UsageError(f"{threshold.text!r}: {threshold.target} is not known for both runs")
+    row = rows.row(0, named=True)
+    if threshold.target in ("step_time", "ips", "tokens_per_s"):
+        return _step_time_change(threshold, diff.change, row)
+    noise = diff.noise_of(threshold.target)
+    change = _interval(threshold, row["baseline"], row["delta"], noise)
+    return change._replace(is_exact=noise is None)
 
-        A rate is the number of samples or tokens of a step over the time of the step, so its
-        interval follows from that of the step time.
-        """
-        scale = 1.0 if self.threshold.is_ratio else row["baseline"]
-        ratio = row["delta_ratio"]
-        if ratio is None or change.ratio is None or change.low is None or change.high is None:
-            return _Interval(0.0 if ratio is None else ratio * scale, None, None)
-        low, high = change.low, change.high
-        if self.threshold.target != "step_time":
-            samples = (1 + ratio) * (1 + change.ratio)  # of a step, over the baseline's
-            low, high = samples / (1 + change.high) - 1, samples / (1 + max(change.low, -0.99)) - 1
-        return _Interval(ratio * scale, low * scale, high * scale)
 
-    def _module_change(self, name: str) -> _Interval:
-        rows = self.diff.modules.filter(pl.col("name") == name)
-        if rows.is_empty():
-            raise UsageError(f"{self.threshold.text!r}: neither run has a module {name!r}")
-        outermost = rows.filter(_is_outermost(self.diff.modules, name))
-        before, after = (
-            float(outermost[f"{side}_time_ns"].fill_null(0.0).to_numpy().sum())
-            for side in ("baseline", "experiment")
-        )
-        noises = outermost["noise_time_ns"]
-        noise = None if noises.null_count() else float(np.linalg.norm(noises.to_numpy()))
-        return self._interval(before, after - before, noise)
+def _step_time_change(threshold: Threshold, change: Change, row: Mapping[str, Any]) -> _Interval:
+    """Return the change of the step time or of a rate, with its interval.
 
-    def _interval(self, baseline: float, delta: float, noise: float | None) -> _Interval:
-        if self.threshold.is_ratio and not baseline:
-            ratio = None if delta else 0.0
-            return _Interval(ratio, ratio, ratio)
-        scale = baseline if self.threshold.is_ratio else 1.0
-        if noise is None:
-            return _Interval(delta / scale, None, None)
-        # No time, size or number of calls is below 0: a mean decreases by all of it at most.
-        low = max(delta - _SURE * noise, min(delta, -baseline))
-        return _Interval(delta / scale, low / scale, (delta + _SURE * noise) / scale)
+    A rate is the number of samples or tokens of a step over the time of the step, so its
+    interval follows from that of the step time.
+    """
+    scale = 1.0 if threshold.is_ratio else row["baseline"]
+    ratio = row["delta_ratio"]
+    if ratio is None or change.ratio is None or change.low is None or change.high is None:
+        return _Interval(0.0 if ratio is None else ratio * scale, None, None)
+    low, high = change.low, change.high
+    if threshold.target != "step_time":
+        samples = (1 + ratio) * (1 + change.ratio)  # of a step, over the baseline's
+        low, high = samples / (1 + change.high) - 1, samples / (1 + max(change.low, -0.99)) - 1
+    return _Interval(ratio * scale, low * scale, high * scale)
+
+
+def _module_change(threshold: Threshold, diff: Diff, name: str) -> _Interval:
+    rows = diff.modules.filter(pl.col("name") == name)
+    if rows.is_empty():
+        raise UsageError(f"{threshold.text!r}: neither run has a module {name!r}")
+    outermost = rows.filter(_is_outermost(diff.modules, name))
+    before, after = (
+        float(outermost[f"{side}_time_ns"].fill_null(0.0).to_numpy().sum())
+        for side in ("baseline", "experiment")
+    )
+    noises = outermost["noise_time_ns"]
+    noise = None if noises.null_count() else float(np.linalg.norm(noises.to_numpy()))
+    return _interval(threshold, before, after - before, noise)
+
+
+def _interval(
+    threshold: Threshold, baseline: float, delta: float, noise: float | None
+) -> _Interval:
+    if threshold.is_ratio and not baseline:
+        ratio = None if delta else 0.0
+        return _Interval(ratio, ratio, ratio)
+    scale = baseline if threshold.is_ratio else 1.0
+    if noise is None:
+        return _Interval(delta / scale, None, None)
+    # No time, size or number of calls is below 0: a mean decreases by all of it at most.
+    low = max(delta - _SURE * noise, min(delta, -baseline))
+    return _Interval(delta / scale, low / scale, (delta + _SURE * noise) / scale)
 
 
 _KINDS = {"op": "an operator", "kernel": "a kernel"}
@@ -158,16 +164,6 @@ def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
             is_outermost.append(enclosing_depth is None)
             enclosing_depth = depth if enclosing_depth is None else enclosing_depth
     return pl.Series(is_outermost, dtype=pl.Boolean)
-
-
-def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
-    """Return the outcome of checking a comparison against a threshold.
-
-    Raises:
-        UsageError: neither run has the operator, kernel or module, or the metric is not known for
-            both runs.
-    """
-    return _Gate(threshold, diff).outcome()
 
 
 def check(thresholds: Sequence[Threshold], diff: Diff) -> list[Outcome]:

@@ -38,9 +38,6 @@ class Naming:
 
         They count for gradients if frameworks are compared, because torch's gradients contain
         operators and Paddle's do not.
-
-        Args:
-            name: the operator's `common_name`.
         """
         return name.endswith(" grad") and name in self.same.values()
 

@@ -176,10 +176,6 @@ class RunCosts:
         """Return one row per name, sorted by name: name, and the values per rank and step.
 
         Each value has its variance, ``<value>_var``; see `per_step`.
-
-        Args:
-            kind: a key of `VALUES`: ``operators``, ``kernels``, ``collectives`` or
-                ``runtime_calls``.
         """
         table: pl.DataFrame = getattr(self, kind)
         return per_step(table, ["name"], VALUES[kind], self.ranks_of_step).sort("name")

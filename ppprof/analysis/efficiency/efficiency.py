@@ -24,7 +24,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
 from ppprof.analysis.modules.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
 from ppprof.hardware import Device, known_device
 from ppprof.trace.operator_inputs import (
@@ -132,7 +132,7 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     """
     if profile.unrecorded_device:
         return pl.DataFrame(schema=EFFICIENCY)
-    calls = profile.once(_calls)
+    calls = _calls(profile)
     roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
     rows = _rates(calls.filter(pl.col("flops").is_not_null()), [])
     rows = _with_roof(rows, roof, has_device)
@@ -160,7 +160,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
     schema = EFFICIENCY_BY_STEP
     if profile.unrecorded_device or roof.bytes_per_s is None:
         return pl.DataFrame(schema=schema)
-    calls = profile.once(_calls).filter(pl.col("flops").is_not_null())
+    calls = _calls(profile).filter(pl.col("flops").is_not_null())
     calls = calls.with_columns(step=profile.trace.events["step"].gather(calls["row"]))
     rows = _with_roof(_rates(calls.drop_nulls("step"), ["step"]), roof, has_device)
     half = roof.flops("bfloat16") or roof.flops("float16")
@@ -177,6 +177,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
 _TOTALS = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
 
 
+@once
 def _calls(profile: Profile) -> pl.DataFrame:
     """Return the operators that take time, with their inputs and their work."""
     tree = profile.tree
@@ -196,6 +197,7 @@ def _calls(profile: Profile) -> pl.DataFrame:
     )
 
 
+@once
 def operator_work(profile: Profile) -> pl.DataFrame:
     """Return the calls of operators that take time, with what they compute.
 
@@ -203,11 +205,7 @@ def operator_work(profile: Profile) -> pl.DataFrame:
         row (of the events), name and shapes as in `efficiency`, time_ns, flops, bytes; the last two
         and shapes null where unknown. No rows if the trace lacks the events of its device.
     """
-    return profile.once(_operator_work)
-
-
-def _operator_work(profile: Profile) -> pl.DataFrame:
-    calls = profile.once(_calls)
+    calls = _calls(profile)
     if profile.unrecorded_device:
         calls = calls.clear()
     texts = calls["shapes"].drop_nulls().unique()
@@ -295,10 +293,6 @@ _KIND = ["name", "shapes", "dtype"]
 def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFrame:
     """Return one table for several ranks or windows, per step of an average rank.
 
-    Args:
-        tables: results of `efficiency`.
-        num_steps: the number of their steps, of all ranks together.
-
     Returns:
         Columns of `EFFICIENCY`, sorted likewise; calls (float64), time_ns (float64), and above_roof_ns
         per step. Without operators of unknown work.
@@ -361,15 +355,12 @@ def layers(profile: Profile) -> pl.DataFrame:
     """
     if profile.unrecorded_device:
         return pl.DataFrame(schema=LAYERS)
-    events, hosts = profile.trace.events, profile.tree.hosts
+    hosts = profile.tree.hosts
     work = work_of_profile(profile).drop_nulls("flops")
     work = work.filter(pl.col("row") < hosts.height)
     flops = np.zeros(hosts.height, np.int64)
     flops[work["row"].to_numpy()] = _without_nested(profile, work)
-    step = events["step"]
-    if not profile.steps:
-        step = pl.Series("step", np.zeros(len(step), np.int64))
-    table = modules(profile, step, flops=flops)
+    table = modules(profile, flops=flops)
     last = pl.col("path").str.split(SEPARATOR)
     is_backward = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}")
     is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(PHASES)

@@ -203,12 +203,7 @@ def _conv(inputs: Inputs) -> tuple[int, Shape]:
 
 
 def attention(inputs: Inputs, causal: int = 6) -> tuple[int, Shape]:
-    """Count scaled dot-product attention of query and key: (batch, length, heads, width) each.
-
-    Args:
-        inputs: of the operator.
-        causal: place of the argument that says whether a query sees no later key.
-    """
+    """Count scaled dot-product attention of query and key: (batch, length, heads, width) each."""
     query, key = inputs.shape(0, "q"), inputs.shape(1, "k")
     if len(query) != 4 or len(key) != 4:
         raise UnknownError

@@ -25,7 +25,7 @@ from ppprof.analysis.efficiency.operator_formulas import (
     movement,
     reduction,
 )
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
 from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
 
 MOST_WORK = 10**16
@@ -124,12 +124,9 @@ def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
     return with_shapes.join(kinds, on=key, nulls_equal=True, maintain_order="left").drop(key)
 
 
+@once
 def work_of_profile(profile: Profile) -> pl.DataFrame:
     """Return `work_of_operators` of the rank's own events, which is computed once."""
-    return profile.once(_work_of_profile)
-
-
-def _work_of_profile(profile: Profile) -> pl.DataFrame:
     return work_of_operators(profile.trace.events)
 
 
@@ -157,11 +154,6 @@ def product_of(operator: str, shapes: str, attributes: str | None) -> Product | 
 
     None for other operators, and for a product with a number from `MOST_WORK` on. A batch that is
     multiplied with one matrix counts as one product.
-
-    Args:
-        operator: as for `work_of`.
-        shapes: likewise.
-        attributes: likewise.
 
     >>> product_of("matmul", '{"X0":[[4,16,8]],"X1":[[8,32]]}', None)
     Product(batch=1, m=64, n=32, k=8)

@@ -44,11 +44,7 @@ _MAX_DEPTH = 100
 
 
 def modules(
-    profile: Profile,
-    step: pl.Series,
-    *,
-    attribute_backward: bool = True,
-    flops: Int64 | None = None,
+    profile: Profile, *, attribute_backward: bool = True, flops: Int64 | None = None
 ) -> pl.DataFrame:
     r"""Return one rank's modules, step by step.
 
@@ -63,8 +59,7 @@ def modules(
               Block                      ####               of the first Block
 
     Args:
-        profile: a window.
-        step: the step of each event of the trace; events without a step are left out.
+        profile: a window; events without a step are left out.
         attribute_backward: whether gradients are attributed to the module of their forward, if the
             trace links gradients to it. If False, they belong to the Backward.
         flops: a number for each host event, shape (hosts,), to be summed; None for none.
@@ -90,7 +85,7 @@ def modules(
     """
     tree, hosts = profile.tree, profile.tree.hosts
     columns = {**MODULES, "flops": pl.Int64} if flops is not None else MODULES
-    nodes = module_nodes(profile, step, attribute_backward=attribute_backward)
+    nodes = module_nodes(profile, attribute_backward=attribute_backward)
     rows = nodes["row"].to_numpy()
     if not len(rows):
         return pl.DataFrame(schema=columns)
@@ -123,15 +118,8 @@ def modules(
     return pl.concat([table.select(*columns) for table in (plain, gradients)])
 
 
-def module_nodes(
-    profile: Profile, step: pl.Series, *, attribute_backward: bool = True
-) -> pl.DataFrame:
+def module_nodes(profile: Profile, *, attribute_backward: bool = True) -> pl.DataFrame:
     """Return the host events that are modules or steps, with their paths.
-
-    Args:
-        profile: a window.
-        step: the step of each event of the trace; events without a step are left out.
-        attribute_backward: see `modules`.
 
     Returns:
         One row per event, in pre-order: row (of `ppprof.analysis.profile.event_tree.Tree.hosts`),
@@ -140,13 +128,13 @@ def module_nodes(
         backward: see `modules` and `_with_paths`.
     """
     tree, hosts = profile.tree, profile.tree.hosts
-    step_of = step.slice(0, hosts.height).to_numpy()
+    step = profile.step.slice(0, hosts.height)
     is_step = (hosts["category"] == "ProfileStep").to_numpy()
-    is_node = module_mask(profile, step)
+    is_node = _module_mask(profile)
     gradient_of = np.full(hosts.height, -1, np.int64)
     if attribute_backward and has_forward_links(profile):
-        gradient_of = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
-        gradient_of[step.slice(0, hosts.height).is_null().to_numpy()] = -1
+        gradient_of = _modules_of_gradients(tree, profile.trace.events["forward"], is_node)
+        gradient_of[step.is_null().to_numpy()] = -1
         is_node |= gradient_of >= 0
     above = tree.enclosing(is_node)
     rows = np.flatnonzero(is_node)
@@ -155,10 +143,10 @@ def module_nodes(
             "row": rows,
             "above": above[rows],
             "gradient_of": gradient_of[rows],
-            "step": step_of[rows].astype(np.int64),
+            "step": step.to_numpy()[rows].astype(np.int64),
             "is_step": is_step[rows],
             "is_backward": (hosts["category"].gather(rows) == "Backward"),
-            "name": module_names(hosts[rows]),
+            "name": _module_names(hosts[rows]),
             "start_ns": hosts["start_ns"].gather(rows),
         }
     )
@@ -166,28 +154,20 @@ def module_nodes(
     return _with_paths(nodes, is_inside[rows])
 
 
-def module_mask(profile: Profile, step: pl.Series) -> Bool:
-    """Return whether each host event is a module or a step, shape (hosts,).
-
-    Args:
-        profile: a window.
-        step: the step of each event of the trace; events without a step are no modules.
-    """
+def _module_mask(profile: Profile) -> Bool:
+    """Return whether each host event is a module or a step, shape (hosts,)."""
     tree, hosts = profile.tree, profile.tree.hosts
     is_module = hosts["category"].is_in([*_PIECES, "ProfileStep"]).to_numpy()
     is_module &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
-    is_module &= step.slice(0, hosts.height).is_not_null().to_numpy()
+    is_module &= profile.step.slice(0, hosts.height).is_not_null().to_numpy()
     is_module &= _depths(np.flatnonzero(is_module), tree.size) < _MAX_DEPTH
     return is_module
 
 
-def module_names(hosts: pl.DataFrame) -> pl.Series:
+def _module_names(hosts: pl.DataFrame) -> pl.Series:
     """Return the names of modules, strings; phases are named by their category.
 
     Paddle names its loader by its class, which depends on the number of workers.
-
-    Args:
-        hosts: rows of `ppprof.analysis.profile.event_tree.Tree.hosts`; reads category and name.
     """
     category, name = pl.col("category").cast(pl.String), pl.col("name").cast(pl.String)
     is_phase = category.is_in(PHASES)
@@ -313,7 +293,7 @@ _MAX_ORDER = 100
 module."""
 
 
-def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int64:
+def _modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int64:
     """Return the module in which the forward of each gradient ran.
 
     ::
@@ -325,11 +305,6 @@ def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int
           AddmmBackward                      ###    forward: addmm, so its module is Linear
 
     If the forward ran in another gradient, the module of that gradient is returned.
-
-    Args:
-        tree: the event tree of a window with N host events.
-        forward: the column forward of `ppprof.trace.schema.EVENTS`, shape (N,) or more.
-        is_module: whether each host event is a module, shape (N,).
 
     Returns:
         For each host event, the row of the module; shape (N,). -1 for events that are no gradients,
@@ -371,7 +346,7 @@ UNKNOWN = "(unknown)"
 """The name of a gap: the time of a step before, between or after its outermost modules."""
 
 
-def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
+def gaps(profile: Profile) -> pl.DataFrame:
     r"""Return the time of one rank's steps outside all modules, one row per step and gap.
 
     ::
@@ -380,10 +355,6 @@ def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
           GPT             ##########
           Backward                     ############
                        ---          ---            -------    three gaps
-
-    Args:
-        profile: a window.
-        step: the step of each event of the trace.
 
     Returns:
         Columns of `ppprof.analysis.modules.module_tree.MODULES`, without gaps of no time.
@@ -397,7 +368,7 @@ def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
         - gpu_ns: the time of kernels, copies and sets launched in the gap.
     """
     tree, hosts = profile.tree, profile.tree.hosts
-    is_module = module_mask(profile, step)
+    is_module = _module_mask(profile)
     is_step = (hosts["category"] == "ProfileStep").to_numpy() & is_module
     above = tree.enclosing(is_module)
     steps = np.flatnonzero(is_step)
@@ -407,7 +378,7 @@ def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
         {
             "owner": np.concatenate([above[inner], steps]),
             "row": np.concatenate([inner, np.full(len(steps), len(is_step))]),
-            "name": [*module_names(hosts[inner]), *[""] * len(steps)],
+            "name": [*_module_names(hosts[inner]), *[""] * len(steps)],
             "end_ns": np.concatenate([start_ns[inner], end_ns[steps]]),
             "next_ns": np.concatenate([end_ns[inner], end_ns[steps]]),
         },
@@ -415,7 +386,7 @@ def gaps(profile: Profile, step: pl.Series) -> pl.DataFrame:
     ).sort("owner", "row")
     owner = table["owner"].to_numpy()
     table = table.with_columns(
-        step=step.gather(owner),
+        step=profile.step.gather(owner),
         step_ns=pl.Series(start_ns[owner]),
         has_launches=pl.Series(hosts["device_ns"].to_numpy()[owner] > 0),
     ).with_columns(

@@ -30,9 +30,6 @@ class EventArrays:
     """N events of a trace: host events, then launches, then device events.
 
     Each array is made when it is first read, and kept.
-
-    Args:
-        trace: the trace.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -151,9 +148,6 @@ class Tree:
     the order that Paddle's tables have.
 
     Each table is made when it is first read, and kept.
-
-    Args:
-        trace: the trace.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -174,12 +168,7 @@ class Tree:
         return self.hosts_at(slice(0, self.events.num_hosts))
 
     def hosts_at(self, rows: Array | slice, *columns: str) -> pl.DataFrame:
-        """Return the rows of ``hosts`` with some row numbers, in the order of ``rows``.
-
-        Args:
-            rows: row numbers.
-            columns: these columns; without any, all of them.
-        """
+        """Return the rows of ``hosts`` with some row numbers, in the order of ``rows``."""
         return pl.DataFrame({name: self._column(name, rows) for name in columns or _HOST_COLUMNS})
 
     def _column(self, name: str, rows: Array | slice) -> Array | pl.Series:
@@ -293,9 +282,6 @@ class Tree:
     def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int32:
         """Return, for each host event, the row of the nearest chosen event above it.
 
-        Args:
-            chosen: whether each host event is chosen, shape (hosts,).
-
         Returns:
             Shape (hosts,); -1 if no chosen event is above.
         """
@@ -303,9 +289,6 @@ class Tree:
 
     def innermost(self, rows: Array) -> Int32:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
-
-        Args:
-            rows: rows of ``hosts``.
 
         Returns:
             Shape (hosts,); -1 if none of ``rows`` is.

@@ -152,10 +152,6 @@ def num_distinct(intervals: Intervals) -> int:
 def matching(names: pl.Series, pattern: str) -> pl.Series:
     """Return whether each name, in lower case, contains a match of ``pattern``.
 
-    Args:
-        names: a categorical column, shape (N,).
-        pattern: a regular expression in lower case.
-
     Returns:
         Booleans, shape (N,).
     """

@@ -62,13 +62,9 @@ def overlap(left: Intervals, right: Intervals) -> int:
 def difference(left: Intervals, right: Intervals) -> Intervals:
     """Return the instants in ``left`` but not in ``right``, as a union.
 
-        left    ######  ##
-        right     ##     ##
-        out     ##  ##  #
-
-    Args:
-        left: N intervals, in any order, overlaps allowed.
-        right: M intervals, in any order, overlaps allowed.
+    left    ######  ##
+    right     ##     ##
+    out     ##  ##  #
     """
     bounds = np.sort(np.concatenate((*left, *right)), kind="stable")  # merges sorted runs fast
     first, last = bounds[:-1], bounds[1:]

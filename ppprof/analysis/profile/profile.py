@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -159,14 +159,8 @@ class Profile:
         self.whole = leave_out_incomplete_steps(trace)
         self.trace, self._remote = split_calls(self.whole)
         self.options = options or SummaryOptions()
-        self._results: dict[Callable[[Profile], Any], Any] = {}
-
-    def once(self, compute: Callable[[Profile], T]) -> T:
-        """Return the result of a function for this profile, which is computed once."""
-        if compute not in self._results:
-            self._results[compute] = compute(self)
-        result: T = self._results[compute]
-        return result
+        self.results: dict[str, Any] = {}
+        """Results of functions that are computed `once`, keyed by the function's full name."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -218,6 +212,12 @@ class Profile:
         )
 
     @cached_property
+    def step(self) -> pl.Series:
+        """The step of each event of ``trace``, null outside of steps; 0 if the trace has no steps."""
+        step = self.trace.events["step"]
+        return step if self.steps else pl.Series("step", np.zeros(len(step), np.int64))
+
+    @cached_property
     def total_ns(self) -> int:
         """The time in ns inside steps: the union of all ProfileStep events; 0 without steps.
 
@@ -246,11 +246,7 @@ class Profile:
         return grouped(self.outermost, ["category"])
 
     def phase(self, category: str) -> Mapping[str, Any] | None:
-        """Return the row of `phases` with this category; None if `outermost` has no such event.
-
-        Args:
-            category: one of `PHASES`, or ``ProfileStep``.
-        """
+        """Return the row of `phases` with this category; None if `outermost` has no such event."""
         row = self.phases.filter(pl.col("category") == category)
         return row.row(0, named=True) if row.height else None
 
@@ -268,3 +264,17 @@ class Profile:
         return Communication.from_tree(
             self.tree, as_paddle=True, is_recorded=not self.unrecorded_device
         )
+
+
+def once(compute: Callable[[Profile], T]) -> Callable[[Profile], T]:
+    """Decorate a function of a profile whose result is computed once for each profile."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def computed(profile: Profile) -> T:
+        if name not in profile.results:
+            profile.results[name] = compute(profile)
+        result: T = profile.results[name]
+        return result
+
+    return computed

@@ -81,10 +81,6 @@ def kind_of_call(name: str) -> str:
 def is_of_kind(names: Labels, *kinds: str) -> Bool:
     """Return whether each runtime call is of one of ``kinds``.
 
-    Args:
-        names: names of runtime calls, shape (N,).
-        kinds: some of `LAUNCH`, `WAIT`, `COPY`, `BLOCKING` and `OTHER`.
-
     Returns:
         Booleans, shape (N,).
     """

@@ -49,21 +49,13 @@ def analyze_rank(trace: Trace) -> RankAnalysis:
     """Return the breakdown of steps, the collectives and the passes of one rank's window.
 
     A `Cluster` is built from these tables of all ranks.
-
-    Args:
-        trace: one rank's window.
     """
     profile = Profile(with_step(trace))
     return analyze_profile(profile, breakdown(profile))
 
 
 def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
-    """Return the same tables as `analyze_rank`, for a profile whose breakdown is already known.
-
-    Args:
-        profile: one rank's window.
-        parts: the breakdown of ``profile``.
-    """
+    """Return the same tables as `analyze_rank`, for a profile whose breakdown is already known."""
     names = profile.tree.of_category("ProfileStep")["name"]
     has_steps = not (names == WHOLE_TRACE).any()
     device = roof_of(profile.whole).device

@@ -67,7 +67,7 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     transfers has a row for each transfer, all with the times of the batch. Three kinds
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
     and ``isend`` and ``irecv`` that only start a ``send`` or ``recv`` span
-    (`started_transfers`). In a trace with device events, a span without any is counted in ``index`` and has no row:
+    (`_started_transfers`). In a trace with device events, a span without any is counted in ``index`` and has no row:
     its own time is that of the host, which only launches. A trace that lacks the events of its
     device has no collectives for the same reason.
 
@@ -78,24 +78,14 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     Returns:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
-    return collectives_with_rows(trace, rank).drop("row")
-
-
-def collectives_with_rows(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
-    """Return the result of `collectives` with a first column row (int64): the row of the span.
-
-    Args:
-        trace: the window.
-        rank: as for `collectives`.
-    """
-    return _rows_and_posts(trace, rank)[0]
+    return _rows_and_posts(trace, rank)[0].drop("row")
 
 
 def linked_rows(trace: Trace) -> pl.DataFrame:
     """Return the spans that a picture can link to the same communication on other ranks.
 
     Returns:
-        row, members, op, step and index as in `collectives_with_rows`, for an unknown rank; and
+        row (of the span), members, op, step and index as in `collectives`, for an unknown rank; and
         is_post (bool). An ``isend`` or ``irecv`` that only starts a transfer is a row, too, with the
         transfer's values and is_post.
     """
@@ -112,7 +102,7 @@ def linked_rows(trace: Trace) -> pl.DataFrame:
 
 
 def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, int]]:
-    """Return the result of `collectives_with_rows`, and that of `started_transfers`."""
+    """Return the result of `collectives` with the row of each span, and that of `_started_transfers`."""
     schema = {"row": pl.Int64(), **COLLECTIVES}
     if unrecorded_device(trace):
         return pl.DataFrame(schema=schema), {}
@@ -129,8 +119,8 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
         for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)
         for role, one_peers, one_bytes in _transfers(name, peers, num_bytes)
     ]
-    posts = started_transfers(
-        TransferSpan(row, name, peers, num_bytes, thread, start_ns, end_ns)
+    posts = _started_transfers(
+        _TransferSpan(row, name, peers, num_bytes, thread, start_ns, end_ns)
         for (name, peers, _, _, num_bytes), row, thread, start_ns, end_ns in zip(
             compress(texts, is_collective),
             spans.tolist(),
@@ -190,10 +180,6 @@ def kernel_times(events: EventArrays, rows: Int64) -> tuple[Intervals, Bool]:
         host     [all_gather]  [send]  [all_reduce ]
         device       kkkk         (none)    ccc kkkk       kernels before copies
 
-    Args:
-        events: the events of a trace.
-        rows: rows of host events, shape (N,), in any order.
-
     Returns:
         An interval for each of the rows, and whether it has one, shape (N,); an event without
         device events in a trace that has some has none.
@@ -247,10 +233,6 @@ def to_reference_clock(table: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.D
     """Return one rank's table with start_ns and end_ns on the reference clock.
 
     The table is returned unchanged if its rank has no clock or if it has no rows.
-
-    Args:
-        table: has the columns rank (of one value), start_ns and end_ns.
-        clocks: each rank's clock, keyed by rank.
     """
     if table.is_empty() or table["rank"][0] not in clocks:
         return table
@@ -261,11 +243,11 @@ def to_reference_clock(table: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.D
     )
 
 
-POSTED = {"isend": "send", "irecv": "recv"}
+_POSTED = {"isend": "send", "irecv": "recv"}
 """Function that posts a transfer -> function that does it."""
 
 
-class TransferSpan(NamedTuple):
+class _TransferSpan(NamedTuple):
     """A host event of a transfer between two ranks."""
 
     row: int
@@ -278,7 +260,7 @@ class TransferSpan(NamedTuple):
     end_ns: int
 
 
-def started_transfers(spans: Iterable[TransferSpan]) -> dict[int, int]:
+def _started_transfers(spans: Iterable[_TransferSpan]) -> dict[int, int]:
     """Return the row of each posted transfer that only starts another span, with that span's row.
 
     An ``isend`` or ``irecv`` may do the transfer itself, or only start it: a ``send`` or ``recv`` on
@@ -289,14 +271,11 @@ def started_transfers(spans: Iterable[TransferSpan]) -> dict[int, int]:
 
     The other span is the first one with the same peer and bytes that begins later, is on another
     thread or inside, and that no earlier ``isend`` or ``irecv`` has started.
-
-    Args:
-        spans: the transfers of one rank, sorted by start.
     """
-    posted: defaultdict[tuple[str, str, int | None], list[TransferSpan]] = defaultdict(list)
+    posted: defaultdict[tuple[str, str, int | None], list[_TransferSpan]] = defaultdict(list)
     started: dict[int, int] = {}
     for span in spans:
-        name = POSTED.get(span.name)
+        name = _POSTED.get(span.name)
         if name is not None:
             posted[name, span.peer, span.num_bytes].append(span)
             continue

@@ -25,8 +25,9 @@ from ppprof.analysis.profile.intervals import (
     intersection,
     union,
 )
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.profile.runtime_calls import BLOCKING, is_of_kind
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Array, Bool, Int64
 
 CAUSES = ("nothing_queued", "launch_latency", "blocking_call", "other_work", "unknown")
@@ -55,18 +56,15 @@ that wait, mean over the step; and the time from the end of a launch to the star
 event, median over the events that the step launched (null if it launched none)."""
 
 
-def idle_causes(profile: Profile, steps: pl.DataFrame) -> Mapping[str, Intervals]:
+@once
+def idle_causes(profile: Profile) -> Mapping[str, Intervals]:
     """Return the instants of steps without any device event, by cause.
-
-    Args:
-        profile: one rank's window, with device events.
-        steps: reads start_ns and end_ns.
 
     Returns:
         Cause of `CAUSES` -> a union of intervals; the unions are disjoint.
     """
     queued_ns, start_ns, end_ns, is_linked = _queue(profile)
-    idle = difference(intervals_of(steps), (start_ns, end_ns))
+    idle = difference(intervals_of(steps_of_rank(profile)), (start_ns, end_ns))
     waits = is_linked & (queued_ns < start_ns)
     queued = union(queued_ns[waits], start_ns[waits])
     empty = difference(idle, queued)
@@ -86,16 +84,9 @@ def idle_causes(profile: Profile, steps: pl.DataFrame) -> Mapping[str, Intervals
     }
 
 
-def queue_of_steps(
-    profile: Profile, steps: pl.DataFrame, idle: Mapping[str, Intervals]
-) -> pl.DataFrame:
-    """Return the queue of each step: columns of `QUEUE`, sorted by step.
-
-    Args:
-        profile: one rank's window, with device events.
-        steps: reads step, start_ns and end_ns.
-        idle: the result of `idle_causes` for these steps.
-    """
+def queue_of_steps(profile: Profile) -> pl.DataFrame:
+    """Return the queue of each step: columns of `QUEUE`, sorted by step."""
+    steps, idle = steps_of_rank(profile), idle_causes(profile)
     start, end = intervals_of(steps)
     queued_ns, start_ns, _, is_linked = _queue(profile)
     queued_ns, start_ns = queued_ns[is_linked], start_ns[is_linked]

@@ -20,7 +20,8 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import extents_by_group
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
+from ppprof.arrays import Int64
 
 
 def host_steps(profile: Profile) -> pl.DataFrame:
@@ -53,6 +54,7 @@ _NUMBER = re.compile(r"#([0-9]{1,19})\Z")
 _MOST = 2**63 - 1
 
 
+@once
 def steps_of_rank(profile: Profile) -> pl.DataFrame:
     """Return the steps of a rank, sorted by start: `host_steps` with other times, and ``outlived_ns``.
 
@@ -67,10 +69,6 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
         thread, start_ns, end_ns, step, and outlived_ns: for how long device events that the step
         launched ran after the host had ended it; 0 if they ended earlier.
     """
-    return profile.once(_steps_of_rank)
-
-
-def _steps_of_rank(profile: Profile) -> pl.DataFrame:
     steps = host_steps(profile)
     steps = steps[np.argsort(steps["start_ns"].to_numpy(), kind="stable")]
     step, start, end = (steps[name].to_numpy() for name in ("step", "start_ns", "end_ns"))
@@ -97,3 +95,8 @@ def _steps_of_rank(profile: Profile) -> pl.DataFrame:
             "outlived_ns": outlived,
         }
     )
+
+
+def stepping_threads(profile: Profile) -> Int64:
+    """Return the threads with a ProfileStep, ascending."""
+    return np.unique(steps_of_rank(profile)["thread"].to_numpy())

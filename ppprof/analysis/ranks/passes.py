@@ -25,7 +25,7 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.ranks.collectives import kernel_times
-from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.device_steps import stepping_threads, steps_of_rank
 from ppprof.analysis.ranks.rank_communication import (
     UNKNOWN_AXIS,
     RankCommunication,
@@ -55,21 +55,17 @@ class Passes(NamedTuple):
         return Passes(self.step[chosen], self.stage[chosen], (start[chosen], end[chosen]))
 
 
-def passes_of(profile: Profile, threads: Int64) -> Passes:
+def passes_of(profile: Profile) -> Passes:
     """Return the outermost Forward and Backward events of the stepping threads.
 
     If any of them has a stage, events without a stage are no passes. In a trace with device events,
     events that launched no device event are no passes, and the others last from the first start to
     the last end of the device events launched in them. Events outside of steps are no passes.
-
-    Args:
-        profile: one rank's window.
-        threads: the stepping threads, those with a ProfileStep.
     """
     tree, events = profile.tree, profile.tree.events
     rows = events.host_rows("Forward", "Backward")
     is_outermost = ~tree.below(events.host_rows(*PHASES))[rows]
-    rows = rows[is_outermost & np.isin(events.thread[rows], threads)]
+    rows = rows[is_outermost & np.isin(events.thread[rows], stepping_threads(profile))]
     stage = filled(events.events["stage"].gather(rows))
     if (stage >= 0).any():
         rows, stage = rows[stage >= 0], stage[stage >= 0]

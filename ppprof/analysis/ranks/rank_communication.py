@@ -15,7 +15,7 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled
 from ppprof.analysis.profile.intervals import Intervals, joined
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Array, Bool, Int64
 from ppprof.trace.communication_names import is_communication
 from ppprof.trace.labels import Labels
@@ -59,12 +59,8 @@ def axis_position(axis: str) -> tuple[bool, int, str]:
     return axis == UNKNOWN_AXIS, (*_AXES, axis).index(axis), axis
 
 
-def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
+def communication_events(profile: Profile) -> pl.DataFrame:
     """Return the result of `communication_of` as a table.
-
-    Args:
-        profile: a window.
-        step: the step of each event of the trace.
 
     Returns:
         name, axis, step (null if unknown), start_ns, end_ns.
@@ -75,13 +71,14 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         {
             "name": communication.name.column(),
             "axis": communication.axis.column(),
-            "step": step.gather(nullable(communication.host)),
+            "step": profile.step.gather(nullable(communication.host)),
             "start_ns": start,
             "end_ns": end,
         }
     )
 
 
+@once
 def communication_of(profile: Profile) -> RankCommunication:
     """Return the communication of a window: kernels, or host events without device events.
 
@@ -93,14 +90,7 @@ def communication_of(profile: Profile) -> RankCommunication:
     Name and axis are those of the innermost Communication event around the launch; without one, the
     row's own name, and for a kernel the axis of `_axes_of_kernels`, else `UNKNOWN_AXIS`. No rows if
     the trace lacks the events of its device.
-
-    Args:
-        profile: a window.
     """
-    return profile.once(_communication)
-
-
-def _communication(profile: Profile) -> RankCommunication:
     tree, events = profile.tree, profile.tree.events
     spans = events.host_rows("Communication")
     launcher: Array

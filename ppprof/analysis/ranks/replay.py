@@ -60,12 +60,7 @@ class Replay:
         """Like ``ideal``, with the balanced times of all operations."""
 
     def of_link(self, low: int, high: int) -> Bool:
-        """Return whether each operation gets its input over the link between two stages.
-
-        Args:
-            low: the lower stage of the link.
-            high: the higher stage of the link.
-        """
+        """Return whether each operation gets its input over the link between two stages."""
         is_between: Bool = (self._low == low) & (self._high == high)
         return is_between
 

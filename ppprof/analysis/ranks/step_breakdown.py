@@ -66,7 +66,7 @@ from ppprof.analysis.profile.intervals import (
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
-from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.device_steps import stepping_threads, steps_of_rank
 from ppprof.analysis.ranks.passes import bubble_of, passes_of
 from ppprof.analysis.ranks.rank_communication import (
     axis_position,
@@ -105,9 +105,6 @@ class Breakdown(NamedTuple):
 def breakdown(profile: Profile) -> Breakdown:
     """Return the `PARTS` of one rank's steps, and the times `BESIDE` them.
 
-    Args:
-        profile: one rank's window.
-
     Returns:
         ``parts`` has the columns step, part, axis ("dp", "pp+mp", "?"; null except for exposed,
         communication and hidden) and time_ns int64. It is sorted by step. Within a step, the first
@@ -125,10 +122,9 @@ def breakdown(profile: Profile) -> Breakdown:
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
     computation = _computation(profile)
-    threads = np.unique(steps["thread"].to_numpy())
-    waiting = waiting_intervals(profile, threads) if on_device else None
+    waiting = waiting_intervals(profile) if on_device else None
     communication, is_pipeline, bubble = bubble_of(
-        communication_of(profile), passes_of(profile, threads), waiting
+        communication_of(profile), passes_of(profile), waiting
     )
     is_over = {
         axis: communication.axis.where(axis.__eq__)
@@ -149,15 +145,15 @@ def breakdown(profile: Profile) -> Breakdown:
         pipeline = communication.times(chosen & is_pipeline)
         others = communication.times(chosen & ~is_pipeline)
         take("exposed", axis, together(others, difference(pipeline, bubble)))
-    take("data_loading", None, stepping_thread_in(profile, "Dataloader", threads))
+    take("data_loading", None, loading_intervals(profile))
     bubble = difference(bubble, taken)
     take("bubble", None, bubble)
     queue = pl.DataFrame(schema=QUEUE)
     if waiting is not None:
-        idle = idle_causes(profile, steps)
+        idle = idle_causes(profile)
         take("host_bound", None, difference(idle["nothing_queued"], waiting))
         take("queued", None, together(*(idle[cause] for cause in CAUSES[1:])))
-        queue = queue_of_steps(profile, steps, idle)
+        queue = queue_of_steps(profile)
     take("rest", None, (start, end))
 
     for axis, chosen in is_over.items():
@@ -166,7 +162,7 @@ def breakdown(profile: Profile) -> Breakdown:
         times.append(("communication", axis, covered_within(all_of_axis, start, end)))
         times.append(("hidden", axis, covered_within(hidden, start, end)))
     if on_device:
-        launching = launching_intervals(profile)
+        launching = _launching_intervals(profile)
         times.append(("host_launch", None, covered_within(launching, start, end)))
     return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
 
@@ -174,9 +170,7 @@ def breakdown(profile: Profile) -> Breakdown:
 def _breakdown_of_launches(profile: Profile) -> Breakdown:
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    loading = union(
-        *stepping_thread_in(profile, "Dataloader", np.unique(steps["thread"].to_numpy()))
-    )
+    loading = union(*loading_intervals(profile))
     times: list[tuple[str, str | None, Int64]] = [
         ("step", None, end - start),
         ("data_loading", None, covered_within(loading, start, end)),
@@ -235,28 +229,18 @@ that puts a copy into a queue takes some 10 us."""
 _QUEUED = re.compile(r"i?(send|recv)")
 
 
-def stepping_thread_in(profile: Profile, category: str, threads: Int64) -> Intervals:
-    """Return the intervals of the events of one category on the stepping threads.
-
-    Args:
-        profile: one rank's window.
-        category: the category of the events, such as ``Dataloader``.
-        threads: the stepping threads, those with a ProfileStep.
-    """
+def loading_intervals(profile: Profile) -> Intervals:
+    """Return the intervals in which the stepping threads load data."""
     events = profile.tree.events
-    return events.intervals(_on_threads(profile, events.host_rows(category), threads))
+    return events.intervals(_on_stepping_threads(profile, events.host_rows("Dataloader")))
 
 
-def waiting_intervals(profile: Profile, threads: Int64) -> Intervals:
+def waiting_intervals(profile: Profile) -> Intervals:
     """Return the intervals in which the stepping threads communicate or synchronize with a device.
 
     Sends and receives that launched no kernel do not count: another call launches it later, that of
     a group of transfers. Collectives without a kernel count, since they may be of a library that
     blocks the host, such as gloo.
-
-    Args:
-        profile: one rank's window, with device events.
-        threads: the stepping threads, those with a ProfileStep.
     """
     tree, events = profile.tree, profile.tree.events
     is_wait = is_of_kind(events.names.take(events.launches), WAIT)
@@ -265,18 +249,15 @@ def waiting_intervals(profile: Profile, threads: Int64) -> Intervals:
     is_queued = events.names.take(spans).where(lambda name: bool(_QUEUED.fullmatch(name)))
     only_queues = is_queued & (tree.device_ns[spans] == 0)
     waits = np.concatenate((spans[~only_queues], calls))
-    return together(events.intervals(_on_threads(profile, waits, threads)))
+    return together(events.intervals(_on_stepping_threads(profile, waits)))
 
 
-def launching_intervals(profile: Profile) -> Intervals:
+def _launching_intervals(profile: Profile) -> Intervals:
     """Return the instants in which a thread is in a runtime call and does not wait for a device.
 
         calls    launch  copy##########        #: a copy longer than `LONG_CALL_NS`
         devices      kkkkkkkkkkk
         out      ======         =======
-
-    Args:
-        profile: one rank's window, with device events.
 
     Returns:
         A union of intervals.
@@ -293,6 +274,5 @@ def launching_intervals(profile: Profile) -> Intervals:
     )
 
 
-def _on_threads(profile: Profile, rows: Int64, threads: Int64) -> Int64:
-    """Return those of some host events and launches that are on some threads."""
-    return rows[np.isin(profile.tree.events.thread[rows], threads)]
+def _on_stepping_threads(profile: Profile, rows: Int64) -> Int64:
+    return rows[np.isin(profile.tree.events.thread[rows], stepping_threads(profile))]

@@ -78,12 +78,7 @@ def join_ranks(
 
 
 def with_windows(tables: Sequence[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
-    """Return the tables of windows as one, with rank and window, int64, as its first columns.
-
-    Args:
-        tables: rank, window and table of each window, at least one, all with the same columns. A
-            column rank in them is replaced.
-    """
+    """Return the tables of windows as one, with rank and window, int64, as its first columns."""
     ranks, windows, parts = zip(*tables)
     heights = [part.height for part in parts]
     rows: pl.DataFrame = pl.concat(parts)
@@ -145,9 +140,6 @@ def slowest(steps: pl.DataFrame) -> pl.DataFrame:
         rank 1   ##############==      14 of its own: the slowest
         rank 2   #####=====####==
 
-    Args:
-        steps: the result of `join_ranks`.
-
     Returns:
         One row per step, ascending: step, slowest_rank (of equally slow ranks the lowest),
         slowest_own_ns (int64) and median_own_ns (float64, over all ranks). Ranks whose own work is
@@ -170,9 +162,6 @@ def own_time(steps: pl.DataFrame) -> pl.Expr:
     """Return the expression for a rank's own time: the step without exposed communication and bubble.
 
     Null where the parts of the step are unknown.
-
-    Args:
-        steps: the result of `join_ranks`.
     """
     waits = [name for name in steps.columns if name.startswith("exposed_") or name == "bubble_ns"]
     own_ns = pl.col("step_ns") - pl.sum_horizontal(pl.col(waits).fill_null(0))

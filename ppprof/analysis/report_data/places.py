@@ -11,7 +11,6 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import operator_work
 from ppprof.analysis.modules.module_tree import module_nodes
 from ppprof.analysis.profile.profile import PHASES, Profile
-from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown
 from ppprof.analysis.report_data.memory_timeline import Memory
@@ -52,7 +51,6 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
         Columns of `PLACES`, one row per kind and name, on the rank's own clock.
     """
     hosts = profile.tree.hosts
-    step = profile.trace.events["step"]
     names = hosts["name"].cast(pl.String)
     operators = np.flatnonzero((hosts["category"] == "Operator").to_numpy())
     phases = np.flatnonzero(hosts["category"].is_in(PHASES).to_numpy())
@@ -61,11 +59,11 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
         _of_hosts(profile, "operator", operators, naming.apply(hosts["name"].gather(operators))),
         _of_hosts(profile, "phase", phases, hosts["category"].gather(phases).cast(pl.String)),
         _of_hosts(profile, "remote", remote, names.gather(remote)),
-        _modules(profile, step),
+        _modules(profile),
         _steps(profile),
         _shapes(profile),
         _kernels(profile, naming),
-        _collectives(profile, step),
+        _collectives(profile),
     ]
     if not profile.unrecorded_device:
         tables.append(_gaps(profile, parts))
@@ -112,8 +110,8 @@ def _of_hosts(profile: Profile, kind: str, rows: Int64, names: pl.Series) -> pl.
     )
 
 
-def _modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
-    nodes = module_nodes(profile, step).filter(pl.col("path") != "")
+def _modules(profile: Profile) -> pl.DataFrame:
+    nodes = module_nodes(profile).filter(pl.col("path") != "")
     return _of_hosts(profile, "module", nodes["row"].to_numpy(), nodes["path"])
 
 
@@ -145,15 +143,15 @@ def _kernels(profile: Profile, naming: Naming) -> pl.DataFrame:
     )
 
 
-def _collectives(profile: Profile, step: pl.Series) -> pl.DataFrame:
-    events = communication_events(profile, step)
+def _collectives(profile: Profile) -> pl.DataFrame:
+    events = communication_events(profile)
     return _of_times(
         "collective", events.with_columns(event=pl.col("name"), name=name_collectives())
     )
 
 
 def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
-    gaps = unexplained_gaps(profile, steps_of_rank(profile), parts.bubbles)
+    gaps = unexplained_gaps(profile, parts.bubbles)
     return _of_times("gap", gaps.with_columns(event=pl.lit("")))
 
 

@@ -247,10 +247,9 @@ def module_work(profile: Profile, naming: Naming) -> pl.DataFrame:
     Returns:
         Columns of `MODULE_WORK`: sums over the steps of the window.
     """
-    step = profile.trace.events["step"]
     if not profile.steps:
         return pl.DataFrame(schema=MODULE_WORK)
-    nodes = module_nodes(profile, step)
+    nodes = module_nodes(profile)
     rows = nodes["row"].to_numpy()
     number = np.full(len(profile.tree.size) + 1, -1, np.int64)
     number[rows] = np.arange(len(rows))
@@ -262,7 +261,7 @@ def module_work(profile: Profile, naming: Naming) -> pl.DataFrame:
         path = paths.gather(np.maximum(numbers, 0)) if len(paths) else pl.Series([""])
         return table.with_columns(path=path).filter(pl.Series(numbers >= 0, dtype=pl.Boolean))
 
-    operators = operator_calls(profile, step, naming).drop_nulls("step")
+    operators = operator_calls(profile, naming).drop_nulls("step")
     kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_not_null())
     kernel_rows = kernels.select(
         name=naming.apply(kernels["name"]),

@@ -6,7 +6,6 @@ import polars as pl
 
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS, unexplained_gaps
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.trace import read
 from ppprof.trace.kineto.terms import LEAST_FRAME_NS
 from tests.fixtures.timeline import Shapes, Span, Thread, span, write
@@ -34,7 +33,7 @@ def gaps(tmp_path, *inside):
 def gaps_in(path):
     profile = Profile(read(path))
     bubbles = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
-    found = unexplained_gaps(profile, steps_of_rank(profile), bubbles)
+    found = unexplained_gaps(profile, bubbles)
     return {name: time_ns // MS for name, time_ns in found.select("name", "time_ns").iter_rows()}
 
 

@@ -11,7 +11,7 @@ from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 def table(tmp_path, *threads):
     trace = read(write(tmp_path / "a.pb", *threads))
-    found = gaps(Profile(trace), trace.events["step"]).sort("step", "start_ns")
+    found = gaps(Profile(trace)).sort("step", "start_ns")
     return found.with_columns(pl.col("path").str.replace_all(OCCURRENCE, "#"))
 
 

@@ -87,7 +87,7 @@ def paths(table):
 
 def table(trace, **options):
     """Microseconds, in the order in which modules begin."""
-    found = modules(Profile(trace), trace.events["step"], **options)
+    found = modules(Profile(trace), **options)
     times = pl.col("start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns") // 1000
     return paths(found.with_columns(times)).sort("step", "start_ns", "path")
 
@@ -378,9 +378,7 @@ def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
     events = trace.events.with_columns(forward=pl.Series(forward, dtype=pl.Int64))
     profile = Profile(dataclasses.replace(trace, events=events))
     found, plain = (
-        modules(profile, profile.trace.events["step"], attribute_backward=attribute_backward).sort(
-            "path", "step"
-        )
+        modules(profile, attribute_backward=attribute_backward).sort("path", "step")
         for attribute_backward in (True, False)
     )
     assert found.equals(plain)
@@ -396,14 +394,14 @@ def test_links_of_any_kind_neither_lose_nor_double_time(tmp_path_factory, thread
     linked = hosts.with_columns(forward=forward.set(forward < 0, None))
     profile = Profile(dataclasses.replace(trace, events=linked))
     linked, plain = (
-        modules(profile, profile.trace.events["step"], attribute_backward=attribute_backward)
+        modules(profile, attribute_backward=attribute_backward)
         for attribute_backward in (True, False)
     )
     # A gradient that begins in another step than its Backward takes its time along to that step.
     assert linked["self_ns"].sum() == plain["self_ns"].sum()
     # The gaps of a step are its own time.
     of_steps = plain.filter(path="").group_by("step").agg(pl.col("self_ns").sum())
-    of_gaps = gaps(profile, profile.trace.events["step"])
+    of_gaps = gaps(profile)
     of_gaps = of_gaps.group_by("step").agg(gaps_ns=pl.col("self_ns").sum())
     joined = of_steps.join(of_gaps, on="step", how="full").fill_null(0)
     assert joined["self_ns"].to_list() == joined["gaps_ns"].to_list()

@@ -10,7 +10,7 @@ from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 def table(tmp_path, *threads):
     trace = read(write(tmp_path / "a.pb", *threads))
-    found = modules(Profile(trace), trace.events["step"]).sort("step", "start_ns", "path")
+    found = modules(Profile(trace)).sort("step", "start_ns", "path")
     path = pl.col("path").str.replace_all(OCCURRENCE, "#").str.replace_all(SEPARATOR, "/")
     return found.with_columns(path)
 
@@ -89,4 +89,4 @@ def test_steps_lie_over_one_another(tmp_path):
 
 def test_no_modules_no_rows(tmp_path):
     trace = read(write(tmp_path / "a.pb", Thread(1, "main", (span("Operator", "a", 0, 5),))))
-    assert modules(Profile(trace), trace.events["step"]).is_empty()
+    assert modules(Profile(trace)).is_empty()

@@ -17,10 +17,8 @@ from ppprof.analysis.ranks.device_queue import (
     CAUSES,
     LATENCY_NS,
     QUEUE,
-    idle_causes,
     queue_of_steps,
 )
-from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.trace import read
 from tests.fixtures.timeline import Launch, Span, Thread, kernel, launch, span, write
 
@@ -68,9 +66,7 @@ def launched(at: int, start: int, end: int, stream: int = 7) -> Launch:
 
 def causes(profile: Profile) -> dict[str, int]:
     """Microseconds by cause, without those that are 0."""
-    steps = steps_of_rank(profile)
-    idle = idle_causes(profile, steps)
-    (row,) = queue_of_steps(profile, steps, idle).iter_rows(named=True)
+    (row,) = queue_of_steps(profile).iter_rows(named=True)
     return {cause: row[f"{cause}_ns"] // US for cause in CAUSES if row[f"{cause}_ns"]}
 
 
@@ -168,9 +164,7 @@ def test_each_instant_has_one_cause(
     folder = tmp_path_factory.mktemp("queue")
     trace = read(write(folder / "a.pb", Thread(1, "main").around(step)))
     profile = Profile(trace)
-    steps = steps_of_rank(profile)
-    idle = idle_causes(profile, steps)
-    (row,) = queue_of_steps(profile, steps, idle).iter_rows(named=True)
+    (row,) = queue_of_steps(profile).iter_rows(named=True)
     runs, waits = [False] * end, [0] * end
     for since, start, stop in events:
         for instant in range(start, stop):

@@ -293,7 +293,7 @@ def test_the_reducers_kernels_have_the_axis_of_their_stream_or_of_the_job(
     step = span("ProfileStep", "ProfileStep#0", 0, 40, gemm, reduced, known)
     trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,))))
     profile = Profile(dataclasses.replace(trace, only_axis=only_axis))
-    events = communication_events(profile, profile.trace.events["step"]).sort("start_ns")
+    events = communication_events(profile).sort("start_ns")
     assert events["axis"].to_list() == [expected, "dp"]
 
 
@@ -312,7 +312,7 @@ def test_a_group_of_no_axis_has_none(only_axis, tmp_path):
     step = span("ProfileStep", "ProfileStep#0", 0, 40, *calls)
     trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,))))
     profile = Profile(dataclasses.replace(trace, only_axis=only_axis))
-    events = communication_events(profile, profile.trace.events["step"]).sort("start_ns")
+    events = communication_events(profile).sort("start_ns")
     assert events["axis"].to_list() == ["dp", "?"]
 
 
@@ -328,7 +328,7 @@ def test_a_group_of_calls_gives_its_kernel_the_axis(tmp_path):
         )
     )
     profile = Profile(read(write(tmp_path / "a.pb", thread)))
-    events = communication_events(profile, profile.trace.events["step"])
+    events = communication_events(profile)
     assert events.select("name", "axis").rows() == [("ncclDevKernel_SendRecv", "pp")]
 
 
