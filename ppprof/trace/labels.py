@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Bool, Int32, Int64
-from ppprof.trace.fastpath import core
 
+_CHUNK = 1 << 14  # rows at a time: a tenth of a command's memory would be temporaries of all
 _NO_CODE = 2**32 - 1
 """For a null. A column has fewer texts."""
 
@@ -77,49 +77,38 @@ def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
         codes: integers of 32 bits, not negative, shape (N,).
         num_codes: codes from here on have the number -1.
     """
-    codes = np.ascontiguousarray(codes, np.uint32)
-    number, of_code = np.empty(len(codes), np.int32), np.full(num_codes, -1, np.int32)
-    first: Int64 = np.empty(num_codes, np.int64)
-    count = core.call("number_codes", codes, len(codes), num_codes, of_code, number, first)
-    if count is not None:
-        return number, first[:count]
-    places = np.minimum(codes, num_codes).astype(np.int64)
-    row = np.full(num_codes + 1, -1)
-    row[places[::-1]] = np.arange(len(places) - 1, -1, -1)
-    first = np.sort(row[:-1][row[:-1] >= 0])
-    numbers = np.full(num_codes + 1, -1, np.int32)
-    numbers[places[first]] = np.arange(len(first))
-    return numbers[places], first
+    number: Int32 = np.empty(len(codes), np.int32)
+    of_code = np.full(num_codes + 1, -1, np.int32)  # the last one: for codes without a number
+    first = np.empty(0, np.int64)
+    for begin in range(0, len(codes), _CHUNK):
+        places = np.minimum(codes[begin : begin + _CHUNK], num_codes).astype(np.int64)
+        rows = np.flatnonzero((of_code[places] < 0) & (places < num_codes))
+        if len(rows):
+            new = rows[np.sort(np.unique(places[rows], return_index=True)[1])]
+            of_code[places[new]] = np.arange(len(first), len(first) + len(new))
+            first = np.append(first, begin + new)
+        number[begin : begin + _CHUNK] = of_code[places]
+    return number, first
 
 
 def renumbered(values: Int32, number: Int32) -> Int32:
-    """Return ``number[value]`` of each value, and -1 for -1; in the place of ``values`` if possible.
+    """Return ``number[value]`` of each value, and -1 for -1; ``values`` itself if no number changes.
 
     Args:
-        values: indices into ``number``, or -1, shape (N,); may be overwritten.
+        values: indices into ``number``, or -1, shape (N,).
         number: new number of each index.
     """
     if np.array_equal(number, np.arange(len(number))):
         return values
-    if values.flags.writeable and values.flags.c_contiguous and values.dtype == np.int32:
-        number = np.ascontiguousarray(number, np.int32)
-        if core.call("renumber", values, len(values), number, len(number)) is not None:
-            return values
     new: Int32 = np.append(number, np.int32(-1))[values]
     return new
 
 
-def rows_by_number(number: Int32, num_numbers: int) -> Int32:
+def rows_by_number(number: Int32) -> Int32:
     """Return the rows whose number is at least 0, sorted by it; rows of one number in their order.
 
     Args:
-        number: numbers below ``num_numbers``, shape (N,).
-        num_numbers: not much above N.
+        number: shape (N,).
     """
-    number = np.ascontiguousarray(number, np.int32)
-    rows, following = np.empty(len(number), np.int32), np.empty(num_numbers + 1, np.int64)
-    count = core.call("rows_by_number", number, len(number), num_numbers, following, rows)
-    if count is not None:
-        return rows[:count]
     rows = np.flatnonzero(number >= 0).astype(np.int32)
     return rows[np.argsort(number[rows], kind="stable")]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
-from ppprof.trace.fastpath import core
 
 _MOST_BITS = 63
 _NEVER = np.iinfo(np.int64).min
@@ -102,19 +101,14 @@ def _nest_sorted(
     thread: Int64, start_ns: Int64, end_ns: Int64, holds: Bool | None, slack_ns: int
 ) -> Int32:
     """Return the parents as `nest`, of events in the order of `order_of_calls`."""
-    columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
-    holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
-    open_events, parent = np.empty((2, len(thread)), np.int32)
-    done = core.call("nest", *columns, holders, len(thread), slack_ns, open_events, parent)
-    if done is None:
-        least = np.maximum(end_ns - slack_ns, start_ns + 1)
-        values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
-        parent = _last_reaching(values, least).astype(np.int32)
-        parent[parent < np.searchsorted(thread, thread)] = -1
+    least = np.maximum(end_ns - slack_ns, start_ns + 1)
+    values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
+    parent = _last_reaching(values, least)
+    parent[parent < np.searchsorted(thread, thread)] = -1
     return parent
 
 
-def _last_reaching(values: Int64, least: Int64) -> Int64:
+def _last_reaching(values: Int64, least: Int64) -> Int32:
     """Return the largest j < i with ``values[j] >= least[i]`` for each i, else -1; shapes (N,).
 
     Uses a tree of maxima over pairs: climbs from i to the first elder sibling that holds such a j,
@@ -132,7 +126,7 @@ def _last_reaching(values: Int64, least: Int64) -> Int64:
         hit = (node % 2 == 1) & (level[node - 1] >= least[rows])
         hits.append((rows[hit], node[hit] - 1))
         rows = rows[~hit]
-    last = np.full(len(values), -1, np.int64)
+    last = np.full(len(values), -1, np.int32)
     rows = node = np.zeros(0, np.int64)
     for level, (new_rows, new_nodes) in zip(levels[::-1], hits[::-1]):
         node = 2 * node
@@ -164,31 +158,33 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int32 | No
         Shape (N,), the index of the parent, -1 for an outermost event. None if an event does not
         lie inside its parent, even with the slack: the events are not in this order.
     """
-    parent = np.full(len(start_ns), -1, np.int32)
-    columns = [np.ascontiguousarray(column, np.int64) for column in (start_ns, end_ns, slack_ns)]
-    outcome = core.call("nest_by_level", *columns, len(start_ns), parent)
-    if outcome in (0, -1):
-        return None if outcome else parent
-    parent[:] = -1
     overlap = end_ns[:-1] - start_ns[1:]
-    first = np.flatnonzero(overlap > slack_ns[:-1] + slack_ns[1:]) + 1
-    bounds = [0, *first.tolist(), len(start_ns)]
-    for above, here, after in zip(bounds, bounds[1:], bounds[2:]):
-        outer = slice(above, here)
-        starts, ends = start_ns[outer], end_ns[outer]
-        child_start, child_end = start_ns[here:after], end_ns[here:after]
-        last = here - above - 1
-        best = np.clip(np.searchsorted(starts, child_start, side="right") - 1, 0, last)
-        inside = _overlap(starts, ends, best, child_start, child_end)
-        nearby = best
-        for other in (nearby - 1, nearby + 1):
-            candidate = np.clip(other, 0, last)
-            fit = _overlap(starts, ends, candidate, child_start, child_end)
-            best, inside = np.where(fit > inside, candidate, best), np.maximum(fit, inside)
-        parent[here:after] = above + best
-        off = slack_ns[here:after] + slack_ns[outer][best]
-        if ((starts[best] - child_start > off) | (child_end - ends[best] > off)).any():
-            return None
+    num_events = len(start_ns)
+    bounds = np.flatnonzero(overlap > slack_ns[:-1] + slack_ns[1:]) + 1
+    lengths = np.diff(bounds, append=num_events)
+    inner = slice(bounds[0] if len(bounds) else num_events, None)
+    starts, ends = start_ns[inner], end_ns[inner]
+    level_above = np.append(0, bounds[:-1])[: len(bounds)]
+    first, last = np.repeat(level_above, lengths), np.repeat(bounds - 1, lengths)
+    nearest = np.empty(num_events, np.int64)
+    for above, here, after in zip(level_above, bounds, bounds + lengths):
+        nearest[here:after] = np.searchsorted(
+            start_ns[above:here], start_ns[here:after], side="right"
+        )
+    best = np.clip(first + nearest[inner] - 1, first, last)
+    inside = _overlap(start_ns, end_ns, best, starts, ends)
+    rows = np.flatnonzero(inside < ends - starts)  # the others lie in their nearest one
+    nearby, inside = best[rows], inside[rows]
+    for other in (nearby - 1, nearby + 1):
+        candidate = np.clip(other, first[rows], last[rows])
+        fit = _overlap(start_ns, end_ns, candidate, starts[rows], ends[rows])
+        best[rows] = np.where(fit > inside, candidate, best[rows])
+        inside = np.maximum(fit, inside)
+    off = slack_ns[inner] + slack_ns[best]
+    if ((start_ns[best] - starts > off) | (ends - end_ns[best] > off)).any():
+        return None
+    parent = np.full(num_events, -1, np.int32)
+    parent[inner] = best
     return parent
 
 

@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from ppprof.errors import TraceError
-from ppprof.paths import is_remote, reject_special_files, store_errors_as_oserror, to_path
-from ppprof.trace.fastpath.mapped import MappedFile
+from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 
 BLOCK_BYTES = 4 << 20
 """Bytes per read, unless the caller asks for another number.
@@ -31,8 +30,6 @@ Progress = Callable[[int, int], object]
 """Called with the number of bytes read so far and the size of the file."""
 
 _SEARCH_BYTES = 1 << 16
-_SHORT_BYTES = 1 << 20
-"""A shorter file is read, not mapped: that takes no longer."""
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31  # zlib's code for a gzip header and checksum
 _STEP_BYTES = 1 << 16  # unpacked at a time; at most this many are lost before a damage
@@ -193,24 +190,6 @@ class TraceStream:
         """Numbers that differ if this is another file. Not for a file in a store."""
         state = os.fstat(self._file.fileno())
         return state.st_dev, state.st_ino
-
-    @property
-    def size_now(self) -> int:
-        """Bytes of the file on disk, which may have changed since it was opened."""
-        here = self._file.tell()
-        size = self._file.seek(0, 2)
-        self._file.seek(here)
-        return size
-
-    def mapped(self, padding: int) -> MappedFile | None:
-        """Return the bytes of the whole file, and ``padding`` zeros, without a copy.
-
-        None if the file is short or in a store, or cannot be mapped. Not for a file that is packed
-        with gzip.
-        """
-        if self.size < _SHORT_BYTES or is_remote(self.path):
-            return None
-        return MappedFile.of(self._file, self.size, padding)
 
     def read(self, num_bytes: int) -> bytes:
         """Return the next ``num_bytes`` bytes: fewer at the end of the file, none after it.

@@ -6,8 +6,9 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.trace.fastpath import core
 from ppprof.trace.schema import nullable
+
+_CHUNK = 1 << 14  # events at a time: few temporaries
 
 
 def steps_of(events: pl.DataFrame) -> pl.Series:
@@ -63,11 +64,11 @@ def steps_at(spans: pl.DataFrame, start: Int64) -> Int64:
     if spans.is_empty():
         return np.full(len(start), -1)
     first, end, step = (spans[column].to_numpy() for column in ("start_ns", "end_ns", "step"))
-    columns = [np.ascontiguousarray(column) for column in (first, end, step)]
-    steps, start = np.empty(len(start), np.int64), np.ascontiguousarray(start)
-    if core.call("values_at", *columns, len(first), start, len(start), steps) is not None:
-        return steps
-    last = np.searchsorted(first, start, side="right") - 1
     # The last item is for events before the first step: index -1.
     end, step = np.append(end, np.iinfo(np.int64).min), np.append(step, -1)
-    return np.where(start < end[last], step[last], -1)
+    steps: Int64 = np.empty(len(start), np.int64)
+    for row in range(0, len(start), _CHUNK):
+        times = start[row : row + _CHUNK]
+        last = np.searchsorted(first, times, side="right") - 1
+        steps[row : row + _CHUNK] = np.where(times < end[last], step[last], -1)
+    return steps

@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
-from ppprof.trace.fastpath import core
 
 
 def levels(parent: Int32) -> list[Int64]:
@@ -49,21 +48,48 @@ def levels(parent: Int32) -> list[Int64]:
 def pre_order(parent: Int32) -> tuple[Int32, Int32]:
     """Return the nodes of all trees in pre-order, siblings sorted by index.
 
-    ``parent`` is as in `levels`.
+    ``parent`` is as in `levels`. Takes O(N log N) time for any depth: in each turn of a loop, every
+    node reaches twice as far up.
 
     Returns:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
         depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
-    parent = np.ascontiguousarray(parent, np.int32)
-    first_child, next_sibling = np.empty((2, len(parent) + 1), np.int32)
-    order, depth = np.empty((2, len(parent)), np.int32)
-    num_reached = core.call(
-        "pre_order", parent, len(parent), first_child, next_sibling, order, depth
-    )
-    if num_reached is None:
-        return _pre_order_by_levels(parent)
-    return order[:num_reached], depth[:num_reached]
+    num_nodes = len(parent)
+    # Two more nodes, each its own parent: above the roots, and above nodes with a wrong parent.
+    above = np.append(parent, (num_nodes, num_nodes + 1)).astype(np.int32)
+    above[:-2][parent == -1] = num_nodes
+    above[:-2][(parent < -1) | (parent >= num_nodes)] = num_nodes + 1
+    size = np.ones(num_nodes + 2)  # of the part of its tree that has reached it
+    ancestor, num_turns = above, 0
+    while num_turns <= num_nodes.bit_length():  # the nodes of a cycle never reach the end
+        inner = np.flatnonzero(ancestor < num_nodes)
+        if not len(inner):
+            break
+        size += np.bincount(ancestor[inner], size[inner], num_nodes + 2)
+        ancestor = ancestor[ancestor]
+        num_turns += 1
+    nodes = np.flatnonzero(ancestor[:-2] == num_nodes)
+    parents = above[nodes]
+    if (parents[1:] < parents[:-1]).any():
+        by_parent = np.argsort(parents, kind="stable")
+        nodes, parents = nodes[by_parent], parents[by_parent]
+    # A node comes after its parent and the trees of its elder siblings.
+    sizes = size[nodes].astype(np.int32)
+    before = np.cumsum(sizes) - sizes
+    first = np.flatnonzero(np.diff(parents, prepend=-1))
+    before -= np.repeat(before[first], np.diff(np.append(first, len(nodes))))
+    row = np.zeros(num_nodes + 2, np.int32)
+    row[nodes] = before + (parents < num_nodes)
+    ancestor = above
+    for _ in range(num_turns):
+        row += row[ancestor]
+        ancestor = ancestor[ancestor]
+    rows = row[nodes]
+    order = np.empty(len(nodes), np.int32)
+    order[rows] = nodes
+    num_ended = np.cumsum(np.bincount(rows + sizes, minlength=len(nodes) + 1)[:-1])
+    return order, (np.arange(len(nodes)) - num_ended).astype(np.int32)
 
 
 def pre_order_of_groups(
@@ -126,28 +152,6 @@ def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int32:
     return parent
 
 
-def _pre_order_by_levels(parent: Int32) -> tuple[Int32, Int32]:
-    by_level = levels(parent)
-    size = np.ones(len(parent), np.int64)
-    for nodes in reversed(by_level[1:]):
-        np.add.at(size, parent[nodes], size[nodes])
-    position = np.zeros(len(parent), np.int64)
-    depth = np.zeros(len(parent), np.int32)
-    for level, nodes in enumerate(by_level):
-        # Nodes of one level are grouped by parent: a node comes after its elder siblings.
-        before = np.cumsum(size[nodes]) - size[nodes]
-        if level:
-            above = parent[nodes]
-            first = np.concatenate(([True], above[1:] != above[:-1]))
-            group = np.cumsum(first) - 1
-            before = before - before[first][group] + position[above] + 1
-        position[nodes] = before
-        depth[nodes] = level
-    reached = np.concatenate(by_level) if by_level else np.zeros(0, np.int64)
-    order = reached[np.argsort(position[reached])].astype(np.int32)
-    return order, depth[order]
-
-
 def subtree_sizes(parent: Int32, depth: Array) -> Int32:
     """Return the number of descendants of each node, shape (N,).
 
@@ -155,10 +159,7 @@ def subtree_sizes(parent: Int32, depth: Array) -> Int32:
         parent: shape (N,), -1 for a root. A parent comes before its children.
         depth: the depth of each node, 0 for a root, integers of shape (N,).
     """
-    size = np.empty(len(parent), np.int32)
-    if core.call("subtree_sizes", np.ascontiguousarray(parent, np.int32), len(parent), size) == 0:
-        return size
-    size[:] = 0
+    size = np.zeros(len(parent), np.int32)
     by_depth = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 2))
     for first, last in zip(bounds[-2::-1], bounds[:0:-1]):
@@ -174,14 +175,9 @@ def subtree_sums(values: Array, size: Int32) -> Array:
         values: numbers of shape (N,), in pre-order.
         size: the number of descendants of each node, shape (N,), see `subtree_sizes`.
     """
-    if values.dtype == np.int64:
-        sums, total = np.empty(len(values), np.int64), np.empty(len(values) + 1, np.int64)
-        sides = np.ascontiguousarray(values), np.ascontiguousarray(size, np.int32)
-        if core.call("subtree_sums", *sides, len(values), total, sums) is not None:
-            return sums
     total = np.concatenate(([0], np.cumsum(values)))
-    rows = np.arange(len(values))
-    inside: Array = total[rows + size + 1] - total[rows]
+    inside: Array = total[np.arange(1, len(values) + 1) + size]
+    inside -= total[:-1]
     return inside
 
 
@@ -195,10 +191,6 @@ def enclosing(parent: Int32, chosen: Bool) -> Int32:
     Returns:
         Shape (N,); -1 if no chosen node is above.
     """
-    above: Int32 = np.empty(len(parent), np.int32)
-    sides = (np.ascontiguousarray(parent, np.int32), np.ascontiguousarray(chosen, np.bool_))
-    if core.call("enclosing", *sides, len(parent), above) == 0:
-        return above
     # A chosen node leads to itself, any other one upwards; the last element is "none".
     rows = np.arange(len(parent), dtype=np.int32)
     leads_to = np.append(np.where(chosen, rows, parent), np.int32(-1))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.labels import Labels, renumbered, rows_by_number
 
 texts = st.lists(st.sampled_from(["relu", "gemm", "", "a b", None]), max_size=12)
@@ -47,41 +45,20 @@ def test_some_rows_and_another_text_in_some_rows(
     )
 
 
-@given(texts)
-def test_both_cores_number_the_texts_alike(values: list[str | None]) -> None:
-    labels = labels_of(values)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: None)
-        plain = labels_of(values)
-    assert labels.texts == plain.texts
-    assert labels.number.tolist() == plain.number.tolist()
-
-
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @given(
     rows=st.lists(st.integers(-1, 5), max_size=20),
     number=st.lists(st.integers(0, 99), min_size=6, max_size=6),
     is_same=st.booleans(),
-    is_writeable=st.booleans(),
 )
-def test_new_numbers(library, rows, number, is_same, is_writeable):
+def test_new_numbers(rows, number, is_same):
     number = list(range(6)) if is_same else number
-    values = np.array(rows, np.int32)
-    values.flags.writeable = is_writeable
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        new = renumbered(values, np.array(number, np.int32))
+    new = renumbered(np.array(rows, np.int32), np.array(number, np.int32))
     assert new.tolist() == [number[row] if row >= 0 else -1 for row in rows]
     assert new.dtype == np.int32
-    if not is_writeable:
-        assert values.tolist() == rows
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @given(st.lists(st.integers(-1, 5), max_size=20))
-def test_rows_by_number(library, numbers):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        rows = rows_by_number(np.array(numbers, np.int32), 6)
+def test_rows_by_number(numbers):
+    rows = rows_by_number(np.array(numbers, np.int32))
     chosen = [row for row, number in enumerate(numbers) if number >= 0]
     assert rows.tolist() == sorted(chosen, key=lambda row: numbers[row])

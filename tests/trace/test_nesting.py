@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 
 spans = st.lists(
@@ -65,29 +64,22 @@ def _by_definition(
     return parents
 
 
-@pytest.mark.parametrize("name", [core.NATIVE, core.PYTHON])
 @given(spans, st.integers(0, 3), st.booleans(), st.sampled_from([1, 2**40, 2**61]))
 @example([(0, 0, 9, True), (0, 0, 4, True), (0, 1, 9, False), (0, 2, 4, True)], 0, True, 1)
 def test_any_intervals_equal_the_definition(
-    name: str,
     events: list[tuple[int, int, int, bool]],
     slack: int,
     use_holds: bool,
     scale: int,
 ) -> None:
     """Far apart, threads and starts do not fit the one number by which near ones are sorted."""
-    library = core.load(core.FOLDER)[0]
-    if name == core.NATIVE and library is None:
-        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
     events = [(thread * scale, min(a, b), max(a, b), holds) for thread, a, b, holds in events]
     thread, start, end, holds = (
         np.array([event[column] for event in events], np.int64) for column in range(4)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library if name == core.NATIVE else None)
-        parents = nest(
-            thread, start, end, holds=holds.astype(bool) if use_holds else None, slack_ns=slack
-        )
+    parents = nest(
+        thread, start, end, holds=holds.astype(bool) if use_holds else None, slack_ns=slack
+    )
     assert parents.tolist() == _by_definition(events, slack, use_holds)
 
 
@@ -204,31 +196,6 @@ def test_parents_from_the_order_of_levels(forest, seed):
 def test_an_order_that_is_not_by_level_is_detected():
     start, end = np.array([0, 50, 60, 5]), np.array([10, 100, 70, 200])
     assert nest_by_level(start, end, np.zeros(4, np.int64)) is None
-
-
-@given(
-    _forests(),
-    st.lists(st.tuples(*[st.integers(-3, 3)] * 3), max_size=40),
-    st.sampled_from([1, 4, 2**58]),
-)
-def test_both_cores_find_the_same_levels(forest, off, unit):
-    """Also where starts of a level do not ascend, and for sums beyond 64 bits, which wrap around."""
-    parents, starts, ends = forest
-    order = _level_by_level(parents)
-    start, end = (np.array([times[node] for node in order], np.int64) for times in (starts, ends))
-    slack = np.zeros(len(order), np.int64)
-    for node, (earlier, later, wrong) in zip(range(len(order)), off):
-        start[node] -= earlier
-        end[node] = max(end[node] + later, start[node])
-        slack[node] = abs(wrong)
-    start, end = start * unit, end * unit
-    compiled = nest_by_level(start, end, slack)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: None)
-        plain = nest_by_level(start, end, slack)
-    assert (compiled is None) == (plain is None)
-    if compiled is not None:
-        assert compiled.tolist() == plain.tolist()
 
 
 @given(_forests())

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.step_numbers import step_spans, steps_at, steps_of
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @given(
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=6),
     times=st.lists(st.integers(-2, 55), max_size=12),
 )
 def test_the_step_that_began_last_counts_while_it_lasts(
-    library: object, spans: list[tuple[int, int]], times: list[int]
+    spans: list[tuple[int, int]], times: list[int]
 ) -> None:
     spans = sorted(dict(spans).items())  # no two steps begin together
     rows = [(start, start + dur, 7 * number) for number, (start, dur) in enumerate(spans)]
     table = pl.DataFrame(rows, ["start_ns", "end_ns", "step"], orient="row").cast(pl.Int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        steps = steps_at(table, np.array(times, np.int64))
+    steps = steps_at(table, np.array(times, np.int64))
     begun = [[row for row in rows if row[0] <= time] for time in times]
     expected = [
         before[-1][2] if before and time < before[-1][1] else -1

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.tree_arrays import (
     enclosing,
     parents_by_id,
@@ -41,15 +39,8 @@ def test_pre_order_equals_a_recursive_walk(parent: list[int]) -> None:
     assert list(zip(order.tolist(), depth.tolist())) == _walk(parent)
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
-@given(parent=parents)
-def test_sizes_and_sums_equal_counting_descendants(library: object, parent: list[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        _compare_sizes_and_sums(parent)
-
-
-def _compare_sizes_and_sums(parent: list[int]) -> None:
+@given(parents)
+def test_sizes_and_sums_equal_counting_descendants(parent: list[int]) -> None:
     order, depth = pre_order(np.array(parent, np.int64))
     row = {node: row for row, node in enumerate(order.tolist())}
     above = np.array([row.get(parent[node], -1) for node in order.tolist()], np.int64)
@@ -63,10 +54,9 @@ def _compare_sizes_and_sums(parent: list[int]) -> None:
     assert subtree_sums(values / 2, size).tolist() == [total / 2 for total in expected]
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @given(parent=parents, chosen=st.sets(st.integers(0, 30)), is_in_pre_order=st.booleans())
 def test_the_enclosing_node_is_the_first_chosen_one_above(
-    library: object, parent: list[int], chosen: set[int], is_in_pre_order: bool
+    parent: list[int], chosen: set[int], is_in_pre_order: bool
 ) -> None:
     order, _ = pre_order(np.array(parent, np.int64))
     nodes = order.tolist() if is_in_pre_order else sorted(order.tolist())
@@ -77,11 +67,9 @@ def test_the_enclosing_node_is_the_first_chosen_one_above(
         outer = above[node]
         return outer if outer < 0 or outer in chosen else expected(outer)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        nearest = enclosing(
-            np.array(above, np.int64), np.array([row in chosen for row in range(len(nodes))], bool)
-        )
+    nearest = enclosing(
+        np.array(above, np.int64), np.array([row in chosen for row in range(len(nodes))], bool)
+    )
     assert nearest.tolist() == [expected(node) for node in range(len(nodes))]
 
 
@@ -92,16 +80,6 @@ def _walk_from(parent: list[int], node: int) -> list[tuple[int, int]]:
             for index, above in enumerate(parent)
         ]
     )
-
-
-@given(parents)
-def test_both_ways_to_pre_order_agree(parent: list[int]) -> None:
-    array = np.array(parent, np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: None)
-        plain = pre_order(array)
-    for one, other in zip(pre_order(array), plain):
-        assert one.tolist() == other.tolist()
 
 
 def test_a_deep_tree_needs_no_recursion() -> None:

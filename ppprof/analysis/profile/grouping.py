@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import Intervals
-from ppprof.arrays import Int32, Int64
-from ppprof.trace.fastpath import core
-from ppprof.trace.labels import Labels, numbered
-
-_MOST_CODES = 1 << 22
-"""So many pairs of texts are numbered by a table of them; more are left to polars."""
+from ppprof.trace.labels import Labels
 
 STATS: dict[str, pl.DataType] = {
     "name": pl.String(),
@@ -47,9 +40,6 @@ def grouped(
         ``_max_ns`` and ``_min_ns``. Groups are in the order of their first event.
     """
     columns = {clock: {"cpu": "cpu_ns", "gpu": gpu}[clock] for clock in clocks}
-    groups = _groups(events, keys)
-    if groups is not None:
-        return _statistics(events, keys, columns, *groups)
     stats = []
     for clock, column in columns.items():
         time = pl.col(column)
@@ -62,49 +52,6 @@ def grouped(
     return events.group_by(keys, maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("calls"), *stats
     )
-
-
-def _groups(events: pl.DataFrame, keys: list[str]) -> tuple[Int32, Int64] | None:
-    """Return the number of each event's group, and the first event of each group.
-
-    Groups are numbered from 0 in the order of their first events. None if a key has other values
-    than texts (a column of nulls does not matter), or there are too many groups to number.
-    """
-    group: Int32 = np.zeros(1, np.int32)
-    num_groups = 1
-    for key in keys:
-        column = events[key]
-        if column.null_count() == events.height:
-            continue
-        if column.dtype != pl.Categorical or column.null_count():
-            return None
-        labels = Labels.of(column)
-        if num_groups * len(labels.texts) > _MOST_CODES:
-            return None
-        group = group * np.int32(len(labels.texts)) + labels.number
-        num_groups *= len(labels.texts)
-    if not events.height or core.library() is None:
-        return None
-    return numbered(np.broadcast_to(group, events.height), num_groups)
-
-
-def _statistics(
-    events: pl.DataFrame,
-    keys: list[str],
-    columns: Mapping[str, str],
-    group: Int32,
-    first: Int64,
-) -> pl.DataFrame:
-    """Return the table of `grouped`."""
-    table = {key: events[key].gather(first) for key in keys}
-    for clock, column in columns.items():
-        calls, total, most, least = np.empty((4, len(first)), np.int64)
-        times = np.ascontiguousarray(events[column].to_numpy())
-        core.call("group_stats", group, times, len(group), len(first), calls, total, most, least)
-        table["calls"] = pl.Series(calls)
-        stats = {"total": total, "avg": total / calls, "max": most, "min": least}
-        table.update({f"{clock}_{stat}_ns": pl.Series(values) for stat, values in stats.items()})
-    return pl.DataFrame(table)
 
 
 def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> pl.DataFrame:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int64
-from ppprof.trace.fastpath import core
 
 Intervals = tuple[Int64, Int64]
 
@@ -34,11 +33,6 @@ def union(start: Int64, end: Int64) -> Intervals:
     """
     if not len(start):
         return start, end
-    sides = (np.ascontiguousarray(side, np.int64) for side in (start, end))
-    first, last = (np.empty(len(start), np.int64) for _ in range(2))
-    count = core.call("union", *sides, len(start), first, last)
-    if count is not None:
-        return first[:count], last[:count]
     if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
@@ -124,16 +118,10 @@ def covered_by_group(group: Array, intervals: Intervals) -> tuple[Int64, Int64]:
     num_groups = int(group.max(initial=-1)) + 1
     if num_groups > _FEW_GROUPS:
         return _covered_by_many_groups(group, intervals)
-    groups = np.ascontiguousarray(group, np.int32)
-    sides = [np.ascontiguousarray(side, np.int64) for side in (start, end)]
     calls, times = np.zeros((2, num_groups), np.int64)
     for number in range(num_groups):
-        num_calls = calls[number : number + 1]
-        time_ns = core.call("covered", groups, number, *sides, len(group), num_calls)
-        if time_ns is None:
-            rows = np.flatnonzero(group == number)
-            num_calls[:], time_ns = len(rows), covered(start[rows], end[rows])
-        times[number] = time_ns
+        rows = np.flatnonzero(group == number)
+        calls[number], times[number] = len(rows), covered(start[rows], end[rows])
     return calls, times
 
 

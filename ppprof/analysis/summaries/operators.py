@@ -145,7 +145,7 @@ def _children(tree: Tree, calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """
     caller = _positions(tree.events.parent[: tree.events.num_hosts], calls["row"])
     caller[calls["row"].to_numpy()] = -1
-    rows = rows_by_number(caller, calls.height)
+    rows = rows_by_number(caller)
     children = tree.hosts_at(rows, "row", "cpu_ns", "device_ns", "name").rename({"name": "inner"})
     return children.hstack(calls.select(keys)[caller[rows]])
 
@@ -231,7 +231,7 @@ def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, keys: list[str]) -> pl
         The device events in the order of ``hosts``, with the columns ``keys`` of these.
     """
     launcher = _positions(devices["host"].to_numpy(), hosts["row"])
-    rows = rows_by_number(launcher, hosts.height)
+    rows = rows_by_number(launcher)
     return devices[rows].hstack(hosts.select(keys)[launcher[rows]])
 
 

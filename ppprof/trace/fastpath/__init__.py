@@ -8,11 +8,9 @@ JSON parser is needed.
 - The `event_reader` of `native` reads events by the names of their keys, for writers without a fixed
   layout.
 - `ranges` divides a long file among threads, and `threads` does the same for other work on arrays.
-- `core.call` calls the functions of `native` for whole arrays: trees, times, texts as numbers. Each
-  caller has the same in numpy beside the call.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``
-  file at once; `protobuf_messages` is what both share. `mapped` saves a copy of a long file.
-  `protobuf_encode` writes such messages, with numpy.
+  file at once; `protobuf_messages` is what both share. `protobuf_encode` writes such
+  messages, with numpy.
 
 For JSON, this folder only saves time (`make bench`): without the core, or in no known layout, events
 are decoded by `ppprof.trace.json`.

@@ -10,7 +10,6 @@ import polars as pl
 
 from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
-from ppprof.trace.fastpath import core
 from ppprof.trace.kineto.terms import DDP, EVALUATE, MODULE, OPERATORS, STEP
 from ppprof.trace.labels import Labels, numbered
 from ppprof.trace.nesting import nest, order_of_calls
@@ -149,12 +148,7 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     end = start + hosts["dur_ns"].to_numpy()
     above = hosts["parent"].fill_null(-1).to_numpy()
     keys, times = table["key"].to_numpy(), table["start_ns"].to_numpy()
-    parent = np.empty(len(times), np.int32)
-    spans = [np.ascontiguousarray(column) for column in (thread, start, end, above)]
-    points = [np.ascontiguousarray(column) for column in (keys, times)]
-    numbers = (len(keys), _MAX_CLIMB)
-    if core.call("innermost", *spans, len(thread), *points, *numbers, parent) is None:
-        parent = _climbed(*spans, *points)
+    parent = _climbed(thread, start, end, above, keys, times)
     rows = np.flatnonzero(parent == _DEEP)
     if len(rows):
         parent[rows] = _enclosing(hosts, end, table[rows])

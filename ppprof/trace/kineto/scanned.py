@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int32
-from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.fastpath.string_table import StringTable
@@ -20,6 +19,7 @@ from ppprof.trace.kineto.columns import dtypes_of
 from ppprof.trace.kineto.fields import DETAILS, IGNORED_SPANS, SPANS, WAIT, WAIT_SPAN, Columns
 from ppprof.trace.kineto.forms import CALLS, CLASSES, INPUTS, TEXTS
 from ppprof.trace.kineto.inputs import converted_inputs
+from ppprof.trace.labels import numbered
 
 
 class _Part(NamedTuple):
@@ -158,21 +158,17 @@ def _text_column(
     name: str, dtype: pl.DataType, parts: Sequence[_Part], num_rows: int, texts: Sequence[bytes]
 ) -> pl.Series:
     """Return a column of texts; without escapes, unless it holds JSON. Each text is decoded once."""
-    codes = np.zeros(num_rows, np.uint32)
-    code, used = np.zeros(len(texts), np.uint32), np.empty(len(texts), np.int32)
-    count = 0
-    for part, values, piece in _pieces(name, parts, codes):
+    numbers = np.full(num_rows, -1, np.int32)
+    for part, values, piece in _pieces(name, parts, numbers):
         if values is not None:
-            done = core.call(
-                "code_texts", values, part.num_rows, part.numbers, code, used, count, piece
-            )
-            assert done is not None
-            count = done
+            piece[:] = np.append(part.numbers, np.int32(-1))[values]
+    ids, first = numbered(numbers.view(np.uint32), len(texts))
     is_raw = TEXTS[name] == "r"
     distinct = (
         text.decode("utf-8", "replace")
         if is_raw or b"\\" not in text
         else msgspec.json.decode(b'"%b"' % text, type=str)
-        for text in map(texts.__getitem__, used[:count].tolist())
+        for text in map(texts.__getitem__, numbers[first].tolist())
     )
-    return pl.Series([None, *distinct], dtype=dtype).gather(pl.Series(codes))
+    ids += 1  # 0: no text
+    return pl.Series([None, *distinct], dtype=dtype).gather(pl.Series(ids.view(np.uint32)))

@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Bool, Int32, Int64
-from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.tree_arrays import pre_order
@@ -136,14 +135,6 @@ class HostTree:
             for table in (host, inner)
         ]
         threads = _numbered_threads([host, inner])
-        owner: Int32 = np.empty(len(inner["start"]), np.int32)
-        found = core.call(
-            "hosts_before",
-            *(order, threads[0], *sides[0], len(threads[0])),
-            *(threads[1], *sides[1], len(owner), int(self._has_depths), owner),
-        )
-        if found is not None:
-            return owner
         position, *times = sides[0]
         positions = position if order is None else position[order]
         previous = np.searchsorted(positions, inner["position"]) - 1
@@ -256,12 +247,10 @@ def _in_order(order: Int32, parent: Int32) -> tuple[Int32, Int32]:
     Returns:
         Two arrays of shape (N,). In the second one a root has -1.
     """
-    place, above = np.empty((2, len(order)), np.int32)
-    if core.call("places", order, parent, len(order), place, above) is None:
-        place[order] = np.arange(len(order))
-        outer = parent[order]
-        above[:] = np.where(outer < 0, -1, place[outer])
-    return place, above
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order))
+    outer = parent[order]
+    return place, np.where(outer < 0, np.int32(-1), place[outer])
 
 
 def _rows_of(wanted: Int64, number: Int64) -> Int32:

@@ -81,39 +81,34 @@ def _messages(path: str | Path) -> Messages:
         TraceError: the file is missing, unreadable, damaged, or became shorter meanwhile.
     """
     with TraceStream(path, is_text=False) as source:
-        mapped = None if source.is_packed else source.mapped(PADDING)
-        if mapped is None:
-            return decode_messages(message_buffer(*_content(source), str(path)))
-        try:
-            return decode_messages(message_buffer(mapped.data, source.size, str(path)))
-        finally:
-            if mapped.is_cut or source.size_now < source.size:
-                raise TraceError(
-                    f"{path}: only {source.size_now} of {source.size} bytes could be read: the file "
-                    "became shorter meanwhile, or its disk failed; read it again when it is complete"
-                )
+        return decode_messages(message_buffer(*_content(source), str(path)))
 
 
 def _content(source: TraceStream) -> tuple[Bytes, int]:
-    """Return the bytes of a file and `PADDING` more, and the number of the file's bytes.
-
-    A file that is packed with gzip is unpacked.
+    """Return the bytes of a file, unpacked, with `PADDING` zeros after them; and their number.
 
     Raises:
-        TraceError: the file is unreadable, or a damaged gzip file.
+        TraceError: the file is unreadable or a damaged gzip file, or became shorter meanwhile.
     """
-    if not source.is_packed:
-        data = np.empty(source.size + PADDING, np.uint8).data
-        size = source.read_into(data[: source.size])  # fewer if it has just become shorter
-        data[size : size + PADDING] = bytes(PADDING)
-        return data, size
-    content = bytearray()
-    for block in iter(lambda: source.read(BLOCK_BYTES), b""):
-        content += block
-    if source.damage:
-        raise TraceError(f"{source.path}: {source.damage}; a damaged .pb cannot be read in part")
-    content += bytes(PADDING)
-    return content, len(content) - PADDING
+    if source.is_packed:
+        content = bytearray()
+        for block in iter(lambda: source.read(BLOCK_BYTES), b""):
+            content += block
+        if source.damage:
+            raise TraceError(
+                f"{source.path}: {source.damage}; a damaged .pb cannot be read in part"
+            )
+        content += bytes(PADDING)
+        return content, len(content) - PADDING
+    data = np.empty(source.size + PADDING, np.uint8).data
+    num_read = source.read_into(data[: source.size])
+    if num_read < source.size:
+        raise TraceError(
+            f"{source.path}: only {num_read} of {source.size} bytes could be read: the file became "
+            "shorter meanwhile; read it again when it is complete"
+        )
+    data[source.size :] = bytes(PADDING)
+    return data, source.size
 
 
 def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.DataFrame]:

@@ -1,25 +1,20 @@
 from __future__ import annotations
 
 import polars as pl
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ppprof.analysis.profile import grouping
 from ppprof.analysis.profile.grouping import grouped, ratio_of
-from ppprof.trace.fastpath import core
 
 names = st.sampled_from(["relu", "gemm", "add", "kernel of a long name"])
 times = st.integers(0, 2**40)
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
-@pytest.mark.parametrize("most_codes", [1 << 22, 3])
 @given(
     rows=st.lists(st.tuples(names, names, st.integers(1, 2), times, times), max_size=30),
     keys=st.sampled_from([["a"], ["a", "b"], ["none", "a", "b"], ["none"], ["thread", "b"]]),
 )
-def test_statistics_of_groups_in_the_order_of_their_first_events(library, most_codes, rows, keys):
+def test_statistics_of_groups_in_the_order_of_their_first_events(rows, keys):
     columns = {"a": pl.Categorical, "b": pl.Categorical, "thread": pl.Int64}
     columns.update(cpu_ns=pl.Int64, device_ns=pl.Int64)
     events = pl.DataFrame(rows, columns, orient="row").with_columns(none=pl.lit(None, pl.Int64))
@@ -27,10 +22,7 @@ def test_statistics_of_groups_in_the_order_of_their_first_events(library, most_c
     for a, b, thread, cpu, gpu in rows:
         values = {"a": a, "b": b, "thread": thread, "none": None}
         expected.setdefault(tuple(values[key] for key in keys), []).append([cpu, gpu])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        patch.setattr(grouping, "_MOST_CODES", most_codes)
-        table = grouped(events, keys, gpu="device_ns")
+    table = grouped(events, keys, gpu="device_ns")
     assert table.rows() == [
         (
             *group,

@@ -21,7 +21,6 @@ from ppprof.analysis.profile.intervals import (
     together,
     union,
 )
-from ppprof.trace.fastpath import core
 
 intervals = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
@@ -60,15 +59,6 @@ def test_union_sorts_many_runs() -> None:
         assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
 
 
-@given(intervals)
-def test_both_ways_to_a_union_agree(pairs: Pairs) -> None:
-    """Also for intervals without a length, which cover no tick."""
-    merged = _pairs(union(*_arrays(pairs)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: None)
-        assert _pairs(union(*_arrays(pairs))) == merged
-
-
 @given(intervals, intervals)
 def test_covered_and_overlap_count_ticks(left: Pairs, right: Pairs) -> None:
     assert covered(*_arrays(left)) == len(_ticks(left))
@@ -95,17 +85,15 @@ def test_difference_by_group_is_the_difference_of_each_group(groups: list[tuple[
     assert kept == [pair for pairs in each for pair in pairs]
 
 
-@pytest.mark.parametrize("library", [core.library(), None], ids=["as chosen", "python"])
 @pytest.mark.parametrize("most", [0, 2, 32])
 @given(groups=st.lists(st.tuples(st.integers(0, 4), intervals), max_size=5))
 def test_covered_by_group_counts_the_ticks_of_each_group(
-    library: object, most: int, groups: list[tuple[int, Pairs]]
+    most: int, groups: list[tuple[int, Pairs]]
 ) -> None:
     """One after another up to ``most`` groups, else all at once."""
     number = np.array([group for group, pairs in groups for _ in pairs], np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interval_sets, "_FEW_GROUPS", most)
-        patch.setattr(core, "library", lambda: library)
         calls, time_ns = covered_by_group(number, joined(*(_arrays(pairs) for _, pairs in groups)))
     expected = [
         [pair for group, pairs in groups if group == wanted for pair in pairs]

@@ -18,7 +18,6 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.passes import passes
 from ppprof.analysis.summaries.views import summarize
 from ppprof.trace import read
-from ppprof.trace.fastpath import core
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 
@@ -98,8 +97,7 @@ def test_four_times_as_many_need_no_more_calls(
 
 
 def test_the_tree_is_climbed_in_doubling_steps(tmp_path, monkeypatch):
-    """Without the compiled core, the nearest chosen event is found past any number of others."""
-    monkeypatch.setattr(core, "library", lambda: None)
+    """The nearest chosen event is found past any number of others."""
     depth = 64
     nested = span("Operator", "leaf", depth, depth + 1)
     for level in reversed(range(depth)):

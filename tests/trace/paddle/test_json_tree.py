@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.paddle.json_tree import HostTree
 
 small = st.integers(0, 6)
 events = st.lists(st.tuples(small, small, small, small, small), max_size=25)
-either_core = pytest.mark.parametrize(
-    "library", [core.library(), None], ids=["as chosen", "python"]
-)
 
 
 def table(rows: list[tuple[int, ...]], positions: list[int]) -> dict[str, np.ndarray]:
@@ -23,9 +18,8 @@ def table(rows: list[tuple[int, ...]], positions: list[int]) -> dict[str, np.nda
     return {"position": np.array(positions, np.int64), **named}
 
 
-@either_core
 @given(rows=events, data=st.data(), has_depths=st.booleans())
-def test_host_events_by_the_order_of_the_file(library, rows, data, has_depths):
+def test_host_events_by_the_order_of_the_file(rows, data, has_depths):
     """Compared with a loop over the events before it, event by event."""
     is_host = [data.draw(st.booleans()) for _ in rows]
     places = {
@@ -35,15 +29,13 @@ def test_host_events_by_the_order_of_the_file(library, rows, data, has_depths):
     hosts, inner = (
         table([rows[place] for place in places[side]], places[side]) for side in (True, False)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        tree = HostTree(dict(hosts))
-        tree._has_depths = has_depths
-        if not places[True]:
-            assert tree.around(inner).tolist() == [-1] * len(places[False])
-            return
-        owner = tree._before(inner).tolist()
-        position = tree._table["position"].tolist()
+    tree = HostTree(dict(hosts))
+    tree._has_depths = has_depths
+    if not places[True]:
+        assert tree.around(inner).tolist() == [-1] * len(places[False])
+        return
+    owner = tree._before(inner).tolist()
+    position = tree._table["position"].tolist()
     for place, index in zip(places[False], owner):
         before = [other for other in places[True] if other < place]
         expected = -2
@@ -57,17 +49,14 @@ def test_host_events_by_the_order_of_the_file(library, rows, data, has_depths):
         assert (position[index] if index >= 0 else index) == expected
 
 
-@either_core
 @given(rows=events)
-def test_rows_are_sorted_by_thread_and_parents_come_first(library, rows):
+def test_rows_are_sorted_by_thread_and_parents_come_first(rows):
     hosts = table(rows, list(range(len(rows))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: library)
-        tree = HostTree(dict(hosts))
-        position = tree._table["position"].tolist()
-        rows_of = tree.rows(np.arange(len(rows))).tolist()
-        whole = {name: np.empty(len(rows), np.int64) for name in ("start", "parent")}
-        columns = {**tree.in_order(whole), **whole}
+    tree = HostTree(dict(hosts))
+    position = tree._table["position"].tolist()
+    rows_of = tree.rows(np.arange(len(rows))).tolist()
+    whole = {name: np.empty(len(rows), np.int64) for name in ("start", "parent")}
+    columns = {**tree.in_order(whole), **whole}
     assert position == sorted(range(len(rows)), key=lambda row: (rows[row][1], rows[row][0], row))
     assert sorted(rows_of) == list(range(len(rows)))
     for row, place in enumerate(rows_of):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import MISSING
 from ppprof.trace.paddle.timestamps import TimestampEstimator
 
@@ -56,26 +54,6 @@ def test_an_event_without_a_start_time_does_not_cost_the_others_theirs():
     alone = TimestampEstimator([(ts[:2], begin[:2])])
     begin[2] = MISSING
     assert TimestampEstimator([(ts, begin)]).zero_ns == alone.zero_ns is not None
-
-
-times = st.one_of(st.just(MISSING), st.integers(-(2**40), 2**45), st.integers(-(2**63), 2**63 - 1))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), times, times)),
-    st.integers(-(2**62), 2**62),
-)
-def test_both_cores_estimate_the_same(rows, zero_ns):
-    """Also for times that contradict each other, and for sums beyond 64 bits, which wrap around."""
-    columns = [np.array([row[column] for row in rows], np.int64) for column in range(4)]
-    estimator = TimestampEstimator([])
-    estimator.zero_ns = zero_ns
-    compiled = estimator.starts(*(column.copy() for column in columns))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "library", lambda: None)
-        plain = estimator.starts(*columns)
-    for one, other in zip(compiled, plain):
-        assert one.tolist() == other.tolist()
 
 
 def test_without_start_times_the_error_is_half_a_microsecond():
