@@ -127,7 +127,7 @@ def test_no_file_imports_from_a_test() -> None:
         for path in TESTS.rglob("*.py")
         if imports.search(path.read_text(encoding="utf-8"))
     }
-    assert importers <= {"trace/fastpath/test_mapped.py"}  # until files are no longer mapped
+    assert not importers
 
 
 def _mapped() -> list[str]:

@@ -25,8 +25,8 @@ from ppprof.rundir import JobContext
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 from ppprof.trace.clock_jumps import clock_messages
-from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.trace.schema import unknown_device_kinds
+from ppprof.trace.steps import incomplete_time_ns
 from ppprof.trace.unrecorded_device import with_device
 from ppprof.units import format_skipped, format_time
 

@@ -27,7 +27,7 @@ TRACE_SUFFIXES = {suffix[1:]: suffix for suffix in SUFFIXES}
 
 INCOMPLETE_MARKER = "not ended by step()"
 """Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:
-the training ended before ``step()`` did. See `ppprof.trace.incomplete_steps`."""
+the training ended before ``step()`` did. See `ppprof.trace.steps`."""
 
 CLOCK_MARKER = "clock set by "
 """Beginning of the name of the UserDefined event in a raw capture that marks a step in which the

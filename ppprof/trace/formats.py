@@ -8,9 +8,9 @@ Where each format is read and written::
       Paddle   paddle/json_columns -> timestamps, nesting -> json_events;  json_writer
       Kineto   kineto/reading: the compiled reader of events (native/events.c), and the decoder for
                what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
-    protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> remote_calls;  pb_writer
+    protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> insert_remote_calls;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer
-    all        schema: the tables; tree_arrays, step_numbers, annotations
+    all        schema: the tables; tree_arrays, steps, annotations
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _read(path: str | Path, progress: Progress | None) -> Trace:
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return read_json(path, progress=progress)
-    from ppprof.trace.remote_calls import read_window  # JSON needs no decoder of protobuf
+    from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
     trace = read_window(path)
     if progress is not None:

@@ -13,8 +13,8 @@ from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int32
 from ppprof.choices import StepRange
 from ppprof.remote_names import REMOTE, call_of
-from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import EVENTS, Trace, conform, nullable
+from ppprof.trace.steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.tree_arrays import levels
 from ppprof.trace.unrecorded_device import unrecorded_device
 

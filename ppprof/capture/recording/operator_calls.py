@@ -3,7 +3,7 @@
 Paddle records no shapes of dynamic graphs. So the functions through which Python calls operators are
 wrapped: those of ``paddle._C_ops``, also under the names by which other modules have imported them,
 and the methods of tensors in C++, such as ``x @ y``. A wrapper notes when the call began and ended, and
-the shapes, dtypes and whole numbers among its arguments. `ppprof.trace.operator_calls` joins the calls
+the shapes, dtypes and whole numbers among its arguments. `ppprof.trace.join_operator_calls` joins the calls
 to the events that Paddle records within them.
 
 Calls of one step repeat in the next one. So each combination of function and arguments is kept once,

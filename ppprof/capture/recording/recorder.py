@@ -191,7 +191,7 @@ class Recorder:
 
         Args:
             is_complete: whether the training has ended the step by ``step()``. If not, the reader
-                of the raw capture renames the span; see `ppprof.trace.incomplete_steps`. With
+                of the raw capture renames the span; see `ppprof.trace.steps`. With
                 ``Profiler.sync_steps``, a complete step first waits for the device.
         """
         if self._step is not None:

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ppprof.arrays import Int64, UInt64
-from ppprof.trace.fastpath.byte_view import ByteView
 from ppprof.trace.fastpath.protobuf_messages import (
     BEYOND_FILE,
     BEYOND_MESSAGE,
@@ -29,7 +28,7 @@ from ppprof.trace.fastpath.protobuf_messages import (
     Texts,
     damaged,
 )
-from ppprof.trace.fastpath.string_table import StringTable
+from ppprof.trace.fastpath.string_table import ByteView, StringTable
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: a number; 8 bytes; a length and that many bytes; 4 bytes."""

@@ -1,17 +1,53 @@
-"""What Kineto records about collectives: sizes, groups, dtypes and peers."""
+"""Collectives in Kineto's files: `annotations_of` reads them, `with_collectives` writes their ``args``.
+
+Paddle records a collective for the span on the host that launches it. torch repeats the values in
+the kernels, where HTA and TraceLens look for them. So does this module::
+
+    span    all_reduce[group=3 bytes=4096 dtype=float32 peers=0,1]
+    kernel  ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)
+    both    "Collective name":"allreduce","In msg nelems":1024,"Out msg nelems":1024,
+            "Group size":2,"dtype":"Float","Process Group Name":"3","Process Group Ranks":"[0, 1]"
+
+Source: torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch, and the names of operations
+in its ProcessGroupNCCL.cpp.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
+from ppprof.trace.communication_names import communicates
 from ppprof.trace.kineto.host_tree import INNER, nest_hosts
 from ppprof.trace.kineto.lookup import looked_up, per_text
 from ppprof.trace.kineto.terms import SCALAR_TYPES
+from ppprof.trace.schema import is_kernel
+from ppprof.trace.tree_arrays import enclosing
+
+Groups = Mapping[int, tuple[int, ...]]
+"""Number of a communication group -> its global ranks, ascending."""
+WAIT = ".wait"
+"""End of the name of a span that waits for a collective, such as ``isend.wait``."""
+_VALUES = ("bytes", "group", "dtype", "peers", "axis")
+_OPERATIONS = {
+    **{"all_?reduce": "allreduce", "reduce_?scatter": "_reduce_scatter_base"},
+    **{"all_?gather": "_allgather_base", "all_?to_?all": "all_to_all"},
+    **{"broadcast|bcast": "broadcast", "scatter": "scatter", "gather": "gather"},
+    **{"reduce": "reduce", "barrier": "barrier", "send": "send", "recv": "recv"},
+}
+"""Pattern of the name of a span or kernel, in lower case -> torch's name of the operation."""
+_TRANSFER = re.compile(r"(?:^|:)i?(send|recv)", re.IGNORECASE)
+_RANKS = re.compile(r"\d{1,18}(,\d{1,18})*")
+_BATCH = re.compile(r"[<>](\d{1,18}):\d+")
+_SCALARS = {dtype: (name, size) for name, (dtype, size) in SCALAR_TYPES.items()}
+_MOST_RANKS = 30
+"""Longer lists of ranks are cut, as in torch: the group's ranks are in ``distributedInfo``."""
 
 
 def rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
@@ -110,3 +146,168 @@ def with_annotations(hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: i
         looked_up(sums.drop("row"), row),
         category=pl.when(pl.lit(pl.Series(inner))).then(INNER).otherwise("category"),
     )
+
+
+class _Collective(NamedTuple):
+    """A collective's annotations; the columns of the same names in `ppprof.trace.schema.EVENTS`."""
+
+    name: str
+    """Name of the span that launched it; empty without such a span."""
+    kernel: str
+    """Name of the kernel; empty for a span."""
+    bytes: int | None
+    group: int | None
+    dtype: str | None
+    peers: str | None
+    axis: str | None
+
+
+def with_collectives(
+    hosts: pl.DataFrame, launches: pl.DataFrame, devices: pl.DataFrame, rank: int
+) -> tuple[pl.DataFrame, pl.DataFrame, Groups]:
+    """Return host and device events with the args of their collectives, and the groups of these.
+
+    A kernel that communicates and has no annotation of its own has that of the innermost span around
+    its launch.
+
+    Args:
+        hosts: the host events, in their rows.
+        launches: the launches, with ``event``, their row in the events table.
+        devices: the device events, with ``event``.
+        rank: the rank that recorded them.
+
+    Returns:
+        ``hosts`` and ``devices`` with ``collective``, text to append to ``args``; null for other
+        events.
+    """
+    is_annotated = pl.any_horizontal(pl.col("bytes", "group", "dtype", "peers").is_not_null())
+    is_wait = pl.col("name").cast(pl.String).str.ends_with(WAIT)
+    is_span = (pl.col("category") == "Communication") & is_annotated & ~is_wait
+    chosen = hosts.select(is_span.fill_null(False)).to_series()
+    spans = hosts.filter(chosen).select("event", "name", *_VALUES, kernel=pl.lit(""))
+    owner = enclosing(hosts["parent"].fill_null(-1).to_numpy(), chosen.to_numpy())
+    owner = np.where(chosen, np.arange(hosts.height), owner)
+    above = pl.DataFrame(
+        {"host": pl.int_range(hosts.height, dtype=pl.Int32, eager=True), "span": owner}
+    )
+    kernels = (
+        devices.filter(is_kernel() & communicates(devices["name"]))
+        .select("event", *_VALUES, launch="parent", kernel="name")
+        .join(launches.select(launch="event", host="parent"), on="launch", how="left")
+        .join(above, on="host", how="left")
+        .join(spans.rename({"event": "span"}), on="span", how="left", suffix="_span")
+    )
+    is_own = pl.any_horizontal(pl.col("group", "dtype", "peers").is_not_null())
+    kernels = kernels.select(
+        *("event", "kernel", "name"),
+        *(pl.when(is_own).then(key).otherwise(f"{key}_span").alias(key) for key in _VALUES),
+    ).filter(is_annotated)
+    groups = _groups(_rows(spans), rank)
+    return _with_text(hosts, spans, groups), _with_text(devices, kernels, groups), groups
+
+
+def _with_text(events: pl.DataFrame, annotated: pl.DataFrame, groups: Groups) -> pl.DataFrame:
+    text = lru_cache(maxsize=1 << 12)(lambda collective: collective_args(collective, groups))
+    texts = pl.Series("collective", list(map(text, _rows(annotated))), pl.String)
+    return events.join(
+        annotated.select("event", texts), on="event", how="left", maintain_order="left"
+    )
+
+
+def _rows(annotated: pl.DataFrame) -> Iterable[_Collective]:
+    columns = annotated.select(
+        pl.col("name", "kernel").cast(pl.String).fill_null(""),
+        pl.col("bytes", "group"),
+        pl.col("dtype", "peers", "axis").cast(pl.String),
+    )
+    return map(_Collective._make, columns.select(_Collective._fields).iter_rows())
+
+
+def collective_args(collective: _Collective, groups: Groups) -> str:
+    """Return the text to append to the ``args`` of a collective's span or kernel."""
+    name = _operation(collective)
+    scalar, num_elements = _elements(collective)
+    members = _members(collective, groups)
+    num_output = num_elements
+    if name == "_allgather_base":
+        num_output *= max(1, len(members))
+    elif name == "_reduce_scatter_base":
+        num_output //= max(1, len(members))
+    args: dict[str, Any] = {"Collective name": name}
+    args.update({"In msg nelems": num_elements, "Out msg nelems": num_output})
+    if members:
+        args["Group size"] = len(members)
+    if scalar is not None:
+        args["dtype"] = scalar
+    if collective.group is not None:
+        args["Process Group Name"] = str(collective.group)
+    if collective.axis is not None:
+        args["Process Group Description"] = collective.axis
+    if members:
+        args["Process Group Ranks"] = _ranks(members)
+    transfer = _TRANSFER.search(collective.name)
+    if transfer and _RANKS.fullmatch(collective.peers or ""):
+        side = "Dst Rank" if transfer[1].lower() == "send" else "Src Rank"
+        args[side] = int(str(collective.peers).partition(",")[0])
+    elif _BATCH.match(collective.peers or ""):
+        args["Transfers"] = collective.peers
+    return "," + msgspec.json.encode(args).decode()[1:-1]
+
+
+def _operation(collective: _Collective) -> str:
+    """Return torch's name of the operation, else the name of the span or kernel."""
+    for text in (collective.name, collective.kernel):
+        for pattern, name in _OPERATIONS.items():
+            if re.search(pattern, text.lower()):
+                return name
+    return collective.name or collective.kernel
+
+
+def _elements(collective: _Collective) -> tuple[str | None, int]:
+    """Return torch's name of the element type, and the number of elements.
+
+    Bytes that are not a whole number of elements, or have no known type, are counted in elements of one
+    byte. Without type and bytes, there is no name.
+    """
+    dtype, num_bytes = collective.dtype or "", collective.bytes
+    scalar, size = _SCALARS.get(dtype, (dtype.capitalize() or None, 1))
+    is_known = dtype in _SCALARS or dtype.startswith("float8_")
+    if num_bytes is None:
+        return (scalar if is_known else None), 0
+    if not is_known or num_bytes % size:
+        return "Byte", num_bytes
+    return scalar, num_bytes // size
+
+
+def _groups(collectives: Iterable[_Collective], rank: int) -> Groups:
+    """Return the groups of collectives: all ranks that any of their collectives names.
+
+    Transfers name the other side only, so the rank itself is added.
+    """
+    groups: dict[int, set[int]] = {}
+    for collective in set(collectives):
+        peers = _peers(collective)
+        if collective.group is not None and peers:
+            own = {rank} if _TRANSFER.search(collective.name) else set()
+            groups.setdefault(collective.group, set()).update(peers, own)
+    return {group: tuple(sorted(ranks)) for group, ranks in groups.items()}
+
+
+def _peers(collective: _Collective) -> list[int]:
+    peers = collective.peers or ""
+    if _RANKS.fullmatch(peers):
+        return [int(peer) for peer in peers.split(",")]
+    return [int(peer) for peer in _BATCH.findall(peers)]
+
+
+def _members(collective: _Collective, groups: Groups) -> tuple[int, ...]:
+    if _TRANSFER.search(collective.name) or _BATCH.match(collective.peers or ""):
+        return groups.get(-1 if collective.group is None else collective.group, ())
+    return tuple(_peers(collective))
+
+
+def _ranks(members: tuple[int, ...]) -> str:
+    if len(members) <= _MOST_RANKS:
+        return str(list(members))
+    first = ", ".join(map(str, members[: _MOST_RANKS - 1]))
+    return f"[{first}, ..., {members[-1]}]"

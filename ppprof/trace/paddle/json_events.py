@@ -17,7 +17,7 @@ from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
 from ppprof.trace.paddle.json_tree import Columns, HostTree, reorder
 from ppprof.trace.paddle.timestamps import TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
-from ppprof.trace.step_numbers import steps_of
+from ppprof.trace.steps import steps_of
 
 _ROWS = ("event", "forward", "parent")
 """Columns of row numbers; -1 for none."""

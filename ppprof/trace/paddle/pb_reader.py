@@ -20,7 +20,6 @@ from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jum
 from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.protobuf_messages import PADDING, Bytes
 from ppprof.trace.fastpath.protobuf_native import message_buffer
-from ppprof.trace.incomplete_steps import rename_incomplete_steps
 from ppprof.trace.paddle.pb_inputs import decode_dtypes, decode_shapes
 from ppprof.trace.paddle.pb_messages import Columns, Messages, decode_messages
 from ppprof.trace.schema import (
@@ -37,7 +36,7 @@ from ppprof.trace.schema import (
     nullable,
 )
 from ppprof.trace.source import BLOCK_BYTES, TraceStream
-from ppprof.trace.step_numbers import step_spans, steps_at
+from ppprof.trace.steps import rename_incomplete_steps, step_spans, steps_at
 
 _FEW_KINDS = 64
 """Above all event types that are known. Only numbers below it are looked up in a list."""

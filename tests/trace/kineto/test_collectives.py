@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppprof.trace.kineto.collective_args import _Collective, collective_args
+from ppprof.trace.kineto.collectives import _Collective, collective_args
 
 
 def args_of(groups: dict[int, tuple[int, ...]] | None = None, **values: Any) -> dict[str, Any]:

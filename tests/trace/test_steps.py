@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.step_numbers import step_spans, steps_at, steps_of
+from ppprof.trace.steps import step_spans, steps_at, steps_of
 
 
 @given(

@@ -31,10 +31,10 @@ from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
-from ppprof.trace.operator_calls import with_operator_inputs
+from ppprof.trace.join_operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
-from ppprof.trace.step_numbers import steps_of
+from ppprof.trace.steps import steps_of
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -51,7 +51,7 @@ def read_window(raw: str | Path) -> Trace:
     """Return the trace of a raw capture, with all that was recorded beside it.
 
     The arguments of the operators in ``window.pb`` are in ``window.ops``; see
-    `ppprof.trace.operator_calls`.
+    `ppprof.trace.join_operator_calls`.
 
     The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
     calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.

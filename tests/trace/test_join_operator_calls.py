@@ -17,8 +17,8 @@ from ppprof.rundir.operator_calls import (
     write_operator_calls,
 )
 from ppprof.rundir.run_file import RunFile
-from ppprof.trace import gradient_calls, read_window
-from ppprof.trace.operator_calls import with_operator_inputs
+from ppprof.trace import join_operator_calls, read_window
+from ppprof.trace.join_operator_calls import with_operator_inputs
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 
 DTYPES = ["float32", "bfloat16", "int64"]
@@ -155,11 +155,11 @@ def test_each_of_many_backward_passes_is_compared_with_a_few(
 ) -> None:
     compared: list[int] = []
 
-    def matches(sample: gradient_calls._Sample, functions: Int64, run: int) -> bool:
+    def matches(sample: join_operator_calls._Sample, functions: Int64, run: int) -> bool:
         compared.append(run)
         return False
 
-    monkeypatch.setattr(gradient_calls._Sample, "matches", matches)
+    monkeypatch.setattr(join_operator_calls._Sample, "matches", matches)
     num = 1000
     spans = [
         span("Operator", "Global_AddGradNode" if n else "relu dygraph", 10 * n + 1, 10 * n + 4)

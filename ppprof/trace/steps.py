@@ -1,0 +1,141 @@
+"""The steps of a trace: the one that each event belongs to, and those that were recorded in part.
+
+The training ended, or failed, before ``step()`` ended such a step. Paddle writes an event when it
+ends, under the name that it got when it began. So capture ends the span of such a step with a marker
+inside, and the reader renames the span::
+
+    as captured   ProfileStep#20 ........................ | marker
+    as read       incomplete step (PythonUserDefined) ... | marker
+
+Neither VisualDL nor any of our tables then takes it for a step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ppprof.arrays import Int64
+from ppprof.rundir import INCOMPLETE_MARKER
+from ppprof.trace.schema import nullable
+
+_CHUNK = 1 << 14  # events at a time: few temporaries
+INCOMPLETE_STEP = "incomplete step"
+"""Name of the span of a step that ``step()`` did not end."""
+
+
+def steps_of(events: pl.DataFrame) -> pl.Series:
+    """Return the N of the ProfileStep#N in which each event began.
+
+    A device event has the step of its launch.
+
+    Args:
+        events: host events, then launches, then device events; reads name, category, start_ns,
+            dur_ns, device and parent.
+
+    Returns:
+        int64, as long as ``events``; null outside of steps and for a device event without a launch.
+    """
+    first_device = events.height - events["device"].count()
+    begun = events.slice(0, first_device)
+    step = np.full(events.height + 1, -1)
+    step[:first_device] = steps_at(step_spans(begun), begun["start_ns"].to_numpy())
+    launch = events["parent"].slice(first_device).fill_null(events.height).to_numpy()
+    step[first_device:-1] = step[launch]  # the last item is for no launch
+    return nullable(step[:-1])
+
+
+def step_spans(events: pl.DataFrame) -> pl.DataFrame:
+    """Return start_ns, end_ns and step, all int64, of each ProfileStep#N, sorted by start_ns.
+
+    Args:
+        events: reads name, category, start_ns and dur_ns.
+    """
+    rows = (events["category"] == "ProfileStep").arg_true()
+    steps = pl.DataFrame([events[name].gather(rows) for name in ("name", "start_ns", "dur_ns")])
+    return (
+        steps.select(
+            "start_ns",
+            end_ns=pl.col("start_ns") + pl.col("dur_ns"),
+            step=pl.col("name")
+            .cast(pl.String)
+            .str.extract(r"#(\d+)$")
+            .cast(pl.Int64, strict=False),
+        )
+        .drop_nulls()
+        .sort("start_ns")
+    )
+
+
+def steps_at(spans: pl.DataFrame, start: Int64) -> Int64:
+    """Return the step in which each event began, shape (N,); -1 outside.
+
+    Args:
+        spans: see `step_spans`.
+        start: the time at which each event began, shape (N,).
+    """
+    if spans.is_empty():
+        return np.full(len(start), -1)
+    first, end, step = (spans[column].to_numpy() for column in ("start_ns", "end_ns", "step"))
+    # The last item is for events before the first step: index -1.
+    end, step = np.append(end, np.iinfo(np.int64).min), np.append(step, -1)
+    steps: Int64 = np.empty(len(start), np.int64)
+    for row in range(0, len(start), _CHUNK):
+        times = start[row : row + _CHUNK]
+        last = np.searchsorted(first, times, side="right") - 1
+        steps[row : row + _CHUNK] = np.where(times < end[last], step[last], -1)
+    return steps
+
+
+def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return host events with the ProfileSteps that hold a marker renamed.
+
+    Args:
+        hosts: reads name, category, start_ns and end_ns; name and category are categorical.
+    """
+    is_marker = (pl.col("name") == INCOMPLETE_MARKER) & (pl.col("category") == "UserDefined")
+    marked_ns = hosts.filter(is_marker)["start_ns"].to_list()
+    if not marked_ns:
+        return hosts
+    holds_marker = pl.any_horizontal(
+        pl.lit(time_ns).is_between("start_ns", "end_ns") for time_ns in marked_ns
+    )
+    is_incomplete = (pl.col("category") == "ProfileStep") & holds_marker
+    changes = {"name": INCOMPLETE_STEP, "category": "PythonUserDefined"}
+    return hosts.with_columns(
+        pl.when(is_incomplete)
+        .then(pl.lit(value))
+        .otherwise(pl.col(column).cast(pl.String))
+        .cast(pl.Categorical())
+        .alias(column)
+        for column, value in changes.items()
+    )
+
+
+def incomplete_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return start_ns and end_ns of each incomplete step, sorted; no rows without one.
+
+    Args:
+        events: columns of `ppprof.trace.schema.EVENTS`.
+    """
+    if not (events["name"] == INCOMPLETE_STEP).any():  # takes a tenth of the query
+        return pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
+    is_incomplete = (pl.col("category") == "PythonUserDefined") & pl.col("step").is_null()
+    spans = events.select("name", "category", "step", "start_ns", "dur_ns")
+    return (
+        spans.filter(pl.col("name") == INCOMPLETE_STEP)  # rare, so the rest costs nothing
+        .filter(is_incomplete)
+        .select("start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+        .sort("start_ns")
+    )
+
+
+def incomplete_time_ns(events: pl.DataFrame) -> int:
+    """Return the time in incomplete steps; 0 if no step of the trace is complete.
+
+    Args:
+        events: columns of `ppprof.trace.schema.EVENTS`.
+    """
+    if events["step"].null_count() == events.height:
+        return 0
+    return int(incomplete_steps(events).select(pl.col("end_ns") - pl.col("start_ns")).sum().item())
