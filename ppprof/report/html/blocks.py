@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Union
 
 import polars as pl
 
+from ppprof.report.columns import PAGE, Column, format_as
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import format_bytes, format_ranges, format_ratio, format_time
+from ppprof.units import format_ranges
 
 
 @dataclass(frozen=True)
@@ -77,48 +77,6 @@ MAX_ROWS = 300
 """Most rows of a table. More rows slow the browser down and are rarely read."""
 
 
-def milliseconds(time_ns: float) -> str:
-    """Format nanoseconds as milliseconds without the unit.
-
-    >>> milliseconds(12_345_678)
-    '12.346'
-    """
-    return f"{time_ns / 1e6:,.3f}"
-
-
-def number(value: float) -> str:
-    """Format a number: three significant digits, but no decimals from 1,000 on.
-
-    Whole numbers below 1,000 have no decimals either.
-
-    >>> number(1234.5), number(3.0), number(12.51), number(999.7), number(0.00001234)
-    ('1,234', '3', '12.5', '1,000', '0.0000123')
-    """
-    if abs(value) >= 999.5 or value == int(value):
-        return f"{value:,.0f}"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits > 0 else f"{value:.0f}"
-
-
-FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "text": str,
-    "number": number,
-    "ms": milliseconds,
-    "GB/s": lambda value: f"{value / 1e9:,.2f}",
-    "TFLOP/s": lambda value: number(value / 1e12),
-    "time": format_time,
-    "bytes": format_bytes,
-    "ratio": format_ratio,
-}
-"""Formatter of each kind of value, keyed by kind. ``ms`` takes nanoseconds, ``GB/s`` takes bytes
-per second, ``TFLOP/s`` FLOP/s. None of them prints a unit: the column's header shows it."""
-
-
-def format_as(value: Any, kind: str) -> str:
-    """Format a value with the formatter of ``kind`` in `FORMATS`; ``-`` for None."""
-    return "-" if value is None else FORMATS[kind](value)
-
-
 @dataclass(frozen=True)
 class Cell:
     """One value of a table."""
@@ -135,9 +93,9 @@ class Cell:
     (`ppprof.report.html.links`); "" for none."""
 
 
-def cell(value: Any, kind: str, href: str = "") -> Cell:
-    """Return a cell with ``value`` formatted by `format_as`; the sort key is ``value`` itself."""
-    return Cell(format_as(value, kind), value, href=href)
+def cell(value: Any, kind: str) -> Cell:
+    """Return a cell with ``value`` as the page prints its kind; a `Cell` stays as it is."""
+    return value if isinstance(value, Cell) else Cell(format_as(value, kind), value)
 
 
 def change(
@@ -149,7 +107,7 @@ def change(
 
     Args:
         value: experiment minus baseline, or that difference as a ratio.
-        kind: key of `FORMATS`.
+        kind: a key of `ppprof.report.columns.PAGE`.
         more_is_better: whether an increase is marked ``better``.
         is_clear: whether the change is significant; None if unknown. Other changes have a sign, but
             no arrow, and the mark ``same``.
@@ -157,47 +115,11 @@ def change(
     if not value:
         return Cell(format_as(value, kind), value, "same")
     sign = "+" if value > 0 else ""
-    text = f"{sign}{FORMATS[kind](value)}"
+    text = f"{sign}{PAGE[kind](value)}"
     if not is_clear:
         return Cell(text, value, "same")
     mark = "better" if (value > 0) == more_is_better else "worse"
     return Cell(f"{'▲' if value > 0 else '▼'} {text}", value, mark)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    term: str
-    """Key of the column's name and definition, in the group ``terms`` of the page's texts
-    (`ppprof.report.html.blocks.Words`)."""
-    kind: str = "text"
-    """Kind of the column's values, a key of `FORMATS`."""
-    metric: str = ""
-    """The choice of the table's metric that shows this column: total, self, mean, max, share or
-    calls, in a comparison also with the clock: cpu_total. "" for a column that is always shown."""
-    clock: str = ""
-    """The choice of the table's clock that shows this column: ``cpu`` or ``gpu``; "" for both."""
-    of: str = ""
-    """Term of the number that a column of a comparison is about, shown below its name; "" for
-    none."""
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the column holds numbers, not text. Columns of numbers are right-aligned."""
-        return self.kind != "text"
-
-    @property
-    def unit(self) -> str:
-        """The unit to show beside the column's name; empty if the cells themselves have units."""
-        return self.kind if self.kind in ("ms", "GB/s", "TFLOP/s") else ""
-
-    @property
-    def raw_unit(self) -> str:
-        """The unit of the cells' sort keys, which a CSV file holds; empty without a unit."""
-        return {"ms": "ns", "time": "ns", "bytes": "B", "GB/s": "B/s", "TFLOP/s": "FLOP/s"}.get(
-            self.kind, ""
-        )
 
 
 @dataclass(frozen=True)
@@ -236,32 +158,19 @@ class Table:
         return clocks if len(clocks) > 1 else []
 
 
-Row = Mapping[str, Any]
-Source = Union[str, Callable[[Row], Cell]]
-"""Where a column's cells come from: a column with the values, or a function of a row."""
-
-Spec = Sequence[tuple[Union[str, Column], str, Source]]
-"""Columns, each as (term or column, kind, source)."""
-
-
-def table_of(label: str, table: pl.DataFrame, spec: Spec, **more: Any) -> Table:
+def table_of(label: str, table: pl.DataFrame, columns: Sequence[Column], **more: Any) -> Table:
     """Return a table of the page with the first `MAX_ROWS` rows of ``table``.
 
     Args:
         label: caption.
-        table: the values, in the order to show.
-        spec: the columns, see `Spec`.
+        table: the rows, in the order to show.
+        columns: the columns; a function as their source may return a `Cell`.
         more: further fields of `Table`.
     """
-    rows = []
-    for row in table.head(MAX_ROWS).rows(named=True):
-        rows.append(
-            [
-                cell(row[source], kind) if isinstance(source, str) else source(row)
-                for _, kind, source in spec
-            ]
-        )
-    columns = [term if isinstance(term, Column) else Column(term, kind) for term, kind, _ in spec]
+    rows = [
+        [cell(column.value(row), column.kind) for column in columns]
+        for row in table.head(MAX_ROWS).rows(named=True)
+    ]
     return Table(label, columns, rows, max(0, table.height - MAX_ROWS), **more)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -12,6 +11,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.report_data.report import ReportData
+from ppprof.report.columns import Column, Row, Source
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
@@ -25,9 +25,7 @@ from ppprof.report.html.blocks import (
     Block,
     Cell,
     Chart,
-    Column,
     Note,
-    Source,
     Table,
     Tile,
     Tiles,
@@ -51,7 +49,7 @@ MODULE_TERMS = ("module_time", "module_self", "module_cpu", "module_gpu", "calls
 """The terms of the numbers of a module."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
-"""Kind of a number in the overview (a key of `FORMATS`), keyed by the number's unit."""
+"""Kind of a number in the overview (a key of `ppprof.report.columns.PAGE`), keyed by the number's unit."""
 
 
 def change_section(
@@ -150,7 +148,7 @@ def _overview(diff: Diff, words: Words) -> Table:
             ]
         )
     terms = ("baseline", "experiment", "delta", "delta_ratio")
-    columns = [Column("name"), *(Column(term, "number") for term in terms)]
+    columns = [Column("", term="name"), *(Column("", "number", term=term) for term in terms)]
     return Table(words("sections.change"), columns, rows, key="change")
 
 
@@ -162,22 +160,22 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
             return []
         nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
         return [Note(f"{title}: {nothing}")]
-    spec: list[Any] = [
-        ("name", "text", linked_name(_PLACES[view], links)),
-        ("status", "text", lambda row: Cell(_STATUS[row["status"]], row["status"])),
+    columns = [
+        Column(linked_name(_PLACES[view], links), term="name"),
+        Column(lambda row: Cell(_STATUS[row["status"]], row["status"]), term="status"),
     ]
     by = diff.sort_value(kind)
     for value in VALUES[kind]:
         if value == by or _is_used(table, value):
-            spec += _sub_columns(value)
+            columns += _sub_columns(value)
     shown = by.removesuffix("_ns")
     sort_column = next(
         index
-        for index, (column, _, _) in enumerate(spec)
-        if isinstance(column, Column) and (column.metric, column.term) == (shown, "delta")
+        for index, column in enumerate(columns)
+        if (column.metric, column.term) == (shown, "delta")
     )
     more = {"key": f"change_{kind}", "shown_metric": shown, "sorted_by": sort_column}
-    blocks: list[Block] = [table_of(title, table, spec, **more)]
+    blocks: list[Block] = [table_of(title, table, columns, **more)]
     num = num_left_out(diff, view, table, _SELECTION)
     return [*blocks, Note(words("about.unchanged", num=num))] if num else blocks
 
@@ -186,31 +184,30 @@ def _is_used(table: pl.DataFrame, value: str) -> bool:
     return any(table[f"{side}_{value}"].sum() for side in ("baseline", "experiment"))
 
 
-def _sub_columns(value: str) -> list[Any]:
+def _sub_columns(value: str) -> list[Column]:
     """Return the columns of one value of both runs: baseline, experiment, delta, ratio and noise."""
     metric = value.removesuffix("_ns")
     kind = "ms" if value.endswith("_ns") else "number"
-    of = {"flops": "flops", "time": "operator_time", "total": "collective_total"}.get(
-        metric, metric
-    )
-
-    def column(term: str, kind: str) -> Column:
-        return Column(term, kind, metric, of=of)
+    of = {"time": "operator_time", "total": "collective_total"}.get(metric, metric)
 
     def changed(name: str, kind: str) -> Source:
-        def cell_of(row: Mapping[str, Any]) -> Cell:
+        def cell_of(row: Row) -> Cell:
             delta, noise = row[f"delta_{value}"], row[f"noise_{value}"]
             is_clear = noise is not None and abs(delta) >= SURE * noise
             return change(row[name], kind, is_clear=is_clear)
 
         return cell_of
 
+    sources: dict[str, tuple[Source, str]] = {
+        "baseline": (f"baseline_{value}", kind),
+        "experiment": (f"experiment_{value}", kind),
+        "delta": (changed(f"delta_{value}", kind), kind),
+        "delta_ratio": (changed(f"delta_ratio_{metric}", "ratio"), "ratio"),
+        "delta_noise": (f"noise_{value}", kind),
+    }
     return [
-        (column("baseline", kind), kind, f"baseline_{value}"),
-        (column("experiment", kind), kind, f"experiment_{value}"),
-        (column("delta", kind), kind, changed(f"delta_{value}", kind)),
-        (column("delta_ratio", "ratio"), "ratio", changed(f"delta_ratio_{metric}", "ratio")),
-        (column("delta_noise", kind), kind, f"noise_{value}"),
+        Column(source, kind, term=term, metric=metric, of=of)
+        for term, (source, kind) in sources.items()
     ]
 
 

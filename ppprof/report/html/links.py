@@ -17,7 +17,8 @@ import polars as pl
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.report import ReportData
-from ppprof.report.html.blocks import Cell, Row, Source
+from ppprof.report.columns import Row, Source
+from ppprof.report.html.blocks import Cell
 from ppprof.units import escape_control_chars
 
 _MARGIN = 0.5

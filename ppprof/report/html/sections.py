@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,28 +13,23 @@ import polars as pl
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.modules.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
-from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.messages import translated
+from ppprof.report.columns import EFFICIENCY, GROUPS, QUEUE, Column, Source, format_as
 from ppprof.report.html.blocks import (
     Advice,
     Block,
     Cell,
     Chart,
-    Column,
     Note,
     Part,
     Parts,
-    Row,
     Section,
-    Spec,
     Tile,
     Tiles,
     Words,
-    cell,
-    format_as,
     table_of,
 )
 from ppprof.report.html.change import MODULE_TERMS, OVERVIEW_KINDS, change_section, verdict_text
@@ -125,15 +121,15 @@ def label(report: ReportData, rank: int) -> str:
 
 
 def _ranks(report: ReportData, words: Words, links: Links) -> Content:
-    table, spec = _rank_rows(report) if report.has_traces else _rank_times(report)
+    table, columns = _rank_rows(report) if report.has_traces else _rank_times(report)
 
     def rank_of(row: Mapping[str, Any]) -> Cell:
         slow = bool(row.get("is_slow"))
         text = f"{'▲ ' if slow else ''}{label(report, row['rank'])}"
         return Cell(text, row["rank"], "slow" if slow else "", _step_of(report, row["rank"], links))
 
-    shown = [column for column in spec if table[str(column[2])].count()]
-    columns: Spec = [("rank", "text", rank_of), *shown]
+    shown = [column for column in columns if table[str(column.source)].count()]
+    columns = [Column(rank_of, term="rank"), *shown]
     return words("about.ranks"), [
         Chart("heat", words("about.heat"), "heat", min(640, 130 + 18 * table.height), HEAT_TERMS),
         table_of(words("sections.ranks"), table, columns, key="ranks", sorted_by=0),
@@ -146,7 +142,7 @@ def _step_of(report: ReportData, rank: int, links: Links) -> str:
     return links.to_step(rank) if rank in report.details else ""
 
 
-def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, Spec]:
+def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, list[Column]]:
     """Return one row per rank, from traces, and the columns to show."""
     devices = [
         (rank, device.gpu_utilization, device.cpu_utilization, device.peak_bytes)
@@ -167,33 +163,33 @@ def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, Spec]:
         .sort("rank")
     )
     return table, [
-        ("host", "text", "host"),
-        ("step_time", "ms", "step_ns"),
-        ("own", "ms", "own_ns"),
-        ("excess", "ms", "excess_ns"),
-        ("noise", "ms", "noise_ns"),
-        ("gpu_utilization", "ratio", "gpu"),
-        ("cpu_utilization", "ratio", "cpu"),
+        Column("host", term="host"),
+        Column("step_ns", "ms", term="step_time"),
+        Column("own_ns", "ms", term="own"),
+        Column("excess_ns", "ms", term="excess"),
+        Column("noise_ns", "ms", term="noise"),
+        Column("gpu", "ratio", term="gpu_utilization"),
+        Column("cpu", "ratio", term="cpu_utilization"),
         *_MEMORY_COLUMNS,
     ]
 
 
-def _rank_times(report: ReportData) -> tuple[pl.DataFrame, Spec]:
+def _rank_times(report: ReportData) -> tuple[pl.DataFrame, list[Column]]:
     """Return one row per rank, from step times alone, and the columns to show."""
     times = unrecorded_steps(report.step_times).group_by("rank")
     means = times.agg(pl.col("step_ns", "reader_cost_ns").mean())
     table = means.join(_logged_memory(report), on="rank", how="left").sort("rank")
     return table.with_columns(peak_bytes="device_peak_bytes"), [
-        ("step_time", "ms", "step_ns"),
-        ("reader_cost", "ms", "reader_cost_ns"),
+        Column("step_ns", "ms", term="step_time"),
+        Column("reader_cost_ns", "ms", term="reader_cost"),
         *_MEMORY_COLUMNS,
     ]
 
 
-_MEMORY_COLUMNS: Spec = [
-    ("peak_memory", "bytes", "peak_bytes"),
-    ("peak_reserved_memory", "bytes", "device_peak_reserved_bytes"),
-    ("device_memory", "bytes", "device_total_bytes"),
+_MEMORY_COLUMNS = [
+    Column("peak_bytes", "bytes", term="peak_memory"),
+    Column("device_peak_reserved_bytes", "bytes", term="peak_reserved_memory"),
+    Column("device_total_bytes", "bytes", term="device_memory"),
 ]
 
 
@@ -214,13 +210,8 @@ def _queue(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
         rank = row["rank"]
         return Cell(label(report, rank), rank, href=_step_of(report, rank, links))
 
-    spec: Spec = [
-        ("rank", "text", rank_of),
-        *((cause, "ms", f"{cause}_ns") for cause in CAUSES),
-        ("queue_length", "number", "queue_length"),
-        ("launch_delay", "ms", "launch_delay_ns"),
-    ]
-    return [table_of(words("about.queue"), means, spec, key="queue")]
+    columns = [replace(QUEUE[0], source=rank_of), *QUEUE[1:]]
+    return [table_of(words("about.queue"), means, columns, key="queue")]
 
 
 def _communication(report: ReportData, words: Words, links: Links) -> Content:
@@ -240,14 +231,11 @@ def _communication(report: ReportData, words: Words, links: Links) -> Content:
                 words("about.groups"),
                 groups,
                 [
-                    ("group", "text", group_of),
-                    ("axis", "text", "axis"),
-                    ("group_calls", "number", "calls"),
-                    ("verdicts", "number", _verdicts),
-                    ("last_rank", "number", _last),
-                    ("wait", "ms", "wait_ns"),
-                    ("transfer", "ms", "transfer_ns"),
-                    ("bandwidth", "GB/s", "bus_bytes_per_s"),
+                    replace(GROUPS["group"], source=group_of),
+                    *(GROUPS["axis"], GROUPS["calls"]),
+                    Column(_verdicts, "number", term="verdicts"),
+                    replace(GROUPS["last"], source=_last, kind="number"),
+                    *(GROUPS["wait"], GROUPS["transfer"], GROUPS["bus"]),
                 ],
                 key="groups",
             )
@@ -299,17 +287,17 @@ def _remote(report: ReportData, words: Words, links: Links) -> Content | None:
         )
         .sort("total_ns", "name", descending=[True, False])
     )
-    spec: Spec = [
-        ("name", "text", lambda row: _remote_name(row, links)),
-        ("rank", "number", "rank"),
-        ("node", "text", "worker"),
-        ("calls", "number", "calls"),
-        ("away", "ms", "total_ns"),
-        ("ran", "ms", "ran_ns"),
-        ("mean_call", "ms", "mean_ns"),
-        ("max_call", "ms", "max_ns"),
+    columns = [
+        Column(lambda row: _remote_name(row, links), term="name"),
+        Column("rank", "number", term="rank"),
+        Column("worker", term="node"),
+        Column("calls", "number", term="calls"),
+        Column("total_ns", "ms", term="away"),
+        Column("ran_ns", "ms", term="ran"),
+        Column("mean_ns", "ms", term="mean_call"),
+        Column("max_ns", "ms", term="max_call"),
     ]
-    shown = table_of(words("sections.remote"), table, spec, key="remote", sorted_by=4)
+    shown = table_of(words("sections.remote"), table, columns, key="remote", sorted_by=4)
     return words("about.remote"), [shown]
 
 
@@ -373,10 +361,10 @@ def _memory(report: ReportData, words: Words, links: Links) -> Content:
             words.term("peak"),
             peaks,
             [
-                ("rank", "text", lambda row: Cell(label(report, row["rank"]), row["rank"])),
-                ("place", "text", "place"),
-                ("allocated", "bytes", "allocated_bytes"),
-                ("peak", "text", when),
+                Column(lambda row: Cell(label(report, row["rank"]), row["rank"]), term="rank"),
+                Column("place", term="place"),
+                Column("allocated_bytes", "bytes", term="allocated"),
+                Column(when, term="peak"),
             ],
             key="peaks",
         ),
@@ -384,10 +372,10 @@ def _memory(report: ReportData, words: Words, links: Links) -> Content:
             words("about.allocators", rank=fullest, place=place),
             memories[fullest].allocators.filter(place=place),
             [
-                ("name", "text", linked_name("operator", links)),
-                ("allocations", "number", "allocations"),
-                ("allocation_bytes", "bytes", "allocated_bytes"),
-                ("largest_bytes", "bytes", "largest_bytes"),
+                Column(linked_name("operator", links), term="name"),
+                Column("allocations", "number", term="allocations"),
+                Column("allocated_bytes", "bytes", term="allocation_bytes"),
+                Column("largest_bytes", "bytes", term="largest_bytes"),
             ],
             key="allocators",
             sorted_by=2,
@@ -443,20 +431,27 @@ def operators(report: ReportData, words: Words, links: Links) -> Content:
     for name in clocks:
         table = _with_shares(table, f"{name}_self_ns", f"{name}_share")
     table = table.sort(f"{clock}_self_ns", descending=True, maintain_order=True)
-    spec: list[Any] = [
-        ("name", "text", linked_name("operator", links)),
-        (Column("calls", "number", "calls"), "number", "calls"),
+    columns = [
+        Column(linked_name("operator", links), term="name"),
+        Column("calls", "number", term="calls", metric="calls"),
     ]
     for name in clocks:
-        spec += [
-            _timed(f"{name}_total", "total", name),
-            _timed(f"{name}_self", "self", name),
-            (Column("mean_call", "ms", "mean", name), "ms", _mean(f"{name}_total_ns")),
-            (Column("max_call", "ms", "max", name), "ms", _maximum("operator", links, name)),
-            (Column(f"{name}_ratio", "ratio", "share", name), "ratio", f"{name}_share"),
+        total, own = f"{name}_total", f"{name}_self"
+        columns += [
+            Column(f"{total}_ns", "ms", term=total, metric="total", clock=name),
+            Column(f"{own}_ns", "ms", term=own, metric="self", clock=name),
+            Column(_mean(f"{total}_ns"), "ms", term="mean_call", metric="mean", clock=name),
+            Column(
+                _maximum("operator", links, name),
+                "ms",
+                term="max_call",
+                metric="max",
+                clock=name,
+            ),
+            Column(f"{name}_share", "ratio", term=f"{name}_ratio", metric="share", clock=name),
         ]
-    by = next(index for index, part in enumerate(spec) if part[2] == f"{clock}_self_ns")
-    shown = table_of(words("sections.operators"), table, spec, key="operators", sorted_by=by)
+    by = [column.source for column in columns].index(f"{clock}_self_ns")
+    shown = table_of(words("sections.operators"), table, columns, key="operators", sorted_by=by)
     return words("about.operators"), [shown]
 
 
@@ -467,28 +462,24 @@ def kernels(report: ReportData, words: Words, links: Links) -> Content:
     if table.is_empty():
         return nothing_to_show(words, "no_kernels")
     table = _with_shares(table, total, "share").sort(total, descending=True, maintain_order=True)
-    spec: Spec = [
-        ("name", "text", linked_name("kernel", links)),
-        (Column("calls", "number", "calls"), "number", "calls"),
-        (Column("gpu_total", "ms", "total"), "ms", total),
-        (Column("mean_dur", "ms", "mean"), "ms", _mean(total)),
-        (Column("max_call", "ms", "max"), "ms", _maximum("kernel", links, "gpu")),
-        (Column("gpu_ratio", "ratio", "share"), "ratio", "share"),
+    columns = [
+        Column(linked_name("kernel", links), term="name"),
+        Column("calls", "number", term="calls", metric="calls"),
+        Column(total, "ms", term="gpu_total", metric="total"),
+        Column(_mean(total), "ms", term="mean_dur", metric="mean"),
+        Column(_maximum("kernel", links, "gpu"), "ms", term="max_call", metric="max"),
+        Column("share", "ratio", term="gpu_ratio", metric="share"),
     ]
-    shown = table_of(words("sections.kernels"), table, spec, key="kernels", sorted_by=2)
+    shown = table_of(words("sections.kernels"), table, columns, key="kernels", sorted_by=2)
     return words("about.kernels"), [shown]
 
 
-def _timed(value: str, metric: str, clock: str) -> tuple[Column, str, str]:
-    return Column(value, "ms", metric, clock), "ms", f"{value}_ns"
+def _mean(total: str) -> Source:
+    return lambda row: row[total] / row["calls"] if row["calls"] else None
 
 
-def _mean(total: str) -> Callable[[Row], Cell]:
-    return lambda row: cell(row[total] / row["calls"] if row["calls"] else None, "ms")
-
-
-def _maximum(kind: str, links: Links, clock: str) -> Callable[[Row], Cell]:
-    return lambda row: cell(links.maximum(kind, row["name"], clock), "ms")
+def _maximum(kind: str, links: Links, clock: str) -> Source:
+    return lambda row: links.maximum(kind, row["name"], clock)
 
 
 def _with_shares(table: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
@@ -501,23 +492,12 @@ def efficiency(report: ReportData, words: Words, links: Links) -> Content:
     table = report.efficiency
     if table.is_empty():
         return nothing_to_show(words, "no_shapes")
-    spec: Spec = [
-        ("name", "text", linked_name("shape", links, lambda row: f"{row['name']} {row['shapes']}")),
-        ("shapes", "text", "shapes"),
-        ("dtype", "text", "dtype"),
-        ("calls", "number", "calls"),
-        ("operator_time", "ms", "time_ns"),
-        ("flops_per_s", "TFLOP/s", "flops_per_s"),
-        ("bytes_per_s", "GB/s", "bytes_per_s"),
-        ("flops_per_byte", "number", "flops_per_byte"),
-        ("roof_ratio", "ratio", "roof_ratio"),
-        ("bound", "text", "bound"),
-        ("above_roof", "ms", "above_roof_ns"),
-    ]
-    shown = [part for part in spec if not isinstance(part[2], str) or table[part[2]].count()]
+    name = linked_name("shape", links, lambda row: f"{row['name']} {row['shapes']}")
+    known = [column for column in EFFICIENCY[1:] if table[str(column.source)].count()]
+    columns = [replace(EFFICIENCY[0], source=name), *known]
     families = [key for key in words.texts["terms"] if key.startswith("family_")]
     chart = Chart("roofline", words("about.roofline"), height=420, terms=families)
-    rows = table_of(words("sections.efficiency"), table, shown, key="efficiency")
+    rows = table_of(words("sections.efficiency"), table, columns, key="efficiency")
     return words("about.efficiency"), [chart, rows]
 
 

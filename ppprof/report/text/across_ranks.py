@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from ppprof.choices import VIEWS
 from ppprof.remote_names import call_of
-from ppprof.report.text.summary import Row, Rows, TableOptions, kernel_name, percent
+from ppprof.report.columns import percent
+from ppprof.report.text.summary import Row, Rows, TableOptions, kernel_name
 from ppprof.report.text.table import Column, Line, Table
 
 T = TypeVar("T")

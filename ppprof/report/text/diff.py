@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -11,6 +13,7 @@ from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.modules.module_tree import UNKNOWN
+from ppprof.report.columns import Column, Row, painted, text_cells, text_columns
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
@@ -22,7 +25,7 @@ from ppprof.report.diff_rows import (
 )
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Line, Painted, Table, columns_for
+from ppprof.report.text.table import Line, Table, columns_for
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -239,41 +242,30 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
 def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
     rows = table.rows(named=True)
     shown = rows if selection.limit is None else rows[: selection.limit]
-    lines: list[Line] = []
-    for row in shown:
-        numbers = dict.fromkeys([row["baseline_rank"], row["experiment_rank"]])
-        lines.append(
-            [
-                " -> ".join("-" if rank is None else str(rank) for rank in numbers),
-                row["coordinate"] or "-",
-                _time(row["baseline_step_ns"], options),
-                _time(row["experiment_step_ns"], options),
-                _signed_or_dash(row["delta_step_ns"], options),
-                _percent(row["delta_ratio_step"]),
-                _signed_or_dash(row["delta_own_ns"], options),
-                _time(row["noise_own_ns"], options),
-                *(
-                    _signed_or_dash(row[f"delta_{part}_ns"], options)
-                    for part in ("computation", "exposed", "bubble")
-                ),
-            ]
-        )
+    lines: list[Line] = [text_cells(_RANKS, row, options.time) for row in shown]
     if len(rows) > len(shown):
         lines.append(f"{len(rows) - len(shown)} more ranks: --row-limit")
-    headers = [
-        "Rank",
-        "Coordinate",
-        "Step: Baseline",
-        "Experiment",
-        "Delta",
-        "Delta (%)",
-        "Delta Own",
-        "+-",
-        "Delta Computation",
-        "Delta Exposed",
-        "Delta Bubble",
-    ]
-    return Table("Ranks", columns_for(headers), lines, options.time_unit, note=_RANK_NOTE)
+    return Table("Ranks", text_columns(_RANKS), lines, options.time_unit, note=_RANK_NOTE)
+
+
+def _rank_numbers(row: Row) -> str:
+    numbers = dict.fromkeys([row["baseline_rank"], row["experiment_rank"]])
+    return " -> ".join("-" if rank is None else str(rank) for rank in numbers)
+
+
+_RANKS = (
+    Column(_rank_numbers, header="Rank"),
+    Column("coordinate", header="Coordinate", text="word"),
+    Column("baseline_step_ns", "ms", header="Step: Baseline"),
+    Column("experiment_step_ns", "ms", header="Experiment"),
+    Column("delta_step_ns", "ms", header="Delta", text="change"),
+    Column("delta_ratio_step", "ratio", header="Delta (%)", text="change in %"),
+    Column("delta_own_ns", "ms", header="Delta Own", text="change"),
+    Column("noise_own_ns", "ms", header="+-"),
+    Column("delta_computation_ns", "ms", header="Delta Computation", text="change"),
+    Column("delta_exposed_ns", "ms", header="Delta Exposed", text="change"),
+    Column("delta_bubble_ns", "ms", header="Delta Bubble", text="change"),
+)
 
 
 def _by_name(
@@ -333,39 +325,32 @@ def _modules(
     has_stages = table["stage"].n_unique() > 1
     rows = table.rows(named=True)
     shown = rows if selection.limit is None else _largest(rows, selection.limit)
-    lines: list[Line] = []
-    for row in shown:
-        name = f"{'  ' * row['depth']}{_name(row['name'], row['status'])}"
-        if row["depth"] == 0 and has_stages:
-            name = f"{name} (stage {row['stage']})"
-        lines.append(
-            [
-                name,
-                _time(row["baseline_time_ns"], options),
-                _time(row["experiment_time_ns"], options),
-                _signed(row["delta_time_ns"] or 0.0, "ns", options),
-                _percent(row["delta_ratio"]),
-                _signed(row["delta_self_ns"] or 0.0, "ns", options),
-                _time(row["noise_self_ns" if row["depth"] else "noise_time_ns"], options),
-                _time(row["baseline_until_ns"], options),
-                _time(row["experiment_until_ns"], options),
-            ]
-        )
+    columns = [replace(_MODULES[0], source=partial(_module_name, has_stages)), *_MODULES[1:]]
+    lines: list[Line] = [text_cells(columns, row, options.time) for row in shown]
     if len(rows) > len(shown):
         lines.append(f"{len(rows) - len(shown)} more modules: --row-limit")
-    headers = [
-        "Module",
-        "Baseline",
-        "Experiment",
-        "Delta",
-        "Delta (%)",
-        "Delta Own",
-        "+-",
-        "Baseline Until",
-        "Experiment Until",
-    ]
     note = f"{_MODULE_NOTE}{_left_out(diff, 'module', table, selection)}"
-    return Table("Modules", columns_for(headers), lines, options.time_unit, note=note)
+    return Table("Modules", text_columns(columns), lines, options.time_unit, note=note)
+
+
+def _module_name(has_stages: bool, row: Row) -> str:
+    name = f"{'  ' * row['depth']}{_name(row['name'], row['status'])}"
+    return f"{name} (stage {row['stage']})" if row["depth"] == 0 and has_stages else name
+
+
+_MODULES = (
+    Column("name", header="Module"),
+    Column("baseline_time_ns", "ms", header="Baseline"),
+    Column("experiment_time_ns", "ms", header="Experiment"),
+    Column(lambda row: row["delta_time_ns"] or 0.0, "ms", header="Delta", text="change"),
+    Column("delta_ratio", "ratio", header="Delta (%)", text="change in %"),
+    Column(lambda row: row["delta_self_ns"] or 0.0, "ms", header="Delta Own", text="change"),
+    Column(
+        lambda row: row["noise_self_ns" if row["depth"] else "noise_time_ns"], "ms", header="+-"
+    ),
+    Column("baseline_until_ns", "ms", header="Baseline Until"),
+    Column("experiment_until_ns", "ms", header="Experiment Until"),
+)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
@@ -398,13 +383,6 @@ def _value(value: float, unit: str, options: TableOptions) -> str:
     return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
 
 
-def _painted(text: str, change: float, more_is_better: bool = False) -> str:
-    """Return the text of a change, to be shown as good or bad; a change of 0 is neither."""
-    if not change:
-        return text
-    return Painted(text, "good" if (change > 0) == more_is_better else "bad")
-
-
 def _signed(value: float, unit: str, options: TableOptions, more_is_better: bool = False) -> str:
     """Format a difference with its sign; a difference of ratios in percentage points.
 
@@ -412,13 +390,9 @@ def _signed(value: float, unit: str, options: TableOptions, more_is_better: bool
     ('-13.00 points', '+200.00 MB')
     """
     if unit == "ratio":
-        return _painted(f"{100 * value:+.2f} points", value, more_is_better)
+        return painted(f"{100 * value:+.2f} points", value, more_is_better)
     text = _value(abs(value), unit, options)
-    return _painted(f"{'-' if value < 0 else '+'}{text}", value, more_is_better)
-
-
-def _signed_or_dash(time_ns: float | None, options: TableOptions) -> str:
-    return "-" if time_ns is None else _signed(time_ns, "ns", options)
+    return painted(f"{'-' if value < 0 else '+'}{text}", value, more_is_better)
 
 
 def _bytes(value: float) -> str:
@@ -434,11 +408,7 @@ def _bytes(value: float) -> str:
 
 
 def _percent(ratio: float | None, more_is_better: bool = False) -> str:
-    return "-" if ratio is None else _painted(f"{100 * ratio:+.2f}", ratio, more_is_better)
-
-
-def _time(time_ns: float | None, options: TableOptions) -> str:
-    return "-" if time_ns is None else options.time(time_ns)
+    return "-" if ratio is None else painted(f"{100 * ratio:+.2f}", ratio, more_is_better)
 
 
 def _name(name: str, status: str) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.analysis.ranks.step_table import PLACES
+from ppprof.report.columns import GROUPS, QUEUE, Column, text_cells, text_columns
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Column, Line, Table, columns_for
-from ppprof.units import format_bytes
+from ppprof.report.text.table import Line, Table, columns_for
 
 _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
 """Columns that are shown even if they are 0 in all rows. Columns ``communication_...`` are never
@@ -143,24 +143,13 @@ def render_queue(cluster: Cluster, options: TableOptions) -> str:
     means = cluster.queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
     if means.is_empty():
         return ""
-    times = [f"{cause}_ns" for cause in CAUSES]
     lines: list[Line] = [
-        [
-            row["rank"],
-            *(options.time(row[name]) for name in times),
-            f"{row['queue_length']:.1f}",
-            "-" if row["launch_delay_ns"] is None else options.time(row["launch_delay_ns"]),
-        ]
-        for row in means.iter_rows(named=True)
+        text_cells(QUEUE, row, options.time) for row in means.iter_rows(named=True)
     ]
-    headers = ["rank", *_QUEUE_HEADERS, "Queue Length", "Launch Delay"]
-    columns = columns_for(headers)
+    columns = text_columns(QUEUE)
     return options.layout.table(
         Table("Idle Device", columns, lines, options.time_unit, note=_QUEUE_NOTE)
     )
-
-
-_QUEUE_HEADERS = ("Nothing Queued", "Latency", "Blocking Call", "Other Work", "Unknown")
 
 
 _GROUPS_NOTE = """\
@@ -182,32 +171,27 @@ def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 2
         options: the time unit. The row limit is ignored.
         limit: most groups to show; None for all. A last line counts the groups that are not shown.
     """
-    lines: list[Line] = []
-    shown = cluster.groups if limit is None else cluster.groups.head(limit)
-    for row in shown.iter_rows(named=True):
-        verdicts = [f"{row[name] / row['calls']:.0%}" for name in _VERDICTS]
-        bus = row["bus_bytes_per_s"]
-        times = [options.time(row[name]) for name in ("wait_ns", "cost_ns", "transfer_ns")]
-        last = f"{row['last_rank']} ({row['last_ratio']:.0%})"
-        rate = "-" if bus is None else f"{bus / 1e9:.3g}"
-        group = _members(row["members"])
-        lines.append([group, row["axis"] or "-", row["calls"], *times, rate, *verdicts, last])
-    if num_hidden := cluster.groups.height - shown.height:
-        lines.append(f"{num_hidden} more groups")
-    headers = [
-        "Ranks",
-        "Axis",
-        "Calls",
-        "Wait",
-        "Cost",
-        "Transfer",
-        "Bus (GB/s)",
-        *("Transfer-bound", "Skew", "Mixed", "Inconclusive"),
-        "Last",
+    return _limited("Collectives", _GROUPS, cluster.groups, limit, "groups", _GROUPS_NOTE, options)
+
+
+def _limited(
+    title: str,
+    columns: Sequence[Column],
+    table: pl.DataFrame,
+    limit: int | None,
+    noun: str,
+    note: str,
+    options: TableOptions,
+) -> str:
+    """Return the first ``limit`` rows of a table as text, and the number of the others."""
+    shown = table if limit is None else table.head(limit)
+    lines: list[Line] = [
+        text_cells(columns, row, options.time) for row in shown.iter_rows(named=True)
     ]
-    columns = columns_for(headers)
+    if num_hidden := table.height - shown.height:
+        lines.append(f"{num_hidden} more {noun}")
     return options.layout.table(
-        Table("Collectives", columns, lines, options.time_unit, note=_GROUPS_NOTE)
+        Table(title, text_columns(columns), lines, options.time_unit, note=note)
     )
 
 
@@ -228,27 +212,8 @@ def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None
     table = cluster.bandwidths
     if table.is_empty():
         return ""
-    shown = table if limit is None else table.head(limit)
-    lines: list[Line] = [
-        [
-            *(row["op"], row["axis"] or "-", row["ranks"], format_bytes(row["bytes"])),
-            *(f"{row['calls']:g}", options.time(row["transfer_ns"])),
-            *(f"{row[f'{rate}_bytes_per_s'] / 1e9:.3g}" for rate in ("algorithm", "bus")),
-            "-" if row["link_ratio"] is None else f"{row['link_ratio']:.0%}",
-        ]
-        for row in shown.iter_rows(named=True)
-    ]
-    if num_hidden := table.height - shown.height:
-        lines.append(f"{num_hidden} more sizes")
-    headers = ["Collective", "Axis", "Ranks", "Size", "Calls/step", "Transfer"]
-    columns = columns_for([*headers, "Algorithm (GB/s)", "Bus (GB/s)", "Of link"])
     title = "Bandwidth of collectives"
-    return options.layout.table(
-        Table(title, columns, lines, options.time_unit, note=_BANDWIDTHS_NOTE)
-    )
-
-
-_VERDICTS = ("transfer", "skew", "mixed", "inconclusive")
+    return _limited(title, _BANDWIDTHS, table, limit, "sizes", _BANDWIDTHS_NOTE, options)
 
 
 def _members(members: str) -> str:
@@ -256,6 +221,23 @@ def _members(members: str) -> str:
     ranks = members.split(",")
     is_short = len(ranks) <= _MAX_MEMBERS
     return members if is_short else f"{ranks[0]},{ranks[1]},...,{ranks[-1]} ({len(ranks)})"
+
+
+_GROUPS = (
+    replace(GROUPS["group"], source=lambda row: _members(row["members"])),
+    *tuple(GROUPS.values())[1:],
+)
+_BANDWIDTHS = (
+    Column("op", header="Collective"),
+    Column("axis", header="Axis", text="word"),
+    Column("ranks", header="Ranks"),
+    Column("bytes", "bytes", header="Size"),
+    Column("calls", header="Calls/step", text="mean"),
+    Column("transfer_ns", "ms", header="Transfer"),
+    Column("algorithm_bytes_per_s", "GB/s", header="Algorithm (GB/s)"),
+    Column("bus_bytes_per_s", "GB/s", header="Bus (GB/s)"),
+    Column("link_ratio", header="Of link", text="percent"),
+)
 
 
 def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
@@ -377,29 +359,18 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
         f"The replay differs from the recording by {_percent(replayed['error_ratio'])}, mean over steps",
     )
     shown, hidden = options.limited(rows, "rows")
-    lines = [
-        (
-            _WHAT_IF_NAMES[row["fixed"]].format(**row),
-            row["ranks"] or "-",
-            options.time(row["step_ns"]),
-            "-" if row["slowdown"] is None else options.time(_saved_ns(row)),
-            _percent(row["share"]),
-            "-" if row["alone_slowdown"] is None else f"{row['alone_slowdown']:.3f}",
-        )
-        for row in shown
-    ]
-    columns = (
-        Column("If as fast as usual", 24),
-        Column("Ranks", 16, grows=True),
-        Column("Step Time", 12),
-        Column("Saved", 12),
-        Column("Share", 8),
-        Column("Alone", 8),
-    )
+    lines = [text_cells(_WHAT_IF, row, options.time) for row in shown]
     title = "What-if Summary"
     note = _WHAT_IF_NOTE.format(stage_cause=_stage_cause(last, slowest))
     return options.layout.table(
-        Table(title, columns, [*lines, *hidden], options.time_unit, preamble, note=note)
+        Table(
+            title,
+            text_columns(_WHAT_IF),
+            [*lines, *hidden],
+            options.time_unit,
+            preamble,
+            note=note,
+        )
     )
 
 
@@ -420,9 +391,23 @@ def _stage_cause(last: Mapping[str, Any] | None, slowest: Mapping[str, Any]) -> 
     return _STAGE_TOO_LARGE
 
 
-def _saved_ns(row: Mapping[str, Any]) -> float:
-    saved_ns: float = row["step_ns"] * (row["slowdown"] - 1)
-    return saved_ns
+_WHAT_IF = (
+    Column(
+        lambda row: _WHAT_IF_NAMES[row["fixed"]].format(**row),
+        header="If as fast as usual",
+        width=24,
+    ),
+    Column("ranks", header="Ranks", text="word", width=16, grows=True),
+    Column("step_ns", "ms", header="Step Time", width=12),
+    Column(
+        lambda row: None if row["slowdown"] is None else row["step_ns"] * (row["slowdown"] - 1),
+        "ms",
+        header="Saved",
+        width=12,
+    ),
+    Column("share", header="Share", text="per mille", width=8),
+    Column("alone_slowdown", header="Alone", text="thousandths", width=8),
+)
 
 
 def _percent(ratio: float | None) -> str:

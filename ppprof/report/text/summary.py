@@ -20,6 +20,9 @@ from typing import Any, TypeVar
 
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
 from ppprof.remote_names import REMOTE, call_of
+from ppprof.report import columns as spec
+from ppprof.report.columns import EFFICIENCY, percent, text_cells, text_columns
+from ppprof.report.columns import cut as cut_text
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Column, Line, Table
 
@@ -208,7 +211,12 @@ def _operators(rows: Rows, options: TableOptions) -> list[Table]:
 def _shapes(rows: Rows, options: TableOptions) -> list[Table]:
     shown, cut = options.limited(rows, "operators")
     lines: list[Line] = [
-        (row["name"], _cut(row["shapes"] or "-", 48), *_stats(row, options), _flops(row["flops"]))
+        (
+            row["name"],
+            cut_text(row["shapes"] or "-", 48),
+            *_stats(row, options),
+            _flops(row["flops"]),
+        )
         for row in shown
     ]
     columns = [Column("Name", 30, grows=True), Column("Inputs", 24, grows=True)]
@@ -305,32 +313,12 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
         return []
     known = [row for row in rows if row["name"] is not None]
     shown, cut = options.limited(known, "operators")
-    lines: list[Line] = [
-        (
-            row["name"],
-            _cut(row["shapes"], 48),
-            row["dtype"] or "-",
-            row["calls"],
-            options.time(row["time_ns"]),
-            _scaled(row["flops_per_s"], 1e12),
-            _scaled(row["bytes_per_s"], 1e9),
-            _scaled(row["flops_per_byte"], 1),
-            percent(row["roof_ratio"]),
-            row["bound"] or "-",
-            "-" if row["above_roof_ns"] is None else options.time(round(row["above_roof_ns"])),
-        )
-        for row in shown
-    ]
+    lines: list[Line] = [text_cells(EFFICIENCY, row, options.time) for row in shown]
     total_ns = sum(row["time_ns"] for row in rows)
     unknown_ns = total_ns - sum(row["time_ns"] for row in known)
     unknown = percent(unknown_ns / total_ns if total_ns else 0.0)
     preamble = [f"Work is unknown of {unknown}% of the operators' time"]
-    columns = [
-        *(Column("Operator", 20, grows=True), Column("Inputs", 24, grows=True)),
-        *(Column("Dtype", 8, grows=True), Column("Calls", 6), Column("Time", 10)),
-        *(Column("TFLOP/s", 8), Column("GB/s", 8), Column("FLOP/B", 8), Column("Roof(%)", 8)),
-        *(Column("Bound", 8), Column("Above roof", 10)),
-    ]
+    columns = text_columns(EFFICIENCY)
     return [
         Table(
             "Efficiency Summary", columns, [*lines, *cut], options.time_unit, preamble, note=_ROOF
@@ -340,28 +328,24 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
 
 def _layers(rows: Rows, options: TableOptions) -> list[Table]:
     shown, cut = options.limited(rows, "layers")
-    lines: list[Line] = [
-        (
-            f"{'  ' * row['depth']}{row['name']}",
-            options.time(round(row["forward_ns"])),
-            "-" if row["backward_ns"] is None else options.time(round(row["backward_ns"])),
-            _scaled(row["flops"], 1e9),
-            _scaled(row["backward_flops"], 1e9),
-            _scaled(row["flops_per_s"], 1e12),
-            percent(row["mfu"]),
-        )
-        for row in shown
-    ]
-    columns = [
-        *(Column("Layer", 30, grows=True), Column("Forward", 10), Column("Backward", 10)),
-        *(Column("GFLOPs", 10), Column("Backward GFLOPs", 16), Column("TFLOP/s", 10)),
-        Column("MFU(%)", 8),
-    ]
-    table_of_layers = Table(
-        "Layer Summary", columns, [*lines, *cut], options.time_unit, note=_PER_STEP
-    )
-    return [table_of_layers] if lines else []
+    lines: list[Line] = [text_cells(_LAYERS, row, options.time) for row in shown]
+    columns = text_columns(_LAYERS)
+    title = "Layer Summary"
+    table = Table(title, columns, [*lines, *cut], options.time_unit, note=_PER_STEP)
+    return [table] if lines else []
 
+
+_LAYERS = (
+    spec.Column(
+        lambda row: f"{'  ' * row['depth']}{row['name']}", header="Layer", width=30, grows=True
+    ),
+    spec.Column("forward_ns", "ms", header="Forward", text="whole ns", width=10),
+    spec.Column("backward_ns", "ms", header="Backward", text="whole ns", width=10),
+    spec.Column("flops", header="GFLOPs", text="GFLOP", width=10),
+    spec.Column("backward_flops", header="Backward GFLOPs", text="GFLOP", width=16),
+    spec.Column("flops_per_s", "TFLOP/s", header="TFLOP/s", width=10),
+    spec.Column("mfu", "ratio", header="MFU(%)", width=8),
+)
 
 _PER_STEP = (
     "Of one step: times, and floating point operations (FLOPs) of operators whose work is known.\n"
@@ -375,19 +359,6 @@ _ROOF = (
     "short as the roof; fewer, larger ones are.\n"
     "Inputs of a gradient, such as matmul_grad: those of its operator."
 )
-
-
-def _scaled(value: float | None, unit: float) -> str:
-    """Format a number in a unit, with three digits; ``-`` for None.
-
-    >>> _scaled(312e12, 1e12), _scaled(1.5e9, 1e12), _scaled(None, 1)
-    ('312', '0.0015', '-')
-    """
-    return "-" if value is None else f"{value / unit:.3g}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 _RENDERERS: Mapping[str, Callable[[Rows, TableOptions], list[Table]]] = {
@@ -435,15 +406,6 @@ def _stat(row: Row, clock: str, options: TableOptions) -> str:
     stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
     times = ["-" if time_ns is None else options.time(time_ns) for time_ns in stats]
     return " / ".join([*times, percent(row[f"{clock}_ratio"])])
-
-
-def percent(ratio: float | None) -> str:
-    """Format a ratio in percent, with two decimals and without the percent sign; ``-`` for None.
-
-    >>> percent(0.1234), percent(None)
-    ('12.34', '-')
-    """
-    return "-" if ratio is None else f"{ratio * 100:.2f}"
 
 
 def _below_step(row: Row) -> str:
