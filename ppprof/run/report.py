@@ -20,7 +20,7 @@ from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import join_ranks
-from ppprof.analysis.report_data.places import PLACES
+from ppprof.analysis.report_data.link_targets import TARGETS
 from ppprof.analysis.report_data.report import (
     BaselineData,
     RankReportData,
@@ -122,7 +122,7 @@ def _of_traces(
             if result.value.details is not None
         },
         findings=advise(collect_evidence(run, cluster, indicators)),
-        places=_places(results, cluster),
+        targets=_targets(results, cluster),
         module_work=mean_module_work(
             (stages.get(rank), _num_steps(result), result.value.module_work)
             for result in results
@@ -162,7 +162,7 @@ def _of_step_times(
         roof=Roof(None),
         details={},
         findings=advise(evidence),
-        places=_places((), None),
+        targets=_targets((), None),
         module_work=mean_module_work(()),
         sources={},
         diff=change,
@@ -205,15 +205,17 @@ def _num_steps(result: WindowResult[RankReportData]) -> int:
     return int(result.value.analysis.breakdown.parts["step"].n_unique())
 
 
-def _places(
+def _targets(
     results: Sequence[WindowResult[RankReportData]], cluster: Cluster | None
 ) -> pl.DataFrame:
-    """Return the places of all ranks, on the reference clock: see `ReportData.places`."""
-    parts = [pl.DataFrame(schema={"rank": pl.Int64, **PLACES})]
+    """Return the targets of all ranks, on the reference clock: see `ReportData.targets`."""
+    parts = [pl.DataFrame(schema={"rank": pl.Int64, **TARGETS})]
     for result in results:
         assert cluster is not None
         rank = pl.lit(result.recording.rank, pl.Int64).alias("rank")
-        parts.append(to_reference_clock(result.value.places.select(rank, pl.all()), cluster.clocks))
+        parts.append(
+            to_reference_clock(result.value.targets.select(rank, pl.all()), cluster.clocks)
+        )
     return pl.concat(parts)
 
 

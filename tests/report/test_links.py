@@ -88,12 +88,12 @@ def test_a_changed_run_without_findings_is_headed_by_the_change():
 
 
 def test_key_figures_say_what_was_recorded_and_leave_out_zeros(slow_layer):
-    tiles, parts = key_figures(slow_layer, words())
+    tiles, bar = key_figures(slow_layer, words())
     details = {tile.term: tile.detail for tile in tiles.tiles}
     assert details["step_time"] == "not recorded"
     assert details["cpu_utilization"] == "recorded"
     assert "gpu_utilization" not in details
-    shown = {part.term: part.share for part in parts.parts}
+    shown = {share.term: share.ratio for share in bar.shares}
     assert "bubble" not in shown
     assert sum(shown.values()) == pytest.approx(1, abs=0.01)
 

@@ -85,7 +85,7 @@ def pages(folder):
     }
     pages = {name: page_of(folder, f"odd_{name}", run) for name, run in runs.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PART_EVENTS", 4)
+        patch.setattr(module, "CHUNK_EVENTS", 4)
         run = write(folder / "parts.pb", Thread(1, "main", in_parts()))
         pages["parts"] = page_of(folder, "odd_parts", run)
     return pages

@@ -21,8 +21,8 @@ from ppprof.analysis.modules.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
+from ppprof.analysis.report_data.link_targets import longest_events, peak_targets
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
-from ppprof.analysis.report_data.places import longest_events, peak_places
 from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
 from ppprof.choices import StepRange
@@ -61,8 +61,8 @@ class RankReportData(NamedTuple):
     roof: Roof
     phases: pl.DataFrame
     """The result of `ppprof.analysis.summaries.overview.model`."""
-    places: pl.DataFrame
-    """Columns of `ppprof.analysis.report_data.places.PLACES`, on the rank's own clock."""
+    targets: pl.DataFrame
+    """Columns of `ppprof.analysis.report_data.link_targets.TARGETS`, on the rank's own clock."""
     module_work: pl.DataFrame
     """The result of `ppprof.analysis.report_data.report.module_work`."""
     details: Details | None
@@ -105,9 +105,9 @@ def collect_rank_report_data(
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
     details = _details(profile, share) if share else None
-    places = longest_events(profile, naming, costs.breakdown)
+    targets = longest_events(profile, naming, costs.breakdown)
     if details is not None:
-        places = pl.concat([places, peak_places(details.memory)])
+        targets = pl.concat([targets, peak_targets(details.memory)])
     return RankReportData(
         analyze_profile(profile, costs.breakdown),
         costs,
@@ -115,7 +115,7 @@ def collect_rank_report_data(
         efficiency(profile),
         roof_of(profile.trace),
         model(profile),
-        places,
+        targets,
         module_work(profile, naming),
         details,
     )
@@ -158,8 +158,8 @@ class ReportData:
     drawn."""
     findings: Sequence[Finding]
     """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
-    places: pl.DataFrame
-    """rank, then the columns of `ppprof.analysis.report_data.places.PLACES`, on the reference clock:
+    targets: pl.DataFrame
+    """rank, then the columns of `ppprof.analysis.report_data.link_targets.TARGETS`, on the reference clock:
     one row per rank, kind and name."""
     module_work: pl.DataFrame
     """The result of `ppprof.analysis.report_data.report.mean_module_work`."""

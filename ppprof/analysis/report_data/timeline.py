@@ -1,12 +1,12 @@
-"""One rank's window as the timeline of a page: tracks of events, packed in parts.
+"""One rank's window as the timeline of a page: tracks of events, packed in chunks.
 
 A track is a host thread or a stream of a device. Its events are sorted by start, parents before
-children, and cut into parts of `PART_EVENTS`, which the page unpacks when they come into view. An
-event that is still open where a part begins is repeated in it, so that each part can be drawn
+children, and cut into chunks of `CHUNK_EVENTS`, which the page unpacks when they come into view. An
+event that is still open where a chunk begins is repeated in it, so that each chunk can be drawn
 alone::
 
-    track   a================================      part 1: a b c d
-              b=====  d====  | f===  g====         part 2: a (repeated) f g h
+    track   a================================      chunk 1: a b c d
+              b=====  d====  | f===  g====         chunk 2: a (repeated) f g h
                c==           |  h=
 
 What many events have in common (name, shapes, FLOPs, peers ...) stands once, in a table of
@@ -32,8 +32,8 @@ from ppprof.trace.communication_names import communicates
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import Trace
 
-PART_EVENTS = 8192
-"""Events of a part: a browser unpacks it in 2 ms."""
+CHUNK_EVENTS = 8192
+"""Events of a chunk: a browser unpacks it in 2 ms."""
 
 MOST_TRACKS = 200
 """Tracks of a rank: threads with steps, then streams, then other threads. A job has a few threads
@@ -43,7 +43,7 @@ MOST_ROWS = 60
 """Rows of a track; deeper events share the last one."""
 
 _MOST_REPEATED = 1_000
-"""Most events that a part repeats, outermost first."""
+"""Most events that a chunk repeats, outermost first."""
 
 _STEPS_END = 1 << 53
 """Numbers of steps from here on are not exact in a script: their events are shown without a step."""
@@ -52,7 +52,7 @@ _ROUNDING_NS = 1_000
 """Events of a stream that overlap by less are neighbours: some traces hold whole microseconds."""
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Some consecutive events of a track."""
 
     start_ns: int
@@ -84,7 +84,7 @@ class Track(NamedTuple):
     """Whether it holds the calls of Python functions on the thread."""
     num_rows: int
     """Number of rows: the nesting depth, or events that run at the same time on a stream."""
-    parts: Sequence[Part]
+    chunks: Sequence[Chunk]
     overview: bytes
     """Packed columns of `ppprof.analysis.report_data.timeline.thinned`: start_ns (from
     ``base_ns``), dur_ns, signature, row, num; sorted by start."""
@@ -312,7 +312,7 @@ def _track(
         trace.extra_info.get(str(key.thread), "") if key.device is None else "",
         *key,
         int(row.max()) + 1,
-        list(_parts(events, order, depth, base_ns)),
+        list(_chunks(events, order, depth, base_ns)),
         _overview(events, order, row, base_ns, budget),
     )
 
@@ -350,11 +350,11 @@ def _side_by_side(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
     return order, depth
 
 
-def _parts(events: _Columns, order: Int64, depth: Int64, base_ns: int) -> Iterator[Part]:
+def _chunks(events: _Columns, order: Int64, depth: Int64, base_ns: int) -> Iterator[Chunk]:
     start = events.start[order]
     end = start + events.dur[order]
-    for first in range(0, len(order), PART_EVENTS):
-        last = min(first + PART_EVENTS, len(order))
+    for first in range(0, len(order), CHUNK_EVENTS):
+        last = min(first + CHUNK_EVENTS, len(order))
         repeated = np.flatnonzero(end[:first] > start[first])[:_MOST_REPEATED]
         chosen = np.concatenate((repeated, np.arange(first, last)))
         rows = order[chosen]
@@ -362,7 +362,7 @@ def _parts(events: _Columns, order: Int64, depth: Int64, base_ns: int) -> Iterat
         by_place = np.concatenate((rows[~is_launch], rows[is_launch]))
         link = events.link[by_place]
         own = order[first:last]
-        yield Part(
+        yield Chunk(
             int(start[first]),
             int(end[chosen].max()),
             last - first,

@@ -29,7 +29,7 @@ from ppprof.report.html.blocks import Chart, Section, Words
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import head, key_figures, sections
-from ppprof.report.html.timeline import Parts, timeline_data
+from ppprof.report.html.timeline import Blobs, timeline_data
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run
@@ -69,10 +69,10 @@ def render(report: ReportData, language: str = "en") -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     links = Links(report)
-    packed = Parts()
+    packed = Blobs()
     data = {**chart_data(report, words, links), "timeline": timeline_data(report, packed)}
-    parts = _drawable(sections(report, words, links), data)
-    for block in [block for part in parts for block in part.blocks]:
+    shown = _drawable(sections(report, words, links), data)
+    for block in [block for section in shown for block in section.blocks]:
         if isinstance(block, Chart):
             for term in _shown_terms(block, data[block.name]):
                 words.term(term)
@@ -80,7 +80,7 @@ def render(report: ReportData, language: str = "en") -> str:
         words=words,
         head=head(report, words, links),
         figures=key_figures(report, words),
-        sections=parts,
+        sections=shown,
         made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
         data=_visible({**data, "words": words.for_scripts}),
         packed=list(map(Markup, packed.texts)),
@@ -139,18 +139,18 @@ def write_report(
     return None
 
 
-def _drawable(parts: Iterable[Section], data: Mapping[str, Any]) -> list[Section]:
+def _drawable(all_of_them: Iterable[Section], data: Mapping[str, Any]) -> list[Section]:
     """Return the sections without the charts that have no data."""
     return [
         replace(
-            part,
+            section,
             blocks=[
                 block
-                for block in part.blocks
+                for block in section.blocks
                 if not isinstance(block, Chart) or data.get(block.name)
             ],
         )
-        for part in parts
+        for section in all_of_them
     ]
 
 

@@ -195,25 +195,25 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a step, drawn as a piece of a bar."""
+class Share:
+    """A share of a step, drawn as a piece of a bar."""
 
     term: str
-    """Key of the part's name, in the group ``terms`` of the page's texts."""
+    """Key of its name, in the group ``terms`` of the page's texts."""
     text: str
     """Its time."""
-    share: float
-    """Its share of the step, in [0, 1]."""
+    ratio: float
+    """Its time as a ratio of the step, in [0, 1]."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of a step as one bar."""
+class Shares:
+    """The shares of a step as one bar."""
 
     label: str
     """What the bar shows."""
-    parts: Sequence[Part]
-    block: str = "parts"
+    shares: Sequence[Share]
+    block: str = "shares"
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Advice:
     block: str = "advice"
 
 
-Block = Union[Table, Tiles, Parts, Chart, Note, Advice]
+Block = Union[Table, Tiles, Shares, Chart, Note, Advice]
 
 
 @dataclass(frozen=True)

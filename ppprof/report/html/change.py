@@ -161,7 +161,7 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
         return [Note(f"{title}: {nothing}")]
     columns = [
-        Column(linked_name(_PLACES[view], links), term="name"),
+        Column(linked_name(_TARGETS[view], links), term="name"),
         Column(lambda row: Cell(_STATUS[row["status"]], row["status"]), term="status"),
     ]
     by = diff.sort_value(kind)
@@ -211,13 +211,13 @@ def _sub_columns(value: str) -> list[Column]:
     ]
 
 
-_PLACES = {
+_TARGETS = {
     "op": "operator",
     "kernel": "kernel",
     "dist": "collective",
     "runtime": "",
     "shape": "shape",
 }
-"""The kind of place (`ppprof.analysis.report_data.places.PLACES`) of a table's names, keyed by view."""
+"""The kind of target (`ppprof.analysis.report_data.link_targets.TARGETS`) of a table's names, keyed by view."""
 
 _STATUS = {"both": "", "new": "new", "gone": "gone"}

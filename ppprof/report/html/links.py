@@ -1,4 +1,4 @@
-"""Links to places in the timeline: ``#t=12.1-12.9&rank=3&find=matmul``.
+"""Links to events in the timeline: ``#t=12.1-12.9&rank=3&find=matmul``.
 
 ``t`` is a range in seconds since the start of the drawn timelines, ``rank`` a rank, and ``find`` the
 name of the events to highlight; a link to a step has none.
@@ -67,17 +67,17 @@ class Links:
         """Return a link to the longest event of a kind and name; "" if no timeline shows one.
 
         Args:
-            kind: one of the kinds of `ppprof.analysis.report_data.places.PLACES`.
+            kind: one of the kinds of `ppprof.analysis.report_data.link_targets.TARGETS`.
             name: the event's name in the page's tables.
             ranks: the ranks to look at, if their timelines are drawn; None, or no such rank: all.
         """
-        places = self._places.get((kind, name), [])
+        targets = self._targets.get((kind, name), [])
         chosen = set(ranks or ())
-        own = [place for place in places if place["rank"] in chosen] or places
+        own = [target for target in targets if target["rank"] in chosen] or targets
         if not own:
             return ""
-        place = max(own, key=lambda row: (row["end_ns"] - row["start_ns"], -row["rank"]))
-        return self._link(place)
+        target = max(own, key=lambda row: (row["end_ns"] - row["start_ns"], -row["rank"]))
+        return self._link(target)
 
     def to_times(self, rank: int, start_ns: int, end_ns: int, event: str = "") -> str:
         """Return a link to times on the reference clock; "" if the rank's timeline is not drawn."""
@@ -100,13 +100,13 @@ class Links:
             rank: a rank whose timeline is drawn; otherwise, or if None, the slowest drawn rank.
             step: the step's number; None: the longest step of the rank.
         """
-        places = [
-            place
-            for (kind, name), rows in self._places.items()
+        targets = [
+            target
+            for (kind, name), rows in self._targets.items()
             if kind == "step" and step in (None, int(name))
-            for place in rows
+            for target in rows
         ]
-        own = [place for place in places if place["rank"] == rank] or places
+        own = [target for target in targets if target["rank"] == rank] or targets
         longest = max(own, key=lambda row: row["end_ns"] - row["start_ns"], default=None)
         return "" if longest is None else self._link(longest)
 
@@ -114,29 +114,29 @@ class Links:
         """Return the longest time of an event of a kind and name on any rank; None if unknown.
 
         Args:
-            kind: a kind of `PLACES`.
+            kind: a kind of `TARGETS`.
             name: the event's name in the page's tables.
             clock: ``cpu`` for its duration on the host, ``gpu`` for its device time.
         """
         return self._maxima.get((kind, name), {}).get(f"{clock}_ns")
 
-    def _link(self, place: dict[str, Any]) -> str:
-        times = place["start_ns"], place["end_ns"]
-        event = "" if place["kind"] == "step" else place["event"]  # all in a step matters
-        return link(self.report.origin_ns, *times, place["rank"], event)
+    def _link(self, target: dict[str, Any]) -> str:
+        times = target["start_ns"], target["end_ns"]
+        event = "" if target["kind"] == "step" else target["event"]  # all in a step matters
+        return link(self.report.origin_ns, *times, target["rank"], event)
 
     @cached_property
-    def _places(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
-        """The rows of `ReportData.places` with a timeline, keyed by kind and name."""
+    def _targets(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """The rows of `ReportData.targets` with a timeline, keyed by kind and name."""
         drawn = pl.col("rank").is_in(list(self.report.details))
-        places: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for row in self.report.places.filter(drawn).rows(named=True):
-            places.setdefault((row["kind"], row["name"]), []).append(row)
-        return places
+        targets: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in self.report.targets.filter(drawn).rows(named=True):
+            targets.setdefault((row["kind"], row["name"]), []).append(row)
+        return targets
 
     @cached_property
     def _maxima(self) -> dict[tuple[str, str], dict[str, Any]]:
-        table = self.report.places.group_by("kind", "name").agg(pl.col("cpu_ns", "gpu_ns").max())
+        table = self.report.targets.group_by("kind", "name").agg(pl.col("cpu_ns", "gpu_ns").max())
         return {(row["kind"], row["name"]): row for row in table.rows(named=True)}
 
     @cached_property
@@ -166,7 +166,7 @@ def linked_name(kind: str, links: Links, key: Callable[[Row], str] | None = None
     """Return the source of a column of names, each a link to its longest event.
 
     Args:
-        kind: a kind of `ppprof.analysis.report_data.places.PLACES`.
+        kind: a kind of `ppprof.analysis.report_data.link_targets.TARGETS`.
         links: finds the events.
         key: returns the name by which ``links`` finds a row's event; None: the row's name.
     """
@@ -185,15 +185,15 @@ _PHASE_OF_RULE = {
 }
 """The phase in which a rule's finding happens, keyed by rule."""
 
-_WITHOUT_PLACE = ("no-device-events", "short-window", "profiler-overhead")
+_WITHOUT_TARGET = ("no-device-events", "short-window", "profiler-overhead")
 
 
 def link_of_finding(finding: Finding, links: Links) -> str:
-    """Return a link to the place that shows a finding best; "" if it has no place.
+    """Return a link to the times that show a finding best; "" if no times do.
 
     That is the event, phase or gap that the finding names; else the longest step of its rank.
     """
-    if finding.rule in _WITHOUT_PLACE:
+    if finding.rule in _WITHOUT_TARGET:
         return ""
     facts = finding.facts
     rank = facts.get("rank")

@@ -24,9 +24,9 @@ from ppprof.report.html.blocks import (
     Cell,
     Chart,
     Note,
-    Part,
-    Parts,
     Section,
+    Share,
+    Shares,
     Tile,
     Tiles,
     Words,
@@ -37,12 +37,12 @@ from ppprof.report.html.links import Links, link_of_finding, linked_name
 from ppprof.report.text import advice
 from ppprof.units import format_ratio, format_time
 
-PART_TERMS = (
+SHARE_TERMS = (
     *("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest"),
 )
-"""The terms of the parts of a step."""
+"""The terms of the shares of a step."""
 
-HEAT_TERMS = ("step_time", "own", "exposed_communication", *PART_TERMS)
+HEAT_TERMS = ("step_time", "own", "exposed_communication", *SHARE_TERMS)
 """The terms of the numbers of the heat map."""
 
 
@@ -93,7 +93,7 @@ def _steps(report: ReportData, words: Words, links: Links) -> Content:
     ranks = words.ranks(report.ranks)
     blocks: list[Block] = []
     if report.has_traces:
-        blocks.append(Chart("steps", words.term("steps_recorded"), terms=PART_TERMS))
+        blocks.append(Chart("steps", words.term("steps_recorded"), terms=SHARE_TERMS))
     if report.step_times.height:
         caption = words("about.times", rank=report.step_times["rank"][0])
         blocks.append(Chart("times", caption, height=240, terms=("step_time", "reader_cost")))
@@ -513,7 +513,7 @@ def modules(report: ReportData, words: Words, links: Links) -> Content:
 
 _STEP = ("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", "reader_cost")
 
-_PARTS = (
+_SHARES = (
     *("computation", "exposed_communication", "data_loading", "bubble"),
     *("host_bound", "queued", "rest"),
 )
@@ -635,7 +635,7 @@ def _recorded(report: ReportData, words: Words) -> str:
 
 
 def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
-    """Return the run's key figures, each with the steps that it is of, and the parts of a step.
+    """Return the run's key figures, each with the steps that it is of, and the shares of a step.
 
     Figures that are unknown or 0 are left out.
     """
@@ -656,11 +656,11 @@ def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
         if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
             detail = f"{value / step_time - 1:+.1%} · {detail}"
         tiles.append(Tile(metric, text, detail))
-    parts = []
-    for metric in _PARTS:
+    shares = []
+    for metric in _SHARES:
         value = metrics.get(metric)
         if isinstance(value, (int, float)) and value and report.step_ns:
-            parts.append(Part(metric, format_time(value), value / report.step_ns))
+            shares.append(Share(metric, format_time(value), value / report.step_ns))
     label = words("about.parts", step=format_time(report.step_ns))
-    bar = [Parts(label, [part for part in parts if format_ratio(part.share) != "0.0%"])]
-    return [Tiles(tiles), *(bar if parts else [])]
+    bar = [Shares(label, [share for share in shares if format_ratio(share.ratio) != "0.0%"])]
+    return [Tiles(tiles), *(bar if shares else [])]

@@ -1,6 +1,6 @@
-"""The data of the page's timeline: packed parts as inert elements, and what the scripts need first.
+"""The data of the page's timeline: packed chunks as inert elements, and what the scripts need first.
 
-The scripts in ``timeline/`` unpack a part when it comes into view. Times in the page are nanoseconds
+The scripts in ``timeline/`` unpack a chunk when it comes into view. Times in the page are nanoseconds
 since the start of the trace: the first event of all drawn ranks, on the reference clock.
 """
 
@@ -21,8 +21,8 @@ from ppprof.remote_names import ends_of
 from ppprof.report.html.sections import label
 
 
-class Parts:
-    """The packed parts of a page, as text of base64, numbered in the order in which they are added."""
+class Blobs:
+    """The packed chunks of a page, as text of base64, numbered in the order in which they are added."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -33,8 +33,8 @@ class Parts:
         return len(self.texts) - 1
 
 
-def timeline_data(report: ReportData, parts: Parts) -> dict[str, Any] | None:
-    """Return the input of the timeline's scripts, and add its packed parts to ``parts``.
+def timeline_data(report: ReportData, blobs: Blobs) -> dict[str, Any] | None:
+    """Return the input of the timeline's scripts, and add its packed chunks to ``blobs``.
 
     None if no event was recorded.
     """
@@ -58,8 +58,8 @@ def timeline_data(report: ReportData, parts: Parts) -> dict[str, Any] | None:
                 "is_slow": rank in slow,
                 "node": _node(rank, details),
                 "own": own.get(rank),
-                **_rank(report, rank, details, origin, parts),
-                "flows": parts.add(flows[rank]),
+                **_rank(report, rank, details, origin, blobs),
+                "flows": blobs.add(flows[rank]),
             }
             for rank, details in sorted(drawn.items())
         ],
@@ -73,7 +73,7 @@ def _node(rank: int, details: Details) -> str:
 
 
 def _rank(
-    report: ReportData, rank: int, details: Details, origin: int, parts: Parts
+    report: ReportData, rank: int, details: Details, origin: int, blobs: Blobs
 ) -> dict[str, Any]:
     drawn = details.timeline
     return {
@@ -83,14 +83,14 @@ def _rank(
         "left_out": drawn.num_left_out,
         "left_out_below": drawn.left_out_below_ns,
         "elsewhere": drawn.num_elsewhere,
-        "signatures": parts.add(drawn.signatures),
-        "memory": parts.add(drawn.memory) if drawn.memory else None,
+        "signatures": blobs.add(drawn.signatures),
+        "memory": blobs.add(drawn.memory) if drawn.memory else None,
         "levels": _levels(details, drawn.base_ns),
-        "tracks": [_track(track, drawn.base_ns, parts) for track in drawn.tracks],
+        "tracks": [_track(track, drawn.base_ns, blobs) for track in drawn.tracks],
     }
 
 
-def _track(track: Track, base_ns: int, parts: Parts) -> dict[str, Any]:
+def _track(track: Track, base_ns: int, blobs: Blobs) -> dict[str, Any]:
     return {
         "name": track.name,
         "thread": track.thread,
@@ -98,14 +98,14 @@ def _track(track: Track, base_ns: int, parts: Parts) -> dict[str, Any]:
         "stream": track.stream,
         "is_python": track.is_python,
         "rows": track.num_rows,
-        "overview": parts.add(track.overview),
+        "overview": blobs.add(track.overview),
         "parts": [
             [
-                parts.add(part.blob),
-                *(part.start_ns - base_ns, part.end_ns - base_ns, part.num, part.num_repeated),
-                *part.rows,
+                blobs.add(chunk.blob),
+                *(chunk.start_ns - base_ns, chunk.end_ns - base_ns, chunk.num, chunk.num_repeated),
+                *chunk.rows,
             ]
-            for part in track.parts
+            for chunk in track.chunks
         ],
     }
 

@@ -92,12 +92,12 @@ def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
     >>> node_ids({0: "dp0_pp0_sharding0_mp0", 3: "dp0_pp1_sharding0_mp1", 4: None})
     {0: '0 (pp0 mp0)', 3: '3 (pp1 mp1)', 4: '4'}
     """
-    places = {rank: (coordinate or "").split("_") for rank, coordinate in coordinates.items()}
-    located = [set(place) for rank, place in places.items() if coordinates[rank]]
+    axes_of = {rank: (coordinate or "").split("_") for rank, coordinate in coordinates.items()}
+    located = [set(axes) for rank, axes in axes_of.items() if coordinates[rank]]
     shared = set.intersection(*located) if located else set()
     labels = {
-        rank: " ".join(axis for axis in place if axis and axis not in shared)
-        for rank, place in places.items()
+        rank: " ".join(axis for axis in axes if axis and axis not in shared)
+        for rank, axes in axes_of.items()
     }
     return {rank: f"{rank} ({label})" if label else f"{rank}" for rank, label in labels.items()}
 

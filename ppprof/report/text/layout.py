@@ -123,7 +123,7 @@ _LEAST_SENTENCE = 60
 _EMPTY = re.compile(r"-|0|0\.0+")
 _NUMBER = re.compile(r"[-+]?\d[^ ]*( .*)?|[-+]?")
 _FOLDS = ((), ("Max", "Min"), ("Max", "Min", "Avg"))
-"""Parts of a cell with several times that are left out, the fewest first."""
+"""Times of a cell with several times that are left out, the fewest first."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class _Column:
     cells: tuple[tuple[str, ...], ...]
     """For each section, a cell for each of its rows."""
     whole: str
-    """The header of the table's column that this is, or is a part of."""
-    part: str = ""
-    """The name of the part, such as ``Avg``; "" for a whole column."""
+    """The header of the table's column that holds this one."""
+    stat: str = ""
+    """Which of several times it is, such as ``Avg``; "" for a whole column."""
 
     @property
     def texts(self) -> Iterator[str]:
@@ -218,9 +218,9 @@ def _columns(table: Table) -> list[_Column]:
         for lines in _sections(table)
     ]
     columns: list[_Column] = []
-    for place, whole in enumerate(headers[0]):
-        names = tuple(escape_cell(section[place]) for section in headers)
-        cells = tuple(tuple(row[place] for row in section) for section in rows)
+    for position, whole in enumerate(headers[0]):
+        names = tuple(escape_cell(section[position]) for section in headers)
+        cells = tuple(tuple(row[position] for row in section) for section in rows)
         parts = [header.split(" / ") for header in names]
         split = [[cell.split(" / ") for cell in section] for section in cells]
         num = len(parts[0])
@@ -254,25 +254,25 @@ def _folded(parts: Sequence[_Column], columns: int) -> tuple[Sequence[_Column], 
     kept = [column for column in parts if column.whole not in empty]
     left_out = [f"{whole.partition(' / ')[0]} (empty)" for whole in empty]
     for fold in _FOLDS:
-        shown = [column for column in kept if column.part not in fold]
+        shown = [column for column in kept if column.stat not in fold]
         if _width_of(shown, _LEAST_NAME if fold == _FOLDS[-1] else None) <= columns:
             break
-    folded = [name for name in fold if any(column.part == name for column in kept)]
+    folded = [name for name in fold if any(column.stat == name for column in kept)]
     return shown, [*left_out, *folded]
 
 
 def _width_of(columns: Sequence[_Column], least: int | None = None) -> int:
     """Return the width of a table; with ``least``, names are cut to that many columns."""
     widths = [
-        column.width if least is None or _is_whole(columns, place) else min(column.width, least)
-        for place, column in enumerate(columns)
+        column.width if least is None or _is_whole(columns, position) else min(column.width, least)
+        for position, column in enumerate(columns)
     ]
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
-def _is_whole(columns: Sequence[_Column], place: int) -> bool:
+def _is_whole(columns: Sequence[_Column], position: int) -> bool:
     """Return whether the cells of a column must not be cut."""
-    return place > 0 and columns[place].is_number
+    return position > 0 and columns[position].is_number
 
 
 def _blocks(
@@ -287,8 +287,8 @@ def _blocks(
     least = min(label.width, max(_LEAST_NAME, most // 3))
     block: list[_Column] = []
     room = most - least
-    for place, column in enumerate(others, 1):
-        taken = min(column.width if _is_whole(columns, place) else _LEAST_NAME, column.width)
+    for position, column in enumerate(others, 1):
+        taken = min(column.width if _is_whole(columns, position) else _LEAST_NAME, column.width)
         if block and room < len(_GAP) + taken:
             yield [label, *block], _cut_widths([label, *block], most)
             block, room = [], most - least
@@ -300,13 +300,13 @@ def _blocks(
 def _cut_widths(columns: Sequence[_Column], most: int) -> list[int]:
     """Return the width of each column; the widest names get narrower until the columns fit."""
     widths = [
-        column.width if _is_whole(columns, place) else min(column.width, most)
-        for place, column in enumerate(columns)
+        column.width if _is_whole(columns, position) else min(column.width, most)
+        for position, column in enumerate(columns)
     ]
-    names = [place for place in range(len(columns)) if not _is_whole(columns, place)]
+    names = [position for position in range(len(columns)) if not _is_whole(columns, position)]
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - most
     while excess > 0 and names:
-        widest = max(names, key=lambda place: widths[place])
+        widest = max(names, key=lambda position: widths[position])
         if widths[widest] <= 1:
             break
         widths[widest] -= 1
@@ -318,11 +318,11 @@ def _row(
     cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], paint: Paint
 ) -> str:
     padded = []
-    for place, (cell, size) in enumerate(zip(cells, widths)):
+    for position, (cell, size) in enumerate(zip(cells, widths)):
         text = _cut(cell, size)
         blanks = " " * (size - _width_of_text(text))
         painted = paint(text, getattr(cell, "meaning", None))
-        padded.append(blanks + painted if _is_whole(columns, place) else painted + blanks)
+        padded.append(blanks + painted if _is_whole(columns, position) else painted + blanks)
     return _GAP.join(padded).rstrip()
 
 

@@ -34,7 +34,7 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
     """Return the table of `ppprof.analysis.ranks.step_table.group_steps` as text.
 
     A table with several rows ends with the minimum, median and maximum of each column. Columns that
-    are 0 in all rows are left out, except for `_ALWAYS_SHOWN`. Places (host, axes) that are equal
+    are 0 in all rows are left out, except for `_ALWAYS_SHOWN`. Coordinates (host, axes) that are equal
     in all rows are left out, except for those in ``by``.
 
     Args:
@@ -49,8 +49,8 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
         and not name.startswith(("communication_", "slowest_", "median_"))
         and (name in _ALWAYS_SHOWN or table[name].sum() > 0)
     ]
-    places = [name for name in PLACES if name in table.columns and name not in by]
-    labels = [*by, *(name for name in places if table[name].n_unique() > 1)]
+    coordinates = [name for name in PLACES if name in table.columns and name not in by]
+    labels = [*by, *(name for name in coordinates if table[name].n_unique() > 1)]
     maxima = {
         name: table[name].max()
         for name in times
@@ -249,9 +249,9 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
     unit, paint = options.time_unit, options.layout.paint
     lines = []
     for row in cluster.slow_ranks.filter("is_slow").iter_rows(named=True):
-        place = _place(cluster, row["rank"])
+        where = _coordinates(cluster, row["rank"])
         lines.append(
-            f"{paint('Slow computation', 'bad')}: rank {row['rank']}{place}: {options.time(row['excess_ns'])} {unit} a "
+            f"{paint('Slow computation', 'bad')}: rank {row['rank']}{where}: {options.time(row['excess_ns'])} {unit} a "
             f"step (+- {options.time(row['noise_ns'])}) more of its own than the other "
             f"{row['peers']} of {row['role']}"
         )
@@ -266,7 +266,7 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
     return "".join(f"{line}\n" for line in [*lines, *_clock_errors(cluster, options)])
 
 
-def _place(cluster: Cluster, rank: int) -> str:
+def _coordinates(cluster: Cluster, rank: int) -> str:
     """Return the positions of a rank on the axes on which ranks differ, such as `` (dp0 mp1)``.
 
     Empty if the ranks differ on no axis.

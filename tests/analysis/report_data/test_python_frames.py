@@ -65,7 +65,7 @@ def test_frames_are_a_track_behind_their_thread(tmp_path):
     assert (host.thread, host.is_python, host.num_rows) == (7, False, 1)
     assert (python.thread, python.is_python, python.num_rows) == (7, True, 3)
     assert (found.num_events, found.num_left_out) == (5, 0)
-    events = events_of(python.parts[0], table, found)
+    events = events_of(python.chunks[0], table, found)
     assert [(name, kind, depth, row) for name, kind, _, _, depth, row, *_ in events] == [
         ("train.py(1): <module>", "python", 0, 1),
         ("train.py(5): step", "python", 1, 2),
@@ -78,7 +78,7 @@ def test_frames_are_a_track_behind_their_thread(tmp_path):
 def test_of_too_many_frames_the_shortest_are_left_out(tmp_path):
     found, table = drawn(Profile(torchs(tmp_path / "a.json", FRAMES)), budget=4)
     assert (found.num_events, found.num_left_out) == (4, 1)
-    assert [event[3] // MS for event in events_of(found.tracks[1].parts[0], table, found)] == [
+    assert [event[3] // MS for event in events_of(found.tracks[1].chunks[0], table, found)] == [
         *(90, 50, 28)
     ]
 

@@ -1,4 +1,4 @@
-"""The timeline of a page: what stands in the packed parts, compared with small drawn traces."""
+"""The timeline of a page: what stands in the packed chunks, compared with small drawn traces."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_track_of_a_step(tmp_path):
     found, table = drawn(profile_of(tmp_path, *step_on_a_gpu()))
     tracks = {
         (track.name, track.thread, track.device, track.stream): [
-            event for part in track.parts for event in events_of(part, table, found)
+            event for chunk in track.chunks for event in events_of(chunk, table, found)
         ]
         for track in found.tracks
     }
@@ -90,23 +90,23 @@ def test_an_open_event_is_repeated_in_later_parts(tmp_path, monkeypatch):
     """
     ::
 
-        a=============================     parts of two:  a b | (a) c d | (a) e
+        a=============================     chunks of two:  a b | (a) c d | (a) e
           b==  c=====  d==  e===
     """
-    monkeypatch.setattr(module, "PART_EVENTS", 2)
+    monkeypatch.setattr(module, "CHUNK_EVENTS", 2)
     inner = [("b", 2, 5), ("c", 6, 12), ("d", 14, 17), ("e", 18, 22)]
     outer = span("UserDefined", "a", 0, 30).around(*(span("Operator", *event) for event in inner))
     found, table = drawn(profile_of(tmp_path, Thread(1, "main", (outer,))))
     (track,) = found.tracks
-    names = [[event[0] for event in events_of(part, table, found)] for part in track.parts]
+    names = [[event[0] for event in events_of(chunk, table, found)] for chunk in track.chunks]
     assert names == [["a", "b"], ["a", "c", "d"], ["a", "e"]]
-    assert [(part.num, part.num_repeated) for part in track.parts] == [(2, 0), (2, 1), (1, 1)]
-    assert [(p.start_ns - EPOCH_NS, p.end_ns - EPOCH_NS) for p in track.parts] == [
+    assert [(chunk.num, chunk.num_repeated) for chunk in track.chunks] == [(2, 0), (2, 1), (1, 1)]
+    assert [(p.start_ns - EPOCH_NS, p.end_ns - EPOCH_NS) for p in track.chunks] == [
         (0, 30),
         (6, 30),
         (18, 30),
     ]
-    assert [part.rows for part in track.parts] == [(0, 1, -1, -1), (2, 3, -1, -1), (4, 4, -1, -1)]
+    assert [chunk.rows for chunk in track.chunks] == [(0, 1, -1, -1), (2, 3, -1, -1), (4, 4, -1, -1)]
 
 
 def test_events_at_the_same_time_on_a_stream_get_rows(tmp_path):
@@ -121,7 +121,7 @@ def test_events_at_the_same_time_on_a_stream_get_rows(tmp_path):
     kernels = [kernel(name, *time) for name, time in times.items()]
     main = Thread(1, "main").around(span("Operator", "op", 0, 9, launch(2, 3, *kernels)))
     found, table = drawn(profile_of(tmp_path, main))
-    rows = {event[0]: event[4] for event in events_of(found.tracks[1].parts[0], table, found)}
+    rows = {event[0]: event[4] for event in events_of(found.tracks[1].chunks[0], table, found)}
     assert rows == {"a": 0, "b": 1, "c": 0}
     assert found.tracks[1].num_rows == 2
 
@@ -133,7 +133,7 @@ def test_the_shortest_events_are_left_out_first(tmp_path):
     inner.append(span("Operator", "op2", 97, 99))
     main = Thread(1, "main").around(span("ProfileStep", "ProfileStep#0", 0, 100).around(*inner))
     found, table = drawn(profile_of(tmp_path, main), budget=3)
-    names = [event[0] for event in events_of(found.tracks[0].parts[0], table, found)]
+    names = [event[0] for event in events_of(found.tracks[0].chunks[0], table, found)]
     assert names == ["ProfileStep#0", "op8", "op9", "all_reduce"]
     assert (found.num_events, found.num_left_out, found.left_out_below_ns) == (4, 2, 4)
     assert sum(table["num"]) == 4
@@ -162,7 +162,7 @@ def test_the_events_around_a_kept_event_are_kept(tmp_path):
         span("ProfileStep", "ProfileStep#0", 0, 100).around(inner, span("Operator", "a", 20, 23))
     )
     found, table = drawn(profile_of(tmp_path, main), budget=1)
-    names = [event[0] for event in events_of(found.tracks[0].parts[0], table, found)]
+    names = [event[0] for event in events_of(found.tracks[0].chunks[0], table, found)]
     assert names == ["ProfileStep#0", "hook", "all_reduce"]
 
 
@@ -175,11 +175,11 @@ def nested(num):
 
 
 def test_deep_events_share_a_row_and_keep_their_depth(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PART_EVENTS", 100)
+    monkeypatch.setattr(module, "CHUNK_EVENTS", 100)
     found, table = drawn(profile_of(tmp_path, Thread(1, "main", (nested(299),))))
     (track,) = found.tracks
     assert track.num_rows == 60
-    depths = [[event[4] for event in events_of(part, table, found)] for part in track.parts]
+    depths = [[event[4] for event in events_of(chunk, table, found)] for chunk in track.chunks]
     assert depths == [list(range(100)), list(range(200)), list(range(300))]
     assert max(unpack(track.overview)[3]) == 59
 
@@ -188,18 +188,18 @@ def test_a_long_event_is_repeated_behind_short_ones_of_its_row(tmp_path, monkeyp
     """
     ::
 
-        a =====================      a, b and c share the only row; parts: a b | (a) c
+        a =====================      a, b and c share the only row; chunks: a b | (a) c
         b    ===
         c            ===
     """
-    monkeypatch.setattr(module, "PART_EVENTS", 2)
+    monkeypatch.setattr(module, "CHUNK_EVENTS", 2)
     monkeypatch.setattr(module, "MOST_ROWS", 1)
     times = {"a": (0, 90_000), "b": (10_000, 20_000), "c": (50_000, 60_000)}
     kernels = [kernel(name, *time) for name, time in times.items()]
     main = Thread(1, "main").around(span("Operator", "op", 0, 9, launch(2, 3, *kernels)))
     found, table = drawn(profile_of(tmp_path, main))
-    parts = found.tracks[1].parts
-    names = [[event[0] for event in events_of(part, table, found)] for part in parts]
+    chunks = found.tracks[1].chunks
+    names = [[event[0] for event in events_of(chunk, table, found)] for chunk in chunks]
     assert names == [["a", "b"], ["a", "c"]]
 
 
@@ -209,7 +209,7 @@ def test_a_number_of_a_step_that_a_script_cannot_hold_is_left_out(tmp_path):
         for n, number in enumerate((2**53 - 1, 2**53, 2**63 - 1))
     ]
     found, table = drawn(profile_of(tmp_path, Thread(1, "main", tuple(steps))))
-    events = events_of(found.tracks[0].parts[0], table, found)
+    events = events_of(found.tracks[0].chunks[0], table, found)
     assert [event[6] for event in events] == [2**53 - 1, -1, -1]
 
 
@@ -284,7 +284,7 @@ def test_an_operator_of_a_remote_call_is_an_operator(tmp_path):
         tmp_path, Thread(1, "main", (span("PythonUserDefined", call, 1, 20, *inside),))
     )
     found, table = drawn(profile)
-    events = [event[:2] for event in events_of(found.tracks[0].parts[0], table, found)]
+    events = [event[:2] for event in events_of(found.tracks[0].chunks[0], table, found)]
     assert events == [
         (call, "span"),
         (f"{call}#remote_op: relu", "operator"),
@@ -305,7 +305,7 @@ def test_a_child_that_begins_before_its_parent_stays_its_child(tmp_path):
         Thread(1, "main").around(span("Operator", "a", 10, 20, span("Operator", "b", 9, 15))),
     )
     found, table = drawn(profile)
-    events = [(e[0], e[4]) for e in events_of(found.tracks[0].parts[0], table, found)]
+    events = [(e[0], e[4]) for e in events_of(found.tracks[0].chunks[0], table, found)]
     parents = profile.whole.events["parent"].to_list()
     assert parents == [None, 0]
     assert events == [("a", 0), ("b", 1)]

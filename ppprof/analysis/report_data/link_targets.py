@@ -1,4 +1,4 @@
-"""Where in a trace an operator, a module, a collective... takes longest: what a page links to."""
+"""Where in a trace an operator, a module, a collective... takes longest: what the links of a page lead to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel
 
-PLACES = {
+TARGETS = {
     "kind": pl.String,
     "name": pl.String,
     "event": pl.String,
@@ -48,7 +48,7 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
         parts: the breakdown of ``profile``.
 
     Returns:
-        Columns of `PLACES`, one row per kind and name, on the rank's own clock.
+        Columns of `TARGETS`, one row per kind and name, on the rank's own clock.
     """
     hosts = profile.tree.hosts
     names = hosts["name"].cast(pl.String)
@@ -67,16 +67,16 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
     ]
     if not profile.unrecorded_device:
         tables.append(_gaps(profile, parts))
-    return pl.concat([pl.DataFrame(schema=PLACES), *map(_longest, tables)])
+    return pl.concat([pl.DataFrame(schema=TARGETS), *map(_longest, tables)])
 
 
-def peak_places(memory: Memory) -> pl.DataFrame:
-    """Return the moment of the peak of each place, as rows of `PLACES` of kind peak."""
+def peak_targets(memory: Memory) -> pl.DataFrame:
+    """Return the moment of the peak of each place, as rows of `TARGETS` of kind peak."""
     rows = [
         ("peak", peak.place, peak.event or "", peak.time_ns, peak.time_ns, None, None)
         for peak in memory.peaks
     ]
-    return pl.DataFrame(rows, PLACES, orient="row")
+    return pl.DataFrame(rows, TARGETS, orient="row")
 
 
 def _longest(events: pl.DataFrame) -> pl.DataFrame:
@@ -92,11 +92,11 @@ def _longest(events: pl.DataFrame) -> pl.DataFrame:
         .group_by("kind", "name", maintain_order=True)
         .agg(*columns, pl.col("cpu_ns", "gpu_ns").max())
     )
-    return longest.select(pl.col(name).cast(dtype) for name, dtype in PLACES.items())
+    return longest.select(pl.col(name).cast(dtype) for name, dtype in TARGETS.items())
 
 
 def _of_hosts(profile: Profile, kind: str, rows: Int64, names: pl.Series) -> pl.DataFrame:
-    """Return these rows of the host events as rows of `PLACES`, one per event."""
+    """Return these rows of the host events as rows of `TARGETS`, one per event."""
     table = profile.tree.hosts[rows]
     has_device = not profile.tree.devices.is_empty()
     return table.select(
@@ -128,7 +128,7 @@ def _steps(profile: Profile) -> pl.DataFrame:
 def _shapes(profile: Profile) -> pl.DataFrame:
     """Return the operators by the shapes of their inputs: ``matmul [4,128] [128,64]``."""
     if not profile.trace.events["shapes"].count():
-        return pl.DataFrame(schema=PLACES)
+        return pl.DataFrame(schema=TARGETS)
     calls = operator_work(profile).drop_nulls("shapes")
     names = calls.select(pl.concat_str("name", pl.lit(" "), "shapes")).to_series()
     return _of_hosts(profile, "shape", calls["row"].to_numpy(), names)
@@ -156,7 +156,7 @@ def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
 
 
 def _of_times(kind: str, events: pl.DataFrame, clock: str = "cpu_ns") -> pl.DataFrame:
-    """Return events as rows of `PLACES`, one per event."""
+    """Return events as rows of `TARGETS`, one per event."""
     other = "gpu_ns" if clock == "cpu_ns" else "cpu_ns"
     table = events.select(
         pl.lit(kind).alias("kind"),
@@ -166,4 +166,4 @@ def _of_times(kind: str, events: pl.DataFrame, clock: str = "cpu_ns") -> pl.Data
         (pl.col("end_ns") - pl.col("start_ns")).alias(clock),
         pl.lit(None, pl.Int64).alias(other),
     )
-    return table.select(*PLACES)
+    return table.select(*TARGETS)

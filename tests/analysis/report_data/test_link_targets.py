@@ -19,7 +19,7 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
-from ppprof.analysis.report_data.places import longest_events
+from ppprof.analysis.report_data.link_targets import longest_events
 from ppprof.analysis.report_data.report import mean_module_work, module_work, remote_flows
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
