@@ -12,8 +12,8 @@ from tests.report.runs_and_pages import gpu, in_browser, page_of
 pytestmark = in_browser
 
 
-def in_parts():
-    """Parts of four events each.
+def in_chunks():
+    """Chunks of four events each.
 
     ::
 
@@ -79,15 +79,15 @@ def pages(folder):
         ),
         "threads": write(
             folder / "threads.pb",
-            Thread(1, "main", in_parts()),
+            Thread(1, "main", in_chunks()),
             *(Thread(n, "other", (span("UserDefined", "a", n, n + 9),)) for n in range(2, 202)),
         ),
     }
     pages = {name: page_of(folder, f"odd_{name}", run) for name, run in runs.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_EVENTS", 4)
-        run = write(folder / "parts.pb", Thread(1, "main", in_parts()))
-        pages["parts"] = page_of(folder, "odd_parts", run)
+        run = write(folder / "chunks.pb", Thread(1, "main", in_chunks()))
+        pages["chunks"] = page_of(folder, "odd_chunks", run)
     return pages
 
 
@@ -99,19 +99,19 @@ def press(view, *keys):
     return view.eval("t.selected && t.selected.name")
 
 
-# Events that begin in one part and reach into others.
+# Events that begin in one chunk and reach into others.
 
 
 def test_an_event_that_began_in_an_earlier_part_is_selected_whole(opened):
-    view = View(opened("parts"))
-    track = view.eval("t.layout.lines.find(line => line.track).y")
+    view = View(opened("chunks"))
+    track = view.eval("t.stack.lines.find(line => line.track).y")
     view.look(260_000, 450_000)
     view.figure.locator(".tl-body").click(position={"x": 300, "y": track + 2 * 18 + 9})
     view.page.wait_for_function(f"() => {T}.selected")
     view.settle()
-    assert view.eval("[t.selected.name, t.selected.part.id]") == [
+    assert view.eval("[t.selected.name, t.selected.chunk.id]") == [
         "Block",
-        view.eval("t.selected.track.parts[0].id"),
+        view.eval("t.selected.track.chunks[0].id"),
     ]
     assert len(view.links("Runs on the device")) == 9
     assert view.facts["Inside"] == "GPT"
@@ -123,7 +123,7 @@ def test_an_event_that_began_in_an_earlier_part_is_selected_whole(opened):
 
 def test_a_range_across_parts_counts_each_event_once(opened):
     """From 90 to 290 us: 9 operators of 10 us, of which each launch takes 1; the rest is Block's."""
-    view = View(opened("parts"))
+    view = View(opened("chunks"))
     view.eval("t.setRange(90000, 290000, t.store.ranks[0], true)")
     (host, device) = view.fill().values()
     assert host["Block"] == (200_000 - 9 * 10_000, 1)
@@ -141,7 +141,7 @@ def test_deep_events_have_their_own_parents_and_times(opened):
     assert {found[f"level {n}"] for n in range(100)} == {(2_000, 1)}
     assert found["leaf"] == (10_000, 1)
     parents = view.page.evaluate(
-        f"{T}.store.wait({T}.store.ranks[0].tracks[0].parts[0]).then(events => [...events.parent])"
+        f"{T}.store.wait({T}.store.ranks[0].tracks[0].chunks[0]).then(events => [...events.parent])"
     )
     assert parents == list(range(-1, 101))
 
@@ -215,13 +215,13 @@ def test_a_link_can_be_followed_twice(opened):
 
 
 def test_a_selection_that_arrives_late_is_dropped(opened):
-    """Back twice: the first of both entries still waits for its part."""
-    view = View(opened("parts"))
+    """Back twice: the first of both entries still waits for its chunk."""
+    view = View(opened("chunks"))
     press(view, ".", "c", "c")
     view.eval("t.store.loaded.clear()")
     view.eval(
         """(arg = t.store.load.bind(t.store),
-            t.store.load = part => new Promise(done => setTimeout(done, 300)).then(() => arg(part)))"""
+            t.store.load = chunk => new Promise(done => setTimeout(done, 300)).then(() => arg(chunk)))"""
     )
     view.page.evaluate("history.back()")
     view.page.wait_for_timeout(100)

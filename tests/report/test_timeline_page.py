@@ -139,9 +139,9 @@ def test_every_event_is_in_the_page(opened, runs, name, rank):
             const {{ store }} = {T};
             const found = [];
             const owner = store.ranks.find(at => at.rank === rank);
-            for (const part of owner.tracks.flatMap(track => track.parts)) {{
-                const events = await store.wait(part);
-                for (let at = part.repeated; at < events.num; at++) found.push([events.row[at],
+            for (const chunk of owner.tracks.flatMap(track => track.chunks)) {{
+                const events = await store.wait(chunk);
+                for (let at = chunk.repeated; at < events.num; at++) found.push([events.row[at],
                     owner.signatures.name[events.sig[at]], events.start[at], events.dur[at], events.step[at] - 1,
                     events.parent[at] < 0 ? -1 : events.row[events.parent[at]]]);
             }}
@@ -269,7 +269,7 @@ def test_python_functions_are_rows_that_unfold(opened, runs):
     button = view.figure.locator(".tl-python")
     assert button.inner_text() == "▸ Python, thread 7"
     rows = (
-        "t.layout.lines.filter(({track}) => track).map(({track, rows}) => [track.is_python, rows])"
+        "t.stack.lines.filter(({track}) => track).map(({track, rows}) => [track.is_python, rows])"
     )
     assert view.eval(rows) == [[False, 2], [True, 1]]
     button.click()
@@ -506,14 +506,14 @@ def test_ranks_fold_are_filtered_and_ordered(opened, runs):
     first = view.figure.locator(".tl-rank").first
     assert ranks_of(view) == list(range(8))
     assert first.get_attribute("aria-expanded") == "true"
-    tall = view.eval("t.layout.height")
+    tall = view.eval("t.stack.height")
     first.click()
     assert view.figure.locator(".tl-rank").first.get_attribute("aria-expanded") == "false"
-    assert view.eval("t.layout.height") < tall
-    assert view.eval("t.layout.height") == 8 * 28
+    assert view.eval("t.stack.height") < tall
+    assert view.eval("t.stack.height") == 8 * 28
     view.figure.get_by_role("button", name="Unfold all ranks").click()
-    assert view.eval("t.layout.folded.size") == 0
-    tracks = view.eval("t.layout.lines.filter(line => line.track).length")
+    assert view.eval("t.stack.folded.size") == 0
+    tracks = view.eval("t.stack.lines.filter(line => line.track).length")
     assert tracks == sum(view.eval("t.store.ranks.map(rank => rank.tracks.length)"))
     ranks = view.figure.get_by_label("Ranks: 0,4-7 or pp1")
     for text, shown in (
@@ -597,8 +597,8 @@ def test_a_million_events_fit_into_the_page_and_are_exact_when_zoomed_in(chromiu
     assert path.stat().st_size <= 15e6
     opened = Opened(chromium, path)
     view = View(opened)
-    parts = "t.store.ranks[0].tracks.flatMap(track => track.parts)"
-    assert view.eval(f"{parts}.reduce((sum, part) => sum + part.num - part.repeated, 0)") > 1e6
+    chunks = "t.store.ranks[0].tracks.flatMap(track => track.chunks)"
+    assert view.eval(f"{chunks}.reduce((sum, chunk) => sum + chunk.num - chunk.repeated, 0)") > 1e6
     assert not view.eval("t.painter.isExact")
     middle = view.eval("t.store.end") / 2
     view.look(middle, middle + 1e5)

@@ -36,13 +36,13 @@ from ppprof.run.run import Run
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars
 
-_TIMELINE = ("store", "tracks", "paint", "links", "remote", "panel", "input", "address", "timeline")
+_TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "address", "timeline")
 """The scripts of the timeline, in ``timeline/``."""
 
 _SCRIPTS = (
-    *("echarts.min.js", "words.js", "charts.js", "lanes.js", "icicle.js", "tables.js"),
+    *("echarts.min.js", "words.js", "charts.js", "lanes.js", "modules.js", "tables.js"),
     *(f"timeline/{name}.js" for name in _TIMELINE),
-    *("module_filter.js", "page.js"),
+    "page.js",
 )
 """The scripts in the page, in the order in which the page runs them."""
 
@@ -84,7 +84,7 @@ def render(report: ReportData, language: str = "en") -> str:
         made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
         data=_visible({**data, "words": words.for_scripts}),
         packed=list(map(Markup, packed.texts)),
-        style=Markup(_file("page.css") + _file("timeline/timeline.css")),
+        style=Markup(_file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
     )

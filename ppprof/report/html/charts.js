@@ -2,11 +2,11 @@
 // Bars, lines and heat maps, drawn by ECharts; patterns distinguish series without colours.
 
 // Okabe and Ito's colours, which most colour-blind people can distinguish.
-const PART_COLOURS = {
+const SHARE_COLOURS = {
   computation: "#0072b2", exposed: "#d55e00", data_loading: "#e69f00", bubble: "#999999",
   host_bound: "#cc79a7", queued: "#f0e442", rest: "#56b4e9", hidden: "#009e73",
 };
-// One pattern for each part, the same on all pages.
+// One pattern for each share of a step, the same on all pages.
 const DECALS = {
   exposed: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [3, 4], rotation: Math.PI / 4 },
   data_loading: { symbol: "circle", dashArrayX: [[6, 6], [0, 6, 6, 0]], dashArrayY: [5, 0], symbolSize: 0.7 },
@@ -17,9 +17,9 @@ const DECALS = {
   hidden: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: Math.PI / 2 },
 };
 const AXIS_DECALS = [3, 5, 7, 9, 11, 13].map((gap) => ({ ...DECALS.exposed, dashArrayY: [2, gap] }));
-const fillOf = (part) => ({
-  color: PART_COLOURS[part],
-  decal: DECALS[part] ? { color: "rgba(0, 0, 0, 0.25)", ...DECALS[part] } : undefined,
+const fillOf = (term) => ({
+  color: SHARE_COLOURS[term],
+  decal: DECALS[term] ? { color: "rgba(0, 0, 0, 0.25)", ...DECALS[term] } : undefined,
 });
 const AXIS_COLOURS = ["#d55e00", "#b5410b", "#f0804a", "#8c2d04", "#f7a77b", "#6b2100"];
 const SIDE_COLOURS = { baseline: "#999999", experiment: "#0072b2" };
@@ -100,34 +100,24 @@ const OPTIONS = {
     return {
       xAxis: axis(say("step"), { type: "category", data: found.steps.map(String) }),
       yAxis: axis("ms", inMs),
-      color: [PART_COLOURS.computation, PART_COLOURS.data_loading],
+      color: [SHARE_COLOURS.computation, SHARE_COLOURS.data_loading],
       series: [first, line("reader_cost", found.reader_ms, "dashed")],
     };
   },
   phases(found) {
-    const bar = (term, values, part) => ({
-      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: fillOf(part),
+    const bar = (term, values, fill) => ({
+      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: fillOf(fill),
     });
     const series = [bar("phase_cpu", found.cpu_ms, "rest")];
     if (found.gpu_ms) series.push(bar("phase_gpu", found.gpu_ms, "computation"));
-    return {
-      grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
-      xAxis: axis("ms", { type: "value" }),
-      yAxis: axis("", { type: "category", data: found.names, inverse: true }),
-      series,
-    };
+    return sideways(found.names, series);
   },
   communication(found) {
     const bar = (term, values) => ({
       name: nameOf(term), type: "bar", stack: "axis", data: values, barMaxWidth: 28,
       itemStyle: fillOf(term),
     });
-    return {
-      grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
-      xAxis: axis("ms", { type: "value" }),
-      yAxis: axis("", { type: "category", data: found.axes, inverse: true }),
-      series: [bar("hidden", found.hidden_ms), bar("exposed", found.exposed_ms)],
-    };
+    return sideways(found.axes, [bar("hidden", found.hidden_ms), bar("exposed", found.exposed_ms)]);
   },
   roofline(found) {
     const all = found.families.flatMap(({ points }) => points);
@@ -156,7 +146,7 @@ const OPTIONS = {
         ...found.families.map(({ term, points }) => {
           const family = term.slice("family_".length);
           return {
-            name: nameOf(term), type: "scatter", symbol: signs[family], itemStyle: { color: PART_COLOURS[tones[family]], opacity: 0.8 },
+            name: nameOf(term), type: "scatter", symbol: signs[family], itemStyle: { color: SHARE_COLOURS[tones[family]], opacity: 0.8 },
             data: points.map(([x, y, ms, name, href]) => [x, y / 1e12, ms, name, href]),
             symbolSize: (value) => 6 + 26 * Math.sqrt(value[2] / longest),
           };
@@ -174,6 +164,14 @@ const OPTIONS = {
     };
   },
 };
+
+// Bars from left to right, one row for each name.
+const sideways = (names, series) => ({
+  grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
+  xAxis: axis("ms", { type: "value" }),
+  yAxis: axis("", { type: "category", data: names, inverse: true }),
+  series,
+});
 
 function sides(baseline, experiment) {
   return [["baseline", baseline, "dashed", "circle"], ["experiment", experiment, "solid", "triangle"]].map(
@@ -234,14 +232,12 @@ function drawTrend(figure, found) {
 }
 const stageName = (stage) => (stage === null ? say("whole_step") : say("stage", { stage }));
 
-const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
-
 function drawMemory(figure, found) {
   let chart = null;
   const render = (at) => {
     const one = found[at];
     const most = Math.max(...one.allocated, ...one.reserved.filter((size) => size !== null));
-    const [unit, factor] = UNITS.find(([, least]) => most >= least) || UNITS[UNITS.length - 1];
+    const [unit, factor] = unitOf(most, BYTES);
     const points = (values) => one.ms.map((ms, i) => [ms, values[i] === null ? null : values[i] / factor]);
     const line = (term, values, type) => ({
       name: nameOf(term), type: "line", step: "end", showSymbol: false, data: points(values),
@@ -255,7 +251,7 @@ function drawMemory(figure, found) {
     };
     const option = {
       ...base(figure),
-      color: [PART_COLOURS.computation, PART_COLOURS.exposed],
+      color: [SHARE_COLOURS.computation, SHARE_COLOURS.exposed],
       grid: { left: 80, right: 30, top: 50, bottom: 45 },
       xAxis: axis("ms", { type: "value", max: "dataMax" }),
       yAxis: axis(unit, inMs),

@@ -1,15 +1,16 @@
 "use strict";
-// Spans in rows on a canvas: pipelines and trees; zoomed by mouse and keyboard.
+// Spans in rows on a canvas: a pipeline; zoomed by mouse and keyboard.
 //
-// A model is { rows: [{label, group}], spans: row -> [{start, end, text, fill, tip, mark}] sorted by
-// start, unit: number -> text }. Only visible spans are drawn; spans narrower than a pixel are drawn
-// once per pixel.
+// A model is { rows: [{label}], spans: row -> [{start, end, text, fill, tip}] sorted by start }, times in
+// nanoseconds. Only visible spans are drawn; spans narrower than a pixel are drawn once per pixel.
 
 const LARGEST = 720; // pixels of height; larger canvases scroll
+const LANE = 18; // pixels of a row
+const TOP = 24; // pixels of the axis
 
 class Lanes {
-  constructor(figure, model, { rowHeight = 18, onPick = null } = {}) {
-    Object.assign(this, { figure, model, rowHeight, onPick });
+  constructor(figure, model) {
+    Object.assign(this, { figure, model });
     this.box = figure.querySelector(".drawing");
     this.box.replaceChildren();
     this.canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${figure.querySelector("figcaption").textContent} ${say("lanes_help")}` });
@@ -18,16 +19,7 @@ class Lanes {
     this.live.classList.add("live");
     this.box.append(this.canvas);
     figure.append(this.live);
-    const grouped = model.rows.some(({ group }) => group);
-    this.gutter = Math.min(260, 24 + 7 * Math.max(...model.rows.map(({ label, group }) => Math.max(label.length + (grouped ? 2 : 0), (group || "").length))));
-    this.top = 24;
-    this.lines = []; // lines of the canvas: headings and rows
-    let group = null;
-    model.rows.forEach((row, at) => {
-      if (row.group && row.group !== group) this.lines.push({ heading: row.group });
-      group = row.group;
-      this.lines.push({ row: at });
-    });
+    this.gutter = Math.min(260, 24 + 7 * Math.max(...model.rows.map(({ label }) => label.length)));
     this.end = Math.max(1, ...model.spans.map((row) => row.reduce((end, span) => Math.max(end, span.end), 0)));
     this.from = 0;
     this.to = this.end;
@@ -109,7 +101,6 @@ class Lanes {
     const row = this.model.spans.findIndex((spans) => spans.includes(span));
     this.chosen = { row, at: this.model.spans[row].indexOf(span), span };
     this.announce(span);
-    if (this.onPick) this.onPick(this, span);
     this.paint();
   }
 
@@ -131,10 +122,9 @@ class Lanes {
   }
 
   spanAt(x, y) {
-    const line = this.lines[Math.floor((y - this.top) / this.rowHeight)];
-    if (!line || line.row === undefined || x < this.gutter) return null;
+    const spans = this.model.spans[Math.floor((y - TOP) / LANE)];
+    if (!spans || x < this.gutter) return null;
     const time = this.timeAt(x);
-    const spans = this.model.spans[line.row];
     const near = this.perPixel * 2;
     let best = null;
     for (let at = lastBefore(spans, time + near); at >= 0 && at > lastBefore(spans, time + near) - 4; at--) {
@@ -146,7 +136,7 @@ class Lanes {
 
   resize() {
     this.width = this.box.clientWidth;
-    this.height = this.top + this.lines.length * this.rowHeight + 4;
+    this.height = TOP + this.model.rows.length * LANE + 4;
     this.box.style.height = `${Math.min(this.height + 2, LARGEST)}px`;
     const scale = devicePixelRatio || 1;
     this.canvas.width = this.width * scale;
@@ -167,31 +157,24 @@ class Lanes {
   }
 
   paintNow() {
-    const { pen, rowHeight } = this;
+    const { pen } = this;
     const [text, soft, line] = ["text", "soft", "line"].map(colour);
     pen.clearRect(0, 0, this.width, this.height);
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     this.paintAxis(soft, line);
-    this.lines.forEach(({ heading, row }, at) => {
-      const y = this.top + at * rowHeight;
+    this.model.rows.forEach(({ label }, row) => {
+      const y = TOP + row * LANE;
       pen.fillStyle = text;
-      if (heading !== undefined) {
-        pen.font = "bold 11px system-ui, sans-serif";
-        pen.fillText(heading, 6, y + rowHeight / 2);
-        pen.font = "11px system-ui, sans-serif";
-        return;
-      }
-      const { label, group } = this.model.rows[row];
-      pen.fillText(shortened(pen, label, this.gutter - 12), group ? 14 : 6, y + rowHeight / 2);
+      pen.fillText(shortened(pen, label, this.gutter - 12), 6, y + LANE / 2);
       pen.fillStyle = line;
-      pen.fillRect(this.gutter, y + rowHeight - 1, this.width - this.gutter, 0.5);
+      pen.fillRect(this.gutter, y + LANE - 1, this.width - this.gutter, 0.5);
       this.paintRow(this.model.spans[row], y);
     });
   }
 
   paintRow(spans, y) {
-    const { pen, gutter, rowHeight } = this;
+    const { pen, gutter } = this;
     const perTime = 1 / this.perPixel;
     let painted = -1; // the last pixel painted for a narrow span
     for (let at = Math.max(0, lastBefore(spans, this.from)); at < spans.length; at++) {
@@ -205,32 +188,29 @@ class Lanes {
         painted = Math.floor(left);
       }
       pen.fillStyle = span.fill;
-      pen.fillRect(left, y + 1, Math.max(1, right - left - (right - left > 3 ? 0.5 : 0)), rowHeight - 3);
+      pen.fillRect(left, y + 1, Math.max(1, right - left - (right - left > 3 ? 0.5 : 0)), LANE - 3);
       if (this.chosen && this.chosen.span === span) {
         pen.strokeStyle = colour("text");
         pen.lineWidth = 2;
-        pen.strokeRect(left, y + 1, Math.max(2, right - left), rowHeight - 3);
+        pen.strokeRect(left, y + 1, Math.max(2, right - left), LANE - 3);
       }
       if (right - left > 18 && span.text) {
-        pen.fillStyle = span.ink || "#101418";
+        pen.fillStyle = "#101418";
         const words = shortened(pen, span.text, right - left - 6);
-        if (words.length > 1 || span.text.length === 1) pen.fillText(words, left + 3, y + rowHeight / 2);
+        if (words.length > 1 || span.text.length === 1) pen.fillText(words, left + 3, y + LANE / 2);
       }
     }
   }
 
   paintAxis(soft, line) {
     const { pen } = this;
-    const length = this.to - this.from;
-    const rough = length / Math.max(2, (this.width - this.gutter) / 110);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const tick = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+    const tick = tickStep((this.to - this.from) / Math.max(2, (this.width - this.gutter) / 110));
     for (let time = Math.ceil(this.from / tick) * tick; time <= this.to; time += tick) {
       const x = this.gutter + (time - this.from) / this.perPixel;
       pen.fillStyle = line;
       pen.fillRect(x, 16, 0.5, this.height);
       pen.fillStyle = soft;
-      pen.fillText(time ? this.model.unit(time) : "0", Math.min(x + 2, this.width - 60), 9);
+      pen.fillText(time ? inTime(time / 1e6) : "0", Math.min(x + 2, this.width - 60), 9);
     }
   }
 
@@ -252,6 +232,12 @@ function lastBefore(spans, time) {
   return low - 1;
 }
 
+// A round number, at least as large as a rough one: 1, 2 or 5 times a power of ten.
+function tickStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+}
+
 function shortened(pen, text, room) {
   if (pen.measureText(text).width <= room) return text;
   let keep = Math.floor(text.length * room / Math.max(1, pen.measureText(text).width)) - 1;
@@ -260,20 +246,16 @@ function shortened(pen, text, room) {
 }
 
 function zoomButtons(figure) {
-  once(figure, () => [["zoom_in", "+"], ["zoom_out", "−"], ["reset", "⤢"]].map(([key, sign]) => {
-    const button = make("button", { type: "button", "aria-label": say(key), title: say(key) }, sign);
-    button.addEventListener("click", () => {
-      const { lanes } = figure;
-      if (key === "reset") lanes.look(0, lanes.end);
-      else lanes.zoom(key === "zoom_in" ? 0.6 : 1.6);
-    });
-    return button;
-  }));
+  const button = (key, sign, act) => makeButton(sign, () => act(figure.lanes), { "aria-label": say(key), title: say(key) });
+  once(figure, () => [
+    button("zoom_in", "+", (lanes) => lanes.zoom(0.6)), button("zoom_out", "−", (lanes) => lanes.zoom(1.6)),
+    button("reset", "⤢", (lanes) => lanes.look(0, lanes.end)),
+  ]);
 }
 
 const SPAN_COLOURS = { Forward: "#56b4e9", Backward: "#5fbf9c", Bubble: "#d5d9de" };
 
-// A pipeline: columns of `_spans` in charts.py, times in nanoseconds.
+// A pipeline: columns of `_spans` in charts.py.
 function drawLanes(figure, found) {
   const spans = found.rows.map(() => []);
   for (let at = 0; at < found.row.length; at++) {
@@ -287,6 +269,6 @@ function drawLanes(figure, found) {
     });
   }
   zoomButtons(figure);
-  figure.lanes = new Lanes(figure, { rows: found.rows, spans, unit: (ns) => inTime(ns / 1e6) }, { rowHeight: 18 });
+  figure.lanes = new Lanes(figure, { rows: found.rows, spans });
   return figure.lanes;
 }

@@ -42,7 +42,7 @@ class DataTable {
     const { metrics, clocks } = this.figure.dataset;
     if (this.rows.length > 5) {
       const label = make("label", { class: "search" });
-      const input = make("input", { type: "search", autocomplete: "off", spellcheck: "false", placeholder: say("search"), "aria-label": say("search") });
+      const input = searchBox(say("search"));
       input.addEventListener("input", () => { this.wanted = input.value.trim().toLowerCase(); this.filter(); });
       label.append(input);
       tools.prepend(label);
@@ -50,22 +50,14 @@ class DataTable {
     if (metrics) {
       const names = metrics.split(" ").map((metric) => [metric, words.metrics[metric]]);
       const options = this.metric ? names : [["", say("all")], ...names];
-      const chosen = choice(say("metric"), options, (metric) => { this.metric = metric; this.showColumns(true); });
-      chosen.querySelector("select").value = this.metric;
-      tools.insertBefore(chosen, this.count);
+      tools.insertBefore(choice(say("metric"), options, (metric) => { this.metric = metric; this.showColumns(true); }, this.metric), this.count);
     }
     if (clocks) {
       const options = [...clocks.split(" ").map((clock) => [clock, clock.toUpperCase()]), ["", say("all")]];
-      const chosen = choice(say("clock"), options, (clock) => { this.clock = clock; this.showColumns(true); });
-      chosen.querySelector("select").value = this.clock;
-      tools.insertBefore(chosen, this.count);
+      tools.insertBefore(choice(say("clock"), options, (clock) => { this.clock = clock; this.showColumns(true); }, this.clock), this.count);
     }
     const live = make("output", { class: "said", "aria-live": "polite" });
-    const copy = make("button", { type: "button" }, say("copy"));
-    copy.addEventListener("click", () => this.copy(live));
-    const csv = make("button", { type: "button" }, say("csv"));
-    csv.addEventListener("click", () => this.save());
-    tools.append(copy, csv, live);
+    tools.append(makeButton(say("copy"), () => this.copy(live)), makeButton(say("csv"), () => this.save()), live);
   }
 
   // Show the columns of the chosen metric and clock, and sort by the first of them.

@@ -9,14 +9,16 @@ const nameOf = (term) => words.terms[term][0];
 
 function withUnit(value, units) {
   if (value === null || value === undefined) return "-";
-  const size = Math.abs(value);
-  const [unit, factor] = units.find(([, least]) => size >= least) || units[units.length - 1];
+  const [unit, factor] = unitOf(Math.abs(value), units);
   const scaled = value / factor;
   const digits = Math.abs(scaled) >= 100 ? 0 : Math.abs(scaled) >= 10 ? 1 : 2;
   return `${scaled.toFixed(digits)} ${unit}`;
 }
+// The largest unit of [name, size] pairs that a value fills, else the smallest.
+const unitOf = (size, units) => units.find(([, least]) => size >= least) || units[units.length - 1];
+const BYTES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
 const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
-const inBytes = (bytes) => withUnit(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
+const inBytes = (bytes) => withUnit(bytes, BYTES);
 
 const MOST_SHOWN = 2000; // letters of a tooltip: names can have millions
 
@@ -86,11 +88,21 @@ function make(tag, attributes = {}, text = "") {
   return element;
 }
 
+function makeButton(text, onClick, attributes = {}) {
+  const button = make("button", { type: "button", ...attributes }, text);
+  button.addEventListener("click", onClick);
+  return button;
+}
+
+const searchBox = (label, attributes = {}) =>
+  make("input", { type: "search", autocomplete: "off", spellcheck: "false", placeholder: label, "aria-label": label, ...attributes });
+
 // A labelled choice among [value, text] pairs.
-function choice(label, options, onChange) {
+function choice(label, options, onChange, chosen = options[0]?.[0]) {
   const whole = make("label", {}, `${label} `);
   const select = make("select");
   for (const [value, text] of options) select.append(make("option", { value }, text));
+  select.value = chosen;
   select.addEventListener("change", () => onChange(select.value));
   whole.append(select);
   return whole;

@@ -106,7 +106,11 @@ def test_an_open_event_is_repeated_in_later_parts(tmp_path, monkeypatch):
         (6, 30),
         (18, 30),
     ]
-    assert [chunk.rows for chunk in track.chunks] == [(0, 1, -1, -1), (2, 3, -1, -1), (4, 4, -1, -1)]
+    assert [chunk.rows for chunk in track.chunks] == [
+        (0, 1, -1, -1),
+        (2, 3, -1, -1),
+        (4, 4, -1, -1),
+    ]
 
 
 def test_events_at_the_same_time_on_a_stream_get_rows(tmp_path):

@@ -9,7 +9,7 @@
 //   &select=RANK.ROW select an event: rank, and its row in the rank's events table, as the report reads
 //                    it: only the chosen steps, without an incomplete last one
 //
-// Every part may be missing; others than these make the hash an ordinary link within the page. A link
+// Every field may be missing; others than these make the hash an ordinary link within the page. A link
 // scrolls the timeline into view. Panning and zooming replace the entry of the history; a selection
 // pushes one, so that Back returns to the view before it.
 
@@ -17,26 +17,26 @@ const NAMES = ["t", "rank", "find", "select"];
 const SETTLED_MS = 200;
 
 function addressOf(hash) {
-  const parts = new URLSearchParams(hash.replace(/^#/, ""));
-  if (!NAMES.some((name) => parts.has(name))) return null;
-  const range = /^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(parts.get("t") || "");
-  const spot = /^(\d+)\.(\d+)$/.exec(parts.get("select") || "");
+  const fields = new URLSearchParams(hash.replace(/^#/, ""));
+  if (!NAMES.some((name) => fields.has(name))) return null;
+  const range = /^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/.exec(fields.get("t") || "");
+  const spot = /^(\d+)\.(\d+)$/.exec(fields.get("select") || "");
   return {
     from: range && Number(range[1]) * 1e9,
     to: range && Number(range[2]) * 1e9,
-    rank: /^\d+$/.test(parts.get("rank") || "") ? Number(parts.get("rank")) : null,
-    find: (parts.get("find") ?? "").trim(),
+    rank: /^\d+$/.test(fields.get("rank") || "") ? Number(fields.get("rank")) : null,
+    find: (fields.get("find") ?? "").trim(),
     select: spot && { rank: Number(spot[1]), row: Number(spot[2]) },
   };
 }
 
 function hashOf({ from, to, rank, find, select }) {
   const seconds = (time) => (time / 1e9).toFixed(9).replace(/\.?0+$/, "");
-  const parts = new URLSearchParams({ t: `${seconds(from)}-${seconds(to)}` });
-  if (rank !== null) parts.set("rank", rank);
-  if (find) parts.set("find", find);
-  if (select) parts.set("select", `${select.track.rank.rank}.${select.row}`);
-  return `#${parts}`;
+  const fields = new URLSearchParams({ t: `${seconds(from)}-${seconds(to)}` });
+  if (rank !== null) fields.set("rank", rank);
+  if (find) fields.set("find", find);
+  if (select) fields.set("select", `${select.track.rank.rank}.${select.row}`);
+  return `#${fields}`;
 }
 
 class TimelineAddress {

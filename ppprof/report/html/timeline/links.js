@@ -1,18 +1,18 @@
 "use strict";
 // What belongs to an event: its launch or kernels, the forward of a gradient, the same communication on
-// other ranks. An event of the timeline is { track, part, at } with its columns as properties.
+// other ranks. An event of the timeline is { track, chunk, at } with its columns as properties.
 
 const MOST_LINKED = 24;
 
-async function eventAt(store, { part, at }) {
-  const events = await store.wait(part);
-  const { signatures } = part.track.rank;
+async function eventAt(store, { chunk, at }) {
+  const events = await store.wait(chunk);
+  const { signatures } = chunk.track.rank;
   const sig = events.sig[at];
-  if (at < part.repeated) { // to the part in which it begins
-    return eventOfRow(store, part.track.rank, events.row[at], signatures.place[sig] === PLACES.launch);
+  if (at < chunk.repeated) { // to the chunk in which it begins
+    return eventOfRow(store, chunk.track.rank, events.row[at], signatures.place[sig] === PLACES.launch);
   }
   return {
-    part, at, track: part.track, sig, start: events.start[at], dur: events.dur[at],
+    chunk, at, track: chunk.track, sig, start: events.start[at], dur: events.dur[at],
     depth: events.depth[at], level: events.level[at], row: events.row[at], step: events.step[at] - 1, size: events.size[at], link: events.link[at],
     parent: events.parent[at], place: signatures.place[sig], kind: store.kinds[signatures.kind[sig]],
     name: signatures.name[sig], label: signatures.label[sig],
@@ -35,7 +35,7 @@ async function eventsAround(store, event) {
     around.push(inner);
   }
   while (inner.parent >= 0) {
-    inner = await eventAt(store, { part: inner.part, at: inner.parent });
+    inner = await eventAt(store, { chunk: inner.chunk, at: inner.parent });
     around.push(inner);
   }
   return around;
@@ -62,13 +62,13 @@ async function startedBy(store, event) {
 async function launchesBelow(store, event) {
   const found = [];
   const { place } = event.track.rank.signatures;
-  const { parts } = event.track;
-  for (let number = parts.indexOf(event.part); number < parts.length; number++) {
-    const part = parts[number];
-    if (part.start >= event.start + event.dur) break;
-    const { sig, level, row, link } = await store.wait(part);
+  const { chunks } = event.track;
+  for (let number = chunks.indexOf(event.chunk); number < chunks.length; number++) {
+    const chunk = chunks[number];
+    if (chunk.start >= event.start + event.dur) break;
+    const { sig, level, row, link } = await store.wait(chunk);
     // A repeated event stands before events that are not below it.
-    const first = Math.max(part.repeated, part === event.part ? event.at + 1 : 0);
+    const first = Math.max(chunk.repeated, chunk === event.chunk ? event.at + 1 : 0);
     for (let at = first; at < sig.length; at++) {
       if (level[at] <= event.level) return found;
       if (place[sig[at]] === PLACES.launch && link[at] >= 0) found.push([row[at], link[at]]);
@@ -155,4 +155,31 @@ function arrowsOf(event, { launch, started, forward, peers }) {
     arrows.push({ from: end(first, first.start), to: end(second, second.start + second.dur) });
   }
   return arrows;
+}
+
+// Calls of functions on other processes: from the caller to the rank that ran the function.
+
+const REMOTE_CALL = /^(?:.*#remote_op: )?rpc#[^\s()]*\([^\s()]+ -> ([^\s()]+)\)$/;
+
+// Where a call ran: the worker, its rank in the page (or null), and whether events of the worker lie
+// in the call. Null for an event that is no call.
+function calleeOf(store, event) {
+  const call = event.place === PLACES.host ? REMOTE_CALL.exec(event.name) : null;
+  if (!call) return null;
+  const rank = store.ranks.find((other) => other.node === call[1] && other !== event.track.rank) || null;
+  return { worker: call[1], rank, isRecorded: event.size > 0 };
+}
+
+// An arrow to the first track of the worker's rank. If the page has neither that rank nor events of the
+// worker, an arrow without an end, with the worker's name.
+function arrowsOfCall(event, callee) {
+  if (!callee) return [];
+  const from = { track: event.track, depth: event.depth, time: event.start };
+  if (callee.rank) return [{ from, to: { track: callee.rank.tracks[0], depth: 0, time: event.start } }];
+  return callee.isRecorded ? [] : [{ from, to: null, text: callee.worker }];
+}
+
+function calleeText(callee) {
+  if (!callee) return null;
+  return callee.rank ? `${callee.worker} · ${nameOf("rank")} ${callee.rank.rank}` : callee.worker;
 }

@@ -67,7 +67,7 @@ class TimelinePainter {
     this.perTime = (width - timeline.gutter) / (timeline.to - timeline.from);
     this.top = timeline.scroller.scrollTop;
     const pen = this.pen(this.body);
-    const lines = timeline.layout.lines.filter(({ y, height: tall }) => y + tall > this.top && y < this.top + height);
+    const lines = timeline.stack.lines.filter(({ y, height: tall }) => y + tall > this.top && y < this.top + height);
     this.paintGrid(pen);
     this.spots = []; // drawn spans for the pointer, by line
     pen.save();
@@ -89,30 +89,30 @@ class TimelinePainter {
 
   x(time) { return this.timeline.gutter + (time - this.timeline.from) * this.perTime; }
 
-  // [line, parts] of the visible tracks; parts is null for a track that is drawn thinned: because too
-  // many events are visible, or because its parts are not unpacked yet.
+  // [line, chunks] of the visible tracks; chunks is null for a track that is drawn thinned: because too
+  // many events are visible, or because its chunks are not unpacked yet.
   chooseDetail(lines) {
     const { store, from, to } = this.timeline;
     const tracks = lines.filter((line) => line.track).map((line) => {
-      const [first, last] = store.partsIn(line.track, from, to);
-      const parts = line.track.parts.slice(first, last);
-      return [line, parts, parts.reduce((sum, part) => sum + part.num, 0)];
+      const [first, last] = store.chunksIn(line.track, from, to);
+      const chunks = line.track.chunks.slice(first, last);
+      return [line, chunks, chunks.reduce((sum, chunk) => sum + chunk.num, 0)];
     });
     let left = this.mostExact;
     this.isExact = true;
-    return tracks.sort((one, other) => one[2] - other[2]).map(([line, parts, num]) => {
+    return tracks.sort((one, other) => one[2] - other[2]).map(([line, chunks, num]) => {
       left -= num;
-      const all = left >= 0 ? parts.map((part) => store.peek(part)) : [null];
+      const all = left >= 0 ? chunks.map((chunk) => store.peek(chunk)) : [null];
       if (all.includes(null)) this.isExact = false;
-      return [line, all.includes(null) ? null : parts.map((part, at) => [part, all[at]])];
+      return [line, all.includes(null) ? null : chunks.map((chunk, at) => [chunk, all[at]])];
     });
   }
 
-  paintTrack(pen, line, parts) {
+  paintTrack(pen, line, chunks) {
     const { track } = line;
     this.clear(track.rows);
-    if (!parts) this.collect(track, track.overview, line, null, 0);
-    else parts.forEach(([part, events], at) => this.collect(track, events, line, part, at > 0 ? part.repeated : 0));
+    if (!chunks) this.collect(track, track.overview, line, null, 0);
+    else chunks.forEach(([chunk, events], at) => this.collect(track, events, line, chunk, at > 0 ? chunk.repeated : 0));
     this.flush(pen, track.rank);
   }
 
@@ -122,15 +122,15 @@ class TimelinePainter {
     this.labels.length = 0;
   }
 
-  // Sort the visible events of a part into buckets by colour; at most one narrow event per pixel.
-  collect(track, events, { y: top, rows }, part, first) {
+  // Sort the visible events of a chunk into buckets by colour; at most one narrow event per pixel.
+  collect(track, events, { y: top, rows }, chunk, first) {
     const { from, to, gutter } = this.timeline;
     const { start, dur, sig, depth, num } = events;
     const { kind, tone } = track.rank.signatures;
     const { perTime, width, buckets, lastPixel } = this;
     const dims = this.timeline.maskOf(track.rank);
     const y = top - this.top;
-    const isThinned = part === null;
+    const isThinned = chunk === null;
     for (let at = first; at < start.length; at++) {
       const begin = start[at];
       if (begin > to) break;
@@ -195,7 +195,7 @@ class TimelinePainter {
     const top = y - this.top;
     pen.fillStyle = this.colours.card;
     pen.fillRect(this.timeline.gutter, top, this.width, height - 1);
-    if (!this.timeline.layout.folded.has(rank)) return;
+    if (!this.timeline.stack.folded.has(rank)) return;
     const strips = stripsOf(rank);
     const tall = (height - 7) / strips.length;
     strips.forEach(([track, row], at) => this.paintStrip(pen, track, row, top + 3 + at * tall, Math.max(1.5, tall - 0.7)));
@@ -249,9 +249,7 @@ class TimelinePainter {
   // Ticks at round times, as { x, text }: absolute, or as the distance from a rounder time.
   ticks() {
     const { from, to, gutter } = this.timeline;
-    const rough = (to - from) / Math.max(2, (this.width - gutter) / 105);
-    const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));
-    const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+    const step = tickStep(Math.max(1, (to - from) / Math.max(2, (this.width - gutter) / 105)));
     const ticks = [];
     for (let time = Math.ceil(from / step) * step; time <= to; time += step) ticks.push({ x: this.x(time), time });
     this.tickStep = step;
@@ -279,7 +277,7 @@ class TimelinePainter {
       pen.fillStyle = this.colours.soft;
       pen.fillText(say("timeline_most", { bytes: inBytes(Math.max(...line.curve.bytes)) }), indent, top + ROW_HEIGHT * 1.5);
     } else if (line.track && line.height >= 2 * ROW_HEIGHT) {
-      const num = line.track.parts.reduce((sum, part) => sum + part.num, 0);
+      const num = line.track.chunks.reduce((sum, chunk) => sum + chunk.num, 0);
       pen.fillStyle = this.colours.soft;
       pen.fillText(shortened(pen, say("timeline_events", { num: num.toLocaleString() }), room), indent, shown + ROW_HEIGHT * 1.5);
     }
@@ -289,8 +287,8 @@ class TimelinePainter {
     for (const [spot, width] of [[this.timeline.hovered, 1], [this.timeline.selected, 2]]) {
       if (!spot) continue;
       const { start, dur, depth, track } = spot;
-      const top = this.timeline.layout.topOf(track, depth);
-      if (top === null || this.timeline.layout.folded.has(track.rank)) continue;
+      const top = this.timeline.stack.topOf(track, depth);
+      if (top === null || this.timeline.stack.folded.has(track.rank)) continue;
       const left = Math.max(this.timeline.gutter, this.x(start));
       const right = Math.min(this.width, this.x(start + dur));
       if (right < this.timeline.gutter || left > this.width) continue;
@@ -306,7 +304,7 @@ class TimelinePainter {
         this.paintFlag(pen, from, text);
         continue;
       }
-      const [above, below] = [from, to].map(({ track, depth }) => this.timeline.layout.topOf(track, depth));
+      const [above, below] = [from, to].map(({ track, depth }) => this.timeline.stack.topOf(track, depth));
       if (above === null || below === null) continue;
       const [x, y] = [this.x(from.time), above - this.top + ROW_HEIGHT / 2];
       const [endX, endY] = [this.x(to.time), below - this.top + ROW_HEIGHT / 2];
@@ -327,7 +325,7 @@ class TimelinePainter {
 
   // An arrow that leaves the page: the name of where it leads, above the event or below it.
   paintFlag(pen, { track, depth, time }, text) {
-    const row = this.timeline.layout.topOf(track, depth);
+    const row = this.timeline.stack.topOf(track, depth);
     if (row === null) return;
     const [x, top] = [this.x(time), row - this.top];
     if (x < this.timeline.gutter || x > this.width) return;
@@ -418,8 +416,8 @@ class TimelinePainter {
     pen.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     pen.fillStyle = this.colours.card;
     pen.fillRect(0, 0, this.width, MAP);
-    const { store, layout, gutter } = this.timeline;
-    const strips = layout.ranks.flatMap(stripsOf);
+    const { store, stack, gutter } = this.timeline;
+    const strips = stack.ranks.flatMap(stripsOf);
     const tall = (MAP - 8) / Math.max(1, strips.length);
     strips.forEach(([track, row], at) => this.paintStrip(pen, track, row, 4 + at * tall,
       Math.max(0.75, tall - (tall > 3 ? 1 : 0)), 0, store.end, gutter, this.width));
@@ -442,7 +440,7 @@ const exactSeconds = (time) => `${(time / 1e9).toFixed(9).replace(/0+$/, "").rep
 // A time with as many digits as ticks at `step` need.
 function tickText(time, step) {
   if (time === 0) return "0";
-  const [unit, factor] = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]].find(([, least]) => Math.abs(time) >= least) || ["ns", 1];
+  const [unit, factor] = unitOf(Math.abs(time), [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]]);
   const digits = Math.max(0, Math.ceil(Math.log10(factor / step) - 1e-9));
   return `${(time / factor).toFixed(Math.min(9, digits))} ${unit}`;
 }

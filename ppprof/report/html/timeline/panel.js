@@ -110,7 +110,7 @@ class TimelinePanel {
     return swatch;
   }
 
-  // A button that goes away when it is pressed: the keyboard is on the tracks then.
+  // The button removes itself; move the focus to the tracks.
   leaving(key, text, onClick, title) {
     return this.button(key, text, () => {
       this.timeline.body.focus({ preventScroll: true });
@@ -119,9 +119,7 @@ class TimelinePanel {
   }
 
   button(key, text, onClick, title = key && say(key)) {
-    const button = make("button", { type: "button", ...(title && title !== text ? { title, "aria-label": key ? title : text } : {}) }, text);
-    button.addEventListener("click", onClick);
-    return button;
+    return makeButton(text, onClick, title && title !== text ? { title, "aria-label": key ? title : text } : {});
   }
 }
 
@@ -161,7 +159,7 @@ function factsOf(event, store, around, memory, started) {
     ["axis", all("axis")],
     ["peers", all("peers")],
     ["micro_batch", event.of("micro_batch") === null ? null
-      : [event.of("micro_batch"), event.of("stage") !== null && say("stage", { stage: event.of("stage") }), event.of("phase")].filter((part) => part !== false && part !== null).join(" · ")],
+      : [event.of("micro_batch"), event.of("stage") !== null && say("stage", { stage: event.of("stage") }), event.of("phase")].filter((text) => text !== false && text !== null).join(" · ")],
     ["memory_of", memory && say("timeline_memory_change", { allocated: inBytes(memory.allocated), freed: inBytes(memory.freed), current: inBytes(memory.current) })],
     ["grid", grid.every((size) => size === null) ? null : `${grid.join(" × ")} · ${block.join(" × ")}`],
     ["registers", all("registers")],

@@ -1,5 +1,5 @@
 "use strict";
-// The events of the timeline: parts are unpacked when they are asked for, and dropped when they are
+// The events of the timeline: chunks are unpacked when they are asked for, and dropped when they are
 // not used. All times are nanoseconds since the start of the trace.
 
 const PLACES = { host: 0, launch: 1, device: 2 };
@@ -55,9 +55,9 @@ function clockOf({ shift, at, drift }) {
 class TimelineStore {
   constructor(meta) {
     this.kinds = meta.kinds;
-    this.loaded = new Map(); // part -> its events, least recently used first
-    this.loading = new Map(); // part -> promise of its events
-    this.queue = Promise.resolve(); // parts are unpacked one by one, so that frames come between
+    this.loaded = new Map(); // chunk -> its events, least recently used first
+    this.loading = new Map(); // chunk -> promise of its events
+    this.queue = Promise.resolve(); // chunks are unpacked one by one, so that frames come between
     this.held = 0;
     this.mostHeld = MOST_HELD;
     this.onload = () => {};
@@ -70,10 +70,10 @@ class TimelineStore {
     const shared = clockOf(found.clock);
     const rank = { ...found, shared, end: shared(found.end), tracks: [], packed: found.signatures, signatures: null };
     rank.tracks = found.tracks.map((track, number) => {
-      const parts = track.parts.map(([id, start, end, num, repeated, ...rows]) =>
+      const chunks = track.parts.map(([id, start, end, num, repeated, ...rows]) =>
         ({ id, start: shared(start), end: shared(end), num, repeated, rows }));
-      const made = { ...track, rank, number, isHost: track.device === null, parts, packed: track.overview, overview: null };
-      for (const part of parts) part.track = made;
+      const made = { ...track, rank, number, isHost: track.device === null, chunks, packed: track.overview, overview: null };
+      for (const chunk of chunks) chunk.track = made;
       return made;
     });
     rank.levels = found.levels.map((curve) => ({ ...curve, at: curve.at.map(shared) }));
@@ -94,68 +94,68 @@ class TimelineStore {
     }));
   }
 
-  // The events of a part, or null while it is being unpacked.
-  peek(part) {
-    const events = this.loaded.get(part);
+  // The events of a chunk, or null while it is being unpacked.
+  peek(chunk) {
+    const events = this.loaded.get(chunk);
     if (!events) {
-      if (!this.loading.has(part)) this.wait(part).then(() => this.onload());
+      if (!this.loading.has(chunk)) this.wait(chunk).then(() => this.onload());
       return null;
     }
-    this.loaded.delete(part);
-    this.loaded.set(part, events);
+    this.loaded.delete(chunk);
+    this.loaded.set(chunk, events);
     return events;
   }
 
-  async wait(part) {
-    const events = this.loaded.get(part);
+  async wait(chunk) {
+    const events = this.loaded.get(chunk);
     if (events) return events;
-    if (!this.loading.has(part)) {
-      const loads = this.queue.then(() => this.load(part));
+    if (!this.loading.has(chunk)) {
+      const loads = this.queue.then(() => this.load(chunk));
       this.queue = loads.catch(() => {});
-      this.loading.set(part, loads);
+      this.loading.set(chunk, loads);
     }
-    return this.loading.get(part);
+    return this.loading.get(chunk);
   }
 
-  async load(part) {
-    const events = eventsOf(part, await inflate(part.id));
-    this.loaded.set(part, events);
-    this.loading.delete(part);
-    this.held += part.num;
+  async load(chunk) {
+    const events = eventsOf(chunk, await inflate(chunk.id));
+    this.loaded.set(chunk, events);
+    this.loading.delete(chunk);
+    this.held += chunk.num;
     for (const oldest of this.loaded.keys()) {
-      if (this.held <= this.mostHeld || oldest === part) break;
+      if (this.held <= this.mostHeld || oldest === chunk) break;
       this.loaded.delete(oldest);
       this.held -= oldest.num;
     }
     return events;
   }
 
-  // [first, last + 1] of the parts of a track that reach into a time.
-  partsIn(track, from, to) {
-    const { parts } = track;
+  // [first, last + 1] of the chunks of a track that reach into a time.
+  chunksIn(track, from, to) {
+    const { chunks } = track;
     let first = 0;
-    while (first + 1 < parts.length && parts[first + 1].start <= from) first++;
+    while (first + 1 < chunks.length && chunks[first + 1].start <= from) first++;
     let last = first;
-    while (last < parts.length && (last === first || parts[last].start <= to)) last++;
-    return parts.length && parts[first].start <= to ? [first, last] : [0, 0];
+    while (last < chunks.length && (last === first || chunks[last].start <= to)) last++;
+    return chunks.length && chunks[first].start <= to ? [first, last] : [0, 0];
   }
 
-  // Where the event of a row of the rank's events table is: { part, at }, or null.
+  // Where the event of a row of the rank's events table is: { chunk, at }, or null.
   async locate(rank, row, isLaunch = null) {
     for (const track of rank.tracks) {
-      for (const part of track.parts) {
-        const [low, high, lowLaunch, highLaunch] = part.rows;
+      for (const chunk of track.chunks) {
+        const [low, high, lowLaunch, highLaunch] = chunk.rows;
         const maybeHost = isLaunch !== true && low <= row && row <= high;
         const maybeLaunch = isLaunch !== false && lowLaunch <= row && row <= highLaunch;
         if (!maybeHost && !maybeLaunch) continue;
-        const at = (await this.wait(part)).row.indexOf(row, part.repeated);
-        if (at >= 0) return { part, at };
+        const at = (await this.wait(chunk)).row.indexOf(row, chunk.repeated);
+        if (at >= 0) return { chunk, at };
       }
     }
     return null;
   }
 
-  // The times of all events whose signature is wanted: per rank { time, part, at }, sorted by time.
+  // The times of all events whose signature is wanted: per rank { time, chunk, at }, sorted by time.
   // `wanted` has a mask of signatures for each rank, `most` is the most per rank. Null once isStale().
   async find(ranks, wanted, most, isStale) {
     const all = new Map();
@@ -163,11 +163,11 @@ class TimelineStore {
       const mask = wanted.get(rank);
       const hits = [];
       if (mask.includes(1)) {
-        for (const part of rank.tracks.flatMap((track) => track.parts)) {
-          const [start, , sig] = unpack(await inflate(part.id), [Float64Array, null, Int32Array]);
+        for (const chunk of rank.tracks.flatMap((track) => track.chunks)) {
+          const [start, , sig] = unpack(await inflate(chunk.id), [Float64Array, null, Int32Array]);
           if (isStale()) return null;
-          for (let at = part.repeated; at < sig.length && hits.length < most; at++) {
-            if (mask[sig[at]]) hits.push({ time: rank.shared(start[at]), part, at });
+          for (let at = chunk.repeated; at < sig.length && hits.length < most; at++) {
+            if (mask[sig[at]]) hits.push({ time: rank.shared(start[at]), chunk, at });
           }
         }
       }
@@ -182,14 +182,14 @@ class TimelineStore {
     const { signatures } = track.rank;
     const time = new Float64Array(signatures.kind.length);
     const count = new Int32Array(signatures.kind.length);
-    const [first, last] = this.partsIn(track, from, to);
+    const [first, last] = this.chunksIn(track, from, to);
     for (let number = first; number < last; number++) {
-      const part = track.parts[number];
-      const { start, dur, sig, parent } = await this.wait(part);
+      const chunk = track.chunks[number];
+      const { start, dur, sig, parent } = await this.wait(chunk);
       for (let at = 0; at < sig.length; at++) {
         const length = Math.min(to, start[at] + dur[at]) - Math.max(from, start[at]);
         const isOutside = dur[at] > 0 ? length <= 0 : start[at] < from || start[at] >= to;
-        if (isOutside || (at < part.repeated && number > first)) continue;
+        if (isOutside || (at < chunk.repeated && number > first)) continue;
         time[sig[at]] += length;
         count[sig[at]] += 1;
         if (parent[at] >= 0) time[sig[parent[at]]] -= Math.max(0, length);
@@ -199,10 +199,10 @@ class TimelineStore {
   }
 }
 
-// The events of a part; `parent` is an index in the part, -1 for none. `level` is the nesting depth,
+// The events of a chunk; `parent` is an index in the chunk, -1 for none. `level` is the nesting depth,
 // `depth` the row that an event is drawn in.
-function eventsOf(part, bytes) {
-  const { rank, isHost, rows: numRows } = part.track;
+function eventsOf(chunk, bytes) {
+  const { rank, isHost, rows: numRows } = chunk.track;
   const { place } = rank.signatures;
   const [start, dur, sig, level, rows, step, size, hasLink, links] = unpack(bytes,
     [Float64Array, Float64Array, Int32Array, Int32Array, Int32Array, Float64Array, Int32Array, Uint8Array, Int32Array]);

@@ -10,7 +10,7 @@ class Timeline {
   constructor(figure, meta) {
     this.figure = figure;
     this.store = new TimelineStore(meta);
-    this.layout = new TimelineLayout(this.store);
+    this.stack = new TimelineStack(this.store);
     this.shortest = Math.max(SHORTEST, this.store.end * FINEST);
     Object.assign(this, { from: 0, to: this.store.end, arrows: [], selected: null, hovered: null, range: null, text: "", masks: null, dimmed: null, hits: null, marks: [] });
     this.build();
@@ -56,7 +56,7 @@ class Timeline {
 
   buildBar() {
     const bar = make("div", { class: "tl-bar" });
-    this.searchBox = make("input", { type: "search", placeholder: say("timeline_search"), "aria-label": say("timeline_search"), autocomplete: "off", spellcheck: "false" });
+    this.searchBox = searchBox(say("timeline_search"));
     this.searchBox.addEventListener("input", () => this.search(this.searchBox.value));
     this.searchBox.addEventListener("keydown", (event) => {
       if (event.key === "Enter") this.nextMatch(event.shiftKey ? -1 : 1);
@@ -65,15 +65,11 @@ class Timeline {
       event.preventDefault();
     });
     this.found = make("output", { class: "tl-found" });
-    const button = (key, sign, act) => {
-      const made = make("button", { type: "button", title: say(key), "aria-label": say(key) }, sign);
-      made.addEventListener("click", act);
-      return made;
-    };
+    const button = (key, sign, act) => makeButton(sign, act, { title: say(key), "aria-label": say(key) });
     const group = (...elements) => Object.assign(wrapped(...elements), { className: "tl-group" });
     bar.append(group(this.searchBox, button("timeline_previous", "↑", () => this.nextMatch(-1)), button("timeline_next", "↓", () => this.nextMatch(1)), this.found));
     if (this.store.ranks.length > 1) {
-      this.filterBox = make("input", { type: "search", class: "tl-filter", placeholder: say("timeline_filter"), "aria-label": say("timeline_filter"), autocomplete: "off", spellcheck: "false" });
+      this.filterBox = searchBox(say("timeline_filter"), { class: "tl-filter" });
       this.filterBox.addEventListener("input", () => this.arrange({ wanted: this.filterBox.value }));
       const orders = Object.keys(RANK_ORDERS).filter((order) => order !== "slowest" || this.store.ranks.some(({ own }) => own !== null));
       const order = choice(say("timeline_order"), orders.map((key) => [key, say(`timeline_order_${key}`)]), (key) => this.arrange({ order: key }));
@@ -87,25 +83,24 @@ class Timeline {
 
   buildRanks() {
     for (const old of this.content.querySelectorAll("button")) old.remove();
-    this.content.style.height = `${this.layout.height}px`;
+    this.content.style.height = `${this.stack.height}px`;
     const foldButton = (className, text, title, isFolded, y, act) => {
-      const button = make("button", { type: "button", class: className, "aria-expanded": String(!isFolded), title }, `${isFolded ? "▸" : "▾"} ${text}`);
+      const button = makeButton(`${isFolded ? "▸" : "▾"} ${text}`, act, { class: className, "aria-expanded": String(!isFolded), title });
       button.style.top = `${y}px`;
-      button.addEventListener("click", act);
       this.content.append(button);
       return button;
     };
-    for (const rank of this.layout.ranks) {
+    for (const rank of this.stack.ranks) {
       const name = (text) => `${rank.is_slow ? "▲ " : ""}${nameOf("rank")} ${text}`;
       const title = `${name(rank.label)}${rank.host ? ` · ${rank.host}` : ""}`;
       rank.button = foldButton("tl-rank", name(this.isNarrow ? rank.rank : rank.label), title,
-        this.layout.folded.has(rank), this.layout.headOf(rank).y, () => this.fold(rank));
+        this.stack.folded.has(rank), this.stack.headOf(rank).y, () => this.fold(rank));
     }
-    for (const { track, y } of this.layout.lines.filter((line) => line.track && canFold(line.track))) {
+    for (const { track, y } of this.stack.lines.filter((line) => line.track && canFold(line.track))) {
       track.button = foldButton("tl-rank tl-python", trackName(track), trackName(track),
-        this.layout.foldedTracks.has(track), y, () => this.foldTrack(track));
+        this.stack.foldedTracks.has(track), y, () => this.foldTrack(track));
     }
-    if (this.shownRanks) this.shownRanks.textContent = say("timeline_ranks", { shown: this.layout.ranks.length, all: this.store.ranks.length });
+    if (this.shownRanks) this.shownRanks.textContent = say("timeline_ranks", { shown: this.stack.ranks.length, all: this.store.ranks.length });
   }
 
   buildLegend() {
@@ -113,9 +108,8 @@ class Timeline {
     this.legendKinds = [...seen].sort((one, other) => one - other);
     this.legend.replaceChildren(...this.legendKinds.map((number) => {
       const kind = this.store.kinds[number];
-      const button = make("button", { type: "button", "aria-pressed": "false", title: say("timeline_highlight") }, say(`timeline_kind_${kind}`));
+      const button = makeButton(say(`timeline_kind_${kind}`), () => this.highlight(number), { "aria-pressed": "false", title: say("timeline_highlight") });
       button.prepend(this.panel.swatch(kind));
-      button.addEventListener("click", () => this.highlight(number));
       return button;
     }));
   }
@@ -135,7 +129,7 @@ class Timeline {
     this.width = this.body.clientWidth;
     this.gutter = this.isNarrow ? 104 : 232;
     this.figure.style.setProperty("--tl-gutter", `${this.gutter}px`);
-    const height = Math.max(160, Math.min(this.layout.height + 2, Math.round(innerHeight * 0.72)));
+    const height = Math.max(160, Math.min(this.stack.height + 2, Math.round(innerHeight * 0.72)));
     this.scroller.style.height = this.body.style.height = `${height}px`;
     this.painter.refresh();
     this.painter.request();
@@ -198,14 +192,14 @@ class Timeline {
   // Unfold a rank and scroll to it; with an event, to the event's row.
   show(rank, event = null) {
     this.shownRank = rank;
-    if (!this.layout.ranks.includes(rank) && this.filterBox) {
+    if (!this.stack.ranks.includes(rank) && this.filterBox) {
       this.filterBox.value = "";
-      this.layout.wanted = "";
+      this.stack.wanted = "";
     }
-    this.layout.fold(rank, false);
-    if (event) this.layout.foldTrack(event.track, false);
+    this.stack.fold(rank, false);
+    if (event) this.stack.foldTrack(event.track, false);
     this.relayout();
-    const top = event ? this.layout.topOf(event.track, event.depth) : this.layout.headOf(rank).y;
+    const top = event ? this.stack.topOf(event.track, event.depth) : this.stack.headOf(rank).y;
     const { scrollTop, clientHeight } = this.scroller;
     if (event === null || top < scrollTop || top + ROW_HEIGHT > scrollTop + clientHeight) {
       this.scroller.scrollTop = event ? top - clientHeight / 2 : top;
@@ -219,14 +213,14 @@ class Timeline {
   }
 
   fold(rank) {
-    this.layout.fold(rank);
+    this.stack.fold(rank);
     const had = document.activeElement === rank.button;
     this.relayout();
     if (had) rank.button.focus({ preventScroll: true });
   }
 
   foldTrack(track) {
-    this.layout.foldTrack(track);
+    this.stack.foldTrack(track);
     this.relayout();
     track.button.focus({ preventScroll: true });
   }
@@ -237,41 +231,41 @@ class Timeline {
   }
 
   foldAll(folds) {
-    this.layout.foldAll(folds);
+    this.stack.foldAll(folds);
     this.relayout();
   }
 
   arrange(changes) {
-    Object.assign(this.layout, changes);
-    this.layout.arrange();
+    Object.assign(this.stack, changes);
+    this.stack.arrange();
     this.scroller.scrollTop = 0;
     this.relayout();
     if (this.text) this.search(this.text);
   }
 
   rankAt(y) {
-    const line = this.layout.lineAt(y + this.scroller.scrollTop);
-    return line ? line.rank : this.layout.ranks[0] ?? null;
+    const line = this.stack.lineAt(y + this.scroller.scrollTop);
+    return line ? line.rank : this.stack.ranks[0] ?? null;
   }
 
   // Events.
 
   // The event at a point of the body, as drawn: the longest of those within some pixels.
   spotAt(x, y, near) {
-    const line = this.layout.lineAt(y + this.scroller.scrollTop);
+    const line = this.stack.lineAt(y + this.scroller.scrollTop);
     if (!line || !line.track || x < this.gutter) return null;
     const row = Math.floor((y + this.scroller.scrollTop - line.y) / ROW_HEIGHT);
     const [time, reach] = [this.timeAt(x), near * this.perPixel];
-    const [first, last] = this.store.partsIn(line.track, time - reach, time + reach);
+    const [first, last] = this.store.chunksIn(line.track, time - reach, time + reach);
     let best = null;
-    for (const part of line.track.parts.slice(first, last)) {
-      const events = this.store.peek(part);
+    for (const chunk of line.track.chunks.slice(first, last)) {
+      const events = this.store.peek(chunk);
       if (!events) continue;
       const { start, dur, depth } = events;
       for (let at = 0; at < start.length && start[at] <= time + reach; at++) {
         if (depth[at] !== row || start[at] + dur[at] < time - reach) continue;
         const away = Math.max(0, start[at] - time, time - start[at] - dur[at]);
-        if (!best || away < best.away || (away === best.away && dur[at] > best.dur)) best = { part, at, away, start: start[at], dur: dur[at], depth: row, track: line.track, sig: events.sig[at] };
+        if (!best || away < best.away || (away === best.away && dur[at] > best.dur)) best = { chunk, at, away, start: start[at], dur: dur[at], depth: row, track: line.track, sig: events.sig[at] };
       }
     }
     return best;
@@ -288,18 +282,18 @@ class Timeline {
 
   hover(spot) {
     if (!spot) tip.hide();
-    if (spot?.part === this.hovered?.part && spot?.at === this.hovered?.at) return;
+    if (spot?.chunk === this.hovered?.chunk && spot?.at === this.hovered?.at) return;
     this.hovered = spot;
     this.painter.request();
   }
 
   async pickAt(x, y, near) {
-    const line = this.layout.lineAt(y + this.scroller.scrollTop);
+    const line = this.stack.lineAt(y + this.scroller.scrollTop);
     if (line && !line.track && !line.curve) return;
     let spot = this.spotAt(x, y, near);
     if (!spot && line?.track) { // drawn thinned: unpack what is there
-      const [first, last] = this.store.partsIn(line.track, this.timeAt(x - near), this.timeAt(x + near));
-      await Promise.all(line.track.parts.slice(first, last).map((part) => this.store.wait(part)));
+      const [first, last] = this.store.chunksIn(line.track, this.timeAt(x - near), this.timeAt(x + near));
+      await Promise.all(line.track.chunks.slice(first, last).map((chunk) => this.store.wait(chunk)));
       spot = this.spotAt(x, y, near);
     }
     if (!spot) {
@@ -349,16 +343,16 @@ class Timeline {
   // To the next or previous event of the selection's row; without a selection, to the first visible one.
   async walk(way) {
     const { selected } = this;
-    const line = selected ? null : this.layout.lines.find((at) => at.track && at.y + at.height > this.scroller.scrollTop);
+    const line = selected ? null : this.stack.lines.find((at) => at.track && at.y + at.height > this.scroller.scrollTop);
     const track = selected?.track ?? line?.track;
     if (!track) return;
-    let number = selected ? track.parts.indexOf(selected.part) : this.store.partsIn(track, this.from, this.to)[0];
-    for (let at = selected ? selected.at + way : null; number >= 0 && number < track.parts.length; number += way, at = null) {
-      const part = track.parts[number];
-      const { start, dur, depth } = await this.store.wait(part);
-      for (at ??= way > 0 ? (selected ? part.repeated : 0) : start.length - 1; at >= (selected ? part.repeated : 0) && at < start.length; at += way) {
+    let number = selected ? track.chunks.indexOf(selected.chunk) : this.store.chunksIn(track, this.from, this.to)[0];
+    for (let at = selected ? selected.at + way : null; number >= 0 && number < track.chunks.length; number += way, at = null) {
+      const chunk = track.chunks[number];
+      const { start, dur, depth } = await this.store.wait(chunk);
+      for (at ??= way > 0 ? (selected ? chunk.repeated : 0) : start.length - 1; at >= (selected ? chunk.repeated : 0) && at < start.length; at += way) {
         if (depth[at] !== (selected?.depth ?? 0) || (!selected && start[at] + dur[at] < this.from)) continue;
-        await this.select(await eventAt(this.store, { part, at }), { jumps: true });
+        await this.select(await eventAt(this.store, { chunk, at }), { jumps: true });
         return;
       }
     }
@@ -368,11 +362,11 @@ class Timeline {
   async climb(down) {
     const { selected } = this;
     if (!selected) return;
-    const { part } = selected;
-    const at = down < 0 ? selected.parent : (await this.store.wait(part)).parent.indexOf(selected.at);
-    const isBehind = at < 0 && down > 0 && selected.size > 0; // the first event inside is in a later part
-    const event = isBehind ? await eventOfRow(this.store, part.track.rank, selected.row + 1, false)
-      : at >= 0 && await eventAt(this.store, { part, at });
+    const { chunk } = selected;
+    const at = down < 0 ? selected.parent : (await this.store.wait(chunk)).parent.indexOf(selected.at);
+    const isBehind = at < 0 && down > 0 && selected.size > 0; // the first event inside is in a later chunk
+    const event = isBehind ? await eventOfRow(this.store, chunk.track.rank, selected.row + 1, false)
+      : at >= 0 && await eventAt(this.store, { chunk, at });
     if (event) await this.select(event, { jumps: true });
   }
 
@@ -418,7 +412,7 @@ class Timeline {
     this.marks = [];
     this.hits = null;
     let num = 0;
-    for (const rank of this.masks ? this.layout.ranks : []) {
+    for (const rank of this.masks ? this.stack.ranks : []) {
       const mask = this.masks.get(rank);
       rank.signatures.num.forEach((count, sig) => { num += mask[sig] * count; });
     }
@@ -431,7 +425,7 @@ class Timeline {
 
   async collectHits(masks) {
     const isStale = () => this.masks !== masks;
-    const hits = await this.store.find(this.layout.ranks, masks, Math.ceil(MOST_HITS / this.layout.ranks.length), isStale);
+    const hits = await this.store.find(this.stack.ranks, masks, Math.ceil(MOST_HITS / this.stack.ranks.length), isStale);
     if (!hits) return [];
     const all = [...hits.values()].flat();
     const each = Math.max(1, Math.ceil(all.length / MOST_MARKS));
@@ -445,7 +439,7 @@ class Timeline {
     const hits = await this.hits;
     if (!hits.length) return;
     const { selected } = this;
-    const at = selected ? hits.findIndex(({ part, at: index }) => part === selected.part && index === selected.at) : -1;
+    const at = selected ? hits.findIndex(({ chunk, at: index }) => chunk === selected.chunk && index === selected.at) : -1;
     let next = at + way;
     if (at < 0) { // from the view: the first match in it or behind it
       const behind = hits.findIndex(({ time }) => time >= this.from);

@@ -14,7 +14,7 @@ const RANK_ORDERS = {
   host: (one, other) => String(one.host).localeCompare(String(other.host)) || one.rank - other.rank,
 };
 
-// Whether a rank is meant: numbers and ranges ("0,4-7"), else a part of its label or host ("pp1").
+// Whether a rank is meant: numbers and ranges ("0,4-7"), else a chunk of its label or host ("pp1").
 function isMeant(rank, wanted) {
   const text = wanted.trim().toLowerCase();
   if (!text) return true;
@@ -25,7 +25,7 @@ function isMeant(rank, wanted) {
   });
 }
 
-class TimelineLayout {
+class TimelineStack {
   constructor(store) {
     this.store = store;
     this.wanted = "";

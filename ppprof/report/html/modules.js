@@ -1,5 +1,5 @@
 "use strict";
-// A tree of modules as an icicle: the width of a box is the module's time, its parts lie below it.
+// The modules of a step. First their tree as an icicle: the width of a box is the module's time, the modules that it calls lie below it.
 //
 // The boxes are elements: the keyboard reaches them, and a printer draws them sharply. Boxes narrower
 // than 2 pixels are left out; a chosen module is enlarged to the whole width. A click or Enter leads to
@@ -21,7 +21,7 @@ class Icicle {
     this.focus = figure.focusedModule ?? -1;
     this.link();
     this.listen();
-    this.layout();
+    this.arrange();
   }
 
   // Parents, ends of subtrees, and the children of each module.
@@ -58,7 +58,7 @@ class Icicle {
     return widths;
   }
 
-  layout() {
+  arrange() {
     const widths = this.widths();
     const pixels = Math.max(1, this.box.clientWidth);
     const places = []; // [module, left, width] in shares of the box
@@ -218,13 +218,13 @@ class Icicle {
     const had = this.box.contains(document.activeElement);
     this.focus = at < 0 || this.parent[at] < 0 && this.roots.length === 1 ? -1 : at;
     this.figure.focusedModule = this.focus;
-    this.layout();
+    this.arrange();
     tip.hide();
     if (had) (this.boxes.get(this.focus) || this.box.firstChild)?.focus();
     this.onChoose(this.focus);
   }
 
-  resize() { this.layout(); }
+  resize() { this.arrange(); }
   dispose() { this.box.replaceChildren(); }
 }
 
@@ -239,7 +239,7 @@ function drawTree(figure, found, name) {
     Object.values(found.sides).some((side) => side[metric].some((value) => value)));
   once(figure, () => metrics.length < 2 ? [] : [choice(say("tree_metric"),
     metrics.map((metric) => [metric, nameOf(`module_${metric}`)]),
-    (metric) => { figure.metric = metric; figure.icicle.metric = metric; figure.icicle.layout(); })]);
+    (metric) => { figure.metric = metric; figure.icicle.metric = metric; figure.icicle.arrange(); })]);
   if (!figure.querySelector(".chosen")) figure.append(make("div", { class: "chosen", "aria-live": "polite" }));
   showModule(figure, figure.icicle.focus);
   return figure.icicle;
@@ -256,9 +256,7 @@ function showModule(figure, at) {
   }
   const title = make("p", { class: "path" });
   icicle.path(at).forEach((name, depth) => title.append(depth ? " › " : "", make("b", {}, name)));
-  const whole = make("button", { type: "button" }, say("whole_step"));
-  whole.addEventListener("click", () => icicle.choose(-1));
-  title.append(" ", whole);
+  title.append(" ", makeButton(say("whole_step"), () => icicle.choose(-1)));
   if (found.href[at]) title.append(" ", make("a", { href: found.href[at] }, say("see")));
   const table = make("table");
   const head = table.createTHead().insertRow();
@@ -279,4 +277,112 @@ function showModule(figure, at) {
     row.append(make("td", { class: "number" }, before ? `${sign}${(100 * Math.abs(after - before) / before).toFixed(1)}%` : "-"));
   }
   panel.replaceChildren(title, table);
+}
+
+// The operators and kernels of a chosen module, shown in the tables of operators and kernels. A chip
+// there and above the timeline, to which a click on a module leads, names the module and undoes the choice.
+
+// Sums of each name over a module and all modules below it: name -> {calls, cpu_total...}.
+function workIn(work, kind, from, to) {
+  const sums = new Map();
+  for (let at = 0; at < work.module.length; at++) {
+    if (work.kind[at] !== kind || work.module[at] < from || work.module[at] >= to) continue;
+    const name = work.names[work.name[at]];
+    const sum = sums.get(name) || { calls: 0, cpu_total: 0, cpu_self: 0, gpu_total: 0, gpu_self: 0 };
+    for (const value of Object.keys(sum)) sum[value] += work[value][at];
+    sums.set(name, sum);
+  }
+  return sums;
+}
+
+function filterByModule(found, at, icicle, prefix) {
+  const chosen = at < 0 ? null : icicle;
+  const timeline = document.getElementById("timeline")?.querySelector("figure.chart");
+  if (timeline) showChip(toolsOf(timeline), prefix, chosen, at);
+  for (const kind of ["operators", "kernels"]) {
+    const view = tables[prefix + kind];
+    if (!view) continue;
+    showChip(toolsOf(view.figure), prefix, chosen, at);
+    if (at < 0) {
+      view.replace(null);
+      continue;
+    }
+    const sides = Object.fromEntries(Object.entries(found.work).map(([side, work]) =>
+      [side, workIn(work, kind, at, icicle.end[at])]));
+    view.replace(prefix ? changedRows(view, sides) : runRows(view, sides.experiment));
+  }
+}
+
+function toolsOf(figure) {
+  if (!figure.querySelector(".tools")) figure.querySelector(".drawing").before(make("div", { class: "tools" }));
+  return figure.querySelector(".tools");
+}
+
+// Above the timeline, there may be a chip of the run's modules, and one of the comparison's.
+function showChip(tools, prefix, icicle, at) {
+  tools.querySelector(`.chip[data-tree="${prefix}"]`)?.remove();
+  if (!icicle) return;
+  const chip = make("span", { class: "chip", "data-tree": prefix }, say("module", { name: icicle.path(at).slice(1).join(" › ") || icicle.nameOf(at) }));
+  chip.append(" ", makeButton(say("all_modules"), () => icicle.choose(-1)));
+  tools.prepend(chip);
+}
+
+const FORMATS = {
+  ms: (value) => value.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 }),
+  ratio: (value) => `${(100 * value).toFixed(1)}%`,
+  number: (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 3 }),
+};
+
+const linkOf = (view, name) =>
+  view?.rows.find((row) => row.cells[0].textContent === name)?.cells[0].querySelector("a");
+
+// A row of a table: the name with its link, and a cell for each other column.
+function makeRow(view, name, valueOf) {
+  const row = make("tr");
+  const link = linkOf(view, name) || linkOf(tables[view.figure.dataset.table.replace("change_", "")], name);
+  view.heads.forEach((head, at) => {
+    const { term } = head.querySelector("button").dataset;
+    const isChange = term === "delta" || term === "delta_ratio";
+    const cell = make("td", head.classList.contains("number") ? { class: "number" } : {});
+    if (at === 0) {
+      cell.append(link ? make("a", { href: link.getAttribute("href") }, name) : name);
+    } else {
+      const value = valueOf(head, term);
+      const isNumber = typeof value === "number";
+      cell.textContent = isNumber ? (isChange && value > 0 ? "+" : "") + FORMATS[head.dataset.kind](value) : value ?? "-";
+      // The unit of the page's other rows: nanoseconds.
+      if (isNumber) cell.dataset.order = head.dataset.kind === "ms" ? value * 1e6 : value;
+      if (isChange) cell.classList.add("same");
+    }
+    row.append(cell);
+  });
+  return row;
+}
+
+function runRows(view, work) {
+  const total = (value) => [...work.values()].reduce((sum, one) => sum + one[value], 0) || 1;
+  const totals = { cpu: total("cpu_self"), gpu: total("gpu_self") || 1, kernel: total("gpu_total") };
+  return [...work].map(([name, sum]) => makeRow(view, name, (head, term) => {
+    const { clock } = head.dataset;
+    if (term in sum) return sum[term];
+    if (term === "mean_call") return sum.calls ? sum[`${clock || "gpu"}_total`] / sum.calls : null;
+    if (term === "mean_dur") return sum.calls ? sum.gpu_total / sum.calls : null;
+    if (term === "cpu_ratio") return sum.cpu_self / totals.cpu;
+    if (term === "gpu_ratio") return clock ? sum.gpu_self / totals.gpu : sum.gpu_total / totals.kernel;
+    return null; // the longest call of a module is unknown
+  }));
+}
+
+function changedRows(view, { baseline = new Map(), experiment = new Map() }) {
+  const names = new Set([...baseline.keys(), ...experiment.keys()]);
+  return [...names].map((name) => makeRow(view, name, (head, term) => {
+    const [one, other] = [baseline.get(name), experiment.get(name)];
+    if (term === "status") return one && other ? "" : say(one ? "status_gone" : "status_new");
+    const [before, after] = [one, other].map((sum) => (sum ? sum[head.dataset.metric] : 0));
+    if (term === "baseline") return before;
+    if (term === "experiment") return after;
+    if (term === "delta") return after - before;
+    if (term === "delta_ratio") return before ? (after - before) / before : null;
+    return null; // the noise of a part of the modules is unknown
+  }));
 }
