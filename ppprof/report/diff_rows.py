@@ -89,13 +89,7 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
 
 
 def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
-    """Return whether the change of a metric in the overview is significant; False if unknown.
-
-    Args:
-        diff: the comparison.
-        metric: a metric of `ppprof.analysis.diff.diff.Diff.overview`.
-        delta: its change; None if unknown.
-    """
+    """Return whether the change of a metric in the overview is significant; False if unknown."""
     if metric in _OF_STEP_TIME:
         return diff.change.verdict in ("faster", "slower")
     noise = diff.noise_of(metric)
@@ -105,13 +99,8 @@ def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
 def num_left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelection) -> int:
     """Return the number of names that match the pattern, have changed, and are not shown.
 
-    What counts is the change of the value that sorts the table, for modules that of the own time.
-
-    Args:
-        diff: the comparison.
-        view: a key of `KINDS`, or ``module``.
-        shown: the result of `select_rows` for the view.
-        selection: the selection of ``shown``.
+    What counts is the change of the value that sorts the table, for modules that of the own
+    time. ``shown`` is the result of `select_rows` for the view.
     """
     if view == "module":
         table, key = diff.modules, "self_ns"
@@ -125,11 +114,7 @@ def num_left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelec
 def sort_key(diff: Diff, view: str, selection: RowSelection) -> str:
     """Return the column to sort a table by, such as ``cpu_self_ns``.
 
-    Args:
-        diff: the comparison.
-        view: a key of `KINDS`.
-        selection: its ``sort`` counts if the table has such a column; otherwise the default of
-            the table counts.
+    ``selection.sort`` counts if the table has such a column, else the default of the table.
     """
     for value in VALUES[KINDS[view]]:
         if selection.sort is not None and value.removesuffix("_ns") == selection.sort:
@@ -140,10 +125,7 @@ def sort_key(diff: Diff, view: str, selection: RowSelection) -> str:
 def _changed(table: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
     """Return the rows of a table that changed at all and whose name matches the pattern.
 
-    Args:
-        table: a table by name, or modules. A module has changed if its own time has; a step never
-            counts.
-        selection: reads ``pattern``.
+    A module has changed if its own time has; a step never counts.
     """
     if "depth" in table.columns:
         changed = table.filter((pl.col("depth") > 0) & (pl.col("delta_self_ns") != 0))
@@ -171,9 +153,7 @@ def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.
 def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
     """Return the selected modules whose own time changed, and the modules that contain them.
 
-    Args:
-        modules: rows in pre-order, with column ``depth``.
-        selection: its filters apply to the modules whose own time changed.
+    Rows are in pre-order.
     """
     delta = pl.col("delta_self_ns").abs()
     is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
@@ -208,10 +188,7 @@ def diff_document(
 ) -> dict[str, Any]:
     """Return a comparison as JSON-compatible values: times in ns, ratios as fractions.
 
-    Args:
-        diff: the comparison.
-        selection: which tables and rows to include; ``selection.limit`` is not applied.
-        outcomes: the results of ``--fail-if``.
+    ``selection.limit`` is not applied.
     """
     change, comparability = diff.change, diff.comparability
     return {

@@ -44,14 +44,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 def diff_markdown(
     diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
 ) -> str:
-    """Return a comparison in Markdown: verdict, outcomes, differences of the runs, tables.
-
-    Args:
-        diff: the comparison.
-        selection: which tables and rows to show.
-        options: the format of the tables.
-        outcomes: the results of ``--fail-if``.
-    """
+    """Return a comparison in Markdown: verdict, outcomes, differences of the runs, tables."""
     from ppprof.report.text.diff import diff_blocks
 
     lines = [f"**Step time: {diff.change}**"]
@@ -78,11 +71,7 @@ def findings_markdown(
 ) -> str:
     """Return findings in Markdown: a headline, then each finding with evidence and proposal.
 
-    Args:
-        findings: the findings, in the order to show.
-        language: language of the texts: ``en`` or ``zh``.
-        limit: most findings to show; None for all. A last line counts the findings that are not
-            shown.
+    A last line counts the findings beyond ``limit``.
     """
     from ppprof.report.text.advice import finding_rows, headline, hidden_findings, read_catalogue
 

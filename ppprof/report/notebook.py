@@ -48,8 +48,7 @@ class Page:
 def register(formatters: Mapping[Any, Any]) -> None:
     """Register the HTML formatters of this module.
 
-    Args:
-        formatters: ``get_ipython().display_formatter.formatters``.
+    They are those of ``get_ipython().display_formatter.formatters``.
     """
     for (module, name), formatter in _FORMATTERS.items():
         formatters["text/html"].for_type_by_name(module, name, formatter)

@@ -15,13 +15,14 @@ from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, mean_efficiency
+from ppprof.analysis.efficiency.efficiency import mean_efficiency
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import join_ranks
-from ppprof.analysis.report_data.link_targets import TARGETS
 from ppprof.analysis.report_data.report import (
+    PHASE_TIMES,
+    RANK_TARGETS,
     BaselineData,
     RankReportData,
     ReportData,
@@ -150,21 +151,11 @@ def _of_step_times(
     change, baseline_work = _comparison(other, costs, Naming(), executor)
     return ReportData(
         paths=[str(path) for path in run.paths],
-        window=None,
-        windows=(),
         manifest=run.manifest,
         cluster=Cluster(join_ranks((), run.places), (), (), (), run.clocks, run.topology),
         costs=costs,
         step_times=evidence.step_times,
-        devices={},
-        phases=_phases(()),
-        efficiency=pl.DataFrame(schema=EFFICIENCY),
-        roof=Roof(None),
-        details={},
         findings=advise(evidence),
-        targets=_targets((), None),
-        module_work=mean_module_work(()),
-        sources={},
         diff=change,
         baseline_module_work=baseline_work,
     )
@@ -205,13 +196,10 @@ def _num_steps(result: WindowResult[RankReportData]) -> int:
     return int(result.value.analysis.breakdown.parts["step"].n_unique())
 
 
-def _targets(
-    results: Sequence[WindowResult[RankReportData]], cluster: Cluster | None
-) -> pl.DataFrame:
+def _targets(results: Sequence[WindowResult[RankReportData]], cluster: Cluster) -> pl.DataFrame:
     """Return the targets of all ranks, on the reference clock: see `ReportData.targets`."""
-    parts = [pl.DataFrame(schema={"rank": pl.Int64, **TARGETS})]
+    parts = [pl.DataFrame(schema=RANK_TARGETS)]
     for result in results:
-        assert cluster is not None
         rank = pl.lit(result.recording.rank, pl.Int64).alias("rank")
         parts.append(
             to_reference_clock(result.value.targets.select(rank, pl.all()), cluster.clocks)
@@ -303,13 +291,8 @@ def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
 
 
 def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
-    """Return the time of each phase, per rank: the mean over the recorded steps.
-
-    Returns:
-        rank, name (one of `PHASES`), cpu_ns and gpu_ns (float64): one row per rank and phase.
-    """
-    schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
-    parts = [pl.DataFrame(schema=schema)]
+    """Return the time of each phase, per rank: see `ReportData.phases`."""
+    parts = [pl.DataFrame(schema=PHASE_TIMES)]
     for result in results:
         num_steps = max(result.value.analysis.breakdown.parts["step"].n_unique(), 1)
         parts.append(

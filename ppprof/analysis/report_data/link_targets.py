@@ -42,11 +42,6 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
 
     An operator's longest event has the most device time, or without device events takes longest.
 
-    Args:
-        profile: one rank's window.
-        naming: how operators and kernels are named.
-        parts: the breakdown of ``profile``.
-
     Returns:
         Columns of `TARGETS`, one row per kind and name, on the rank's own clock.
     """

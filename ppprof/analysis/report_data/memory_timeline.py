@@ -62,10 +62,6 @@ def memory_levels(profile: Profile, budget: int) -> Memory:
         events   1 5 2 | 3 3 | 1 7 4      of one place, ``budget`` 3
         levels     5       3       7      the highest in each third of the window
 
-    Args:
-        profile: one rank's window.
-        budget: number of pieces of time per place.
-
     Returns:
         Tables without rows and no peaks, if the window has no memory events with a level.
     """

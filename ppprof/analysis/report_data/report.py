@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,12 @@ from ppprof.analysis.diff.costs import Costs, Device, costs_of, operator_calls
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
-from ppprof.analysis.efficiency.efficiency import Roof, efficiency, roof_of
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
 from ppprof.analysis.modules.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
-from ppprof.analysis.report_data.link_targets import longest_events, peak_targets
+from ppprof.analysis.report_data.link_targets import TARGETS, longest_events, peak_targets
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import Timeline, timeline
 from ppprof.analysis.summaries.overview import model
@@ -38,6 +38,28 @@ MOST_EVENTS = 1_600_000
 
 MOST_SPANS = 100_000
 """Most spans of all thinned timelines together: a browser draws them within a frame."""
+
+
+_VALUES = ("calls", "cpu_total_ns", "cpu_self_ns", "gpu_total_ns", "gpu_self_ns")
+
+MODULE_WORK = {
+    "kind": pl.String,
+    "path": pl.String,
+    "name": pl.String,
+    **dict.fromkeys(_VALUES, pl.Float64),
+}
+"""Columns of `module_work`. ``kind``: operators or kernels. ``path``: as in
+`ppprof.analysis.modules.module_tree.modules`. The values of a kernel's GPU self time and CPU times
+are 0."""
+
+MEAN_MODULE_WORK = {"stage": pl.Int64, **MODULE_WORK}
+"""Columns of `mean_module_work`."""
+
+RANK_TARGETS = {"rank": pl.Int64, **TARGETS}
+"""Columns of `ReportData.targets`."""
+
+PHASE_TIMES = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
+"""Columns of `ReportData.phases`; ``name`` is Dataloader, Forward, Backward or Optimization."""
 
 
 class Details(NamedTuple):
@@ -80,12 +102,7 @@ class BaselineData(NamedTuple):
 
 
 def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
-    """Return the data of one rank's window of the baseline.
-
-    Args:
-        trace: the window.
-        naming: how operators and kernels are named.
-    """
+    """Return the data of one rank's window of the baseline."""
     profile = Profile(with_step(trace))
     return BaselineData(costs_of(profile, naming), module_work(profile, naming), len(profile.steps))
 
@@ -95,11 +112,8 @@ def collect_rank_report_data(
 ) -> RankReportData:
     """Return the report data of one rank's window.
 
-    Args:
-        trace: the window.
-        naming: how operators and kernels are named.
-        steps: the steps to keep; None: all steps.
-        share: the rank's share of a page's timelines, 0 to 1; 0: ``details`` is not computed.
+    ``steps`` are those to keep. ``share`` is the rank's share of a page's timelines, 0 to 1; 0:
+    ``details`` is not computed.
     """
     trace = with_step(trace)
     profile = Profile(trace if steps is None else select_steps(trace, steps))
@@ -128,14 +142,10 @@ def _details(profile: Profile, share: float) -> Details:
 
 @dataclass(frozen=True)
 class ReportData:
-    """The data of one window of a run, with all its ranks."""
+    """The data of one window of a run, with all its ranks; the defaults are those without traces."""
 
     paths: Sequence[str]
     """The run directories (one per node if each node has its own), or the trace file."""
-    window: int | None
-    """The number of the window; None for a run without traces."""
-    windows: Sequence[int]
-    """The numbers of all windows of the run."""
     manifest: Mapping[str, Any]
     """The job's manifest; empty for traces without a manifest."""
     cluster: Cluster
@@ -145,25 +155,30 @@ class ReportData:
     step_times: pl.DataFrame
     """One row per rank and step, also for steps outside windows; no rows if the run has no step
     times."""
-    devices: Mapping[int, Device]
-    """The device of each rank, with its utilization and memory, keyed by rank."""
-    phases: pl.DataFrame
-    """rank, name (Dataloader, Forward, Backward...), cpu_ns and gpu_ns (float64, per step)."""
-    efficiency: pl.DataFrame
-    """The result of `ppprof.analysis.efficiency.efficiency.mean_efficiency` for all ranks."""
-    roof: Roof
-    """The roof of the first rank's device."""
-    details: Mapping[int, Details]
-    """Timelines and memory, on each rank's own clock, keyed by rank; only for ranks that are
-    drawn."""
     findings: Sequence[Finding]
     """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
-    targets: pl.DataFrame
-    """rank, then the columns of `ppprof.analysis.report_data.link_targets.TARGETS`, on the reference clock:
-    one row per rank, kind and name."""
-    module_work: pl.DataFrame
-    """The result of `ppprof.analysis.report_data.report.mean_module_work`."""
-    sources: Mapping[int, str]
+    window: int | None = None
+    """The number of the window; None for a run without traces."""
+    windows: Sequence[int] = ()
+    """The numbers of all windows of the run."""
+    devices: Mapping[int, Device] = field(default_factory=dict)
+    """The device of each rank, with its utilization and memory, keyed by rank."""
+    phases: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=PHASE_TIMES))
+    """Columns of `PHASE_TIMES`: one row per rank and phase, means over the recorded steps."""
+    efficiency: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=EFFICIENCY))
+    """The result of `ppprof.analysis.efficiency.efficiency.mean_efficiency` for all ranks."""
+    roof: Roof = field(default_factory=partial(Roof, None))
+    """The roof of the first rank's device."""
+    details: Mapping[int, Details] = field(default_factory=dict)
+    """Timelines and memory, on each rank's own clock, keyed by rank; only for ranks that are
+    drawn."""
+    targets: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=RANK_TARGETS))
+    """Columns of `RANK_TARGETS`, on the reference clock: one row per rank, kind and name."""
+    module_work: pl.DataFrame = field(
+        default_factory=partial(pl.DataFrame, schema=MEAN_MODULE_WORK)
+    )
+    """The result of `mean_module_work`."""
+    sources: Mapping[int, str] = field(default_factory=dict)
     """The file that was read for each rank, keyed by rank."""
     unread: Sequence[str] = ()
     """Messages about unreadable or uncertain data."""
@@ -215,19 +230,6 @@ class ReportData:
         return min(starts, default=0)
 
 
-_VALUES = ("calls", "cpu_total_ns", "cpu_self_ns", "gpu_total_ns", "gpu_self_ns")
-
-MODULE_WORK = {
-    "kind": pl.String,
-    "path": pl.String,
-    "name": pl.String,
-    **dict.fromkeys(_VALUES, pl.Float64),
-}
-"""Columns of `module_work`. ``kind``: operators or kernels. ``path``: as in
-`ppprof.analysis.modules.module_tree.modules`. The values of a kernel's GPU self time and CPU times
-are 0."""
-
-
 def module_work(profile: Profile, naming: Naming) -> pl.DataFrame:
     """Return the operators and kernels of each module, without those of the modules below it.
 
@@ -239,10 +241,6 @@ def module_work(profile: Profile, naming: Naming) -> pl.DataFrame:
 
     An event counts for the innermost module around it, or around its launch. Events outside steps
     do not count.
-
-    Args:
-        profile: one rank's window.
-        naming: how operators and kernels are named.
 
     Returns:
         Columns of `MODULE_WORK`: sums over the steps of the window.
@@ -295,13 +293,16 @@ def mean_module_work(ranks: Iterable[tuple[int | None, int, pl.DataFrame]]) -> p
     Returns:
         stage, then the columns of `MODULE_WORK`: means over the ranks and steps of the stage.
     """
-    schema = {"stage": pl.Int64, **MODULE_WORK}
     num_steps: dict[int | None, int] = {}
-    parts = [pl.DataFrame(schema=schema)]
+    parts = [pl.DataFrame(schema=MEAN_MODULE_WORK)]
     for stage, num, table in ranks:
         num_steps[stage] = num_steps.get(stage, 0) + num
         parts.append(table.select(pl.lit(stage, pl.Int64).alias("stage"), pl.all()))
-    sums = pl.concat(parts).group_by(list(schema)[:4], maintain_order=True).agg(pl.all().sum())
+    sums = (
+        pl.concat(parts)
+        .group_by(list(MEAN_MODULE_WORK)[:4], maintain_order=True)
+        .agg(pl.all().sum())
+    )
     divisors = pl.Series([num_steps[stage] for stage in sums["stage"]], dtype=pl.Int64)
     return sums.with_columns(pl.col(value) / divisors for value in _VALUES)
 

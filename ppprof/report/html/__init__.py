@@ -50,10 +50,6 @@ _SCRIPTS = (
 def render(report: ReportData, language: str = "en") -> str:
     """Return the HTML of the page, which loads no other file.
 
-    Args:
-        report: the data of the run.
-        language: one of `LANGUAGES`.
-
     Raises:
         UsageError: unknown language.
     """

@@ -29,9 +29,7 @@ class Words:
     def __call__(self, key: str, **values: object) -> str:
         """Return the text of a key, with its ``{placeholders}`` replaced by ``values``.
 
-        Args:
-            key: ``group.name``, such as ``page.window``.
-            values: the value of each placeholder.
+        A key is ``group.name``, such as ``page.window``.
         """
         group, _, name = key.partition(".")
         text: str = self.texts[group][name]
@@ -161,11 +159,8 @@ class Table:
 def table_of(label: str, table: pl.DataFrame, columns: Sequence[Column], **more: Any) -> Table:
     """Return a table of the page with the first `MAX_ROWS` rows of ``table``.
 
-    Args:
-        label: caption.
-        table: the rows, in the order to show.
-        columns: the columns; a function as their source may return a `Cell`.
-        more: further fields of `Table`.
+    A function as the source of a column may return a `Cell`. ``more``: further fields of
+    `Table`.
     """
     rows = [
         [cell(column.value(row), column.kind) for column in columns]

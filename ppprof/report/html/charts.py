@@ -224,9 +224,7 @@ def _mean(values: pl.Series) -> float | None:
 def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the input of ``lanes.js``: the rows, and one list for each property of the spans.
 
-    Args:
-        table: one row per span: row (an index of ``rows``), start_ns, end_ns, name, category.
-        rows: label and group of each row of the chart.
+    ``table`` has row (an index of ``rows``), start_ns, end_ns, name and category of each span.
 
     Returns:
         ``rows`` unchanged; ``row``, ``start`` and ``dur``, each with one item per span, times in
@@ -463,10 +461,8 @@ def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
 def _work(work: pl.DataFrame, stages: Iterable[Any], paths: Sequence[str | None]) -> dict[str, Any]:
     """Return the operators and kernels of each module, without those of the modules below it.
 
-    Args:
-        work: the result of `ppprof.analysis.report_data.report.mean_module_work`.
-        stages: the stage of each drawn module.
-        paths: the path of each drawn module; None for a module that the run lacks.
+    ``stages`` and ``paths`` are those of the drawn modules; a path is None for a module that
+    the run lacks.
 
     Returns:
         ``names``, the distinct names; and one item per row of module (an index of the drawn

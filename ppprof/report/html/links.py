@@ -31,12 +31,7 @@ _LEAST_MARGIN_NS = 1_000
 def link(origin_ns: int, start_ns: int, end_ns: int, rank: int, event: str = "") -> str:
     """Return the link that shows an event in the timeline, with some time on either side.
 
-    Args:
-        origin_ns: the start of the timelines (`ReportData.origin_ns`).
-        start_ns: start of the event.
-        end_ns: end of the event.
-        rank: the event's rank.
-        event: name of the events to highlight; "" for none.
+    ``origin_ns`` is `ReportData.origin_ns`, ``event`` the name of the events to highlight.
 
     >>> link(0, 2_000_000_000, 4_000_000_000, 3, "a b")
     '#t=1-5&rank=3&find=a%20b'
@@ -66,10 +61,9 @@ class Links:
     def to(self, kind: str, name: str, ranks: Iterable[int] | None = None) -> str:
         """Return a link to the longest event of a kind and name; "" if no timeline shows one.
 
-        Args:
-            kind: one of the kinds of `ppprof.analysis.report_data.link_targets.TARGETS`.
-            name: the event's name in the page's tables.
-            ranks: the ranks to look at, if their timelines are drawn; None, or no such rank: all.
+        ``kind`` and ``name`` are those of
+        `ppprof.analysis.report_data.link_targets.TARGETS`. Ranks whose timelines are not
+        drawn do not count; None, or no drawn rank: all.
         """
         targets = self._targets.get((kind, name), [])
         chosen = set(ranks or ())
@@ -96,9 +90,8 @@ class Links:
     def to_step(self, rank: int | None = None, step: int | None = None) -> str:
         """Return a link to a step; "" if no timeline shows it.
 
-        Args:
-            rank: a rank whose timeline is drawn; otherwise, or if None, the slowest drawn rank.
-            step: the step's number; None: the longest step of the rank.
+        Of ``rank`` if its timeline is drawn, else of the slowest drawn rank; without a
+        ``step``, the longest step.
         """
         targets = [
             target
@@ -113,10 +106,7 @@ class Links:
     def maximum(self, kind: str, name: str, clock: str) -> int | None:
         """Return the longest time of an event of a kind and name on any rank; None if unknown.
 
-        Args:
-            kind: a kind of `TARGETS`.
-            name: the event's name in the page's tables.
-            clock: ``cpu`` for its duration on the host, ``gpu`` for its device time.
+        ``clock`` is ``cpu`` for its duration on the host, ``gpu`` for its device time.
         """
         return self._maxima.get((kind, name), {}).get(f"{clock}_ns")
 
@@ -165,10 +155,7 @@ class Links:
 def linked_name(kind: str, links: Links, key: Callable[[Row], str] | None = None) -> Source:
     """Return the source of a column of names, each a link to its longest event.
 
-    Args:
-        kind: a kind of `ppprof.analysis.report_data.link_targets.TARGETS`.
-        links: finds the events.
-        key: returns the name by which ``links`` finds a row's event; None: the row's name.
+    ``key`` returns the name by which ``links`` finds a row's event; None: the row's name.
     """
 
     def cell_of(row: Row) -> Cell:

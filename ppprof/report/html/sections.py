@@ -536,7 +536,7 @@ def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
     is_slow = first is not None and first.severity != "minor"
     verdict = "" if report.diff is None else verdict_text(report.diff, words)
     has_changed = report.diff is not None and report.diff.change.verdict in ("faster", "slower")
-    title = advice.headline_of_first(report.findings, words.language)
+    title = advice.headline(report.findings, words.language, "first_alone")
     if has_changed and not is_slow:
         title, verdict = words("page.changed", verdict=verdict), title
     return {

@@ -72,10 +72,6 @@ class FindingRow:
 def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
     """Return each finding with its texts in a language, in the order of ``findings``.
 
-    Args:
-        findings: the findings.
-        language: one of `LANGUAGES`.
-
     Raises:
         UsageError: unknown language.
     """
@@ -111,16 +107,12 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
     return translated
 
 
-def headline(findings: Sequence[Finding], language: str = "en") -> str:
+def headline(findings: Sequence[Finding], language: str = "en", text: str = "first") -> str:
     """Return one line with the number of findings, and the first finding with its cost.
 
     If there is no finding, or the first finding has the severity ``minor``, the line reports only
-    that no finding is above minor.
-
-    Args:
-        findings: the findings, sorted as `ppprof.analysis.advice.advise` returns them: the most
-            severe first, and of equally severe findings the most costly.
-        language: one of `LANGUAGES`.
+    that no finding is above minor. The findings are sorted as `ppprof.analysis.advice.advise`
+    returns them. ``text`` ``first_alone`` leaves out the number and the severity.
 
     Raises:
         UsageError: unknown language.
@@ -128,23 +120,6 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
     >>> headline([])
     'Nothing above minor: no rule reports a finding.'
     """
-    return _headline(findings, language, "first")
-
-
-def headline_of_first(findings: Sequence[Finding], language: str = "en") -> str:
-    """Return `headline` without the number of findings and the severity of the first.
-
-    Args:
-        findings: see `headline`.
-        language: one of `LANGUAGES`.
-
-    Raises:
-        UsageError: unknown language.
-    """
-    return _headline(findings, language, "first_alone")
-
-
-def _headline(findings: Sequence[Finding], language: str, text: str) -> str:
     words = read_catalogue(language)["words"]
     if not findings:
         return str(words["nothing"])
@@ -172,11 +147,6 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
 
     Findings that cost no time come last.
 
-    Args:
-        step_ns: the typical step time.
-        findings: the findings, as `headline` takes them.
-        language: one of `LANGUAGES`.
-
     Raises:
         UsageError: unknown language.
 
@@ -203,12 +173,7 @@ def render_findings(
 ) -> str:
     """Return findings as text: a headline, then each finding with its proposal and evidence.
 
-    Args:
-        findings: the findings, in the order to show.
-        language: one of `LANGUAGES`.
-        limit: most findings to show; None for all. A last line counts the findings that are not
-            shown.
-        layout: the width of the evidence, and colours.
+    A last line counts the findings beyond ``limit``.
 
     Raises:
         UsageError: unknown language.
@@ -231,13 +196,7 @@ def render_findings(
 def hidden_findings(
     findings: Sequence[Finding], words: Mapping[str, str], limit: int | None
 ) -> list[str]:
-    """Return one line with the number of findings beyond ``limit``; no line if all are shown.
-
-    Args:
-        findings: all findings.
-        words: the group ``words`` of `read_catalogue`.
-        limit: number of findings that are shown; None for all.
-    """
+    """Return one line with the number of findings beyond ``limit``; no line if all are shown."""
     num = 0 if limit is None else max(0, len(findings) - limit)
     return [words["more"].format(num=num, limit=limit)] if num else []
 
@@ -263,10 +222,7 @@ def findings_document(
 ) -> dict[str, Any]:
     """Return findings as JSON-compatible values: texts, and facts and evidence as numbers.
 
-    Args:
-        findings: the findings.
-        language: one of `LANGUAGES`.
-        identity: values that identify the run, such as ``run="profiler_log"``; keys of the result.
+    ``identity`` identifies the run, such as ``run="profiler_log"``: further keys of the result.
     """
     entries = []
     for finding, row in zip(findings, finding_rows(findings, language)):
@@ -315,11 +271,8 @@ def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
 def _text(texts: Mapping[str, Any], name: str, finding: Finding) -> str:
     """Return a text of a rule, in the wording that the finding asks for if there is one.
 
-    Args:
-        texts: the texts of the rule.
-        name: ``what`` or ``short``. With the fact ``wording``, "with-waiting" for example, the text
-            is that of ``what-with-waiting``.
-        finding: the finding.
+    With the fact ``wording``, "with-waiting" for example, the text ``what`` is
+    ``what-with-waiting``.
     """
     wording = finding.facts.get("wording")
     return str(texts[name if wording is None else f"{name}-{wording}"])
@@ -363,10 +316,6 @@ def _header(column: str, headers: Mapping[str, str]) -> str:
 
     >>> _header("exposed_dp_ns", {"exposed_axis_ns": "exposed {axis}"})
     'exposed dp'
-
-    Args:
-        column: the column.
-        headers: the group ``columns`` of `read_catalogue`.
     """
     if column in headers:
         return headers[column]

@@ -68,11 +68,7 @@ def render_diff(
 ) -> str:
     """Return a comparison as text: headline, tables and the outcomes of ``--fail-if``.
 
-    Args:
-        diff: the comparison.
-        selection: which tables and rows to show.
-        options: the time unit. The row limit is ``selection.limit``.
-        outcomes: the results of ``--fail-if``.
+    The row limit is ``selection.limit``.
     """
     parts = [_painted_verdict(headline(diff), diff, options.layout)]
     for block in diff_blocks(diff, selection, options):
@@ -131,12 +127,7 @@ def diff_blocks(
 
 
 def _unchanged(num: int, selection: RowSelection) -> str:
-    """Return "none of 12 changed by more than the noise and 0.1% of a step." or a similar sentence.
-
-    Args:
-        num: number of names in the table before filtering.
-        selection: the filters.
-    """
+    """Return "none of 12 changed by more than the noise and 0.1% of a step." or a similar sentence."""
     matching = f" that match {selection.pattern!r}" if selection.pattern else ""
     limits = _limits(selection)
     by_more = f" by more than {' and '.join(limits)}" if limits else ""
@@ -356,9 +347,7 @@ _MODULES = (
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
     """Return the ``limit`` modules whose own time changed most, and the modules that contain them.
 
-    Args:
-        rows: modules in pre-order. The result keeps this order.
-        limit: number of modules, without the containing modules.
+    Rows are in pre-order, and stay so.
     """
     order = sorted(range(len(rows)), key=lambda row: -abs(rows[row]["delta_self_ns"] or 0.0))
     keep: set[int] = set()

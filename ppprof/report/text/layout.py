@@ -43,10 +43,7 @@ class Layout:
     ) -> list[str]:
         """Return headers and rows as lines, with columns aligned, and without rules.
 
-        Args:
-            headers: the header of each column.
-            rows: the cells of each row.
-            indent: blanks that the caller puts before each line.
+        The caller puts ``indent`` blanks before each line.
         """
         if self.width is not None:
             return draw_rows(headers, rows, self.width - indent, self.paint)
@@ -163,10 +160,7 @@ class _Column:
 def draw(table: Table, columns: int, paint: Paint) -> str:
     """Return a table as text, in at most ``columns`` columns of a terminal; its note may be wider.
 
-    Args:
-        table: the table.
-        columns: the width of the terminal.
-        paint: `ppprof.report.text.layout.Layout.paint`.
+    ``paint`` is `Layout.paint`.
     """
     parts = _columns(table)
     shown, left_out = _folded(parts, columns)

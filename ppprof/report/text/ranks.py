@@ -33,14 +33,10 @@ _UNKNOWN_AXIS_NOTE = """
 def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) -> str:
     """Return the table of `ppprof.analysis.ranks.step_table.group_steps` as text.
 
-    A table with several rows ends with the minimum, median and maximum of each column. Columns that
-    are 0 in all rows are left out, except for `_ALWAYS_SHOWN`. Coordinates (host, axes) that are equal
-    in all rows are left out, except for those in ``by``.
-
-    Args:
-        table: the table.
-        by: the columns that name a row, such as ``rank`` and ``step``; shown first.
-        options: the time unit. The row limit is ignored.
+    A table with several rows ends with the minimum, median and maximum of each column. Columns
+    that are 0 in all rows are left out, except for `_ALWAYS_SHOWN`. Coordinates (host, axes)
+    that are equal in all rows are left out, except for those in ``by``. The columns in ``by``
+    name a row, and are shown first. The row limit is ignored.
     """
     times = [
         name
@@ -134,11 +130,7 @@ Queue Length: launched device events that wait. Launch Delay: from a launch to t
 def render_queue(cluster: Cluster, options: TableOptions) -> str:
     """Return the queues of the ranks' devices as text: a row per rank, means over its steps.
 
-    "" for a run without device events.
-
-    Args:
-        cluster: its ``queue`` is shown.
-        options: the time unit. The row limit is ignored.
+    "" for a run without device events. The row limit is ignored.
     """
     means = cluster.queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
     if means.is_empty():
@@ -166,10 +158,7 @@ _MAX_MEMBERS = 6
 def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
     """Return the table of `ppprof.analysis.ranks.arrivals.by_group` as text, longest wait first.
 
-    Args:
-        cluster: its ``groups`` are shown.
-        options: the time unit. The row limit is ignored.
-        limit: most groups to show; None for all. A last line counts the groups that are not shown.
+    A last line counts the groups beyond ``limit``; the row limit of the options is ignored.
     """
     return _limited("Collectives", _GROUPS, cluster.groups, limit, "groups", _GROUPS_NOTE, options)
 
@@ -204,10 +193,7 @@ Of link: Bus over what a device can send to its host's other devices (NVLink); -
 def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
     """Return the table of `ppprof.analysis.ranks.arrivals.by_size` as text; "" without rows.
 
-    Args:
-        cluster: its ``bandwidths`` are shown.
-        options: the time unit. The row limit is ignored.
-        limit: most rows to show; None for all. A last line counts those that are not shown.
+    A last line counts the rows beyond ``limit``; the row limit of the options is ignored.
     """
     table = cluster.bandwidths
     if table.is_empty():
@@ -337,12 +323,7 @@ _SLOW_WORKER = (
 
 
 def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> str:
-    """Return the table of `ppprof.analysis.ranks.what_if.what_if` as text; "" if it has no rows.
-
-    Args:
-        table: the table.
-        options: time unit and row limit; None for the defaults.
-    """
+    """Return the table of `ppprof.analysis.ranks.what_if.what_if` as text; "" if it has no rows."""
     if table.is_empty():
         return ""
     options = options or TableOptions()
@@ -375,12 +356,7 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
 
 
 def _stage_cause(last: Mapping[str, Any] | None, slowest: Mapping[str, Any]) -> str:
-    """Return what a large share of the last stage means, given the slowest workers.
-
-    Args:
-        last: the row of the last stage; None with a single stage.
-        slowest: the row of the slowest workers.
-    """
+    """Return what a large share of the last stage means, given the slowest workers."""
     if last is None or last["share"] is None or slowest["share"] is None:
         return _STAGE_TOO_LARGE
     in_stage, slow = (set((row["ranks"] or "").split(",")) for row in (last, slowest))

@@ -66,9 +66,7 @@ class TableOptions:
     def limited(self, rows: Sequence[T], noun: str) -> tuple[Sequence[T], list[Line]]:
         """Return the rows to show, and a line with the number of hidden rows if there are any.
 
-        Args:
-            rows: all rows.
-            noun: names the rows in the line, such as "kernels".
+        ``noun`` names the rows in the line, such as "kernels".
         """
         shown = rows if self.row_limit is None else rows[: self.row_limit]
         hidden = len(rows) - len(shown)
@@ -80,10 +78,6 @@ def render_tables(tables: Mapping[str, Rows], options: TableOptions) -> str:
     """Return summary tables as text, in Paddle's order.
 
     Most views without rows print nothing; ``device`` and ``overview`` print an empty table.
-
-    Args:
-        tables: rows of `ppprof.analysis.summaries.views.summarize`, keyed by view.
-        options: time unit, details, row limit and layout.
     """
     return "".join(
         options.layout.table(table)
@@ -96,11 +90,7 @@ def render_tables(tables: Mapping[str, Rows], options: TableOptions) -> str:
 def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:
     """Return the line that is printed above the tables of one rank's window.
 
-    Args:
-        rank: the rank.
-        coordinate: the rank's coordinate or the file's name.
-        window: the number of the window.
-        steps: the recorded steps, ascending; may be empty.
+    ``coordinate`` is the rank's coordinate or the file's name; the steps are ascending.
 
     >>> title(3, "dp1 mp1", 0, [5, 6, 7])
     'rank 3 (dp1 mp1), window 0, steps 5 to 7'
@@ -396,13 +386,7 @@ def _stats(row: Row, options: TableOptions) -> tuple[object, str, str]:
 
 
 def _stat(row: Row, clock: str, options: TableOptions) -> str:
-    """Return ``total / avg / max / min / ratio`` of one clock, with ``-`` for each null value.
-
-    Args:
-        row: one row of a table.
-        clock: ``cpu`` or ``gpu``.
-        options: the time unit.
-    """
+    """Return ``total / avg / max / min / ratio`` of one clock, with ``-`` for each null value."""
     stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
     times = ["-" if time_ns is None else options.time(time_ns) for time_ns in stats]
     return " / ".join([*times, percent(row[f"{clock}_ratio"])])
@@ -525,11 +509,7 @@ _WHY_EMPTY = {
 
 
 def explain_empty(tables: Mapping[str, Sequence[object]]) -> str:
-    """Return a line for each table without rows that says why; "" if every table has rows.
-
-    Args:
-        tables: rows of `ppprof.analysis.summaries.views.summarize`, keyed by view.
-    """
+    """Return a line for each table without rows that says why; "" if every table has rows."""
     lines = [
         f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
         for view, rows in tables.items()
