@@ -72,15 +72,6 @@ class Column:
         return units.get(self.kind, "")
 
 
-def milliseconds(time_ns: float) -> str:
-    """Format nanoseconds as milliseconds without the unit.
-
-    >>> milliseconds(12_345_678)
-    '12.346'
-    """
-    return f"{time_ns / 1e6:,.3f}"
-
-
 def number(value: float) -> str:
     """Format a number: three significant digits, but no decimals from 1,000 on.
 
@@ -119,7 +110,7 @@ def painted(text: str, change: float, more_is_better: bool = False) -> str:
 PAGE: Mapping[str, Callable[[Any], str]] = {
     "text": str,
     "number": number,
-    "ms": milliseconds,
+    "ms": lambda value: f"{value / 1e6:,.3f}",
     "GB/s": lambda value: f"{value / 1e9:,.2f}",
     "TFLOP/s": lambda value: number(value / 1e12),
     "time": format_time,

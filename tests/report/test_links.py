@@ -7,7 +7,6 @@ import re
 from importlib.resources import files
 
 import pytest
-import yaml
 
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.html.blocks import Words, change
@@ -20,8 +19,7 @@ from tests.jobs.planted import COMMITTED
 
 
 def words(language="en"):
-    text = files("ppprof.report.html").joinpath(f"{language}.yaml").read_text("utf-8")
-    return Words(language, yaml.safe_load(text))
+    return Words.in_language(language)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +119,8 @@ def test_a_verdict_without_an_interval_has_its_reason_in_both_languages():
     assert "3 步太少" in verdict_text(diff, words("zh"))
 
 
-@pytest.mark.parametrize("room", ["html", "catalogue"])
-def test_chinese_is_set_with_spaces_and_one_term_for_each_thing(room):
-    text = files("ppprof.report").joinpath(room).joinpath("zh.yaml").read_text("utf-8")
+def test_chinese_is_set_with_spaces_and_one_term_for_each_thing():
+    text = files("ppprof.report").joinpath("texts/zh.yaml").read_text("utf-8")
     texts = [line.partition(": ")[2] for line in text.splitlines() if not line.startswith("#")]
     for line in texts:
         # A placeholder of a number or name, and Latin letters, stand apart from Chinese.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import string
 from html.parser import HTMLParser
-from importlib.resources import files
 from types import SimpleNamespace
 
 import polars as pl
 import pytest
-import yaml
 
 import ppprof
 from ppprof.choices import LANGUAGES
@@ -160,12 +158,7 @@ def test_fewer_reserved_than_allocated_bytes_are_not_drawn_without_a_word(
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_languages_have_the_same_texts(language):
-    texts = {
-        name: yaml.safe_load(
-            files("ppprof.report.html").joinpath(f"{name}.yaml").read_text("utf-8")
-        )
-        for name in ("en", language)
-    }
+    texts = {name: Words.in_language(name).texts for name in ("en", language)}
 
     def fields(text):
         return sorted(name for _, name, _, _ in string.Formatter().parse(text) if name)
@@ -203,9 +196,7 @@ def test_a_group_of_no_axis_is_shown_with_a_question_mark():
     found = collect_report_data(open_run(COMMITTED / "slow_rank_of_two"))
     groups = found.cluster.groups.with_columns(axis=pl.lit(None, pl.String))
     cluster = SimpleNamespace(steps=found.cluster.steps, groups=groups)
-    english = Words(
-        "en", yaml.safe_load(files("ppprof.report.html").joinpath("en.yaml").read_text())
-    )
+    english = Words.in_language("en")
     report = SimpleNamespace(cluster=cluster, ranks=found.ranks)
     _, blocks = _communication(report, english, Links(found))
     assert groups.height

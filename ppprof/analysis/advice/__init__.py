@@ -1,7 +1,7 @@
 """Advice: changes to a job and their gain, from rules that read an `Evidence`.
 
 Each rule is a small pure function. It returns an empty list if its data is missing. The texts of
-the rules are in ``ppprof/report/catalogue``.
+the rules are in ``ppprof/report/texts``.
 """
 
 from __future__ import annotations

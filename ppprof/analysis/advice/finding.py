@@ -37,7 +37,7 @@ class Finding:
     """A change to make, or a reason to doubt the numbers."""
 
     rule: str
-    """The rule's name, also the key of its texts in ``ppprof/report/catalogue``."""
+    """The rule's name, also the key of its texts in ``ppprof/report/texts``."""
     severity: str
     """One of `SEVERITIES`."""
     cost_ns: float | None

@@ -2,7 +2,8 @@
 
 `render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the scripts
 in the page. Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
-heat maps. ``lanes.js`` draws pipelines and trees, ``timeline/`` the timeline. The texts are in ``en.yaml`` and ``zh.yaml``.
+heat maps. ``lanes.js`` draws pipelines,
+``modules.js`` trees of modules, ``timeline/`` the timeline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from markupsafe import Markup
 
 from ppprof.analysis.report_data.report import ReportData
@@ -36,7 +36,7 @@ from ppprof.run.run import Run
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars
 
-_TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "address", "timeline")
+_TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "timeline")
 """The scripts of the timeline, in ``timeline/``."""
 
 _SCRIPTS = (
@@ -54,7 +54,7 @@ def render(report: ReportData, language: str = "en") -> str:
         UsageError: unknown language.
     """
     _check_language(language)
-    words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
+    words = Words.in_language(language)
     scripts = [_file(name) for name in _SCRIPTS]
     environment = jinja2.Environment(
         autoescape=True,

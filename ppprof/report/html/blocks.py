@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from typing import Any, Union
 
 import polars as pl
+import yaml
 
 from ppprof.report.columns import PAGE, Column, format_as
 from ppprof.report.text.advice import FindingRow
@@ -16,7 +18,7 @@ from ppprof.units import format_ranges
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of ``en.yaml`` or ``zh.yaml``; an unknown key raises KeyError."""
+    """The second document of ``texts/en.yaml`` or ``texts/zh.yaml``; an unknown key raises KeyError."""
 
     language: str
     """``en`` or ``zh``."""
@@ -25,6 +27,13 @@ class Words:
     definition of a number or column of the page."""
     used: set[str] = field(default_factory=set, compare=False)
     """The terms that the page has shown so far: those that `term` was called with."""
+
+    @classmethod
+    def in_language(cls, language: str) -> Words:
+        """Return the texts of one of `ppprof.choices.formats.LANGUAGES`."""
+        source = files("ppprof.report").joinpath("texts").joinpath(f"{language}.yaml")
+        _, texts = yaml.safe_load_all(source.read_text("utf-8"))
+        return cls(language, texts)
 
     def __call__(self, key: str, **values: object) -> str:
         """Return the text of a key, with its ``{placeholders}`` replaced by ``values``.

@@ -1,6 +1,6 @@
 """Findings in English or Chinese: as rows, text, a table or JSON.
 
-The texts come from ``catalogue/en.yaml`` and ``catalogue/zh.yaml``.
+The texts are the first document of ``texts/en.yaml`` and ``texts/zh.yaml``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 finding.confidence,
                 words["confidence"][finding.confidence],
                 _text(texts, "what", finding).format_map(facts),
-                texts["do"][finding.facts["remedy"]].format_map(settings),
+                _remedy(texts["do"], str(finding.facts["remedy"])).format_map(settings),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
@@ -258,8 +258,8 @@ def read_catalogue(language: str) -> Mapping[str, Any]:
 
     if language not in LANGUAGES:
         raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
-    source = files("ppprof.report").joinpath("catalogue").joinpath(f"{language}.yaml")
-    words: Mapping[str, Any] = yaml.safe_load(source.read_text("utf-8"))
+    source = files("ppprof.report").joinpath("texts").joinpath(f"{language}.yaml")
+    words: Mapping[str, Any] = next(yaml.safe_load_all(source.read_text("utf-8")))
     return words
 
 
@@ -311,14 +311,20 @@ def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:
     return finding.evidence.with_columns(role=pl.Series(roles, dtype=pl.String))
 
 
-def _header(column: str, headers: Mapping[str, str]) -> str:
-    """Return the header of a column of evidence; the column's name if it has none.
+def _remedy(texts: Mapping[str, str], remedy: str) -> str:
+    """Return the text of a remedy; of one in the code, it may be the same as of one in the config."""
+    return texts.get(remedy) or texts[remedy.replace("code", "config", 1)]
 
-    >>> _header("exposed_dp_ns", {"exposed_axis_ns": "exposed {axis}"})
-    'exposed dp'
+
+def _header(column: str, headers: Mapping[str, str]) -> str:
+    """Return the header of a column of evidence; its name without the unit if it has none.
+
+    >>> headers = {"exposed_axis_ns": "exposed {axis}"}
+    >>> _header("exposed_dp_ns", headers), _header("excess_ns", headers)
+    ('exposed dp', 'excess')
     """
-    if column in headers:
-        return headers[column]
     kind, _, rest = column.partition("_")
-    header = headers.get(f"{kind}_axis_ns", column)
-    return header.format(axis=rest.removesuffix("_ns"))
+    if column not in headers and f"{kind}_axis_ns" in headers:
+        return headers[f"{kind}_axis_ns"].format(axis=rest.removesuffix("_ns"))
+    name = column.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
+    return headers.get(column, name)
