@@ -461,8 +461,8 @@ def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
 def _work(work: pl.DataFrame, stages: Iterable[Any], paths: Sequence[str | None]) -> dict[str, Any]:
     """Return the operators and kernels of each module, without those of the modules below it.
 
-    ``stages`` and ``paths`` are those of the drawn modules; a path is None for a module that
-    the run lacks.
+    ``stages`` and ``paths`` are those of the drawn modules, with None as the path of a module that the
+    run lacks.
 
     Returns:
         ``names``, the distinct names; and one item per row of module (an index of the drawn
