@@ -63,10 +63,9 @@ def pre_order(parent: Int32) -> tuple[Int32, Int32]:
     size = np.ones(num_nodes + 2)  # of the part of its tree that has reached it
     ancestor, num_turns = above, 0
     while num_turns <= num_nodes.bit_length():  # the nodes of a cycle never reach the end
-        inner = np.flatnonzero(ancestor < num_nodes)
-        if not len(inner):
+        if (ancestor[:-2] >= num_nodes).all():
             break
-        size += np.bincount(ancestor[inner], size[inner], num_nodes + 2)
+        size += np.bincount(ancestor, size)
         ancestor = ancestor[ancestor]
         num_turns += 1
     nodes = np.flatnonzero(ancestor[:-2] == num_nodes)
