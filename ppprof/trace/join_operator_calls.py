@@ -132,12 +132,7 @@ def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
 
 
 def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:
-    """Return the row of the innermost call around each operator; -1 without one.
-
-    Args:
-        operators: reads thread, start_ns, dur_ns.
-        calls: sorted by thread, then start.
-    """
+    """Return the row of the innermost call around each operator; -1 without one."""
     thread = operators["thread"].fill_null(-1).to_numpy()
     start = operators["start_ns"].to_numpy()
     end = start + operators["dur_ns"].to_numpy()
@@ -168,16 +163,7 @@ def _inputs(
     num_casts: int,
     num_others: int,
 ) -> tuple[str | None, str | None, str | None]:
-    """Return the inputs of an operator of a call, as texts of the columns `_INPUTS`.
-
-    Args:
-        recorded: the calls.
-        operator: its name.
-        signature: row of the call's signature.
-        result: row of the dtype of the call's result; -1 if it is unknown.
-        num_casts: number of casts in the call.
-        num_others: number of the call's other operators.
-    """
+    """Return the inputs of an operator of a call, as texts of the columns `_INPUTS`."""
     call = recorded.signatures[signature]
     shapes: dict[str, Any] = dict(call.shapes)
     dtypes: dict[str, Any] = dict(call.dtypes)
@@ -311,12 +297,7 @@ class _Sample:
         )
 
     def matches(self, functions: Int64, run: int) -> bool:
-        """Return whether another call, whose events have the same names, runs the same nodes.
-
-        Args:
-            functions: those of all calls.
-            run: row of the other call.
-        """
+        """Return whether another call, whose events have the same names, runs the same nodes."""
         begin = run + 1 - len(self.functions)
         return begin >= 0 and np.array_equal(functions[begin : run + 1], self.functions)
 

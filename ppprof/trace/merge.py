@@ -249,12 +249,6 @@ def _without_crossings(
     neighbours that overlap by at most the rounding (1 us), the first one ends earlier; longer
     overlaps stay.
 
-    Args:
-        parent: shape (N,), row of the parent on the same track, -1 for an outermost event.
-        track: shape (N,), number of the track; only outermost events of one track are neighbours.
-        start: shape (N,), nanoseconds.
-        end: shape (N,), nanoseconds.
-
     Returns:
         start and end, shape (N,).
     """
@@ -309,11 +303,6 @@ def _communication(
 
     The arrow of a posted receive ends at its wait, ``irecv.wait``. Several sends and receives in
     one kernel are not linked, since the trace does not show which partner each one has.
-
-    Args:
-        window: the window of this rank.
-        events: the window's events; reads event, name, group, step, peers and start_ns.
-        ranks: all ranks of the timeline.
     """
     counted: Counter[tuple[Any, ...]] = Counter()
     linked = events.filter(pl.col("peers").is_not_null()).sort("start_ns")
@@ -387,13 +376,7 @@ def _parts(rank: int, origin_ns: int) -> Parts:
 
 
 def _arrow(kind: str, place: str, time: pl.Expr) -> pl.Expr:
-    """Return an expression of the line of an arrow end; empty for an event without one.
-
-    Args:
-        kind: ``communication`` or ``launch``.
-        place: text of the process.
-        time: time of the end in nanoseconds.
-    """
+    """Return an expression of the line of an arrow end; empty for an event without one."""
     phase = pl.col(f"{kind}_phase")
     return pl.concat_str(
         *(pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind),

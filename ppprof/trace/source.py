@@ -84,12 +84,7 @@ class _GzipReader:
         self._unpack = zlib.decompressobj(_GZIP_BITS)
 
     def readinto(self, room: memoryview) -> int:
-        """Fill the first part of ``room`` and return its number of bytes; 0 at the end of the file.
-
-        Raises:
-            EOFError: the file is truncated.
-            zlib.error: the file is damaged.
-        """
+        """Fill the first part of ``room`` and return its number of bytes; 0 at the end of the file."""
         while not self._unpack.eof or self._begin_member():
             text = self._unpack.decompress(self._packed, min(len(room), _STEP_BYTES))
             is_end = self._unpack.eof

@@ -379,11 +379,7 @@ class NumpyBuffer:
         raise _DamageError
 
     def _report_damage(self, starts: Int64, ends: Int64) -> NoReturn:
-        """Raise the error of the first damaged message, field by field as native/protobuf.c.
-
-        Raises:
-            TraceError: always.
-        """
+        """Raise the error of the first damaged message, field by field as native/protobuf.c."""
         for cursor, limit in zip(starts.tolist(), ends.tolist()):
             while cursor < limit:
                 tag, begin = self._number_or_error(cursor)

@@ -179,12 +179,7 @@ class _Values(NamedTuple):
 
 
 class _NativeFields:
-    """The fields of N messages; implements `Fields`. It does not keep the file's bytes.
-
-    Args:
-        values: the values of each field, by its number.
-        num_messages: N.
-    """
+    """The fields of N messages; implements `Fields`. It does not keep the file's bytes."""
 
     def __init__(self, values: dict[int, _Values], num_messages: int) -> None:
         self._values = values

@@ -66,11 +66,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _messages(message: bytes, number: int) -> Iterator[bytes]:
-    """Yield the content of each field ``number`` that has a length.
-
-    Raises:
-        ValueError: the message is damaged.
-    """
+    """Yield the content of each field ``number`` that has a length."""
     return (value for key, value in _fields(message) if key == number and isinstance(value, bytes))
 
 
@@ -89,11 +85,7 @@ def _sizes(shape: bytes) -> list[int]:
 
 
 def _fields(message: bytes) -> _Values:
-    """Yield number and value of each field; fixed-size fields are unknown here.
-
-    Raises:
-        ValueError: a field runs past the message, or is neither a number nor has a length.
-    """
+    """Yield number and value of each field; fixed-size fields are unknown here."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)

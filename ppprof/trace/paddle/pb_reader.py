@@ -74,21 +74,13 @@ def read_paddle_pb(path: str | Path) -> Trace:
 
 
 def _messages(path: str | Path) -> Messages:
-    """Return all messages of a file. Its bytes are freed before the tables are made.
-
-    Raises:
-        TraceError: the file is missing, unreadable, damaged, or became shorter meanwhile.
-    """
+    """Return all messages of a file. Its bytes are freed before the tables are made."""
     with TraceStream(path, is_text=False) as source:
         return decode_messages(message_buffer(*_content(source), str(path)))
 
 
 def _content(source: TraceStream) -> tuple[Bytes, int]:
-    """Return the bytes of a file, unpacked, with `PADDING` zeros after them; and their number.
-
-    Raises:
-        TraceError: the file is unreadable or a damaged gzip file, or became shorter meanwhile.
-    """
+    """Return the bytes of a file, unpacked, with `PADDING` zeros after them; and their number."""
     if source.is_packed:
         content = bytearray()
         for block in iter(lambda: source.read(BLOCK_BYTES), b""):
