@@ -112,7 +112,7 @@ class Topology:
         """Return the communication groups of an axis of `AXES`, sorted by first rank.
 
         A group holds the ranks, ascending, that differ in their position on this axis alone. If the
-        axis has degree 1, each rank is a group of its own.
+        axis has degree 1, each rank is a separate group.
         """
         by_rest: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):

@@ -303,7 +303,7 @@ class TestDepth:
         with pytest.raises(ConfigError, match="nested too deeply"):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError, match="nested too deeply"):
-            diff.read_names(tmp_path / "a.yaml")
+            diff._read_names(tmp_path / "a.yaml")
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(
@@ -324,7 +324,7 @@ class TestYaml:
         with pytest.raises(ConfigError, match="more than 10000 values with aliases expanded"):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError, match="more than 10000 values"):
-            diff.read_names(tmp_path / "a.yaml")
+            diff._read_names(tmp_path / "a.yaml")
         assert time.monotonic() - began < 10
 
     def test_aliases_in_an_override(self, tmp_path):
@@ -352,7 +352,7 @@ class TestYaml:
         with pytest.raises(ConfigError):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError):
-            diff.read_names(tmp_path / "a.yaml")
+            diff._read_names(tmp_path / "a.yaml")
 
 
 ODD = [None, -1, 10**30, 1.5, "\x1b[2J", [], {"a": {}}, [None], [{"rank": []}]]

@@ -176,7 +176,7 @@ class ProfilerConfig:
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
     """What to trace. ``auto`` is the host and the device that the training computes on, unless the
-    device's profiler does not work or writes files of its own. If a device is listed here, it is
+    device's profiler does not work or writes its own files. If a device is listed here, it is
     traced in the latter case too."""
     sync_steps: bool = False
     """Wait for the device at the end of each recorded step, so that no step's work runs into the next

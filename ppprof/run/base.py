@@ -46,7 +46,7 @@ class BaseRun(RunIndex):
     def places(self) -> pl.DataFrame:
         """The host and coordinates of each recorded rank.
 
-        Columns of `ppprof.analysis.ranks.step_table.PLACES`. The host comes from the manifest. The
+        Columns of `ppprof.analysis.ranks.step_table.COORDINATES`. The host comes from the manifest. The
         coordinates come from the manifest's topology, or else from the names of the trace files.
         """
         return _places(self)
@@ -116,7 +116,7 @@ class BaseRun(RunIndex):
 
 
 def _places(run: BaseRun) -> pl.DataFrame:
-    from ppprof.analysis.ranks.step_table import PLACES
+    from ppprof.analysis.ranks.step_table import COORDINATES
 
     entries = run.manifest.get("ranks")
     entries = entries if isinstance(entries, list) else []
@@ -135,7 +135,7 @@ def _places(run: BaseRun) -> pl.DataFrame:
             coordinate = {axis: int(index) for axis, index in parts if axis in AXES}
         host = hosts.get(rank)
         rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
-    return pl.DataFrame(rows, PLACES)
+    return pl.DataFrame(rows, COORDINATES)
 
 
 def _concatenated(

@@ -18,7 +18,7 @@ from ppprof.analysis.diff.costs import BY_NAME, Costs, Device, costs
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming, normalized
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
-from ppprof.analysis.modules.module_tree import MODULES
+from ppprof.analysis.profile.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import read_bounded, to_path

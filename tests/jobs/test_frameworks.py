@@ -9,7 +9,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.modules.module_tree import UNKNOWN
+from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.run.run import Run
 from tests.fixtures import small_net
 from tests.jobs.launching import ROOT

@@ -455,10 +455,10 @@ def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
     is_tiny = (last - first < TINY_NS) & devices.select(is_kernel()).to_series().to_numpy()
     by_end, by_start = np.argsort(last, kind="stable"), np.argsort(first, kind="stable")
     before = np.searchsorted(last[by_end], start, "right") - 1
-    behind = np.searchsorted(first[by_start], end, "left")
-    is_between = (before >= 0) & (behind < len(first))
+    following = np.searchsorted(first[by_start], end, "left")
+    is_between = (before >= 0) & (following < len(first))
     is_between &= is_tiny[by_end[np.maximum(before, 0)]]
-    is_between &= is_tiny[by_start[np.minimum(behind, len(first) - 1)]]
+    is_between &= is_tiny[by_start[np.minimum(following, len(first) - 1)]]
     return start[is_between], end[is_between]
 
 

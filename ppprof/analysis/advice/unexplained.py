@@ -70,7 +70,7 @@ def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
     stacks = profile.trace.events["callstack"]
     functions = _functions_around(profile, gaps)
     names = [
-        _place(hosts, row, before, after) + (function or _lines(stacks, before, after))
+        _location(hosts, row, before, after) + (function or _lines(stacks, before, after))
         for row, before, after, function in zip(*gaps.select("row", "before", "after"), functions)
     ]
     return gaps.select(
@@ -193,7 +193,7 @@ _FRAME = re.compile(r"""File ["']([^"']+)["'], line (\d+)""")
 """A line of a call stack; Paddle's JSON has single quotation marks."""
 
 
-def _place(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:
+def _location(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:
     """Return where a gap lies, from its container and its neighbours."""
     names: list[str] = []
     above: int | None = row

@@ -271,12 +271,12 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     if slow.is_empty():
         return []
     first = slow.row(0, named=True)
-    place = evidence.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
+    step = evidence.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     means = evidence.rank_means.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     host_bound_ns = means.get("host_bound_ns")
     facts = {
         "rank": first["rank"],
-        "host": place["host"],
+        "host": step["host"],
         "peers": first["peers"],
         "role": first["role"],
         "excess_ns": first["excess_ns"],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.tree_alignment import Node, align_trees, levels
-from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR
 
 SURE = 5.0
 """A change is clear if it is at least this number of standard errors. Stragglers have this limit,
@@ -142,7 +142,7 @@ def module_changes(
     """Return the module trees of two runs, aligned.
 
     Args:
-        baseline: a table with stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`
+        baseline: a table with stage, the columns of `ppprof.analysis.profile.module_tree.MODULES`
             and calls, summed over ranks, with the gaps between modules as modules of their own; and
             the number of ranks that recorded each step, keyed by step.
         experiment: a pair like ``baseline``.
@@ -167,13 +167,13 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
     """Return one run's module tree, in pre-order, stage by stage.
 
     Args:
-        modules: stage, columns of `ppprof.analysis.modules.module_tree.MODULES` and calls, summed
+        modules: stage, columns of `ppprof.analysis.profile.module_tree.MODULES` and calls, summed
             over ranks.
         ranks: the number of ranks that recorded each step, keyed by step.
 
     Returns:
         stage (null without a pipeline), depth, name ("step" at depth 0), path (as in
-        `ppprof.analysis.modules.module_tree.modules`), and `MODULE_VALUES`, float64, per rank and
+        `ppprof.analysis.profile.module_tree.modules`), and `MODULE_VALUES`, float64, per rank and
         step.
     """
     schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String, "path": pl.String}

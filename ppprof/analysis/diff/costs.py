@@ -10,10 +10,10 @@ import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import operator_work
-from ppprof.analysis.modules.module_tree import gaps, has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, together
+from ppprof.analysis.profile.module_tree import gaps, has_forward_links, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import name_of_call
 from ppprof.analysis.ranks.device_steps import steps_of_rank
@@ -91,9 +91,9 @@ class Costs(NamedTuple):
     operator with the shapes: ``matmul [4,128] [128,64]``. Operators of unknown shapes or FLOPs have
     no row. Times are those of `ppprof.analysis.efficiency.efficiency`."""
     modules: pl.DataFrame
-    """Columns of `ppprof.analysis.modules.module_tree.MODULES`. Gradients are attributed to the
+    """Columns of `ppprof.analysis.profile.module_tree.MODULES`. Gradients are attributed to the
     modules whose forward created them. The gaps between the outermost modules have rows, too, see
-    `ppprof.analysis.modules.module_tree.gaps`; the self_ns of a step is the sum of its gaps."""
+    `ppprof.analysis.profile.module_tree.gaps`; the self_ns of a step is the sum of its gaps."""
     unattributed_modules: pl.DataFrame
     """The columns of ``modules``. Gradients are not attributed to modules: they belong to the
     Backward. If the trace has no forward links, this is the table ``modules``."""

@@ -262,7 +262,7 @@ class Diff:
         """The module trees of both runs, aligned: in pre-order, stage by stage.
 
         The gaps between the outermost modules are rows, too, named
-        `ppprof.analysis.modules.module_tree.UNKNOWN`.
+        `ppprof.analysis.profile.module_tree.UNKNOWN`.
 
         Returns:
             - stage: null unless both runs are pipelines;
@@ -286,7 +286,7 @@ class Diff:
     def modules_with_paths(self) -> pl.DataFrame:
         """The table `modules`, with baseline_path and experiment_path of each module.
 
-        A path is one of `ppprof.analysis.modules.module_tree.modules`; null if the run lacks the
+        A path is one of `ppprof.analysis.profile.module_tree.modules`; null if the run lacks the
         module.
         """
         return module_changes(*((run.modules, run.ranks_of_step) for run in self._runs))

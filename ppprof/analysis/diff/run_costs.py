@@ -61,7 +61,7 @@ class RunCosts:
     operator_shapes: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.SHAPES`: sums over ranks."""
     modules: pl.DataFrame
-    """stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`, and calls: sums over the
+    """stage, the columns of `ppprof.analysis.profile.module_tree.MODULES`, and calls: sums over the
     ranks of a stage."""
     unattributed_modules: pl.DataFrame
     """The columns of ``modules``. Gradients are not attributed to modules: they belong to the

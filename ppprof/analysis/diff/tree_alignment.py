@@ -198,10 +198,8 @@ def _longest(
     if (bottom - top) * (last - first) > _LARGEST_MATRIX and bottom - top > 1:
         middle = (top + bottom) // 2
         before = _best_scores(scores, range(top, middle), first, last)
-        behind = _best_scores(
-            scores, range(bottom - 1, middle - 1, -1), first, last, backwards=True
-        )
-        cut = first + int((before + behind[::-1]).argmax())
+        after = _best_scores(scores, range(bottom - 1, middle - 1, -1), first, last, backwards=True)
+        cut = first + int((before + after[::-1]).argmax())
         return [
             *_longest(scores, top, middle, first, cut),
             *_longest(scores, middle, bottom, cut, last),

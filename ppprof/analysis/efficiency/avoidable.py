@@ -114,7 +114,7 @@ LEAST_WORDS = 8192
 """Fewer classes are no vocabulary."""
 
 _TABLES = {"embedding": 1, "c_embedding": 0}
-"""Operator -> place of its table among the inputs."""
+"""Operator -> index of its table among the inputs."""
 _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 
 
@@ -153,5 +153,5 @@ def _sizes(text: str) -> list[int]:
 
 def _rows_of_table(operator: str, shapes: list[list[int]]) -> int:
     """Return the number of rows of an embedding's table; 0 for another operator."""
-    place = _TABLES.get(operator)
-    return shapes[place][0] if place is not None and place < len(shapes) else 0
+    index = _TABLES.get(operator)
+    return shapes[index][0] if index is not None and index < len(shapes) else 0

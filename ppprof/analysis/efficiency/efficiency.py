@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
-from ppprof.analysis.modules.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
+from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
 from ppprof.hardware import Device, known_device
@@ -340,7 +340,7 @@ LAYERS: dict[str, pl.DataType] = {
 def layers(profile: Profile) -> pl.DataFrame:
     """Return the modules of a step in the order in which they run, with their FLOPs and rates.
 
-    A module is an ``nn.Layer``, or a span of the user; see `ppprof.analysis.modules.module_tree`.
+    A module is an ``nn.Layer``, or a span of the user; see `ppprof.analysis.profile.module_tree`.
     The second ``Block`` of a ``GPT`` is one row for all steps.
 
     Returns:

@@ -67,16 +67,16 @@ class Inputs(NamedTuple):
     dtypes: Mapping[str, Sequence[str]]
     attributes: Mapping[str, Any]
 
-    def shape(self, place: int, *names: str) -> Shape:
-        """Return the shape of an argument, by its place or one of its names."""
-        for name in (f"X{place}", *names):
+    def shape(self, index: int, *names: str) -> Shape:
+        """Return the shape of an argument, by its index or one of its names."""
+        for name in (f"X{index}", *names):
             if self.shapes.get(name):
                 return self.shapes[name][0]
         raise UnknownError
 
-    def attribute(self, place: int, *names: str, default: Any = None) -> Any:
+    def attribute(self, index: int, *names: str, default: Any = None) -> Any:
         """Return an argument that is no tensor."""
-        for name in (f"X{place}", *names):
+        for name in (f"X{index}", *names):
             if name in self.attributes:
                 return self.attributes[name]
         return default
@@ -153,11 +153,11 @@ def _product(x: list[int], y: list[int]) -> tuple[int, Shape]:
 
 def _cudnn_conv(inputs: Inputs) -> tuple[int, Shape]:
     """As torch orders the arguments: input, weight, padding, stride, dilation, groups."""
-    places = {"X3": "strides", "X2": "paddings", "X4": "dilations", "X5": "groups"}
+    indices = {"X3": "strides", "X2": "paddings", "X4": "dilations", "X5": "groups"}
     attributes = {
-        name: inputs.attributes[place]
-        for place, name in places.items()
-        if place in inputs.attributes
+        name: inputs.attributes[index]
+        for index, name in indices.items()
+        if index in inputs.attributes
     }
     named = {"Input": [inputs.shape(0)], "Filter": [inputs.shape(1)]}
     return _conv(Inputs(named, inputs.dtypes, attributes))
@@ -167,35 +167,35 @@ def _conv(inputs: Inputs) -> tuple[int, Shape]:
     x, kernel = inputs.shape(0, "Input", "input"), inputs.shape(1, "Filter", "filter")
     num_dims = len(x) - 2
     # conv2d has its dilations ahead of its groups, conv3d and depthwise_conv2d have them after.
-    places = (5, 6) if isinstance(inputs.attributes.get("X5"), list) else (6, 5)
+    indices = (5, 6) if isinstance(inputs.attributes.get("X5"), list) else (6, 5)
     strides, paddings, dilations = (
-        _each(inputs.attribute(place, *names, default=default), num_dims)
-        for place, names, default in (
+        _each(inputs.attribute(index, *names, default=default), num_dims)
+        for index, names, default in (
             (2, ("strides", "stride"), 1),
             (3, ("paddings", "padding"), 0),
-            (places[0], ("dilations", "dilation"), 1),
+            (indices[0], ("dilations", "dilation"), 1),
         )
     )
     algorithm = inputs.attribute(4, "padding_algorithm", default="EXPLICIT")
-    groups = inputs.attribute(places[1], "groups", default=1)
+    groups = inputs.attribute(indices[1], "groups", default=1)
     is_last = inputs.attribute(7, "data_format", default="NCHW") in ("NHWC", "NDHWC")
     dims = x[1:-1] if is_last else x[2:]
     channels = x[-1] if is_last else x[1]
     if len(kernel) != len(x) or num_dims < 1 or groups < 1 or kernel[1] * groups != channels:
         raise UnknownError
     positions = []
-    for place, size in enumerate(dims):
-        span = dilations[place] * (kernel[2 + place] - 1) + 1
+    for index, size in enumerate(dims):
+        span = dilations[index] * (kernel[2 + index] - 1) + 1
         pads = (
-            paddings[2 * place : 2 * place + 2]
+            paddings[2 * index : 2 * index + 2]
             if len(paddings) > num_dims
-            else 2 * [paddings[place]]
+            else 2 * [paddings[index]]
         )
         if algorithm == "SAME":
-            positions.append(-(-size // strides[place]))
+            positions.append(-(-size // strides[index]))
         else:
             padded = size + (0 if algorithm == "VALID" else sum(pads))
-            positions.append((padded - span) // strides[place] + 1)
+            positions.append((padded - span) // strides[index] + 1)
     if min(positions) < 1:
         raise UnknownError
     result = [x[0], *positions, kernel[0]] if is_last else [x[0], kernel[0], *positions]
@@ -442,15 +442,15 @@ def broadcast(shapes: Sequence[Shape]) -> list[int]:
     [4, 2, 3]
     """
     result: list[int] = []
-    for place in range(1, max(map(len, shapes)) + 1):
-        sizes = [shape[-place] for shape in shapes if len(shape) >= place]
+    for index in range(1, max(map(len, shapes)) + 1):
+        sizes = [shape[-index] for shape in shapes if len(shape) >= index]
         result.insert(0, 0 if 0 in sizes else max(sizes))
     return result
 
 
 def _check_broadcast(shapes: Sequence[Shape]) -> None:
-    for place in range(1, max(map(len, shapes), default=0) + 1):
-        if len({shape[-place] for shape in shapes if len(shape) >= place} - {1}) > 1:
+    for index in range(1, max(map(len, shapes), default=0) + 1):
+        if len({shape[-index] for shape in shapes if len(shape) >= index} - {1}) > 1:
             raise UnknownError
 
 

@@ -1,1 +1,1 @@
-"""The trace of one window: its event tree with costs, intervals, steps and communication."""
+"""The trace of one window: its event tree with costs, intervals, steps, modules and communication."""

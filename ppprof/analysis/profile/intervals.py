@@ -133,15 +133,15 @@ def _covered_by_many_groups(group: Array, intervals: Intervals) -> tuple[Int64, 
     times = np.zeros(len(calls), np.int64)
     length = int(end.max()) - int(start.min()) + 1
     if length * len(calls) < 2**63:
-        # One union serves all groups if each is moved to a range of time of its own.
+        # One union serves all groups if each is moved to a separate range of time.
         move = np.repeat(np.arange(len(calls)) * length, calls) - start.min()
         first, last = union(start + move, end + move)
         np.add.at(times, first // length, last - first)
         return calls, times
     last = np.cumsum(calls)
     for number in np.flatnonzero(calls).tolist():
-        part = slice(last[number] - calls[number], last[number])
-        times[number] = covered(start[part], end[part])
+        rows = slice(last[number] - calls[number], last[number])
+        times[number] = covered(start[rows], end[rows])
     return calls, times
 
 

@@ -53,7 +53,7 @@ class Communication:
     kernel launched by an event below an event of ``host`` is therefore in both ``device`` and
     ``computation``. In a trace without device events: see `_operator_intervals`."""
     computed_by: str
-    """The events behind ``computation``: "kernels", "operators" in a trace of a CPU, or "nothing" in
+    """The events of ``computation``: "kernels", "operators" in a trace of a CPU, or "nothing" in
     a trace that lacks the events of its device (`ppprof.trace.unrecorded_device`)."""
 
     @classmethod

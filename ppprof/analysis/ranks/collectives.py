@@ -157,12 +157,12 @@ def _transfers(name: str, peers: str, num_bytes: int | None) -> Iterator[_Transf
     ([('send', '1', 8)], [('', '0,4', None)])
     """
     role = _ROLES.get(name, "")
-    for part in peers.split(",") if "<" in peers or ">" in peers else [peers]:
-        if transfer := _TRANSFER.fullmatch(part):
+    for text in peers.split(",") if "<" in peers or ">" in peers else [peers]:
+        if transfer := _TRANSFER.fullmatch(text):
             way, peer, size = transfer.groups()
             yield "send" if way == ">" else "recv", peer, int(size)
         else:
-            yield role, part, num_bytes
+            yield role, text, num_bytes
 
 
 _Transfer = tuple[str, str, Optional[int]]

@@ -110,7 +110,7 @@ def communication_of(profile: Profile) -> RankCommunication:
         axis = axis.with_text(UNKNOWN_AXIS, (axis.number < 0) & has_group)
         axis = _axes_of_kernels(profile, row, axis)
     axis = axis.with_text(UNKNOWN_AXIS, axis.number < 0)
-    # A group of calls has no operation of its own: the kernel has.
+    # A group of calls has no operation: the kernel has.
     name = events.names.number
     has_operation = (span >= 0) & ~events.names.take(span).where(GROUP_SPAN.__eq__)
     own = Labels(
@@ -153,7 +153,7 @@ def _axes_of_kernels(profile: Profile, row: Int64, axis: Labels) -> Labels:
     """Return the axis of each kernel of communication; null if it is not known.
 
     Kernels that C++ launches, such as those of DataParallel's reducer, lie in no span. Two things
-    give their axis: each process group of Paddle has a stream of its own, so a stream on which all
+    give their axis: each process group of Paddle has its own stream, so a stream on which all
     kernels communicate, and all known ones over one axis, is of that axis; and in a job with a
     single axis, every group is of that axis.
 

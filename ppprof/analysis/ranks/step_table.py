@@ -20,12 +20,12 @@ from ppprof.errors import UsageError
 from ppprof.topology import AXES
 from ppprof.trace import Clock
 
-PLACES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
+COORDINATES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
 """A rank, its host and its position on every axis; host and positions are null if unknown."""
 
 
 def join_ranks(
-    breakdowns: Iterable[tuple[int, int, pl.DataFrame]], places: pl.DataFrame
+    breakdowns: Iterable[tuple[int, int, pl.DataFrame]], coordinates: pl.DataFrame
 ) -> pl.DataFrame:
     """Return the breakdowns of all ranks as one table: a row per rank and step, a column per part.
 
@@ -37,10 +37,10 @@ def join_ranks(
     Args:
         breakdowns: rank, window and table for each window of each rank. A table is ``parts`` in the
             result of `ppprof.analysis.ranks.step_breakdown.breakdown`.
-        places: columns of `PLACES`, one row per rank. Ranks without a row get nulls.
+        coordinates: columns of `COORDINATES`, one row per rank. Ranks without a row get nulls.
 
     Returns:
-        The columns of `PLACES` (rank, host and position on each axis), window and step. Then, in
+        The columns of `COORDINATES` (rank, host and position on each axis), window and step. Then, in
         int64 nanoseconds: ``step_ns``; the parts of the step (`PARTS`: computation, exposed,
         data_loading, bubble, host_bound, queued and rest), which add up to ``step_ns``; and the times
         outside that sum (`BESIDE`: communication, hidden and host_launch). exposed, communication
@@ -71,17 +71,17 @@ def join_ranks(
         .with_columns(
             pl.when(pl.col("rest_ns").is_not_null()).then(pl.col(axis_columns).fill_null(0))
         )
-        .join(places, on="rank", how="left")
-        .select(*PLACES, "window", "step", *columns)
+        .join(coordinates, on="rank", how="left")
+        .select(*COORDINATES, "window", "step", *columns)
         .sort(keys)
     )
 
 
 def with_windows(tables: Sequence[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
     """Return the tables of windows as one, with rank and window, int64, as its first columns."""
-    ranks, windows, parts = zip(*tables)
-    heights = [part.height for part in parts]
-    rows: pl.DataFrame = pl.concat(parts)
+    ranks, windows, each = zip(*tables)
+    heights = [table.height for table in each]
+    rows: pl.DataFrame = pl.concat(each)
     return rows.select(
         pl.Series("rank", np.repeat(ranks, heights), pl.Int64),
         pl.Series("window", np.repeat(windows, heights), pl.Int64),
@@ -100,7 +100,7 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         One row per group, sorted by the columns of ``by``. Columns, in this order:
 
         - the columns of ``by``;
-        - if ``by`` contains rank, the rank's host and positions (`PLACES`); else num_ranks;
+        - if ``by`` contains rank, the rank's host and positions (`COORDINATES`); else num_ranks;
         - num_steps: the number of distinct steps;
         - the mean of each time over the group's rows, float64;
         - if ``by`` is step alone, the slowest rank of the step: the columns of `slowest`, null if no
@@ -118,10 +118,10 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         raise UsageError(
             f"{nowhere[0]!r}: the ranks' hosts and coordinates are unknown: the run has no manifest"
         )
-    place = [name for name in PLACES if name not in by] if "rank" in by else []
+    coordinates = [name for name in COORDINATES if name not in by] if "rank" in by else []
     grouped = steps.group_by(*by).agg(
-        pl.col(place).first(),
-        *([] if place else [pl.col("rank").n_unique().cast(pl.Int64).alias("num_ranks")]),
+        pl.col(coordinates).first(),
+        *([] if coordinates else [pl.col("rank").n_unique().cast(pl.Int64).alias("num_ranks")]),
         pl.col("step").n_unique().cast(pl.Int64).alias("num_steps"),
         pl.col("^.*_ns$").mean(),
     )
@@ -131,13 +131,13 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def slowest(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the rank with the most work of its own in each step.
+    """Return the rank with the most own work in each step.
 
     The slowest rank has the most own work, not the longest step: ranks that wait for each other end
     a step together. A rank's own work is the step without exposed communication and bubble:
 
         rank 0   ####======####==      = is exposed or bubble
-        rank 1   ##############==      14 of its own: the slowest
+        rank 1   ##############==      14 of own work: the slowest
         rank 2   #####=====####==
 
     Returns:

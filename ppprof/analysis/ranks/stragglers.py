@@ -26,8 +26,8 @@ _SURE = 5.0
 """An excess must be larger than this number of standard errors."""
 
 _DEVIATION = 2**0.5 * 1.2533 * 1.4826
-"""Ratio of the standard error of a difference of two medians, for samples of one time each, to the
-median absolute deviation of these times, if they are normally distributed."""
+"""Factor from the median absolute deviation to the standard error of a difference of two medians, for
+normal data."""
 
 
 def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:

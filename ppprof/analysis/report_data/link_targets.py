@@ -9,7 +9,7 @@ from ppprof.analysis.advice.unexplained import unexplained_gaps
 from ppprof.analysis.diff.costs import name_collectives
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import operator_work
-from ppprof.analysis.modules.module_tree import module_nodes
+from ppprof.analysis.profile.module_tree import module_nodes
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.ranks.rank_communication import communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown

@@ -17,7 +17,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
-from ppprof.analysis.modules.module_tree import module_nodes
+from ppprof.analysis.profile.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
@@ -49,7 +49,7 @@ MODULE_WORK = {
     **dict.fromkeys(_VALUES, pl.Float64),
 }
 """Columns of `module_work`. ``kind``: operators or kernels. ``path``: as in
-`ppprof.analysis.modules.module_tree.modules`. The values of a kernel's GPU self time and CPU times
+`ppprof.analysis.profile.module_tree.modules`. The values of a kernel's GPU self time and CPU times
 are 0."""
 
 MEAN_MODULE_WORK = {"stage": pl.Int64, **MODULE_WORK}

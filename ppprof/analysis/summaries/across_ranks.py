@@ -131,13 +131,13 @@ def by_rank(
     largest_first = view in _SORTED and not key.endswith("_min")
     if view in _SORTED:
         stat = pl.col(f"{key}_ns")
-        place = stat.max() if largest_first else stat.min()
+        order = stat.max() if largest_first else stat.min()
     else:
-        place = pl.col("row").max()
+        order = pl.col("row").max()
     names = (
         rows.group_by("name", maintain_order=True)
-        .agg(place.alias("place"))
-        .sort("place", descending=largest_first, maintain_order=True)
+        .agg(order.alias("order"))
+        .sort("order", descending=largest_first, maintain_order=True)
     )
     return (
         names.select("name")

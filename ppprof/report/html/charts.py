@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
-from ppprof.analysis.modules.module_tree import SEPARATOR, UNKNOWN
+from ppprof.analysis.profile.module_tree import SEPARATOR, UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.report import ReportData

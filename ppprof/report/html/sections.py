@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.thresholds import METRICS
-from ppprof.analysis.modules.module_tree import UNKNOWN
+from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory

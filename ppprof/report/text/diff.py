@@ -12,7 +12,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
-from ppprof.analysis.modules.module_tree import UNKNOWN
+from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.report.columns import Column, Row, painted, text_cells, text_columns
 from ppprof.report.diff_rows import (
     KINDS,

@@ -221,7 +221,7 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
         yield op(at, 300, 895, "Optimization Step", *updates, category="Optimization")
 
     found = findings(tmp_path, [thread(make)])
-    # 10 before the first kernel and 19 gaps of 20; behind the last one no update idles.
+    # 10 before the first kernel and 19 gaps of 20; after the last one no update idles.
     assert [(finding.rule, finding.cost_ns) for finding in found] == [
         ("optimizer-unfused", pytest.approx(390 * 0.9 * US)),
         ("host-bound", pytest.approx(400 * US - 351 * US)),

@@ -8,7 +8,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import outcome_of
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.diff.thresholds import Threshold
-from ppprof.analysis.modules.module_tree import MODULES, UNKNOWN
+from ppprof.analysis.profile.module_tree import MODULES, UNKNOWN
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology

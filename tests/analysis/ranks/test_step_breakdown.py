@@ -27,7 +27,7 @@ def drawn(text):
     """Threads from a drawing: a row is a label and a character a tick; a run is a span.
 
     Labels: ``step`` (digits are its number), ``op``, ``data``, ``pass`` (F and B), or the axis of
-    the communication (letters of `OPS`, capitals separate neighbours). `` 2`` behind a
+    the communication (letters of `OPS`, capitals separate neighbours). `` 2`` after a
     label is the second thread. What lies in another span is its child.
     """
     spans = {}
@@ -143,7 +143,7 @@ def test_a_stage_waits_between_its_passes_and_where_all_meet_after_them(tmp_path
 
 
 def test_a_receiving_thread_is_where_the_wait_shows(tmp_path):
-    """The main thread's wait has no span of its own; the sends of the pass before hide nothing."""
+    """The main thread's wait has no span; the sends of the pass before hide nothing."""
     threads = drawn(
         """
         step     00000000000000000000

@@ -48,7 +48,7 @@ RANKS = {
     # relu           [10  20]
     # embed                   [30          90]
     1: step(span("Operator", "relu", 10, 20), span("Operator", "embed", 30, 90)),
-    # nothing but a span of its own
+    # nothing but its own span
     2: step(span("PythonUserDefined", "wait", 5, 195)),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN, gaps, modules
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN, gaps, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import StepRange
@@ -255,7 +255,7 @@ def test_what_is_computed_again_in_a_backward_lies_in_the_gradient_that_needs_it
 
 
 def test_what_was_computed_again_may_have_its_gradient_in_the_next_step(tmp_path):
-    """In step 0 the Block begins 21 us behind the step, in step 1 its gradient 2."""
+    """In step 0 the Block begins 21 us after the step, in step 1 its gradient 2."""
     events = (
         *(step(0, 0, 30), module("Net", 1, 12), op("Checkpoint", 2, 5, 1)),
         *(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write

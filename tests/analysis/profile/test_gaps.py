@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 
 import ppprof
-from ppprof.analysis.modules.module_tree import OCCURRENCE, UNKNOWN, gaps
+from ppprof.analysis.profile.module_tree import OCCURRENCE, UNKNOWN, gaps
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
@@ -70,7 +70,7 @@ def test_a_step_without_modules_is_one_gap(tmp_path):
 
 
 def test_a_pause_between_two_modules_is_found_there(tmp_path):
-    """A pause of 20 behind the Backward, not at the beginning of the step."""
+    """A pause of 20 after the Backward, not at the beginning of the step."""
 
     def steps(pause):
         spans = []

@@ -357,13 +357,13 @@ def gaps(profile: Profile) -> pl.DataFrame:
                        ---          ---            -------    three gaps
 
     Returns:
-        Columns of `ppprof.analysis.modules.module_tree.MODULES`, without gaps of no time.
+        Columns of `ppprof.analysis.profile.module_tree.MODULES`, without gaps of no time.
 
-        - path: `UNKNOWN` and the module behind the gap, ``(unknown)\x1eGPT\x1e0``, so that the
+        - path: `UNKNOWN` and the module after the gap, ``(unknown)\x1eGPT\x1e0``, so that the
           gaps before one module are one node in all steps; ``(unknown)\x1e`` for the last gap;
         - self_ns and time_ns: gpu_ns if anything is launched in the step, else cpu_ns. Their sum
           over a step's gaps is the self_ns of the step in
-          `ppprof.analysis.modules.module_tree.modules`;
+          `ppprof.analysis.profile.module_tree.modules`;
         - cpu_ns: the duration. It is negative if modules on one thread overlap in a damaged trace;
         - gpu_ns: the time of kernels, copies and sets launched in the gap.
     """
@@ -395,11 +395,11 @@ def gaps(profile: Profile) -> pl.DataFrame:
         begin_ns=pl.col("step_ns").min().over("step"),
     )
     is_last = pl.col("name") == ""
-    behind = pl.concat_str("name", pl.lit(OCCURRENCE), "number")
+    following = pl.concat_str("name", pl.lit(OCCURRENCE), "number")
     return (
         table.with_columns(
             path=pl.concat_str(
-                pl.lit(UNKNOWN + OCCURRENCE), pl.when(is_last).then(pl.lit("")).otherwise(behind)
+                pl.lit(UNKNOWN + OCCURRENCE), pl.when(is_last).then(pl.lit("")).otherwise(following)
             ),
             cpu_ns=pl.col("end_ns") - pl.col("start_ns"),
             gpu_ns=pl.Series(_launched_ns(profile, is_step, is_module, table)),

@@ -1,1 +1,0 @@
-"""The modules of a step as a tree, forward and backward."""
