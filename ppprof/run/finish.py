@@ -15,8 +15,8 @@ import polars as pl
 
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices import SummaryOptions
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.run.summary import WindowTables, tables_of_profile

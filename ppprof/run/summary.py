@@ -19,8 +19,8 @@ from ppprof.analysis.summaries.across_ranks import (
     comparable,
     rank_view,
 )
-from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
-from ppprof.choices import StepRange, SummaryOptions, check_across
+from ppprof.analysis.summaries.views import schema_of, summarize
+from ppprof.choices import ALL_VIEWS, VIEWS, StepRange, SummaryOptions, check_across
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.base import BaseRun
 from ppprof.rundir.recordings import Recording
@@ -49,7 +49,7 @@ class WindowTables:
     skipped: Mapping[str, int]
     """Kind -> number of parts of the file that were skipped because they are unreadable."""
     tables: Mapping[str, pl.DataFrame]
-    """The tables, keyed by view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
+    """The tables, keyed by view, in the order of `VIEWS`."""
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the tables in `ppprof.rundir.summaries.document`."""
@@ -73,7 +73,7 @@ class AcrossRanks:
     """Ranks that were selected, or configured to record, but are missing or unreadable."""
     tables: Mapping[str, pl.DataFrame]
     """The tables across ranks, keyed by view, in the order of
-    `ppprof.analysis.summaries.views.VIEWS`."""
+    `ppprof.choices.VIEWS`."""
 
     @property
     def steps(self) -> list[int]:
@@ -290,7 +290,7 @@ def tables_of_profile(
     views: Collection[str],
     summarize_view: Callable[[Profile, str], pl.DataFrame] = summarize,
 ) -> WindowTables:
-    """Return the tables of a profile, in the order of `ppprof.analysis.summaries.views.ALL_VIEWS`.
+    """Return the tables of a profile, in the order of `ppprof.choices.ALL_VIEWS`.
 
     Args:
         profile: the profile of a window.

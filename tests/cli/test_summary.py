@@ -15,8 +15,8 @@ import pytest
 import tqdm
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
-from ppprof.choices import SummaryOptions
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import ALL_VIEWS, SummaryOptions
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions

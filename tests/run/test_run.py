@@ -18,8 +18,8 @@ from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices import SummaryOptions
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_node_marker

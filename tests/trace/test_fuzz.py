@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write_paddle_json
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS

@@ -152,7 +152,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder = IndicatorBuilder(profile)
     if not profile.unrecorded_device:
         builder.add_names("gap", unexplained_gaps(profile, parts.bubbles))
-    builder.add_names("chain", _saved(fusible_chains(profile)))
+    saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
+    builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
@@ -182,10 +183,6 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     memory = memory.group_by("place", maintain_order=True).agg(peaks)
     device = next((part.unrecorded_device for part in parts if part.unrecorded_device), "")
     return Indicators(steps, names, memory, products, device)
-
-
-def _saved(chains: pl.DataFrame) -> pl.DataFrame:
-    return chains.select("step", "name", time_ns=pl.col("saved_ns").round().cast(pl.Int64))
 
 
 def _sum(name: str) -> pl.Expr:

@@ -93,23 +93,13 @@ def per_step(
     table = table.filter(pl.col("step").is_in(list(ranks))).sort("step", *values)
     num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
     rank_means = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
-    return _over_steps(rank_means, keys, values, len(ranks))
-
-
-def _over_steps(
-    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
-) -> pl.DataFrame:
-    """Return means over ``num`` steps and the variances of the means (null with one step).
-
-    A missing row counts as 0.
-    """
-    means = []
+    num, means = len(ranks), []
     for value in values:
         mean = pl.col(value).sum() / num
         spread = (pl.col(value) ** 2).sum() - num * mean**2
         variance = spread.clip(0) / ((num - 1) * num) if num > 1 else pl.lit(None, pl.Float64)
         means += [mean.alias(value), variance.alias(f"{value}_var")]
-    return table.group_by(list(keys)).agg(means)
+    return rank_means.group_by(list(keys)).agg(means)
 
 
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
@@ -165,11 +155,6 @@ def module_changes(
 
 def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFrame:
     """Return one run's module tree, in pre-order, stage by stage.
-
-    Args:
-        modules: stage, columns of `ppprof.analysis.profile.module_tree.MODULES` and calls, summed
-            over ranks.
-        ranks: the number of ranks that recorded each step, keyed by step.
 
     Returns:
         stage (null without a pipeline), depth, name ("step" at depth 0), path (as in

@@ -100,9 +100,6 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
 def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
     """Return the work of each event that has shapes.
 
-    Args:
-        events: reads name, shapes, dtypes, attributes; see `ppprof.trace.schema.EVENTS`.
-
     Returns:
         row (of ``events``), flops int64, bytes int64; null where unknown. FLOPs or bytes from
         `MOST_WORK` on are null.

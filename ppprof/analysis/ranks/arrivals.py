@@ -187,10 +187,6 @@ def by_size(
 def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
     """Return one row per group of ranks, sorted by the wait per step, the longest first.
 
-    Args:
-        arrivals: the result of the function `arrivals`.
-        num_steps: the number of steps in the window.
-
     Returns:
         The columns:
 

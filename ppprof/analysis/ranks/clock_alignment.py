@@ -89,10 +89,6 @@ def offsets_by_starts(tables: Sequence[pl.DataFrame]) -> dict[int, int]:
     The RFC treats the starts of the two spans of one call as simultaneous. If one rank arrives
     later than the other, the offset is wrong by that unknown delay.
 
-    Args:
-        tables: the result of `ppprof.analysis.ranks.collectives.collectives` for each rank, on the
-            rank's own clock.
-
     Returns:
         Offsets in nanoseconds, keyed by rank, for each rank that shares collectives with the lowest
         rank, and 0 for the lowest rank. An offset is the lowest rank's start minus the rank's

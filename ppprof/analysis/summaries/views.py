@@ -37,46 +37,24 @@ from ppprof.analysis.summaries.overview import (
     model,
     overview,
 )
+from ppprof.choices import ALL_VIEWS
 from ppprof.errors import UsageError
 
-VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
-    "device": device,
-    "overview": overview,
-    "model": model,
-    "dist": distributed,
-    "op": operators,
-    "kernel": kernels,
-    "memcpy": memory_manipulation,
-    "udf": user_defined,
-    "mem": memory,
+TABLES: Mapping[str, tuple[Callable[[Profile], pl.DataFrame], Mapping[str, pl.DataType]]] = {
+    "device": (device, DEVICE),
+    "overview": (overview, OVERVIEW),
+    "model": (model, MODEL),
+    "dist": (distributed, DISTRIBUTED),
+    "op": (operators, OPERATORS),
+    "kernel": (kernels, KERNELS),
+    "memcpy": (memory_manipulation, SPANS),
+    "udf": (user_defined, USER_SPANS),
+    "mem": (memory, MEMORY),
+    "shape": (operator_shapes, SHAPES),
+    "layer": (layers, LAYERS),
+    "efficiency": (efficiency, EFFICIENCY),
 }
-"""The function that computes each of Paddle's nine views, keyed by the view's name in the config's
-``summary`` block, in Paddle's order."""
-
-ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
-    **VIEWS,
-    "shape": operator_shapes,
-    "layer": layers,
-    "efficiency": efficiency,
-}
-"""`VIEWS`, and the views that Paddle does not have."""
-
-SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
-    "device": DEVICE,
-    "overview": OVERVIEW,
-    "model": MODEL,
-    "dist": DISTRIBUTED,
-    "op": OPERATORS,
-    "kernel": KERNELS,
-    "memcpy": SPANS,
-    "udf": USER_SPANS,
-    "mem": MEMORY,
-    "shape": SHAPES,
-    "layer": LAYERS,
-    "efficiency": EFFICIENCY,
-}
-"""Columns and dtypes of each view. The functions that compute the views document what each column
-holds."""
+"""The function that computes each view of `ALL_VIEWS`, which documents the columns, and their dtypes."""
 
 
 def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataType]:
@@ -90,7 +68,7 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
         thread_sep: whether user-defined spans are listed thread by thread: ``udf`` then has thread
             as its first column. ``op`` has the column thread in any case.
     """
-    schema = SCHEMAS[view]
+    _, schema = TABLES[view]
     return {"thread": pl.Int64(), **schema} if thread_sep and view == "udf" else schema
 
 
@@ -105,7 +83,8 @@ def summarize(profile: Profile, view: str) -> pl.DataFrame:
     """
     if view not in ALL_VIEWS:
         raise UsageError(f"view {view!r}: expected one of {', '.join(ALL_VIEWS)}")
-    table = ALL_VIEWS[view](profile)
+    compute, _ = TABLES[view]
+    table = compute(profile)
     if profile.unrecorded_device:
         table = table.with_columns(
             pl.lit(None, dtype).alias(name)

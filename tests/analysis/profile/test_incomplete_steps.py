@@ -13,7 +13,8 @@ from polars.testing import assert_frame_equal
 import ppprof
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS
 from ppprof.trace import read
 from ppprof.trace import write as write_trace
 from tests.fixtures.timeline import (

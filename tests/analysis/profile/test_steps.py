@@ -13,8 +13,8 @@ from polars.testing import assert_frame_equal
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import WHOLE_TRACE, select_steps, with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
-from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices import StepRange
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS, StepRange
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces

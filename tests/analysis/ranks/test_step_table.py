@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from ppprof.analysis.ranks.step_breakdown import BREAKDOWN
-from ppprof.analysis.ranks.step_table import GROUPS, PLACES, group_steps, join_ranks, slowest
+from ppprof.analysis.ranks.step_table import COORDINATES, GROUPS, group_steps, join_ranks, slowest
 from ppprof.errors import UsageError
 from tests.fixtures.words import words
 
@@ -28,7 +28,7 @@ PLACED = pl.DataFrame(
         {"rank": 1, "host": "a", "pp": 0, "mp": 1},
         {"rank": 2, "host": "b", "pp": 1, "mp": 0},
     ],
-    PLACES,
+    COORDINATES,
 )
 
 
@@ -78,7 +78,7 @@ def test_ranks_are_joined() -> None:
 def test_no_ranks_make_an_empty_table():
     table = join_ranks([], PLACED)
     assert table.is_empty()
-    assert table.columns[:9] == [*PLACES, "window", "step"]
+    assert table.columns[:9] == [*COORDINATES, "window", "step"]
 
 
 def test_by_rank_the_mean_of_its_steps_beside_its_place():

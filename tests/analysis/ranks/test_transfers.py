@@ -10,7 +10,12 @@ from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
-from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_windows, without_transfers
+from ppprof.analysis.ranks.step_table import (
+    COORDINATES,
+    join_ranks,
+    with_windows,
+    without_transfers,
+)
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
@@ -37,7 +42,7 @@ def cluster(tmp_path, *ranks, clocks=None):
         met.append(with_rank(found.collectives, rank))
     places = pl.DataFrame({"rank": range(len(ranks))}).select(
         pl.col("rank").cast(dtype) if name == "rank" else pl.lit(None, dtype).alias(name)
-        for name, dtype in PLACES.items()
+        for name, dtype in COORDINATES.items()
     )
     exact = {rank: Clock(rank, (Reading(0, 0, 0),)) for rank in range(len(ranks))}
     return Cluster(join_ranks(parts, places), bubbles, met, [], {**exact, **(clocks or {})})

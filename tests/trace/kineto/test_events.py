@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices import SummaryOptions
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.events import kineto_trace as trace_of
 from ppprof.trace.kineto.fields import KinetoArgs, KinetoEvent

@@ -38,7 +38,8 @@ from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, source, write_paddle_json
 from ppprof.trace.fastpath import core, ranges
