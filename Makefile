@@ -7,6 +7,7 @@
 # make test-gpu  tests on GPUs; PPPROF_KEEP_CAPTURES=FOLDER keeps what they recorded
 # make test-paddle26   capture and data parallel training with Paddle 2.6.2, in .venv-26
 # make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
+# make mutants   changes of one file that no test sees; pyproject.toml names the file and its tests
 # make release   sdist, wheels, checksums and SBOM into dist/, built twice and compared
 # make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
 # make docs      the pages of docs/ as a site, in site/; runs their trainings and compares their words
@@ -31,7 +32,7 @@ CORE := ppprof/trace/fastpath/native/_core.so
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
-.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench release docs install clean
+.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench mutants release docs install clean
 
 install: $(VENV)/.installed $(CORE)
 
@@ -141,5 +142,10 @@ $(VENV)/.docs: $(VENV)/.installed
 bench: install
 	$(BIN)/python -m benchmarks
 
+mutants: install
+	$(BIN)/python -m pip install --quiet --group mutants
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
 clean:
-	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc $(VENV)-peers .venv-paddlenlp .venv-paddleformers profiler_log output log site
+	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc $(VENV)-peers .venv-paddlenlp .venv-paddleformers profiler_log output log site mutants

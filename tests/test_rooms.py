@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import ppprof
@@ -117,6 +118,31 @@ def test_the_tree_stays_small_enough_to_know() -> None:
     assert len(top) <= 11
     stems = Counter((_room(path), path.stem) for path in FILES if path.stem != "__init__")
     assert [key for key, count in stems.items() if count > 1] == []
+
+
+def test_no_files_import_each_other() -> None:
+    """A file is read after those that it imports, also in functions and for types alone."""
+    modules = {".".join(_parts(path)): path for path in FILES}
+    imports = {name: _files_imported(path, modules) - {name} for name, path in modules.items()}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the files
+
+
+def _files_imported(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """Return the modules that a file imports; of `from package import module`, the module alone."""
+    names = _imported(path) & modules.keys()
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    for node in tree:
+        if isinstance(node, ast.ImportFrom):
+            own = {f"{node.module}.{alias.name}" for alias in node.names}
+            if own <= modules.keys():
+                names.discard(node.module or "")
+    return names
+
+
+def _parts(path: Path) -> list[str]:
+    """Return the parts of a module's name: those of its package for an ``__init__.py``."""
+    parts = ["ppprof", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def test_no_file_imports_from_a_test() -> None:

@@ -60,6 +60,8 @@ _FIRST_STEPS = """Examples:
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
+_READING = {"summary", "ranks", "merge", "diff", "advise", "report", "convert"}
+"""Commands that import numpy, and start no program of the user's."""
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 _LATER_S = 0.01
 
@@ -211,6 +213,9 @@ def _run(argv: Sequence[str]) -> int:
     command = import_module(f"ppprof.cli.{args.command}")
     command.check(args)
     with contextlib.ExitStack() as stack:
+        if args.command in _READING:
+            # numpy would start a thread for each processor; they wait in a loop, a tenth of a command.
+            stack.enter_context(one_thread("OPENBLAS_NUM_THREADS"))
         if args.command != "completion":  # a script for a shell
             args.layout = layout_of(args)
             if sys.stdout.isatty() or not is_data(args):
@@ -218,6 +223,18 @@ def _run(argv: Sequence[str]) -> int:
                 stack.enter_context(contextlib.redirect_stdout(terminal))
         code: int = command.run(args)
     return code
+
+
+@contextlib.contextmanager
+def one_thread(*variables: str) -> Iterator[None]:
+    """Set these environment variables to 1 for the block, unless they are set."""
+    missing = [name for name in variables if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
 
 
 def command_parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -11,6 +10,7 @@ from importlib import import_module
 from threading import Event, Thread
 from typing import Any
 
+from ppprof.cli import one_thread
 from ppprof.errors import UsageError
 from ppprof.run.index import RunIndex
 from ppprof.trace.fastpath.threads import num_processors
@@ -48,22 +48,10 @@ def processes(workers: int | None, *runs: RunIndex) -> Iterator[Executor | None]
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        with _one_thread("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS"):  # in the new processes
+        with one_thread("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS"):  # in the new processes
             for _ in range(workers):
                 executor.submit(_import_reader)
         yield executor
-
-
-@contextmanager
-def _one_thread(*variables: str) -> Iterator[None]:
-    """Set these environment variables to 1 for the block, unless they are set."""
-    missing = [name for name in variables if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "1"))
-    try:
-        yield
-    finally:
-        for name in missing:
-            del os.environ[name]
 
 
 def _import_reader() -> None:

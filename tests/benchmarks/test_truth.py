@@ -22,16 +22,3 @@ def test_a_page_has_the_table_of_the_same_rows(name: str) -> None:
     _, _, result = (DOCS / name).read_text("utf-8").partition(truth.MARKER)
     section = truth.result_section(committed_rows(), ["HTA", "TraceLens"], truth.PAGES[name])
     assert result == f"\n{section}"
-
-
-def test_rows_that_differ_are_not_counted() -> None:
-    rows = [
-        ["a", "2", "=", "1.0", "=", "=", "50%", "=", "="],
-        ["b", "2", "1, 5 ns", "1.0", "+1%", "=", "-", "-", "-"],
-        ["c", "2", "=", "1.0", "+1%", "=", "50%", "+1", "="],
-    ]
-    sentence = truth.result_section(rows, ["HTA"], truth.PAGES["truth.md"]).splitlines()[0]
-    assert sentence == (
-        "Of 3 traces with kernels, ppprof equals the raw count in 2 (number of kernels and their "
-        "summed duration, to the nanosecond), 1 (Computation) and 2 (Overlap)."
-    )

@@ -28,7 +28,7 @@ def test_every_name_on_the_way_exists(page: str) -> None:
     names = {span for span in spans if re.fullmatch(r"ppprof(\.\w+)+", span)}
     paths = {span for span in spans if re.fullmatch(r"ppprof/[\w/]+\.c", span)}
     assert len(names) >= 10
-    assert len(paths) == 2
+    assert paths
     for name in sorted(names):
         assert resolve(name) is not None
     assert [path for path in sorted(paths) if not (ROOT / path).is_file()] == []
