@@ -28,26 +28,14 @@ same ``run_id`` in their manifests.
 
 from __future__ import annotations
 
-from ppprof.rundir.layout import (
-    CLOCK_MARKER,
-    INCOMPLETE_MARKER,
-    TRACE_SUFFIXES,
+from ppprof.rundir.directories import (
     Listing,
-    TraceName,
     check_writable,
     claim,
-    cut_captures,
     find,
     find_runs_below,
-    jsonl_files,
     newest,
-    partial_files,
-    raw_files,
     reject_symlinks,
-    scalars_path,
-    steps_path,
-    summary_files,
-    trace_bytes,
 )
 from ppprof.rundir.manifest import (
     JobContext,
@@ -59,6 +47,20 @@ from ppprof.rundir.manifest import (
     topology_of,
     write_manifest,
     write_node_marker,
+)
+from ppprof.rundir.names import (
+    CLOCK_MARKER,
+    INCOMPLETE_MARKER,
+    TRACE_SUFFIXES,
+    TraceName,
+    cut_captures,
+    jsonl_files,
+    partial_files,
+    raw_files,
+    scalars_path,
+    steps_path,
+    summary_files,
+    trace_bytes,
 )
 
 __all__ = [

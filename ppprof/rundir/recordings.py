@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.errors import InputError
+from ppprof.paths import reject_special_files, store_errors_as_oserror
 from ppprof.rundir import Listing
-from ppprof.rundir.foreign_ranks import foreign_ranks, looks_like_trace
 from ppprof.units import format_ranges
 
 _log = logging.getLogger("ppprof")
@@ -34,12 +35,23 @@ and ``torch.profiler`` write worker and time into the name. If a ``.pb``, ``.pad
 ``.pt.trace.json`` has no time in its name, the whole name is the worker."""
 
 
+_HEAD_BYTES = 1 << 18
+"""torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
+ranks of many process groups it may itself have many KB."""
+_INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*([0-9]{1,6})\b'
+_IN_NAME = r"rank[_-]?([0-9]{1,6})(?![0-9])"
+
+BY_CONTENT = "distributedInfo.rank in the files"
+BY_NAME = "the rank in their names"
+BY_ORDER = "the order of their names"
+
+
 @dataclass(frozen=True)
 class Recording:
     """One window of one rank, and its files."""
 
     rank: int
-    """From the file name; of foreign traces in a directory, from `foreign_ranks`. A single foreign
+    """From the file name; of foreign traces in a directory, from `_foreign_ranks`. A single foreign
     file has rank 0."""
     window: int
     """From the file name. Foreign traces have no window in their names: in a directory, the traces
@@ -252,8 +264,8 @@ def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
 
 
 def _ranks_of(workers: Mapping[str, Path], first: int, paths: Iterable[Path]) -> Mapping[str, int]:
-    """Return the result of `foreign_ranks`; log where the ranks of several workers come from."""
-    ranks, source = foreign_ranks(workers, first)
+    """Return the result of `_foreign_ranks`; log where the ranks of several workers come from."""
+    ranks, source = _foreign_ranks(workers, first)
     if len(ranks) > 1:
         numbers = format_ranges("rank", ranks.values())
         _log.info("%s: %s, from %s", join_paths(paths), numbers, source)
@@ -330,7 +342,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         for rank, window, path in rundir.summary_files(run, _entries(run, "summary", listing))
     }
     if not own and not foreign and not saved and not any(map(rundir.has_manifest, directories)):
-        foreign = {path.name: {"": [path]} for path in files if looks_like_trace(path)}
+        foreign = {path.name: {"": [path]} for path in files if _looks_like_trace(path)}
     return _Files(own, foreign, saved)
 
 
@@ -365,3 +377,67 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
+
+
+def _foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, int], str]:
+    """Return the rank of each worker, and where the ranks come from.
+
+    The first of these that gives every worker a rank of its own, all from ``first`` on:
+    ``distributedInfo.rank``, which torch writes into a trace; ``rank`` and a number in the worker's
+    name; the order of the workers.
+
+    Args:
+        workers: worker -> one of its traces, in the order that counts if nothing else does.
+        first: the lowest rank that is free.
+
+    Returns:
+        Worker -> rank; and `BY_CONTENT`, `BY_NAME` or `BY_ORDER`.
+    """
+    sources: Mapping[str, Callable[[str], int | None]] = {
+        BY_CONTENT: lambda worker: _rank_in_file(workers[worker]),
+        BY_NAME: _rank_in_name,
+    }
+    for source, rank_of in sources.items():
+        ranks: dict[str, int] = {}
+        for worker in workers:
+            rank = rank_of(worker)
+            if rank is None or rank < first or rank in ranks.values():
+                break
+            ranks[worker] = rank
+        else:
+            return ranks, source
+    return {worker: rank for rank, worker in enumerate(workers, first)}, BY_ORDER
+
+
+def _rank_in_name(worker: str) -> int | None:
+    match = re.search(_IN_NAME, worker, re.IGNORECASE)
+    return int(match[1]) if match else None
+
+
+def _rank_in_file(path: Path) -> int | None:
+    """Return ``distributedInfo.rank`` of a JSON trace; None without it, or if it is unreadable."""
+    match = re.search(_INFORMATION, _head(path))
+    return int(match[1]) if match else None
+
+
+def _looks_like_trace(path: Path) -> bool:
+    """Return whether a file of any name holds a trace, from its first bytes or its suffix."""
+    return path.name.endswith(".pb") or b'"traceEvents"' in _head(path)
+
+
+def _head(path: Path) -> bytes:
+    """Return the first bytes of a JSON file, unpacked; empty if it is unreadable or no JSON."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return b""
+    try:
+        with store_errors_as_oserror(path):
+            reject_special_files(path)
+            with path.open("rb") as file:
+                if path.name.endswith(".gz"):
+                    import gzip  # only for these: every command imports this module
+
+                    with gzip.open(file) as unpacked:
+                        return unpacked.read(_HEAD_BYTES)
+                return file.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return b""

@@ -12,7 +12,7 @@ import pytest
 
 from ppprof import rundir
 from ppprof.errors import InputError
-from ppprof.rundir import TraceName, layout
+from ppprof.rundir import TraceName, directories
 
 NAME = TraceName(12, "dp1_pp0_sharding0_sep2_mp3", datetime(2026, 11, 20, 20, 15, 30), 7)
 
@@ -83,7 +83,7 @@ def test_processes_of_one_run_get_one_directory(tmp_path: Path) -> None:
 def test_a_claim_without_a_manifest_is_skipped_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "_CLAIM_SECONDS", 0.05)
+    monkeypatch.setattr(directories, "_CLAIM_SECONDS", 0.05)
     rundir.claim(tmp_path)
     assert rundir.claim(tmp_path, run_id="a") == tmp_path / "run_002"
 
