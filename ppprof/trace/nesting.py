@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.trace.fastpath import core
 
 _MOST_BITS = 63
 _NEVER = np.iinfo(np.int64).min
@@ -101,10 +102,15 @@ def _nest_sorted(
     thread: Int64, start_ns: Int64, end_ns: Int64, holds: Bool | None, slack_ns: int
 ) -> Int32:
     """Return the parents as `nest`, of events in the order of `order_of_calls`."""
-    least = np.maximum(end_ns - slack_ns, start_ns + 1)
-    values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
-    parent = _last_reaching(values, least)
-    parent[parent < np.searchsorted(thread, thread)] = -1
+    columns = [np.ascontiguousarray(column, np.int64) for column in (thread, start_ns, end_ns)]
+    holders = None if holds is None else np.ascontiguousarray(holds, np.bool_)
+    open_events, parent = np.empty((2, len(thread)), np.int32)
+    done = core.call("nest", *columns, holders, len(thread), slack_ns, open_events, parent)
+    if done is None:
+        least = np.maximum(end_ns - slack_ns, start_ns + 1)
+        values = end_ns if holds is None else np.where(holds, end_ns, _NEVER)
+        parent = _last_reaching(values, least)
+        parent[parent < np.searchsorted(thread, thread)] = -1
     return parent
 
 

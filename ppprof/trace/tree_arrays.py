@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.trace.fastpath import core
 
 
 def levels(parent: Int32) -> list[Int64]:
@@ -48,13 +49,25 @@ def levels(parent: Int32) -> list[Int64]:
 def pre_order(parent: Int32) -> tuple[Int32, Int32]:
     """Return the nodes of all trees in pre-order, siblings sorted by index.
 
-    ``parent`` is as in `levels`. Takes O(N log N) time for any depth: in each turn of a loop, every
-    node reaches twice as far up.
+    ``parent`` is as in `levels`. Takes O(N log N) time for any depth, and O(N) with the compiled core.
 
     Returns:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
         depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
+    parent = np.ascontiguousarray(parent, np.int32)
+    first_child, next_sibling = np.empty((2, len(parent) + 1), np.int32)
+    order, depth = np.empty((2, len(parent)), np.int32)
+    num_reached = core.call(
+        "pre_order", parent, len(parent), first_child, next_sibling, order, depth
+    )
+    if num_reached is None:
+        return _pre_order_by_doubling(parent)
+    return order[:num_reached], depth[:num_reached]
+
+
+def _pre_order_by_doubling(parent: Int32) -> tuple[Int32, Int32]:
+    """Return the same as `pre_order`: in each turn of a loop, every node reaches twice as far up."""
     num_nodes = len(parent)
     # Two more nodes, each its own parent: above the roots, and above nodes with a wrong parent.
     above = np.append(parent, (num_nodes, num_nodes + 1)).astype(np.int32)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ppprof.trace.fastpath import core
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 
 spans = st.lists(
@@ -64,22 +65,29 @@ def _by_definition(
     return parents
 
 
+@pytest.mark.parametrize("name", [core.NATIVE, core.PYTHON])
 @given(spans, st.integers(0, 3), st.booleans(), st.sampled_from([1, 2**40, 2**61]))
 @example([(0, 0, 9, True), (0, 0, 4, True), (0, 1, 9, False), (0, 2, 4, True)], 0, True, 1)
 def test_any_intervals_equal_the_definition(
+    name: str,
     events: list[tuple[int, int, int, bool]],
     slack: int,
     use_holds: bool,
     scale: int,
 ) -> None:
     """Far apart, threads and starts do not fit the one number by which near ones are sorted."""
+    library = core.load(core.FOLDER)[0]
+    if name == core.NATIVE and library is None:
+        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
     events = [(thread * scale, min(a, b), max(a, b), holds) for thread, a, b, holds in events]
     thread, start, end, holds = (
         np.array([event[column] for event in events], np.int64) for column in range(4)
     )
-    parents = nest(
-        thread, start, end, holds=holds.astype(bool) if use_holds else None, slack_ns=slack
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: library if name == core.NATIVE else None)
+        parents = nest(
+            thread, start, end, holds=holds.astype(bool) if use_holds else None, slack_ns=slack
+        )
     assert parents.tolist() == _by_definition(events, slack, use_holds)
 
 

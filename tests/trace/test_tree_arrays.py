@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppprof.trace.fastpath import core
 from ppprof.trace.tree_arrays import (
     enclosing,
     parents_by_id,
@@ -86,6 +88,16 @@ def test_a_deep_tree_needs_no_recursion() -> None:
     order, depth = pre_order(np.arange(-1, 100_000))
     assert (order == np.arange(100_001)).all()
     assert (depth == order).all()
+
+
+@given(parents)
+def test_both_ways_to_pre_order_agree(parent: list[int]) -> None:
+    array = np.array(parent, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "library", lambda: None)
+        plain = pre_order(array)
+    for one, other in zip(pre_order(array), plain):
+        assert one.tolist() == other.tolist()
 
 
 nodes = st.lists(

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ppprof.errors import UsageError
 
@@ -24,6 +24,7 @@ VARIABLE = "PPPROF_CORE"
 FOLDER = Path(__file__).parent / "native"
 """The C sources, and the library that ``tools/build_core.py`` compiles from them."""
 LIBRARY = "_core.so"
+_NO_MEMORY = -2
 
 
 class Core(NamedTuple):
@@ -68,6 +69,39 @@ def library() -> ctypes.CDLL | None:
         UsageError: as `choose`.
     """
     return choose().library
+
+
+def call(name: str, *arguments: Any) -> int | None:
+    """Call a function of the compiled core that returns an int64; return None without the core.
+
+    Args:
+        name: the function's name, without its prefix ``ppprof_``.
+        arguments: int64 numbers, arrays whose items lie one after another, and None for NULL. The
+            function's declaration says which, and of which dtype and length each array is.
+
+    Raises:
+        MemoryError: the function returns -2.
+        UsageError: as `choose`.
+    """
+    loaded = library()
+    if loaded is None:
+        return None
+    function = getattr(loaded, f"ppprof_{name}")
+    function.restype = ctypes.c_int64
+    result: int = function(*map(_passed, arguments))
+    if result == _NO_MEMORY:
+        raise MemoryError(f"no memory for the arrays of {name}")
+    return result
+
+
+def _passed(argument: Any) -> Any:
+    """Return an argument of a C function as ctypes passes it."""
+    if argument is None:
+        return None
+    if isinstance(argument, int):
+        return ctypes.c_int64(argument)
+    assert argument.flags.c_contiguous
+    return ctypes.c_void_p(argument.ctypes.data)
 
 
 def describe() -> str:

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tests.fixtures import gpu_traces
 from tests.fixtures.hostile_bytes import LONG, NASTY, mutated
 from tests.fixtures.timeline import write
 from tests.trace.fastpath.patterns import expected_of
+from tools.build_core import BuildError, build
 
 FUZZ = Path(__file__).with_name("fuzz_scan.c")
 FUZZ_EVENTS = Path(__file__).with_name("fuzz_events.c")
@@ -507,6 +509,36 @@ def test_hostile_events_under_sanitizers(tmp_path):
         paths[-1].write_bytes(content)
     assert_sound(programs, code, paths)
     assert_sound([programs[0], in_threads], code, paths[-60:])
+
+
+@pytest.mark.all
+def test_trees_under_sanitizers(tmp_path):
+    """The functions that get whole arrays: their tests again, with a core that checks itself."""
+    checkout = Path(core.__file__).parents[3]
+    shutil.copytree(checkout / "ppprof", tmp_path / "ppprof")
+    shutil.copytree(checkout / "tests", tmp_path / "tests")
+    shutil.copy(checkout / "pyproject.toml", tmp_path)
+    try:
+        build(tmp_path, ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))
+    except BuildError as error:
+        pytest.skip(f"needs a C compiler with sanitizers: {error}")
+    preload = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    files = ("tests/trace/test_tree_arrays.py", "tests/trace/test_nesting.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **{"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", core.VARIABLE: "native"},
+            "PYTHONPATH": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
 def assert_sound(programs: list[Path], code: Path, paths: list[Path]) -> None:
