@@ -183,12 +183,6 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 TIME_UNITS: Mapping[str, float] = dict(zip(get_args(TimeUnit), (1e9, 1e6, 1e3, 1.0)))
 """Nanoseconds per unit, for each unit in which a table may be printed."""
 
-LANGUAGES = ("en", "zh")
-"""Languages in which findings and pages are written."""
-
-LEAST_WIDTH = 40
-"""The least columns of a terminal that tables are fitted to."""
-
 TraceFormat = Literal["json", "json.gz", "pb"]
 
 SUFFIXES = tuple(f".{name}" for name in get_args(TraceFormat))

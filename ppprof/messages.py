@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ppprof.choices import LANGUAGES
+LANGUAGES = ("en", "zh")
+"""Languages in which findings and pages are written."""
 
 _TEXTS = {
     "truncated": (

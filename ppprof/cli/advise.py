@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ppprof.choices import LANGUAGES
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -15,6 +14,7 @@ from ppprof.cli.options import (
     add_rows,
     add_selection,
 )
+from ppprof.messages import LANGUAGES
 
 EXAMPLES = {
     "ppprof advise profiler_log": "what costs time, how much, and what to change",

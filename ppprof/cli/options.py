@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppprof.choices import LEAST_WIDTH, StepRange
+from ppprof.choices import StepRange
 from ppprof.cli.output import problem_of_output
+from ppprof.cli.terminal import LEAST_WIDTH
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.topology import parse_selector

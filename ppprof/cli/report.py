@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ppprof.choices import LANGUAGES
 from ppprof.cli.options import Checks, add_output, add_reading, add_selection
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
+from ppprof.messages import LANGUAGES
 
 EXAMPLES = {
     "ppprof report profiler_log -o page.html": "a page that needs no network",

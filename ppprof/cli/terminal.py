@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ppprof.choices import LEAST_WIDTH
 from ppprof.units import escape_cell, escape_control_chars
 
 if TYPE_CHECKING:
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppprof")
 """Logger of the library and of the commands."""
+
+LEAST_WIDTH = 40
+"""The least columns of a terminal that tables are fitted to."""
 
 
 class _StderrHandler(logging.Handler):

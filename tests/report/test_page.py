@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.choices import LANGUAGES
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
+from ppprof.messages import LANGUAGES
 from ppprof.report.html import charts, render
 from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links

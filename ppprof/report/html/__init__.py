@@ -22,8 +22,9 @@ import jinja2
 from markupsafe import Markup
 
 from ppprof.analysis.report_data.report import ReportData
-from ppprof.choices import LANGUAGES, StepRange
+from ppprof.choices import StepRange
 from ppprof.errors import UsageError
+from ppprof.messages import LANGUAGES
 from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.blocks import Chart, Section, Words
 from ppprof.report.html.charts import chart_data

@@ -30,7 +30,7 @@ class Words:
 
     @classmethod
     def in_language(cls, language: str) -> Words:
-        """Return the texts of one of `ppprof.choices.formats.LANGUAGES`."""
+        """Return the texts of one of `ppprof.messages.LANGUAGES`."""
         source = files("ppprof.report").joinpath("texts").joinpath(f"{language}.yaml")
         _, texts = yaml.safe_load_all(source.read_text("utf-8"))
         return cls(language, texts)

@@ -15,8 +15,8 @@ import polars as pl
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
-from ppprof.choices import LANGUAGES
 from ppprof.errors import UsageError
+from ppprof.messages import LANGUAGES
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.units import format_ratio, format_time, format_value
 
