@@ -6,9 +6,12 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import hypothesis
 import pytest
@@ -121,6 +124,32 @@ def messages() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield logged
     logger.removeHandler(handler)
+
+
+class Ended(NamedTuple):
+    """What a command of ppprof returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """``cli("summary", run)``: run a command, with ``process=True`` as a new process."""
+
+    def ran(*words: object, process: bool = False) -> Ended:
+        arguments = [str(word) for word in words]
+        if process:
+            command = [sys.executable, "-m", "ppprof", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            return Ended(done.returncode, done.stdout, done.stderr)
+        from ppprof.cli import main
+
+        capsys.readouterr()
+        return Ended(main(arguments), *capsys.readouterr())
+
+    return ran
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -101,15 +99,13 @@ def test_bad_usage(folder, capsys, arguments):
     assert capsys.readouterr().err.startswith("usage: ppprof")
 
 
-def test_as_a_process_every_problem_at_once_and_no_traceback(folder):
+def test_as_a_process_every_problem_at_once_and_no_traceback(folder, cli):
     (folder / "bad.yaml").write_text(
         "Global: {seed: x}\nProfiler:\n  schedular: [1, 5]\n  row_limit: 0\n"
     )
-    command = [sys.executable, "-m", "ppprof", "config", "bad.yaml", "-o", "Engine.max_steps=no"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.splitlines() == [
+    done = cli("config", "bad.yaml", "-o", "Engine.max_steps=no", process=True)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines() == [
         "-o Engine.max_steps=no: Engine.max_steps: False: expected a whole number",
         "bad.yaml:1: Global.seed: 'x': expected a whole number",
         'bad.yaml:3: Profiler.schedular: unknown key; did you mean "scheduler"?',
