@@ -126,30 +126,46 @@ def messages() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-class Ended(NamedTuple):
-    """What a command of ppprof returned and printed."""
+class Printed(NamedTuple):
+    """What a command of ppprof printed."""
 
-    code: int
     out: str
     err: str
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """``cli("summary", run)``: run a command, with ``process=True`` as a new process."""
+class Cli:
+    """Runs commands: ``out, err = cli("summary", path, code=3)``."""
 
-    def ran(*words: object, process: bool = False) -> Ended:
-        arguments = [str(word) for word in words]
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object, code: int = 0, process: bool = False) -> Printed:
+        """Run a command that has to end with ``code``, here or in a new process."""
+        arguments = [*map(str, words)]
         if process:
             command = [sys.executable, "-m", "ppprof", *arguments]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            return Ended(done.returncode, done.stdout, done.stderr)
-        from ppprof.cli import main
+            ended, printed = done.returncode, Printed(done.stdout, done.stderr)
+        else:
+            from ppprof.cli import main
 
-        capsys.readouterr()
-        return Ended(main(arguments), *capsys.readouterr())
+            self._capsys.readouterr()
+            ended = main(arguments)
+            printed = Printed(*self._capsys.readouterr())
+        assert ended == code, printed
+        return printed
 
-    return ran
+    def quiet(self, *words: object) -> str:
+        """Return stdout of a command that ends with 0 and prints nothing on stderr."""
+        out, err = self(*words)
+        assert err == ""
+        return out
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The one way in which tests run a command."""
+    return Cli(capsys)
 
 
 @pytest.fixture(scope="session")

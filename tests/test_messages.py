@@ -59,19 +59,16 @@ def test_a_message_keeps_its_key_in_an_error_and_in_another_process():
         assert translated(text, "zh") == "a.json：其中没有步，已略去"
 
 
-def test_a_chinese_command_logs_in_chinese(tmp_path, capsys):
+def test_a_chinese_command_logs_in_chinese(tmp_path, cli, capsys):
     trace = write(tmp_path / "a.pb", *gpu_traces.training())
     whole, cut, page = (tmp_path / name for name in ("whole.json", "cut.json", "page.html"))
     assert main(["convert", str(trace), str(whole)]) == 0
     text = whole.read_text(encoding="utf-8")
     cut.write_text(text[: text.index('"ProfileStep#7') + 40], encoding="utf-8")
     capsys.readouterr()
-    assert main(["report", str(cut), "-o", str(page), "--language", "zh"]) == 0
-    said = capsys.readouterr().err
+    said = cli("report", cut, "-o", page, "--language", "zh").err
     assert f"{cut}：只读取了一部分：文件被截断" in said
     assert said.splitlines()[-1] == f"{page}：请用浏览器打开"
     assert f"{cut}：只读取了一部分：文件被截断" in page.read_text("utf-8")
-    assert main(["advise", str(cut), "--language", "zh"]) == 0
-    assert f"{cut}：只读取了一部分：文件被截断" in capsys.readouterr().err
-    assert main(["advise", str(cut)]) == 0
-    assert f"{cut}: partly read: the file is truncated" in capsys.readouterr().err
+    assert f"{cut}：只读取了一部分：文件被截断" in cli("advise", cut, "--language", "zh").err
+    assert f"{cut}: partly read: the file is truncated" in cli("advise", cut).err

@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.remote_names import REMOTE
 from ppprof.trace import Trace, read
 
@@ -214,11 +213,13 @@ def test_result_returns_a_plain_value_unchanged() -> None:
     assert ppprof.remote.result([1]) == [1]
 
 
-def test_ranks_together_have_the_worker_as_a_node(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["summary", str(recorded.log), "--by", "rank", "--views", "op"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+def test_ranks_together_have_the_worker_as_a_node(recorded: Recorded, cli) -> None:
+    lines = [
+        line.rstrip()
+        for line in cli(
+            "summary", str(recorded.log), "--by", "rank", "--views", "op"
+        ).out.splitlines()
+    ]
     (remote,) = [line for line in lines if line.startswith(f"{DOUBLE}{REMOTE}relu dygraph")]
     assert remote.endswith(" worker1")
     assert "Node ID" in "".join(lines)

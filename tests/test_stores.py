@@ -66,12 +66,6 @@ def there(here, store):
     return "s3://bucket/runs/log"
 
 
-def printed(capsys, *arguments):
-    """stdout of a command that succeeds, which may not say where it read."""
-    assert main([*map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "command",
     one_in(
@@ -85,10 +79,10 @@ def printed(capsys, *arguments):
     ),
     ids=" ".join,
 )
-def test_a_command_prints_what_it_prints_of_the_disk(here, there, capsys, command):
+def test_a_command_prints_what_it_prints_of_the_disk(here, there, cli, command):
     name, *options = command
-    of_disk = printed(capsys, name, here, *options)
-    assert printed(capsys, name, there, *options) == of_disk.replace(str(here), there)
+    of_disk = cli(name, here, *options).out
+    assert cli(name, there, *options).out == of_disk.replace(str(here), str(there))
 
 
 def test_events_of_all_ranks(here, there):
@@ -111,20 +105,21 @@ def test_one_file(there, here):
     )
 
 
-def test_a_timeline_is_written_to_the_store(here, there, tmp_path, capsys):
+def test_a_timeline_is_written_to_the_store(here, there, tmp_path, cli):
     main(["merge", str(here), "-o", str(tmp_path / "all.json.gz")])
-    assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 0
-    message = capsys.readouterr().err.splitlines()[-1]
+    message = cli("merge", there, "-o", "s3://bucket/out/all.json.gz").err.splitlines()[-1]
     merged = to_path("s3://bucket/out/all.json.gz").read_bytes()
     assert merged == (tmp_path / "all.json.gz").read_bytes()
     assert message.startswith("s3://bucket/out/all.json.gz: ranks 0-1, ")
-    assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 2
-    assert "exists; --force replaces it" in capsys.readouterr().err
+    assert (
+        "exists; --force replaces it"
+        in cli("merge", there, "-o", "s3://bucket/out/all.json.gz", code=2).err
+    )
 
 
-def test_tables_and_converted_traces_are_written_to_the_store(here, there, capsys):
+def test_tables_and_converted_traces_are_written_to_the_store(here, there, cli):
     assert main(["summary", there, "--format", "json", "-o", "s3://bucket/out/tables.json"]) == 0
-    of_disk = printed(capsys, "summary", here, "--format", "json")
+    of_disk = cli("summary", here, "--format", "json").out
     assert to_path("s3://bucket/out/tables.json").read_text() == of_disk.replace(str(here), there)
     name = next(path.name for path in here.glob("raw/*.pb"))
     assert main(["convert", f"{there}/raw/{name}", "s3://bucket/out/rank0.json"]) == 0
@@ -134,9 +129,11 @@ def test_tables_and_converted_traces_are_written_to_the_store(here, there, capsy
     )
 
 
-def test_what_is_not_there(there, capsys):
-    assert main(["ranks", "s3://bucket/nothing"]) == 3
-    assert capsys.readouterr().err == "s3://bucket/nothing: No such file or directory\n"
+def test_what_is_not_there(there, cli):
+    assert (
+        cli("ranks", "s3://bucket/nothing", code=3).err
+        == "s3://bucket/nothing: No such file or directory\n"
+    )
     with pytest.raises(TraceError, match=r"^s3://bucket/a\.json: No such file or directory$"):
         read("s3://bucket/a.json")
 
@@ -146,23 +143,20 @@ def test_no_bucket(there):
         ppprof.open("s3://missing/run")
 
 
-def test_a_finish_has_to_be_on_a_disk(there, capsys):
-    assert main(["finish", there]) == 2
-    assert capsys.readouterr().err == (
+def test_a_finish_has_to_be_on_a_disk(there, cli):
+    assert cli("finish", there, code=2).err == (
         f"{there}: finish writes beside what it reads; copy the run to a disk\n"
     )
 
 
-def test_no_package_for_a_store(capsys):
+def test_no_package_for_a_store(cli):
     """Said by fsspec, which knows what to install."""
     pytest.importorskip("fsspec")
-    assert main(["ranks", "oss://bucket/run"]) == 3
-    assert "ossfs" in capsys.readouterr().err
+    assert "ossfs" in cli("ranks", "oss://bucket/run", code=3).err
 
 
-def test_no_such_kind_of_store(capsys):
-    assert main(["ranks", "nonsense://bucket/run"]) == 3
-    assert capsys.readouterr().err.startswith("nonsense://bucket/run: ")
+def test_no_such_kind_of_store(cli):
+    assert cli("ranks", "nonsense://bucket/run", code=3).err.startswith("nonsense://bucket/run: ")
 
 
 UNREACHABLE = [

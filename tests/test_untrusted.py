@@ -187,7 +187,7 @@ class TestNames:
             run / "raw",
         }
 
-    def test_finish_writes_into_the_run_only(self, run, capsys):
+    def test_finish_writes_into_the_run_only(self, run, cli):
         """A folder that is a link would have it write files elsewhere."""
         elsewhere = run.parent / "elsewhere"
         elsewhere.mkdir()
@@ -195,8 +195,7 @@ class TestNames:
             path.unlink()
         (run / "summary").rmdir()
         (run / "summary").symlink_to(elsewhere)
-        assert main(["finish", str(run)]) == 3
-        assert "summary: a symlink; expected a folder of the run" in capsys.readouterr().err
+        assert "summary: a symlink; expected a folder of the run" in cli("finish", run, code=3).err
         assert not list(elsewhere.iterdir())
 
     def test_what_is_written_replaces_a_link_and_not_what_it_points_to(self, tmp_path):

@@ -21,9 +21,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_prints_the_resolved_config(folder, capsys):
-    assert main(["config", "cfg.yaml", "-o", "Profiler.scheduler=(1, 5)", "-o", "A.b=1e-5"]) == 0
-    out, err = capsys.readouterr()
+def test_prints_the_resolved_config(folder, cli):
+    out, err = cli("config", "cfg.yaml", "-o", "Profiler.scheduler=(1, 5)", "-o", "A.b=1e-5")
     values = yaml.safe_load(out)
     assert "_base_" not in values
     assert values["Global"]["seed"] == 7
@@ -39,24 +38,19 @@ def test_prints_the_resolved_config(folder, capsys):
     )
 
 
-def test_json_says_the_same(folder, capsys):
-    assert main(["config", "cfg.yaml"]) == 0
-    as_yaml = yaml.safe_load(capsys.readouterr().out)
-    assert main(["config", "cfg.yaml", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == as_yaml
+def test_json_says_the_same(folder, cli):
+    as_yaml = yaml.safe_load(cli("config", "cfg.yaml").out)
+    assert json.loads(cli("config", "cfg.yaml", "--format", "json").out) == as_yaml
 
 
-def test_what_it_prints_is_a_config(folder, capsys):
-    assert main(["config", "cfg.yaml", "--world-size", "4"]) == 0
-    printed = capsys.readouterr().out
+def test_what_it_prints_is_a_config(folder, cli):
+    printed = cli("config", "cfg.yaml", "--world-size", "4").out
     (folder / "printed.yaml").write_text(printed)
-    assert main(["config", "printed.yaml", "--world-size", "4"]) == 0
-    assert capsys.readouterr().out == printed
+    assert cli("config", "printed.yaml", "--world-size", "4").out == printed
 
 
-def test_text_is_printed_as_it_is(folder, capsys):
-    assert main(["config", "cfg.yaml", "-o", "Model.name=语言模型"]) == 0
-    assert "name: 语言模型\n" in capsys.readouterr().out
+def test_text_is_printed_as_it_is(folder, cli):
+    assert "name: 语言模型\n" in cli("config", "cfg.yaml", "-o", "Model.name=语言模型").out
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,8 @@ def test_text_is_printed_as_it_is(folder, capsys):
         ),
     ],
 )
-def test_problems_go_to_stderr_and_it_returns_2(folder, capsys, arguments, message):
-    assert main(["config", *arguments]) == 2
-    out, err = capsys.readouterr()
+def test_problems_go_to_stderr_and_it_returns_2(folder, cli, arguments, message):
+    out, err = cli("config", *arguments, code=2)
     assert (out, err) == ("", message + "\n")
 
 
@@ -103,9 +96,9 @@ def test_as_a_process_every_problem_at_once_and_no_traceback(folder, cli):
     (folder / "bad.yaml").write_text(
         "Global: {seed: x}\nProfiler:\n  schedular: [1, 5]\n  row_limit: 0\n"
     )
-    done = cli("config", "bad.yaml", "-o", "Engine.max_steps=no", process=True)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines() == [
+    out, err = cli("config", "bad.yaml", "-o", "Engine.max_steps=no", code=2, process=True)
+    assert out == ""
+    assert err.splitlines() == [
         "-o Engine.max_steps=no: Engine.max_steps: False: expected a whole number",
         "bad.yaml:1: Global.seed: 'x': expected a whole number",
         'bad.yaml:3: Profiler.schedular: unknown key; did you mean "scheduler"?',

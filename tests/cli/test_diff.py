@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.cli import main
 from tests.fixtures.models import Layer, gpt, training
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import write
@@ -30,12 +29,6 @@ def traces(tmp_path):
     ]
 
 
-def printed(capsys, *arguments, code=0):
-    """stdout and stderr of a command that ends so."""
-    assert main(["diff", *map(str, arguments)]) == code
-    return capsys.readouterr()
-
-
 def cells(out, title):
     """Rows of the table with this title, as words; the first is the head."""
     lines = out.splitlines()
@@ -45,8 +38,8 @@ def cells(out, title):
     return [line.split() for line in table[1:end] if not line.startswith("---")]
 
 
-def test_what_changed_is_on_top(traces, capsys):
-    out, err = printed(capsys, *traces)
+def test_what_changed_is_on_top(traces, cli):
+    out, err = cli("diff", *traces)
     assert err == ""
     head = out.splitlines()
     assert head[0].split() == ["baseline", str(traces[0])]
@@ -61,7 +54,7 @@ def test_what_changed_is_on_top(traces, capsys):
     assert "Kernels" not in out
 
 
-def test_steps_recorded_ahead_of_a_window_are_no_steps_of_it(tmp_path, capsys):
+def test_steps_recorded_ahead_of_a_window_are_no_steps_of_it(tmp_path, cli):
     """Their times have the window's number, also if the recording was dropped."""
     path = tmp_path / "run"
     shutil.copytree(RUNS / "nothing", path)
@@ -72,36 +65,36 @@ def test_steps_recorded_ahead_of_a_window_are_no_steps_of_it(tmp_path, capsys):
     for line in lines[1:4]:
         line["window"] = 0
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, err = printed(capsys, path, path, "--window", "0", "--steps", "1:4", code=2)
+    _, err = cli("diff", path, path, "--window", "0", "--steps", "1:4", code=2)
     assert f"no step of 1:4; it has steps {min(recorded)}-{max(recorded)}" in err
 
 
-def test_a_run_against_itself(traces, capsys):
-    out, _ = printed(capsys, traces[0], traces[0], "--steps", ":6", "--experiment-steps", "0:6")
+def test_a_run_against_itself(traces, cli):
+    out, _ = cli("diff", traces[0], traces[0], "--steps", ":6", "--experiment-steps", "0:6")
     assert "Operators: none of 4 changed by more than the noise and 0.1% of a step." in out
     assert "Modules: none of 8 changed by more than the noise and 0.1% of a step." in out
     assert "no difference seen: +0.0%" in out
 
 
-def test_everything_that_changed(traces, capsys):
-    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sorted-by", "calls")
+def test_everything_that_changed(traces, cli):
+    out, _ = cli("diff", *traces, "--views", "op", "--all", "--sorted-by", "calls")
     assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul"]
-    out, _ = printed(capsys, *traces, "--views", "op", "--sorted-by", "cpu_total")
+    out, _ = cli("diff", *traces, "--views", "op", "--sorted-by", "cpu_total")
     assert cells(out, "Operators")[0][:4] == ["Name", "CPU", "Total:", "Baseline"]
-    _, err = printed(capsys, *traces, "--sorted-by", "size", code=2)
+    _, err = cli("diff", *traces, "--sorted-by", "size", code=2)
     assert "--sorted-by: 'size': expected one of calls, cpu_total, cpu_self" in err
 
 
-def test_rows_are_chosen(traces, capsys):
-    out, _ = printed(capsys, *traces, "--views", "op", "--filter", "gelu")
+def test_rows_are_chosen(traces, cli):
+    out, _ = cli("diff", *traces, "--views", "op", "--filter", "gelu")
     assert "none of 4 that match 'gelu' changed by more than" in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "3ms")
+    out, _ = cli("diff", *traces, "--views", "op", "--min-delta", "3ms")
     assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--row-limit", "0")
+    out, _ = cli("diff", *traces, "--views", "op", "--row-limit", "0")
     assert "1 more operators: --row-limit" in out
 
 
-def test_what_is_left_out_is_counted(tmp_path, capsys):
+def test_what_is_left_out_is_counted(tmp_path, cli):
     """matmul takes 2 ms more of 41; embedding 20 us more, less than 0.1% of a step."""
     base, slow = gpt(linear=12.0), gpt(linear=12.0)
     slow[2] = Layer("Block", {"matmul dygraph": 14.0, "gelu dygraph": 1.0})
@@ -110,44 +103,44 @@ def test_what_is_left_out_is_counted(tmp_path, capsys):
         write(tmp_path / f"{name}.pb", training(layers, jitter=1000))
         for name, layers in (("base", base), ("slow", slow))
     ]
-    out, _ = printed(capsys, *traces, "--views", "op,module")
+    out, _ = cli("diff", *traces, "--views", "op,module")
     assert out.count("by less than the noise or 0.1% of a step, and is left out.") == 2
     assert "1 more operator changed, by" in out
     assert "1 more module changed, by" in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "5us")
+    out, _ = cli("diff", *traces, "--views", "op", "--min-delta", "5us")
     assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul", "embedding"]
     assert "left out" not in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "1ms", "--all")
+    out, _ = cli("diff", *traces, "--views", "op", "--min-delta", "1ms", "--all")
     assert "1 more operator changed, by less than 1,000,000 ns, and is left out." in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--filter", "matmul")
+    out, _ = cli("diff", *traces, "--views", "op", "--filter", "matmul")
     assert "left out" not in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--all")
+    out, _ = cli("diff", *traces, "--views", "op", "--all")
     assert "left out" not in out
 
 
-def test_data_for_scripts(traces, capsys):
-    out, _ = printed(capsys, *traces, "--format", "json", "--fail-if", "step_time > 50%")
+def test_data_for_scripts(traces, cli):
+    out, _ = cli("diff", *traces, "--format", "json", "--fail-if", "step_time > 50%")
     found = json.loads(out)
     assert found["step_time"]["verdict"] == "slower"
     assert found["step_time"]["low"] < found["step_time"]["ratio"] < found["step_time"]["high"]
     (row,) = found["tables"]["op"]
     assert (row["name"], row["delta_cpu_self_ns"], row["is_clear"]) == ("matmul", 2_000_000, True)
     assert [rule["status"] for rule in found["rules"]] == ["pass"]
-    out, _ = printed(capsys, *traces, "--format", "csv", "--views", "op")
+    out, _ = cli("diff", *traces, "--format", "csv", "--views", "op")
     (row,) = csv.DictReader(io.StringIO(out))
     assert float(row["delta_cpu_self_ns"]) == 2_000_000
 
 
-def test_a_comment_for_a_pull_request(traces, capsys, tmp_path):
-    out, err = printed(capsys, *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
+def test_a_comment_for_a_pull_request(traces, cli, tmp_path):
+    out, err = cli("diff", *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
     assert out.startswith("**Step time: slower: +9.5%")
     assert "- failed: step_time > 5%: +9.5%" in out
     assert "| `matmul` " in out
     assert err.startswith("failed: step_time > 5%: +9.5%, 95% interval")
     target = tmp_path / "comment.md"
-    assert printed(capsys, *traces, "--format", "md", "-o", target).out == ""
+    assert cli("diff", *traces, "--format", "md", "-o", target).out == ""
     assert target.read_text().startswith("**Step time")
-    _, err = printed(capsys, *traces, "--format", "md", "-o", target, code=2)
+    _, err = cli("diff", *traces, "--format", "md", "-o", target, code=2)
     assert "--force" in err
 
 
@@ -160,37 +153,37 @@ def test_a_comment_for_a_pull_request(traces, capsys, tmp_path):
         (["op.gelu.cpu > 10%", "module.GPT > 50%"], 0),
     ],
 )
-def test_a_gate(traces, capsys, rules, code):
+def test_a_gate(traces, cli, rules, code):
     flags = [part for rule in rules for part in ("--fail-if", rule)]
-    out, _ = printed(capsys, *traces, *flags, code=code)
+    out, _ = cli("diff", *traces, *flags, code=code)
     assert sum(rule in line for rule in rules for line in out.splitlines()) == len(rules)
     assert ("failed: " in out) == bool(code)
 
 
-def test_the_guides_four_steps(tmp_path, capsys):
+def test_the_guides_four_steps(tmp_path, cli):
     """Baseline ips, a change, ips again: what the guide computes by hand."""
     runs = [
         run(tmp_path / name, [], step_lines=[step_lines(8 / ips * 1e9)])
         for name, ips in (("before", 39.1), ("after", 151.5))
     ]
-    out, _ = printed(capsys, *runs)
+    out, _ = cli("diff", *runs)
     ips = next(row for row in cells(out, "Overview") if row[0] == "ips")
     assert ips[2:] == ["39.10", "151.50", "+112.39", "+287.43"] or ips[-1].startswith("+287")
     assert "Step time: faster: -74.2%" in out
     assert "Operators" not in out
 
 
-def test_two_parts_of_one_run(tmp_path, capsys):
+def test_two_parts_of_one_run(tmp_path, cli):
     path = run(tmp_path / "a", [training(gpt()), training(gpt(linear=6.0))])
-    out, _ = printed(capsys, path, "--rank", "0", "--experiment-rank", "1", "--views", "op")
+    out, _ = cli("diff", path, "--rank", "0", "--experiment-rank", "1", "--views", "op")
     assert cells(out, "Operators")[1][:4] == ["matmul", "14.00", "20.00", "+6.00"]
-    _, err = printed(capsys, path, code=2)
+    _, err = cli("diff", path, code=2)
     assert err.startswith("EXPERIMENT: missing; expected a second run, or the part of BASELINE")
 
 
-def test_all_that_is_wrong_at_once(traces, capsys):
-    _, err = printed(
-        capsys,
+def test_all_that_is_wrong_at_once(traces, cli):
+    _, err = cli(
+        "diff",
         *traces,
         *words("--steps 3:1 --window a --views gpu --row-limit - --min-delta 3 --filter ("),
         *words("--fail-if slow --workers 0 --time-unit h --format csv --force --all"),
@@ -203,15 +196,15 @@ def test_all_that_is_wrong_at_once(traces, capsys):
     ]
 
 
-def test_what_cannot_be_read(traces, tmp_path, capsys):
-    _, err = printed(capsys, traces[0], tmp_path / "nothing", code=3)
+def test_what_cannot_be_read(traces, tmp_path, cli):
+    _, err = cli("diff", traces[0], tmp_path / "nothing", code=3)
     assert err == f"{tmp_path / 'nothing'}: No such file or directory\n"
     broken = tmp_path / "broken.json"
     broken.write_text("x")
-    assert str(broken) in printed(capsys, traces[0], broken, code=3).err
+    assert str(broken) in cli("diff", traces[0], broken, code=3).err
 
 
-def test_processes_give_the_same(tmp_path, capsys):
+def test_processes_give_the_same(tmp_path, cli):
     path = run(tmp_path / "a", [training(gpt(), jitter=999), training(gpt(linear=6.0))])
     other = run(tmp_path / "b", [training(gpt(4), jitter=999), training(gpt(linear=7.0))])
-    assert printed(capsys, path, other) == printed(capsys, path, other, "--workers", "2")
+    assert cli("diff", path, other) == cli("diff", path, other, "--workers", "2")

@@ -102,15 +102,14 @@ def test_a_device_that_hangs(
     assert window["reason"] == "no answer within 4 s while preparing Paddle's profiler"
 
 
-def test_the_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text(monkeypatch: pytest.MonkeyPatch, cli) -> None:
     found = [
         Check("Paddle", "ok", "3.3.1, built for CPU"),
         Check("/dev/shm", "warning", "64 of 64 MiB are free", "docker run --shm-size=8g"),
         Check("profiler_log", "problem", "disk full " * 9, "free space"),
     ]
     monkeypatch.setattr("ppprof.capture.doctor.examine", lambda *_: found)
-    assert main(["doctor"]) == 1
-    printed = capsys.readouterr()
+    printed = cli("doctor", code=1)
     assert printed.out == (
         "ok       Paddle        3.3.1, built for CPU\n"
         "warning  /dev/shm      64 of 64 MiB are free\n"
@@ -153,6 +152,5 @@ _OK = Check("Paddle", "ok", "3.3.1")
         ),
     ],
 )
-def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", *arguments]) == 2
-    assert capsys.readouterr().err == message
+def test_bad_usage(arguments: list[str], message: str, cli) -> None:
+    assert cli("doctor", *arguments, code=2).err == message

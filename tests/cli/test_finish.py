@@ -45,12 +45,9 @@ def name(rank: int) -> TraceName:
     return TraceName(rank, f"dp{rank}_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
 
 
-def test_every_rank_gets_what_the_config_asks_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rank_gets_what_the_config_asks_for(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, formats=["json", "json.gz"], summary={"op": False})
-    assert main(["finish", str(run)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("finish", run).out
     assert printed.count("Overview Summary") == 2
     assert printed.count("Operator Summary") == 0
     for rank in (0, 1):
@@ -67,22 +64,17 @@ def test_every_rank_gets_what_the_config_asks_for(
     assert not [path for path in run.rglob("*") if path.name.startswith(".")]
 
 
-def test_a_table_that_was_asked_for_and_is_empty_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_was_asked_for_and_is_empty_says_why(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1, summary={"mem": True, "kernel": True}, profile_memory=False)
     raw = run / name(0).raw
     write(raw, Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 900)))
-    assert main(["finish", str(run)]) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = cli("finish", run).out.splitlines()
     assert "kernel: no kernels of a device in this trace" in printed
     memory = "mem: no memory events in this trace; Profiler.profile_memory: True records them"
     assert memory in printed
 
 
-def test_passes_that_take_turns_are_named_once_a_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_passes_that_take_turns_are_named_once_a_job(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path)
     for rank in (0, 1):
         passes = [
@@ -91,8 +83,7 @@ def test_passes_that_take_turns_are_named_once_a_job(
         ]
         step = span("ProfileStep", "ProfileStep#1", 0, 900, *passes)
         write(run / name(rank).raw, Thread(1, "main").around(step))
-    assert main(["finish", str(run)]) == 0
-    assert capsys.readouterr().err.count("passes that take turns") == 1
+    assert cli("finish", run).err.count("passes that take turns") == 1
 
 
 def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path) -> None:
@@ -103,83 +94,70 @@ def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path) ->
     assert list(run.glob("*.json")) == [run / "manifest.json"]
 
 
-def test_a_broken_capture_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_capture_costs_itself(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path)
     raw = run / name(0).raw
     raw.write_bytes(raw.read_bytes()[:-7])
-    assert main(["finish", str(run)]) == 0
-    seen = capsys.readouterr()
+    seen = cli("finish", run)
     assert f"{raw}: byte " in seen.err
     assert "the file is truncated or is not a Paddle .pb trace" in seen.err
     assert "rank 1 (" in seen.out
     assert raw.exists()
 
 
-def test_nothing_usable_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_usable_is_exit_code_3(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     (run / name(0).raw).write_bytes(b"\x0f" * 64)
-    assert main(["finish", str(run)]) == 3
-    assert "no raw capture could be finished" in capsys.readouterr().err
-    assert main(["finish", str(tmp_path / "elsewhere")]) == 3
-    assert "elsewhere" in capsys.readouterr().err
+    assert "no raw capture could be finished" in cli("finish", run, code=3).err
+    assert "elsewhere" in cli("finish", str(tmp_path / "elsewhere"), code=3).err
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_said(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     (run / "summary").rmdir()
     (run / "summary").write_text("in the way")
-    assert main(["finish", str(run)]) == 3
-    seen = capsys.readouterr()
+    seen = cli("finish", run, code=3)
     assert "summary/rank_00000_w0.json" in seen.err
     assert "rank 0 (dp0" in seen.out
     assert (run / name(0).raw).exists()
 
 
-def test_a_manifest_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_of_something_else(tmp_path: Path, cli) -> None:
     (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
-    assert main(["finish", str(tmp_path)]) == 3
-    assert "no profiler block; expected one of a ppprof run" in capsys.readouterr().err
+    assert "no profiler block; expected one of a ppprof run" in cli("finish", tmp_path, code=3).err
 
 
-def test_nothing_left_to_do_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_left_to_do_is_done(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=0)
-    assert main(["finish", str(run)]) == 0
-    seen = capsys.readouterr()
+    seen = cli("finish", run)
     assert (seen.out, seen.err) == (
         "",
         f"{run}: nothing left to finish; tables as data: {run}/summary\n",
     )
 
 
-def test_what_could_not_be_read_is_not_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_could_not_be_read_is_not_removed(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     raw = run / name(0).raw
     raw.write_bytes(b"")
-    assert main(["finish", str(run)]) == 0
-    assert f"{raw}: contains no event; the file is kept" in capsys.readouterr().err
+    assert f"{raw}: contains no event; the file is kept" in cli("finish", run).err
     assert raw.exists()
 
 
-def test_remote_calls_are_finished_with_their_window(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_remote_calls_are_finished_with_their_window(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     raw = (run / name(0).raw).read_bytes()
     at_ns = [EPOCH_NS + ns for ns in (100, 200, 300, 900, 1_000, 1_100)]
     call = RemoteCall("a", None, "f", "w0", "w1", "host:7", gpu_traces.MAIN, *at_ns)
     write_call(run_file(run / name(0).calls), call, raw)
     (run / name(0).calls / "b.json").write_text("{")
-    assert main(["finish", str(run)]) == 0
-    seen = capsys.readouterr()
+    seen = cli("finish", run)
     assert "-rpc#f(w0 -> w1)-" in seen.out
     assert "partly read: skipped 1 remote call" in seen.err
     assert (run / name(0).calls).is_dir()
 
     (run / name(0).calls / "b.json").unlink()
-    assert main(["finish", str(run)]) == 0
-    assert capsys.readouterr().err == ""
+    assert cli("finish", run).err == ""
     assert list(run.glob("raw/*")) == []
     summary = json.loads((run / name(0).summary).read_text())
     assert {row["node"] for row in summary["tables"]["op"]} == {"w0", "w1"}
@@ -197,9 +175,7 @@ def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path) -> None:
     assert not [half for half in halves if half.exists()]
 
 
-def test_a_save_that_was_cut_is_named_and_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_save_that_was_cut_is_named_and_removed(tmp_path: Path, cli) -> None:
     """The training was killed meanwhile; of another rank, it may still be going on."""
     run = killed_run(tmp_path, ranks=1)
     raw = run / name(0).raw
@@ -208,25 +184,21 @@ def test_a_save_that_was_cut_is_named_and_removed(
         half.write_bytes(b"half")
     raw.unlink()
     LivenessRegistry(run, Topology.of(dp=2), 1)  # this process is rank 1
-    assert main(["finish", str(run)]) == 0
-    err = capsys.readouterr().err
+    err = cli("finish", run).err
     lost = "removed: rank 0, window 0 is lost: its process ended while it was saved"
     assert f"{halves[0]}: {lost}\n" in err
     assert f"{halves[1]}: rank 1, window 0 is being saved, or its process was killed" in err
     assert [half.exists() for half in halves] == [False, True]
 
 
-def test_a_capture_that_another_process_is_at_is_left_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_capture_that_another_process_is_at_is_left_to_it(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path)
     raw = run / name(0).raw
     half = run / f".writing_{name(0).stem}..json.4711"
     half.touch()
     with raw.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert main(["finish", str(run)]) == 0
-    assert capsys.readouterr().err == (f"{raw}: skipped: another process is finishing it\n")
+        assert cli("finish", run).err == (f"{raw}: skipped: another process is finishing it\n")
     assert raw.exists()
     assert half.exists()
     assert (run / name(1).summary).exists()
@@ -278,9 +250,7 @@ def finished_by_helper(run: Path, *options: str) -> Finished:
     return finished[0]
 
 
-def test_a_helper_says_what_advise_finds_in_the_window(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_helper_says_what_advise_finds_in_the_window(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1, formats=["pb"])
     silent = finished_by_helper(run)
     assert (silent.failure, silent.err, silent.verdict) == ("", "", "")
@@ -289,8 +259,7 @@ def test_a_helper_says_what_advise_finds_in_the_window(
     assert finished.out == silent.out
     assert finished.out.startswith("rank 0 (")
 
-    assert main(["advise", str(run), "--format", "json"]) == 0
-    findings = json.loads(capsys.readouterr().out)["findings"]
+    findings = json.loads(cli("advise", run, "--format", "json").out)["findings"]
     costs = [
         f"{row['share']:.0%}" for row in findings if row["severity"] != "minor" and row["share"]
     ]
@@ -310,10 +279,12 @@ def test_a_window_without_a_verdict_is_finished(
     assert "rank 0, window 0: no verdict: " in finished.err
 
 
-def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_is_at_least_a_second(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
-    assert main(["finish", str(run), "--seconds", "0"]) == 2
-    assert capsys.readouterr().err == "--seconds: '0': expected a whole number from 1\n"
+    assert (
+        cli("finish", run, "--seconds", "0", code=2).err
+        == "--seconds: '0': expected a whole number from 1\n"
+    )
     assert main(["finish", str(run), "--seconds", "99"]) == 0
     assert signal.alarm(0) == 0
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
@@ -373,11 +344,10 @@ def test_the_manifests_command_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_too_large_is_not_written_and_the_raw_one_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli
 ) -> None:
     run = killed_run(tmp_path, ranks=1, max_trace_mb=0.003, formats=["json"])
-    assert main(["finish", str(run)]) == 0
-    err = capsys.readouterr().err
+    err = cli("finish", run).err
     assert f"{run / name(0).raw}: kept: no json, which would take more than " in err
     assert "what is left of Profiler.max_trace_mb 0.003; ppprof convert writes it elsewhere" in err
     assert list(run.glob("*.paddle_trace.json")) == []

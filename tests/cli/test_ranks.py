@@ -14,7 +14,6 @@ from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof.analysis.profile.intervals import covered
-from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from tests.fixtures.gpu_traces import no_step, training
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b, pipeline_run, raw
@@ -31,14 +30,8 @@ def run(tmp_path):
     return pipeline_run(tmp_path / "log", steps=2)
 
 
-def printed(capsys, *arguments):
-    """stdout and stderr of a command that succeeds."""
-    assert main(["ranks", *map(str, arguments)]) == 0
-    return capsys.readouterr()
-
-
-def test_a_row_a_rank_and_below_them_the_spread(run, capsys):
-    out, err = printed(capsys, run, "--time-unit", "ns")
+def test_a_row_a_rank_and_below_them_the_spread(run, cli):
+    out, err = cli("ranks", run, "--time-unit", "ns")
     lines = out.splitlines()
     rows = [line.split() for line in lines if line[:1].isdigit()]
     step, share = f"{STEP_NS}.00", lambda ns: [f"{ns}.00", "/", f"{100 * ns / STEP_NS:.1f}"]
@@ -62,18 +55,16 @@ def test_a_row_a_rank_and_below_them_the_spread(run, capsys):
     assert err == ""
 
 
-def test_formats_hold_the_same_numbers(run, capsys):
+def test_formats_hold_the_same_numbers(run, cli):
     expected = ppprof.open(run).breakdown("pp", steps="1:").rows(named=True)
-    document = json.loads(
-        printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "json").out
-    )
+    document = json.loads(cli("ranks", run, "--by", "pp", "--steps", "1:", "--format", "json").out)
     assert document["tables"]["breakdown"] == expected
     assert (document["by"], document["steps"]) == (["pp"], [1])
 
-    text = printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "csv").out
+    text = cli("ranks", run, "--by", "pp", "--steps", "1:", "--format", "csv").out
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [float(row["bubble_ns"]) for row in rows] == [80, 80]
-    text = printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "md").out
+    text = cli("ranks", run, "--by", "pp", "--steps", "1:", "--format", "md").out
     assert [line.count("|") for line in text.splitlines()] == [len(expected[0]) + 1] * 4
 
 
@@ -87,24 +78,24 @@ def test_by_rank_and_step_whole_nanoseconds_add_up(run):
 @pytest.mark.parametrize(
     ("selector", "found"), [("all", [0, 1, 2, 3]), ("1-2", [1, 2]), ("pp=1,dp=all", [1, 3])]
 )
-def test_ranks_are_selected(selector, found, run, capsys):
-    out = printed(capsys, run, "--rank", selector, "--format", "csv").out
+def test_ranks_are_selected(selector, found, run, cli):
+    out = cli("ranks", run, "--rank", selector, "--format", "csv").out
     assert [int(row["rank"]) for row in csv.DictReader(io.StringIO(out))] == found
 
 
-def test_workers_find_the_same(run, capsys):
-    alone = printed(capsys, run, "--format", "csv").out
-    assert printed(capsys, run, "--format", "csv", "--workers", "2").out == alone
+def test_workers_find_the_same(run, cli):
+    alone = cli("ranks", run, "--format", "csv").out
+    assert cli("ranks", run, "--format", "csv", "--workers", "2").out == alone
     with ThreadPoolExecutor(2) as executor:
         opened = ppprof.open(run)
         assert_frame_equal(opened.breakdown(executor=executor), opened.breakdown())
 
 
-def test_what_cannot_be_used_is_named_and_left_out(run, capsys):
+def test_what_cannot_be_used_is_named_and_left_out(run, cli):
     (run / raw(0)).write_bytes(b"\xff broken")
     (run / raw(1)).unlink()
     write(run / raw(2), *no_step())
-    out, err = printed(capsys, run, "--format", "csv")
+    out, err = cli("ranks", run, "--format", "csv")
     assert [int(row["rank"]) for row in csv.DictReader(io.StringIO(out))] == [3]
     assert len(err.splitlines()) == 3
     assert raw(0) in err
@@ -113,11 +104,10 @@ def test_what_cannot_be_used_is_named_and_left_out(run, capsys):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_usable_is_exit_code_3(workers, run, capsys):
+def test_nothing_usable_is_exit_code_3(workers, run, cli):
     for rank in range(4):
         (run / raw(rank)).write_bytes(b"\xff broken")
-    assert main(["ranks", str(run), "--workers", str(workers)]) == 3
-    out, err = capsys.readouterr()
+    out, err = cli("ranks", run, "--workers", workers, code=3)
     assert out == ""
     assert all(raw(rank) in err for rank in range(4))
 
@@ -140,11 +130,10 @@ def test_without_any_step_the_whole_trace_is_one(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("command", [["ranks"], ["advise"], ["report", "-o", "page.html"]])
-def test_commands_take_a_trace_without_steps(command, tmp_path, monkeypatch, capsys):
+def test_commands_take_a_trace_without_steps(command, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "a.pb", *no_step())
-    assert main([*command, str(path)]) == 0
-    assert "the whole trace counts as one, step 0" in capsys.readouterr().err
+    assert "the whole trace counts as one, step 0" in cli(*command, path).err
 
 
 def test_a_trace_of_a_device_alone_is_one_step_too(tmp_path):
@@ -165,10 +154,9 @@ def test_a_trace_without_events_has_nothing_to_break_down(tmp_path):
         opened.breakdown()
 
 
-def test_all_problems_of_a_command_are_reported_at_once(run, capsys):
+def test_all_problems_of_a_command_are_reported_at_once(run, cli):
     arguments = "--by tp --window x --steps 3:2 --workers 0 --time-unit h --format csv"
-    assert main(["ranks", str(run), *arguments.split()]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("ranks", run, *arguments.split(), code=2)
     assert out == ""
     assert [line.partition(":")[0] for line in err.splitlines()] == words(
         "--by --window --steps --workers --time-unit --time-unit"
@@ -184,26 +172,26 @@ def test_all_problems_of_a_command_are_reported_at_once(run, capsys):
         (["--steps", "7:9"], "no step of 7:9; it has steps 0-1"),
     ],
 )
-def test_what_is_missing_is_reported_with_what_exists(arguments, message, run, capsys):
-    assert main(["ranks", str(run), *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_what_is_missing_is_reported_with_what_exists(arguments, message, run, cli):
+    assert message in cli("ranks", run, *arguments, code=2).err
 
 
-def test_traces_without_a_manifest(tmp_path, capsys):
+def test_traces_without_a_manifest(tmp_path, cli):
     """File names say the coordinate where they are ours, and nothing says the host."""
     for rank, stage in enumerate(one_f_one_b(2, 4, meets=True)):
         write(tmp_path / raw(rank).removeprefix("raw/"), stage)
-    out = printed(capsys, tmp_path, "--by", "pp", "--format", "csv").out
+    out = cli("ranks", tmp_path, "--by", "pp", "--format", "csv").out
     assert [row["pp"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"]
-    assert main(["ranks", str(tmp_path), "--by", "host"]) == 2
-    assert "'host': the ranks' hosts and coordinates are unknown" in capsys.readouterr().err
-    assert main(["ranks", str(tmp_path), "--rank", "pp=0"]) == 2
-    assert "coordinates need a manifest" in capsys.readouterr().err
+    assert (
+        "'host': the ranks' hosts and coordinates are unknown"
+        in cli("ranks", tmp_path, "--by", "host", code=2).err
+    )
+    assert "coordinates need a manifest" in cli("ranks", tmp_path, "--rank", "pp=0", code=2).err
 
 
-def test_a_single_gpu_trace(tmp_path, capsys):
+def test_a_single_gpu_trace(tmp_path, cli):
     path = write(tmp_path / "a.pb", *training())
-    out, _ = printed(capsys, path)
+    out, _ = cli("ranks", path)
     assert "Host Bound" in out
     assert "Host Launch" in out
     assert "of the rows above" not in out
@@ -216,10 +204,8 @@ def test_groups_are_checked_in_the_library_too(run):
         ppprof.open(run).breakdown("tp")
 
 
-def test_the_row_limit_counts_for_the_what_if_table_too(capsys):
+def test_the_row_limit_counts_for_the_what_if_table_too(cli):
     run = Path(__file__).parents[1] / "fixtures" / "runs" / "eight_ranks"
-    assert main(["ranks", str(run), "--what-if", "--row-limit", "2"]) == 0
-    table = capsys.readouterr().out.partition("What-if Summary")[2]
+    table = cli("ranks", run, "--what-if", "--row-limit", "2").out.partition("What-if Summary")[2]
     assert re.search(r"\d+ more rows: row_limit is 2; --row-limit none shows all", table)
-    assert main(["ranks", str(run), "--what-if", "--row-limit", "none"]) == 0
-    assert "more rows" not in capsys.readouterr().out
+    assert "more rows" not in cli("ranks", run, "--what-if", "--row-limit", "none").out

@@ -118,14 +118,13 @@ def dying(trace, marker=None):
 
 
 @pytest.mark.jobs
-def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
+def test_a_cluster_finds_the_same(run, address, cli, capsys, monkeypatch):
     """Though its workers have another working directory."""
     monkeypatch.chdir(run.parent)
     command = ["ranks", run.name, "--format", "csv", "--by", "rank,step"]
     assert main(command) == 0
     alone, _ = capsys.readouterr()
-    assert main([*command, "--dask", address]) == 0
-    there, err = capsys.readouterr()
+    there, err = cli(*command, "--dask", address)
     assert there == alone
     assert err == ""
     assert len(alone.splitlines()) == 1 + 1 + 2 + 3 + 4
@@ -142,13 +141,12 @@ def test_two_workers_share_the_ranks(run, address):
 
 
 @pytest.mark.all
-def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, capsys):
+def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, cli):
     for path in run.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     broken = next(tmp_path.glob("rank_00001*"))
     broken.write_bytes(b"\xff broken")
-    assert main(["ranks", str(tmp_path), "--dask", address, "--format", "csv"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("ranks", tmp_path, "--dask", address, "--format", "csv")
     assert [line.split(",")[0] for line in out.splitlines()] == ["rank", "0", "2", "3"]
     assert str(broken) in err
 
@@ -203,18 +201,19 @@ def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypa
 
 
 @pytest.mark.all
-def test_a_scheduler_without_workers(run, tmp_path, capsys, monkeypatch):
+def test_a_scheduler_without_workers(run, tmp_path, cli, monkeypatch):
     monkeypatch.setattr(executors, "ANSWER_S", 1)
     with cluster(tmp_path, 0) as address:
-        assert main(["ranks", str(run), "--dask", address]) == 2
-    assert f"no worker for 1 s; start some: dask worker {address}" in capsys.readouterr().err
+        assert (
+            f"no worker for 1 s; start some: dask worker {address}"
+            in cli("ranks", run, "--dask", address, code=2).err
+        )
 
 
 @pytest.mark.all
-def test_a_cluster_without_ppprof(run, tmp_path, capsys):
+def test_a_cluster_without_ppprof(run, tmp_path, cli):
     with cluster(tmp_path, 1, has_ppprof=False) as address:
-        assert main(["ranks", str(run), "--dask", address]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+        (line,) = cli("ranks", run, "--dask", address, code=2).err.splitlines()
     assert line.startswith(f"--dask {address}: no ppprof on the scheduler, tcp://127.0.0.1:")
 
 
@@ -235,6 +234,8 @@ def test_without_distributed_it_is_said_what_to_install(run, monkeypatch):
         executors.dask("tcp://127.0.0.1:9").__enter__()
 
 
-def test_one_place_to_read(run, capsys):
-    assert main(["ranks", str(run), "--dask", "tcp://x:1", "--workers", "2"]) == 2
-    assert "--workers, --dask: both say where to read" in capsys.readouterr().err
+def test_one_place_to_read(run, cli):
+    assert (
+        "--workers, --dask: both say where to read"
+        in cli("ranks", run, "--dask", "tcp://x:1", "--workers", "2", code=2).err
+    )

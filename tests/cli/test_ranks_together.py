@@ -8,7 +8,6 @@ from datetime import datetime
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.clocks import Reading, clocks_path, line_of
@@ -64,13 +63,8 @@ def run(tmp_path):
     return path
 
 
-def printed(capsys, *arguments):
-    assert main(["ranks", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
-def test_who_comes_last_is_named_with_what_it_costs(run, capsys):
-    out = printed(capsys, run)
+def test_who_comes_last_is_named_with_what_it_costs(run, cli):
+    out = cli("ranks", run).out
     (row,) = [line.split() for line in out.splitlines() if line.startswith("0,1,2,3")]
     # Three ranks wait 20 ms: 15 on average; the ring moves 1.5 x 30 MB in 5 ms.
     assert row == words("0,1,2,3 dp 6 15.00 20.00 5.00 9 0% 100% 0% 0% 2 (100%)")
@@ -82,34 +76,32 @@ def test_who_comes_last_is_named_with_what_it_costs(run, capsys):
     assert "Slow link" not in out
 
 
-def test_clocks_without_measurements_are_bound_by_the_collectives(run, capsys):
+def test_clocks_without_measurements_are_bound_by_the_collectives(run, cli):
     for file in run.glob("clocks/*"):
         file.unlink()
-    out = printed(capsys, run, "--format", "json")
+    out = cli("ranks", run, "--format", "json").out
     document = json.loads(out)
     clocks = document["clocks"]
     assert {clocks[rank]["method"] for rank in "123"} == {"collectives"}
     for rank in "123":  # the true offset is 0
         assert abs(clocks[rank]["offset_ns"]) <= clocks[rank]["error_ns"] < 30 * MS
-    assert "known to" in printed(capsys, run)
+    assert "known to" in cli("ranks", run).out
     assert document["tables"]["collectives"][0]["members"] == "0,1,2,3"
     assert [row["rank"] for row in document["tables"]["slow_ranks"] if row["is_slow"]] == [2]
 
 
-def test_a_merge_without_measured_clocks_bounds_them(run, capsys, tmp_path):
-    assert main(["merge", str(run), "-o", str(tmp_path / "measured.json")]) == 0
-    assert "clocks" not in capsys.readouterr().err
+def test_a_merge_without_measured_clocks_bounds_them(run, cli, tmp_path):
+    assert "clocks" not in cli("merge", run, "-o", str(tmp_path / "measured.json")).err
     for file in run.glob("clocks/*"):
         file.unlink()
-    assert main(["merge", str(run), "-o", str(tmp_path / "bounded.json")]) == 0
-    error = capsys.readouterr().err
+    error = cli("merge", run, "-o", str(tmp_path / "bounded.json")).err
     assert f"{run}: the clocks of ranks 1-3 were not compared; their collectives bound" in error
     assert "no clock offset" not in error
 
 
-def test_what_if_says_what_the_slow_rank_costs(run, capsys):
-    assert "What-if" not in printed(capsys, run)
-    out = printed(capsys, run, "--what-if")
+def test_what_if_says_what_the_slow_rank_costs(run, cli):
+    assert "What-if" not in cli("ranks", run).out
+    out = cli("ranks", run, "--what-if").out
     assert "What-if Summary" in out
     table = ppprof.open(run).cluster().what_if
     replayed, ideal = (table.filter(fixed=name).row(0, named=True) for name in ("nothing", "all"))
@@ -118,8 +110,7 @@ def test_what_if_says_what_the_slow_rank_costs(run, capsys):
     assert (slowest["ranks"], slowest["share"]) == ("2", pytest.approx(1.0))
 
 
-def test_ranks_that_never_meet_have_no_such_table(run, capsys, tmp_path):
+def test_ranks_that_never_meet_have_no_such_table(run, cli, tmp_path):
     alone = next(run.glob("raw/rank_00001*"))
-    assert "Collectives" not in printed(capsys, alone)
-    assert main(["ranks", str(alone), "--what-if"]) == 0
-    assert "nothing to replay" in capsys.readouterr().err
+    assert "Collectives" not in cli("ranks", alone).out
+    assert "nothing to replay" in cli("ranks", alone, "--what-if").err

@@ -35,29 +35,21 @@ def trace(tmp_path, monkeypatch):
     return read(write(Path("a.pb"), *gpu_traces.training()))
 
 
-def printed(capsys, *arguments: object) -> str:
-    """What the command prints when all is well."""
-    assert main(["summary", *map(str, arguments)]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
 def titles(text: str) -> list[str]:
     return re.findall(r"^-*([A-Z]\w*(?: \w+)* Summary)(?: - .*?)?-*$", text, re.MULTILINE)
 
 
-def test_a_file_prints_what_the_block_switches_on_by_default(trace, capsys):
+def test_a_file_prints_what_the_block_switches_on_by_default(trace, cli):
     views = ProfilerConfig().views()
     assert set(views) == set(summary.DEFAULT_VIEWS)
-    assert printed(capsys, "a.pb") == (
+    assert cli.quiet("summary", "a.pb") == (
         f"rank 0 (a.pb), window 0, steps 5 to 7\n\n{render(Profile(trace), views, TableOptions())}"
     )
 
 
-def test_options_shape_the_tables(trace, capsys):
-    text = printed(
-        capsys,
+def test_options_shape_the_tables(trace, cli):
+    text = cli.quiet(
+        "summary",
         "a.pb",
         *words("--views op,udf --sorted-by cpu_min --thread-sep"),
         *words("--time-unit us --no-op-detail --row-limit 2"),
@@ -67,7 +59,7 @@ def test_options_shape_the_tables(trace, capsys):
     assert text.partition("\n\n")[2] == render(profile, ["op", "udf"], layout)
     assert "more operators: row_limit is 2" in text
 
-    text = printed(capsys, "a.pb", "--views", "kernel,op", "--row-limit", "none")
+    text = cli.quiet("summary", "a.pb", "--views", "kernel,op", "--row-limit", "none")
     assert text.partition("\n\n")[2] == render(
         Profile(trace), ["op", "kernel"], TableOptions(row_limit=None)
     )
@@ -77,7 +69,7 @@ def rendered(options: TableOptions, profile: Profile) -> str:
     return render(profile, ["model", "dist", "op"], options)
 
 
-def test_a_run_prints_what_its_config_says(tmp_path, capsys):
+def test_a_run_prints_what_its_config_says(tmp_path, cli, capsys):
     run = make_run(
         tmp_path,
         {0: 1},
@@ -89,7 +81,7 @@ def test_a_run_prints_what_its_config_says(tmp_path, capsys):
         row_limit=3,
     )
     profile = Profile(read(run / trace_name(0).raw), SummaryOptions("cpu_avg", thread_sep=True))
-    text = printed(capsys, run)
+    text = cli.quiet("summary", run)
     assert text == (
         "rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n\n"
         + render(profile, ["model", "dist", "op"], TableOptions("us", op_detail=False, row_limit=3))
@@ -102,17 +94,25 @@ def test_a_run_prints_what_its_config_says(tmp_path, capsys):
     assert capsys.readouterr().out.partition("\n\n")[2] == rendered(options, profile)
 
 
-def test_the_command_line_wins_over_the_config(tmp_path, capsys):
+def test_the_command_line_wins_over_the_config(tmp_path, cli):
     run = make_run(tmp_path, {0: 1}, detailed=True, time_unit="us", thread_sep=True, row_limit=3)
-    text = printed(
-        capsys, run, "--views", "op", "--time-unit", "ms", "--no-thread-sep", "--row-limit", "none"
+    text = cli.quiet(
+        "summary",
+        run,
+        "--views",
+        "op",
+        "--time-unit",
+        "ms",
+        "--no-thread-sep",
+        "--row-limit",
+        "none",
     )
     profile = Profile(read(run / trace_name(0).raw))
     assert text.partition("\n\n")[2] == render(profile, ["op"], TableOptions(row_limit=None))
 
 
-def test_all_views(trace, capsys):
-    assert set(titles(printed(capsys, "a.pb", "--views", "all"))) == {
+def test_all_views(trace, cli):
+    assert set(titles(cli.quiet("summary", "a.pb", "--views", "all"))) == {
         "Device Summary",
         "Overview Summary",
         "Model Summary",
@@ -125,9 +125,9 @@ def test_all_views(trace, capsys):
     }
 
 
-def test_a_table_without_rows_is_said(tmp_path, capsys):
+def test_a_table_without_rows_is_said(tmp_path, cli):
     path = write(tmp_path / "a.pb", *gpu_traces.no_step())
-    text = printed(capsys, path, "--views", "model,op,mem")
+    text = cli.quiet("summary", path, "--views", "model,op,mem")
     assert titles(text) == ["Operator Summary"]
     assert text.endswith(
         "\nmodel: at most one of steps, Dataloader, Forward, Backward and Optimization in this trace\n"
@@ -135,57 +135,53 @@ def test_a_table_without_rows_is_said(tmp_path, capsys):
     )
 
 
-def test_ranks_are_those_that_the_config_prints(tmp_path, capsys):
+def test_ranks_are_those_that_the_config_prints(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 2, 2: 1}, print_ranks={"dp": 1})
     views = ["--views", "model"]
-    assert main(["summary", str(run), *views]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", run, *views)
     assert re.findall(r"rank \d .*, window \d", out) == [
         "rank 1 (dp1 pp0 sharding0 mp0), window 0",
         "rank 1 (dp1 pp0 sharding0 mp0), window 1",
     ]
     assert err == f"{run}: not shown: ranks 0, 2; --rank R or --rank all shows them\n"
-    assert "rank 2 (" in printed(capsys, run, "--rank", 2, *views)
-    assert printed(capsys, run, "--rank", "all", *views).count("Model Summary") == 4
-    text = printed(capsys, run, "--rank", "1", "--window", "1", *views)
+    assert "rank 2 (" in cli.quiet("summary", run, "--rank", 2, *views)
+    assert cli.quiet("summary", run, "--rank", "all", *views).count("Model Summary") == 4
+    text = cli.quiet("summary", run, "--rank", "1", "--window", "1", *views)
     assert text.startswith("rank 1 (dp1 pp0 sharding0 mp0), window 1, steps 10 to 12\n")
     assert text.count("Model Summary") == 1
 
 
-def test_steps_leave_windows_out(tmp_path, capsys):
+def test_steps_leave_windows_out(tmp_path, cli):
     run = make_run(tmp_path, {0: 2})
-    assert main(["summary", str(run), "--steps", "11:", "--views", "model"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", run, "--steps", "11:", "--views", "model")
     assert out.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 1, steps 11 to 12\n")
     assert out.count("Model Summary") == 1
     assert err == f"{run / trace_name(0).raw}: no step of 11:; it has steps 0-2\n"
 
 
-def test_the_newest_run_is_named(tmp_path, capsys):
+def test_the_newest_run_is_named(tmp_path, cli):
     make_run(tmp_path, {0: 1})
     run = make_run(tmp_path, {0: 1})
-    assert main(["summary", str(tmp_path)]) == 0
-    assert capsys.readouterr().err == f"{tmp_path}: the newest run is {run}\n"
+    assert cli("summary", tmp_path).err == f"{tmp_path}: the newest run is {run}\n"
 
 
-def test_directories_of_one_run_print_as_one(tmp_path, capsys):
+def test_directories_of_one_run_print_as_one(tmp_path, cli):
     left = [make_run(tmp_path / f"node{n}", {n: 1}, "a") for n in (0, 1)]
     other = make_run(tmp_path / "other/log", {0: 1}, "b")
     views = ["--views", "model", "--rank", "all"]
     ranks = ["rank 0 (dp0 pp0 sharding0 mp0)", "rank 1 (dp1 pp0 sharding0 mp0)"]
-    assert re.findall(r"(.*), window 0", printed(capsys, *left, *views)) == ranks
-    assert re.findall(r"(.*), window 0", printed(capsys, left[0], other, left[1], *views)) == [
+    assert re.findall(r"(.*), window 0", cli.quiet("summary", *left, *views)) == ranks
+    assert re.findall(r"(.*), window 0", cli.quiet("summary", left[0], other, left[1], *views)) == [
         *(f"{left[0]}, {left[1]}: {rank}" for rank in ranks),
         f"{other}: {ranks[0]}",
     ]
     other.rename(tmp_path.parent / f"{tmp_path.name}_other")
-    assert main(["summary", str(tmp_path), *views]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", tmp_path, *views)
     assert re.findall(r"(.*), window 0", out) == ranks
     assert err == f"{tmp_path}: the newest run is {left[0]}, {left[1]}\n"
 
 
-def test_ranks_of_which_nothing_is_there_are_named(tmp_path, capsys):
+def test_ranks_of_which_nothing_is_there_are_named(tmp_path, cli, capsys):
     whole = make_run(tmp_path, dict.fromkeys(range(5), 1), ranks="0-3")
     for rank in (2, 3, 4):
         (whole / trace_name(rank).raw).unlink()
@@ -195,14 +191,13 @@ def test_ranks_of_which_nothing_is_there_are_named(tmp_path, capsys):
             f"{whole}: no trace of ranks 2-3; if other nodes wrote them, give their directories "
             "too\n"
         ) in capsys.readouterr().err
-    printed(capsys, whole, "--views", "model", "--rank", 1)
+    cli.quiet("summary", whole, "--views", "model", "--rank", 1)
 
 
-def test_several_paths_one_after_the_other(trace, capsys):
+def test_several_paths_one_after_the_other(trace, cli):
     write(Path("b.pb"), *gpu_traces.one_step())
     Path("broken.pb").write_bytes(b"\x0f" * 9)
-    assert main(["summary", "a.pb", "broken.pb", "nowhere", "b.pb", "--views", "model"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", "a.pb", "broken.pb", "nowhere", "b.pb", "--views", "model")
     assert re.findall(r".*, window .*", out) == [
         "a.pb: rank 0 (a.pb), window 0, steps 5 to 7",
         "b.pb: rank 0 (b.pb), window 0, steps 0 to 0",
@@ -211,11 +206,10 @@ def test_several_paths_one_after_the_other(trace, capsys):
 
 
 @pytest.mark.parametrize("fmt", ["table", "json", "csv", "md"])
-def test_nothing_usable_is_exit_code_3(fmt, trace, capsys):
+def test_nothing_usable_is_exit_code_3(fmt, trace, cli):
     Path("empty.pb").touch()
     arguments = ["empty.pb", "nowhere", "--format", fmt, "--views", "op", "-o", "out"]
-    assert main(["summary", *arguments]) == 3
-    out, err = capsys.readouterr()
+    out, err = cli("summary", *arguments, code=3)
     assert out == ""
     assert err == (
         "empty.pb: empty, not a trace; use a file whose writer has finished\n"
@@ -229,25 +223,23 @@ def test_a_rank_that_is_nowhere_is_bad_usage(trace, capsys):
     assert capsys.readouterr() == ("", 'a.pb: ranks "5": expected 0 to 0\n')
 
 
-def test_what_was_lost_is_said(tmp_path, capsys):
+def test_what_was_lost_is_said(tmp_path, cli):
     from tests.fixtures.timeline import to_proto
 
     trees = to_proto(gpu_traces.one_step())
     trees.thread_trees[0].host_nodes[-1].parentid = 99
     path = tmp_path / "a.pb"
     path.write_bytes(trees.SerializeToString())
-    assert main(["summary", str(path)]) == 0
-    assert capsys.readouterr().err == (
+    assert cli("summary", path).err == (
         f"{path}: partly read: skipped 1 host event not connected to the root, "
         "1 memory event not connected to the root\n"
     )
 
 
-def test_json_is_a_list_of_windows(tmp_path, capsys):
+def test_json_is_a_list_of_windows(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 1})
     arguments = ["--format", "json", "--rank", "all", "--views", "model,mem", "--sorted-by", "auto"]
-    assert main(["summary", str(run), *arguments]) == 0
-    windows = json.loads(capsys.readouterr().out)
+    windows = json.loads(cli("summary", run, *arguments).out)
 
     profile = Profile(read(run / trace_name(1).raw))
     assert windows[1] == {
@@ -264,9 +256,9 @@ def test_json_is_a_list_of_windows(tmp_path, capsys):
     assert [window["rank"] for window in windows] == [0, 1]
 
 
-def test_csv_is_one_table(tmp_path, capsys):
+def test_csv_is_one_table(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 1})
-    text = printed(capsys, run, "--format", "csv", "--rank", "all", "--views", "op")
+    text = cli.quiet("summary", run, "--format", "csv", "--rank", "all", "--views", "op")
     rows = list(csv.DictReader(io.StringIO(text)))
     tables = [summarize(Profile(read(run / trace_name(rank).raw)), "op") for rank in (0, 1)]
     assert list(rows[0]) == ["path", "rank", "window", *tables[0].columns]
@@ -280,8 +272,8 @@ def test_csv_is_one_table(tmp_path, capsys):
     }
 
 
-def test_markdown_is_what_github_renders(trace, capsys):
-    text = printed(capsys, "a.pb", "--format", "md", "--views", "dist,kernel")
+def test_markdown_is_what_github_renders(trace, cli):
+    text = cli.quiet("summary", "a.pb", "--format", "md", "--views", "dist,kernel")
     lines = text.splitlines()
     assert lines[:8] == [
         "## rank 0 (a.pb), window 0, steps 5 to 7",
@@ -298,32 +290,33 @@ def test_markdown_is_what_github_renders(trace, capsys):
     assert all(line.count("|") - line.count("\\|") in (0, 5, 8) for line in lines)
 
 
-def test_output_goes_to_a_file_whole_and_never_over_another(trace, capsys, tmp_path):
-    text = printed(capsys, "a.pb")
-    assert printed(capsys, "a.pb", "-o", "out.txt") == ""
+def test_output_goes_to_a_file_whole_and_never_over_another(trace, cli, tmp_path):
+    text = cli.quiet("summary", "a.pb")
+    assert cli.quiet("summary", "a.pb", "-o", "out.txt") == ""
     assert Path("out.txt").read_text() == text
-    assert main(["summary", "a.pb", "-o", "out.txt", "--views", "model"]) == 2
-    assert capsys.readouterr().err == "-o out.txt: exists; --force replaces it\n"
+    assert (
+        cli("summary", "a.pb", "-o", "out.txt", "--views", "model", code=2).err
+        == "-o out.txt: exists; --force replaces it\n"
+    )
     assert Path("out.txt").read_text() == text
-    assert printed(capsys, "a.pb", "-o", "out.txt", "--views", "model", "--force") == ""
+    assert cli.quiet("summary", "a.pb", "-o", "out.txt", "--views", "model", "--force") == ""
     assert titles(Path("out.txt").read_text()) == ["Model Summary"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pb", "out.txt"]
 
 
-def test_what_cannot_be_written_is_said(trace, capsys):
+def test_what_cannot_be_written_is_said(trace, cli):
     if os.geteuid() == 0:
         where = "/proc/out"
     else:
         Path("locked").mkdir(mode=0o500)
         where = "locked/out"
-    assert main(["summary", "a.pb", "-o", where]) == 2
-    assert capsys.readouterr().err.startswith(f"-o {where}: ")
+    assert cli("summary", "a.pb", "-o", where, code=2).err.startswith(f"-o {where}: ")
 
 
-def test_only_tables_left_are_printed(tmp_path, capsys):
+def test_only_tables_left_are_printed(tmp_path, cli, capsys):
     run = only_tables(tmp_path)
     capsys.readouterr()
-    text = printed(capsys, run)
+    text = cli.quiet("summary", run)
     assert text.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n")
     assert titles(text) == [
         "Overview Summary",
@@ -331,44 +324,47 @@ def test_only_tables_left_are_printed(tmp_path, capsys):
         "Operator Summary",
         "Kernel Summary",
     ]
-    assert main(["summary", str(run), "--steps", "1"]) == 3
-    assert "only tables are left of this window, no trace" in capsys.readouterr().err
-    assert main(["summary", str(run), "--views", "op,efficiency"]) == 3
-    assert "no trace: no efficiency" in capsys.readouterr().err
+    assert (
+        "only tables are left of this window, no trace"
+        in cli("summary", run, "--steps", "1", code=3).err
+    )
+    assert "no trace: no efficiency" in cli("summary", run, "--views", "op,efficiency", code=3).err
 
 
-def test_efficiency_in_all_formats(trace, capsys):
-    text = printed(capsys, "a.pb", "--views", "efficiency")
+def test_efficiency_in_all_formats(trace, cli):
+    text = cli.quiet("summary", "a.pb", "--views", "efficiency")
     assert titles(text) == ["Efficiency Summary"]
     assert re.search(r"^matmul +\[4,128,256\] \[256,1024\] +bfloat16 +6 ", text, re.MULTILINE)
-    (window,) = json.loads(printed(capsys, "a.pb", "--views", "efficiency", "--format", "json"))
+    (window,) = json.loads(
+        cli.quiet("summary", "a.pb", "--views", "efficiency", "--format", "json")
+    )
     matmul, unknown = window["tables"]["efficiency"]
     assert matmul["flops"] == 2 * (4 * 128) * 256 * 1024
     assert unknown["name"] is None
-    header, *lines = printed(capsys, "a.pb", "--views", "efficiency", "--format", "csv").split()
+    header, *lines = cli.quiet(
+        "summary", "a.pb", "--views", "efficiency", "--format", "csv"
+    ).split()
     assert header.startswith("path,rank,window,name,shapes,dtype,calls,time_ns,flops,bytes")
     assert len(lines) >= 2
-    text = printed(capsys, "a.pb", "--views", "efficiency", "--format", "md")
+    text = cli.quiet("summary", "a.pb", "--views", "efficiency", "--format", "md")
     assert "\n| `matmul` | [4,128,256] [256,1024] | bfloat16 |" in text
     assert "\n|          |     " in text
 
 
-def test_an_option_without_effect_is_reported(trace, capsys):
+def test_an_option_without_effect_is_reported(trace, cli):
     arguments = ["--views", "overview", "--sorted-by", "cpu_max", "--no-op-detail"]
-    assert main(["summary", "a.pb", *arguments]) == 0
-    assert capsys.readouterr().err == (
+    assert cli("summary", "a.pb", *arguments).err == (
         "--sorted-by: has no effect on overview; it changes op, kernel, udf, shape\n"
         "--op-detail: has no effect on overview; it changes op\n"
     )
 
 
-def test_every_problem_of_the_command_line_at_once(trace, capsys):
+def test_every_problem_of_the_command_line_at_once(trace, cli):
     arguments = words(
         "--views op,ops --window -1 --steps 5:5 --sorted-by gpu",
         "--time-unit h --row-limit 0 --no-op-detail --format csv --force",
     )
-    assert main(["summary", "a.pb", *arguments]) == 2
-    out, err = capsys.readouterr()
+    out, err = cli("summary", "a.pb", *arguments, code=2)
     assert out == ""
     assert err.splitlines() == [
         "--views: 'ops': expected all, or some of " + ", ".join(ALL_VIEWS),
@@ -394,20 +390,18 @@ def test_every_problem_of_the_command_line_at_once(trace, capsys):
         ("a.pb", "-o a.pb: this command reads it; write to another file"),
     ],
 )
-def test_where_output_cannot_go(output, message, trace, capsys):
+def test_where_output_cannot_go(output, message, trace, cli):
     before = Path("a.pb").read_bytes()
-    assert main(["summary", "a.pb", "-o", output, "--force"]) == 2
-    assert capsys.readouterr().err == message + "\n"
+    assert cli("summary", "a.pb", "-o", output, "--force", code=2).err == message + "\n"
     assert Path("a.pb").read_bytes() == before
 
 
-def test_a_config_of_another_version_is_left_aside(tmp_path, capsys):
+def test_a_config_of_another_version_is_left_aside(tmp_path, cli):
     run = make_run(tmp_path, {0: 1})
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["profiler"]["newer_key"] = 1
     (run / "manifest.json").write_text(json.dumps(manifest))
-    assert main(["summary", str(run)]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", run)
     assert out.count("Model Summary") == 1
     assert err.startswith(f"{run}: its Profiler block is ignored:\n")
     assert "newer_key" in err
@@ -450,9 +444,9 @@ def process(*arguments: object, **settings) -> subprocess.Popen[str]:
     return subprocess.Popen(command, **{**pipes, **settings})
 
 
-def test_as_a_process(trace, capsys):
+def test_as_a_process(trace, cli):
     done = process("a.pb").communicate(timeout=60)
-    assert done == (printed(capsys, "a.pb"), "")
+    assert done == (cli.quiet("summary", "a.pb"), "")
 
 
 def test_a_closed_pipe_ends_it_quietly(trace):
@@ -476,10 +470,10 @@ def ended(redirections: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_closed_stdout_or_stderr_changes_nothing_else(trace, capsys):
+def test_a_closed_stdout_or_stderr_changes_nothing_else(trace, cli):
     assert ended(">&-") == (0, "", "")
     assert ended("<&- >&- 2>&-") == (0, "", "")
-    assert ended("2>&-") == (0, printed(capsys, "a.pb"), "")
+    assert ended("2>&-") == (0, cli.quiet("summary", "a.pb"), "")
 
 
 def test_a_full_disk_behind_stdout_is_a_message(trace):

@@ -48,14 +48,6 @@ def run(tmp_path):
     return run
 
 
-def printed(capsys, *arguments: object) -> str:
-    """What the command prints when all is well."""
-    assert main(["summary", *map(str, arguments)]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
 def printed_rows(text: str) -> list[list[str]]:
     """The cells below the head of the first table, its head first."""
     lines = text.splitlines()
@@ -64,9 +56,9 @@ def printed_rows(text: str) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in table]
 
 
-def test_an_operator_and_rank_a_row_with_node_id(run, capsys):
+def test_an_operator_and_rank_a_row_with_node_id(run, cli):
     """The columns of the table in pytorch/pytorch issue 39675."""
-    out = printed(capsys, run, "--by", "rank")
+    out = cli.quiet("summary", run, "--by", "rank")
     assert out.startswith("ranks 0-1, window 0, steps 3 to 3\n\n---")
     assert "-Operator Summary by rank-" in out
     assert "\nTime unit: ms\n" in out
@@ -84,8 +76,8 @@ def test_an_operator_and_rank_a_row_with_node_id(run, capsys):
     assert "Self CPU: time in an operator without the operators it calls.\n" in out
 
 
-def test_an_operator_a_row_with_what_differs_most_on_top(run, capsys):
-    out = printed(capsys, run, "--by", "name", "--time-unit", "us", "--row-limit", "2")
+def test_an_operator_a_row_with_what_differs_most_on_top(run, cli):
+    out = cli.quiet("summary", run, "--by", "name", "--time-unit", "us", "--row-limit", "2")
     assert "-Operator Summary by name: CPU total of 2 ranks-" in out
     assert "\nTime unit: us\n" in out
     *rows, (cut,) = printed_rows(out)
@@ -100,18 +92,18 @@ def test_an_operator_a_row_with_what_differs_most_on_top(run, capsys):
     assert "waits for other ranks takes longest on the rank that arrives first" in out
 
 
-def test_gpu_times_where_there_are_any(tmp_path, capsys):
+def test_gpu_times_where_there_are_any(tmp_path, cli):
     run = claim(tmp_path / "log")
     for rank in (0, 1):
         gemm = launch(11 * MS, 12 * MS, kernel("void gemm<int>(int*)", 12 * MS, (14 + rank) * MS))
         rank_of(run, rank, f"dp{rank}", op("matmul", 10, 20, gemm))
-    head, *rows = printed_rows(printed(capsys, run, "--by", "rank"))
+    head, *rows = printed_rows(cli.quiet("summary", run, "--by", "rank"))
     assert [row[head.index("GPU total %") :] for row in (head, *rows)] == [
         ["GPU total %", "GPU total", "GPU time avg", "Number of Calls", "Node ID"],
         ["100.00", "2.00", "2.00", "1", "0 (dp0)"],
         ["100.00", "3.00", "3.00", "1", "1 (dp1)"],
     ]
-    kernels = printed(capsys, run, "--by", "name", "--views", "kernel")
+    kernels = cli.quiet("summary", run, "--by", "name", "--views", "kernel")
     assert "Kernel Summary by name: GPU total of 2 ranks" in kernels
     (row,) = [line for line in kernels.splitlines() if line.startswith("void gemm")]
     assert re.split(r"  +", row.strip()) == cells(
@@ -119,9 +111,9 @@ def test_gpu_times_where_there_are_any(tmp_path, capsys):
     )
 
 
-def test_every_view_that_ranks_share(tmp_path, capsys):
+def test_every_view_that_ranks_share(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 1})
-    out = printed(capsys, run, "--by", "name", "--views", "all", "--sorted-by", "cpu_avg")
+    out = cli.quiet("summary", run, "--by", "name", "--views", "all", "--sorted-by", "cpu_avg")
     for title in (
         "Model Summary by name: CPU avg of 2 ranks",
         "Distribution Summary by name: Time of 2 ranks",
@@ -134,20 +126,20 @@ def test_every_view_that_ranks_share(tmp_path, capsys):
     assert "in this trace" not in out
 
 
-def test_a_table_for_each_window(tmp_path, capsys):
+def test_a_table_for_each_window(tmp_path, cli):
     run = make_run(tmp_path, {0: 2, 1: 2})
-    out = printed(capsys, run, "--by", "rank", "--views", "dist")
+    out = cli.quiet("summary", run, "--by", "rank", "--views", "dist")
     assert [line for line in out.splitlines() if line.startswith("ranks")] == [
         "ranks 0-1, window 0, steps 0 to 2",
         "ranks 0-1, window 1, steps 10 to 12",
     ]
-    out = printed(capsys, run, "--by", "rank", "--views", "dist", "--window", 1, "--steps", 11)
+    out = cli.quiet("summary", run, "--by", "rank", "--views", "dist", "--window", 1, "--steps", 11)
     assert out.startswith("ranks 0-1, window 1, steps 11 to 11\n")
     assert out.count("Distribution Summary by rank") == 1
 
 
-def test_json_holds_what_the_library_says(run, capsys):
-    (window,) = json.loads(printed(capsys, run, "--by", "name", "--format", "json"))
+def test_json_holds_what_the_library_says(run, cli):
+    (window,) = json.loads(cli.quiet("summary", run, "--by", "name", "--format", "json"))
     tables = window.pop("tables")
     assert window == {
         "schema_version": 1,
@@ -171,15 +163,15 @@ def test_json_holds_what_the_library_says(run, capsys):
     assert tables == {"op": ppprof.open(run).summary("op", by="name").rows(named=True)}
 
 
-def test_csv_and_markdown(run, capsys):
-    text = printed(capsys, run, "--by", "rank", "--format", "csv")
+def test_csv_and_markdown(run, cli):
+    text = cli.quiet("summary", run, "--by", "rank", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert list(rows[0])[:5] == ["path", "window", "rank", "coordinate", "name"]
     assert [(row["rank"], row["name"], row["cpu_self_ns"]) for row in rows][:2] == [
         ("0", "matmul", "18000000"),
         ("1", "matmul", "28000000"),
     ]
-    lines = printed(capsys, run, "--by", "name", "--format", "md").splitlines()
+    lines = cli.quiet("summary", run, "--by", "name", "--format", "md").splitlines()
     assert lines[:3] == ["## ranks 0-1, window 0, steps 3 to 3", "", "### op"]
     assert [cell.strip() for cell in lines[6].strip("|").split("|")] == words(
         "`matmul` 2 3 50000000 cpu_total",
@@ -187,41 +179,37 @@ def test_csv_and_markdown(run, capsys):
     )
 
 
-def test_a_broken_rank_is_reported_and_the_others_are_shown(tmp_path, capsys):
+def test_a_broken_rank_is_reported_and_the_others_are_shown(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 1, 2: 1, 3: 1})
     broken = run / trace_name(1).raw
     os.truncate(broken, 100)
     (run / trace_name(2).raw).unlink()
-    assert main(["summary", str(run), "--by", "rank"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("summary", run, "--by", "rank")
     assert out.startswith("ranks 0, 3, window 0, steps 0 to 2\n")
     first, second = err.splitlines()
     assert first.startswith(f"{broken}: ")
     assert second == f"{run}: window 0: no rank 2; left out"
 
 
-def test_no_usable_rank_is_exit_code_3(tmp_path, capsys):
+def test_no_usable_rank_is_exit_code_3(tmp_path, cli):
     run = make_run(tmp_path, {0: 1, 1: 1})
     for rank in (0, 1):
         (run / trace_name(rank).raw).write_bytes(b"\x0f" * 9)
-    assert main(["summary", str(run), "--by", "name"]) == 3
-    out, err = capsys.readouterr()
+    out, err = cli("summary", run, "--by", "name", code=3)
     assert out == ""
     assert len(err.splitlines()) == 2
 
 
-def test_one_rank_has_nothing_to_be_compared_with(run, capsys):
-    assert main(["summary", str(run), "--by", "name", "--rank", "1"]) == 0
-    out, err = capsys.readouterr()
+def test_one_rank_has_nothing_to_be_compared_with(run, cli):
+    out, err = cli("summary", run, "--by", "name", "--rank", "1")
     assert "Operator Summary by name: CPU total of 1 rank-" in out
     assert err == f"{run}: window 0: only rank 1: no other rank to compare with\n"
-    assert printed(capsys, run, "--by", "rank", "--rank", "1").startswith("rank 1, window 0, ")
+    assert cli.quiet("summary", run, "--by", "rank", "--rank", "1").startswith("rank 1, window 0, ")
 
 
-def test_every_problem_of_the_command_line_at_once(run, capsys):
+def test_every_problem_of_the_command_line_at_once(run, cli):
     arguments = ["--by", "name", "--views", "op,mem", "--thread-sep", "--no-op-detail"]
-    assert main(["summary", str(run), *arguments]) == 2
-    assert capsys.readouterr().err.splitlines() == [
+    assert cli("summary", run, *arguments, code=2).err.splitlines() == [
         "--views: 'mem': expected some of model, dist, op, kernel, memcpy, udf, "
         "whose rows are names that ranks share",
         "--thread-sep: has no effect with --by: each operator is one row of a rank",

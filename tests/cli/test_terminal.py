@@ -292,6 +292,5 @@ def test_an_unknown_word_names_the_nearest(words, message, capsys) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["summary", "ranks", "advise"])
-def test_a_width_without_effect_is_an_error(command, options, message, capsys) -> None:
-    assert main([command, "x", *options]) == 2
-    assert message in capsys.readouterr().err
+def test_a_width_without_effect_is_an_error(command, options, message, cli) -> None:
+    assert message in cli(command, "x", *options, code=2).err

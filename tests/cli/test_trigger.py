@@ -48,18 +48,17 @@ def job(folder: Path, attached: tuple[int, ...] = (0, 1), **profiler: Any) -> Pa
     return run
 
 
-def test_a_request_is_left_and_said_what_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_is_left_and_said_what_of(tmp_path: Path, cli) -> None:
     run = job(tmp_path)
-    assert main(["trigger", str(run), "--steps", "2", "--rank", "1"]) == 0
-    assert f"{run}: requested 2 steps on rank 1; rank 0 reads this" in capsys.readouterr().out
+    assert (
+        f"{run}: requested 2 steps on rank 1; rank 0 reads this"
+        in cli("trigger", run, "--steps", "2", "--rank", "1").out
+    )
     request = consume_request(run)
     assert request is not None
     assert (request.steps, request.ranks, request.problem) == (2, "1", None)
     assert [path.name for path in (run / "trigger").iterdir()] == []
-    assert main(["trigger", str(run)]) == 0
-    assert "requested 4 steps on ranks 0-1" in capsys.readouterr().out
+    assert "requested 4 steps on ranks 0-1" in cli("trigger", run).out
 
 
 def test_a_second_request_does_not_replace_the_first(
@@ -104,27 +103,21 @@ def test_what_is_refused(
     assert not request_path(run).exists()
 
 
-def test_a_job_whose_rank_0_was_killed_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_whose_rank_0_was_killed_has_ended(tmp_path: Path, cli) -> None:
     run = job(tmp_path)
     (entry,) = (run / "alive").glob("00000.*")
     child = os.spawnlp(os.P_NOWAIT, "true", "true")
     os.waitpid(child, 0)
     entry.rename(entry.with_name(entry.name.replace(f".{os.getpid()}.", f".{child}.")))
-    assert main(["trigger", str(run)]) == 3
-    assert "the job has ended" in capsys.readouterr().err
+    assert "the job has ended" in cli("trigger", run, code=3).err
 
 
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trigger", str(tmp_path)]) == 3
-    assert "no run here" in capsys.readouterr().err
+def test_no_run(tmp_path: Path, cli) -> None:
+    assert "no run here" in cli("trigger", tmp_path, code=3).err
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "odd"])
-def test_waiting_for_an_answer_ends_in_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_waiting_for_an_answer_ends_in_time(tmp_path: Path, cli, kind: str) -> None:
     run = job(tmp_path)
     path = run / "trigger/answers.jsonl"
     if kind == "pipe":
@@ -135,8 +128,10 @@ def test_waiting_for_an_answer_ends_in_time(
         values = [None, [], {}, -1, "x", [[]], [None], 1 << 90]
         lines = [{"why": "x", "ranks": value, "start": value, "steps": 2} for value in values]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, [], 3, "[" * 9999]))
-    assert main(["trigger", str(run), "--wait", "--timeout", "0.1"]) == 1
-    assert "no answer yet; the request stays" in capsys.readouterr().err
+    assert (
+        "no answer yet; the request stays"
+        in cli("trigger", run, "--wait", "--timeout", "0.1", code=1).err
+    )
 
 
 def test_an_answer_of_odd_values_is_none(tmp_path: Path) -> None:
@@ -171,11 +166,10 @@ def answering(run: Path, answers: bool = True, files: bool = True, **answer: Any
     threading.Thread(target=rank_0, daemon=True).start()
 
 
-def test_waiting_prints_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_prints_the_files(tmp_path: Path, cli) -> None:
     run = job(tmp_path)
     answering(run, window=3, start=70, steps=4, ranks=[0, 1])
-    assert main(["trigger", str(run), "--wait"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("trigger", run, "--wait")
     assert sorted(out.splitlines()) == sorted(
         str(run / name)
         for rank in (0, 1)
@@ -185,30 +179,25 @@ def test_waiting_prints_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "rank 1: no json, which is large" in err
 
 
-def test_ranks_of_other_disks_are_not_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_of_other_disks_are_not_waited_for(tmp_path: Path, cli) -> None:
     run = job(tmp_path, attached=(0,))
     answering(run, window=3, start=70, steps=4, ranks=[0, 1])
-    assert main(["trigger", str(run), "--wait"]) == 0
-    out, err = capsys.readouterr()
+    out, err = cli("trigger", run, "--wait")
     assert len(out.splitlines()) == 2
     assert "not waiting for files of rank 1, which are on other disks" in err
 
 
-def test_waiting_says_when_there_will_be_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_says_when_there_will_be_none(tmp_path: Path, cli) -> None:
     run = job(tmp_path)
     answering(run, refused="already recording")
-    assert main(["trigger", str(run), "--wait"]) == 1
-    assert "no window: already recording" in capsys.readouterr().err
-    assert main(["trigger", str(run), "--wait", "--timeout", "0.1"]) == 1
-    assert "no answer yet; the request stays" in capsys.readouterr().err
+    assert "no window: already recording" in cli("trigger", run, "--wait", code=1).err
+    assert (
+        "no answer yet; the request stays"
+        in cli("trigger", run, "--wait", "--timeout", "0.1", code=1).err
+    )
     consume_request(run)
     answering(run, answers=False, files=False)
-    assert main(["trigger", str(run), "--wait"]) == 3
-    assert "the job ended without reading the request" in capsys.readouterr().err
+    assert "the job ended without reading the request" in cli("trigger", run, "--wait", code=3).err
 
 
 def test_waiting_for_a_job_that_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,12 +219,9 @@ def test_answers_that_are_cut_off_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["loop", "long"])
-def test_a_path_that_cannot_be_reached_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_a_path_that_cannot_be_reached_is_a_sentence(tmp_path: Path, cli, kind: str) -> None:
     path = tmp_path / ("loop" if kind == "loop" else "x" * 300)
     if kind == "loop":
         path.symlink_to(path)
-    assert main(["trigger", str(path)]) == 3
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = cli("trigger", path, code=3).err.splitlines()
     assert line.startswith(f"{path}: ")

@@ -232,20 +232,21 @@ def test_an_unknown_language_is_refused(runs):
         render(collect_report_data(ppprof.open(runs["gpu"])), "fr")
 
 
-def test_all_problems_of_the_command_line_are_reported_at_once(runs, capsys, tmp_path):
+def test_all_problems_of_the_command_line_are_reported_at_once(runs, cli, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("mine")
     asked = ["report", str(runs["gpu"]), "--window", "x", "--steps", "y", "--workers", "0"]
-    assert main([*asked, "-o", str(taken)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
+    assert cli(*asked, "-o", taken, code=2).err.splitlines() == [
         "--window: 'x': expected a whole number from 0",
         "--steps: steps 'y': expected A:B (steps A to B-1), A:, :B or one number, from 0",
         "--workers: '0': expected a whole number from 1",
         f"-o {taken}: exists; --force replaces it",
     ]
     assert taken.read_text() == "mine"
-    assert main(["report", str(runs["gpu"])]) == 2
-    assert capsys.readouterr().err == "-o: expected the page to write, -o report.html\n"
+    assert (
+        cli("report", str(runs["gpu"]), code=2).err
+        == "-o: expected the page to write, -o report.html\n"
+    )
 
 
 def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):

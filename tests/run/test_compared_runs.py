@@ -12,7 +12,6 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.run.report import collect_report_data
 from ppprof.trace.formats import framework_of
 from tests.fixtures import gpu_traces
@@ -39,10 +38,9 @@ def test_an_unreadable_first_rank_is_left_out_of_a_comparison(run_path, messages
     }
 
 
-def test_an_unreadable_first_rank_is_left_out_of_a_page(run_path, tmp_path, capsys):
+def test_an_unreadable_first_rank_is_left_out_of_a_page(run_path, tmp_path, cli):
     page = tmp_path / "page.html"
-    assert main(["report", str(run_path), "-o", str(page)]) == 0
-    assert trace_name(0).raw in capsys.readouterr().err
+    assert trace_name(0).raw in cli("report", run_path, "-o", page).err
     assert page.stat().st_size > 0
 
 
