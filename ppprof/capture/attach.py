@@ -159,12 +159,18 @@ def attach(
 def _attach(
     profiler: ProfilerConfig, topology: Topology | None, manifest: Mapping[str, Any]
 ) -> RecordingSession:
-    """Build the session of this rank: each object from finished ones, the results last.
+    """Build the session of this rank: each object from finished ones, the session last.
 
     ::
 
-        job -> run directory -> which steps are recorded (clock) -> what observes steps and windows
-            -> windows -> parts, in the order in which the session calls them -> session
+        job -> run directory -> clock: which steps a window has -> steps, store -> windows -> parts
+            -> session
+
+    - Collectives, Fleet's spans, remote calls, operators, the disk budget and the steps observe the
+      windows: see `_windows`.
+    - The session calls its parts in their order, after each step and at its end: ``close`` of all,
+      which saves an open window, then ``wait`` of all, which waits for tables and prints results.
+      After a failure of the training, parts with data are closed first.
     """
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)

@@ -100,8 +100,8 @@ class WindowStore:
         self._held: dict[int, rundir.TraceName] = {}
         self.provisional = ProvisionalSteps()
         self.holds = False
-        """Whether a window that is saved from now on is held: it gets no tables until `release`, or
-        is deleted."""
+        """Whether windows are held when they are saved: they get their tables at `release`, or are
+        deleted."""
         self.saved: list[rundir.TraceName] = []
         """Names of the saved windows that are not held, in the order of saving or release."""
         self.saved_steps: dict[int, range] = {}
