@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
+
 import pytest
 
 from ppprof.capture.output import log_to_stderr
@@ -11,3 +15,16 @@ from ppprof.capture.output import log_to_stderr
 def _log_to_stderr(_logger: None) -> None:
     """Log as `attach` does."""
     log_to_stderr()
+
+
+@pytest.fixture
+def lazy_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module ``colorsys``, which is loaded when an attribute of it is first used."""
+    spec = importlib.util.find_spec("colorsys")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "colorsys", module)
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -204,20 +203,11 @@ def test_modules_imported_in_a_window_are_given_the_function_too(
     assert core.task.wait is wait
 
 
-def test_a_module_that_waits_for_its_first_use_goes_on_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec = importlib.util.find_spec("colorsys")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "colorsys", module)
-    spec.loader.exec_module(module)
+def test_a_module_that_waits_for_its_first_use_goes_on_waiting(lazy_module: ModuleType) -> None:
     wrappers = collectives.Collectives(GRID)
     wrappers.install()
     wrappers.uninstall()
-    assert "rgb_to_hsv" not in object.__getattribute__(module, "__dict__")
+    assert "rgb_to_hsv" not in object.__getattribute__(lazy_module, "__dict__")
 
 
 def test_a_wait_that_was_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import importlib.util
 import json
 import math
 import os
@@ -283,18 +282,11 @@ def test_functions_are_restored_everywhere() -> None:
 
 
 def test_a_module_that_waits_for_its_first_use_goes_on_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+    lazy_module: types.ModuleType,
 ) -> None:
-    spec = importlib.util.find_spec("colorsys")
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "colorsys", module)
-    spec.loader.exec_module(module)
     with recording():
         pass
-    assert "rgb_to_hsv" not in object.__getattribute__(module, "__dict__")
+    assert "rgb_to_hsv" not in object.__getattribute__(lazy_module, "__dict__")
 
 
 def test_functions_can_be_pickled_in_a_window() -> None:
