@@ -130,12 +130,12 @@ def test_no_files_import_each_other() -> None:
 def _files_imported(path: Path, modules: Mapping[str, Path]) -> set[str]:
     """Return the modules that a file imports; of `from package import module`, the module alone."""
     names = _imported(path) & modules.keys()
-    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    for node in tree:
+    packages: Counter[str] = Counter()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             own = {f"{node.module}.{alias.name}" for alias in node.names}
-            if own <= modules.keys():
-                names.discard(node.module or "")
+            packages[node.module or ""] += not own <= modules.keys()
+    names -= {package for package, num_others in packages.items() if not num_others}
     return names
 
 
