@@ -19,7 +19,9 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from ppprof.cli.terminal import (
@@ -64,6 +66,8 @@ _READING = {"summary", "ranks", "merge", "diff", "advise", "report", "convert"}
 """Commands that import numpy, and start no program of the user's."""
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 _LATER_S = 0.01
+_LONG_FILE_BYTES = 4 << 20
+"""Bytes of a file that takes longer to read than to start a thread for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,6 +220,7 @@ def _run(argv: Sequence[str]) -> int:
         if args.command in _READING:
             # numpy would start a thread for each processor; they wait in a loop, a tenth of a command.
             stack.enter_context(one_thread("OPENBLAS_NUM_THREADS"))
+            stack.enter_context(_begun_reading(args))
         if args.command != "completion":  # a script for a shell
             args.layout = layout_of(args)
             if sys.stdout.isatty() or not is_data(args):
@@ -223,6 +228,22 @@ def _run(argv: Sequence[str]) -> int:
                 stack.enter_context(contextlib.redirect_stdout(terminal))
         code: int = command.run(args)
     return code
+
+
+def _begun_reading(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """Begin to read the file that the command line names, if it is long, during the imports."""
+    paths = getattr(args, "paths", None) or [getattr(args, "source", "")]
+    path = Path(str(paths[0]))
+    try:
+        is_long = path.is_file() and path.stat().st_size >= _LONG_FILE_BYTES
+    except OSError:  # the command finds the same error
+        is_long = False
+    if not is_long or len(paths) > 1:
+        return contextlib.nullcontext()
+    from ppprof.trace.fastpath.ahead import scanned_ahead
+    from ppprof.trace.json_head import new_scans
+
+    return scanned_ahead(path, new_scans)
 
 
 @contextlib.contextmanager

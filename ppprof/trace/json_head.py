@@ -6,7 +6,10 @@ import re
 from typing import Any
 
 from ppprof.errors import TraceError
+from ppprof.trace.fastpath.layouts import dialect_of
+from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json.recovery import HEAD_BYTES, keys_before, start_of_events
+from ppprof.trace.paddle.layout_scans import new_scans as scans_of_paddle
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 Keys = dict[str, Any]
@@ -56,3 +59,24 @@ def is_kineto(keys: Keys, text: bytes) -> bool:
     if version is not None:
         return isinstance(version, (int, float))
     return bool(_KINETO.search(text)) and not _PADDLE.search(text)
+
+
+def new_scans(source: TraceStream) -> RangeScans[Any] | None:
+    """Return threads that read the events of a file; None if the fastest readers do not know it.
+
+    Args:
+        source: the file, just opened; `can_divide` is true.
+    """
+    head = source.peek(HEAD_BYTES)
+    start = start_of_events(head)
+    if start < 0:
+        return None
+    source.read(start)
+    keys, dialect = keys_before(head[:start]), dialect_of(head[start:])
+    if is_kineto(keys, head[start:]):
+        # Most traces are Paddle's, and need none of this.
+        from ppprof.trace.kineto.forms import new_scans as scans_of_kineto
+        from ppprof.trace.kineto.forms import part_bounds
+
+        return scans_of_kineto(source, part_bounds(source))
+    return scans_of_paddle(source, dialect) if dialect else None

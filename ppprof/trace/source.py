@@ -181,6 +181,12 @@ class TraceStream:
         return self._file.fileno()
 
     @property
+    def identity(self) -> tuple[int, ...]:
+        """Numbers that differ if this is another file, or its content has changed."""
+        state = os.fstat(self._file.fileno())
+        return *self.file_number, self.size, state.st_mtime_ns, state.st_ctime_ns
+
+    @property
     def file_number(self) -> tuple[int, int]:
         """Numbers that differ if this is another file. Not for a file in a store."""
         state = os.fstat(self._file.fileno())

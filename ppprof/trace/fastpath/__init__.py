@@ -7,7 +7,8 @@ JSON parser is needed.
   such text. The `scanner` of `native` reads it.
 - The `event_reader` of `native` reads events by the names of their keys, for writers without a fixed
   layout.
-- `ranges` divides a long file among threads, and `threads` does the same for other work on arrays.
+- `ranges` divides a long file among threads, `ahead` begins with it during the imports, and
+  `threads` does the same for other work on arrays.
 - `core.call` calls the two functions of `native` for trees: pre-order, which numpy alone makes 10% slower
   for a long ``.pb``, and parents from times. Each caller has the same in numpy.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``

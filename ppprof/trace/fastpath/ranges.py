@@ -62,11 +62,17 @@ def range_bounds(
     return bounds
 
 
+def replaced(path: str) -> TraceError:
+    """Return the error for a file whose ranges would be of two files."""
+    return TraceError(f"{path}: replaced while it was read; read it again")
+
+
 class RangeScans(Generic[T]):
     """Reads the ranges of a file in threads; a context manager at whose end all of them have ended.
 
     Args:
-        source: the file that ``bounds`` are of; it reports the progress.
+        source: the file that ``bounds`` are of.
+        writer: the program that wrote it, for `ppprof.trace.fastpath.ahead`.
         bounds: the offsets at which the ranges begin, and the end of the last one, ascending.
         read: reads a range, in a thread.
 
@@ -74,15 +80,19 @@ class RangeScans(Generic[T]):
         TraceError: the file cannot be opened, or another one has taken its place.
     """
 
-    def __init__(self, source: TraceStream, bounds: Sequence[int], read: RangeReader[T]) -> None:
+    def __init__(
+        self, source: TraceStream, writer: str, bounds: Sequence[int], read: RangeReader[T]
+    ) -> None:
+        self.writer = writer
         self.ranges = list(zip(bounds, bounds[1:]))
         """First byte and end of each range."""
         self._read = read
-        self._report = source.report
+        self.identity = source.identity
+        """`TraceStream.identity` of the file."""
         self._source = TraceStream(source.path, first=bounds[0])
         if self._source.file_number != source.file_number:
             self._source.close()
-            raise TraceError(f"{source.path}: replaced while it was read; read it again")
+            raise replaced(source.path)
         self._controls = [Control(first, 0) for first, _ in self.ranges]
         self._results: list[Future[T | None]] = [Future() for _ in self.ranges]
         self._waiting = iter(range(len(self.ranges)))
@@ -97,8 +107,8 @@ class RangeScans(Generic[T]):
         self.close()
 
     def start(self, num_threads: int) -> None:
-        """Read in at most ``num_threads`` threads."""
-        for _ in range(min(num_threads, len(self.ranges))):
+        """Read in at most ``num_threads`` threads, those counted that were started before."""
+        while len(self._threads) < min(num_threads, len(self.ranges)):
             thread = threading.Thread(target=self._run, name="ppprof scan", daemon=True)
             try:
                 thread.start()
@@ -116,13 +126,20 @@ class RangeScans(Generic[T]):
         self._results.clear()
         self._source.close()
 
-    def take(self, number: int) -> T | None:
+    def take(self, number: int, source: TraceStream) -> T | None:
         """Wait for the events of a range, and return them; this object keeps none.
 
         None if the caller has to read the range, and will find out why it could not be read here.
 
-        Without threads, the range is read now.
+        Args:
+            number: the number of the range. Without threads, it is read now.
+            source: reports the progress.
+
+        Raises:
+            TraceError: another file has taken the place of the one that is read.
         """
+        if source.file_number != self._source.file_number:
+            raise replaced(source.path)
         if not self._threads:
             self._read_range(number)
         try:
@@ -130,7 +147,7 @@ class RangeScans(Generic[T]):
                 try:
                     return self._results[number].result(_REPORT_S)
                 except NotDone:
-                    self._report(self.ranges[0][0] + self._num_done())
+                    source.report(self.ranges[0][0] + self._num_done())
         finally:  # this object must not keep events, nor an error with all that its traceback holds
             self._results[number] = Future()
 

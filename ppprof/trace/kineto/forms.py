@@ -31,6 +31,8 @@ from ppprof.trace.kineto.fields import (
 from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.source import BLOCK_BYTES, TraceStream
 
+KINETO = "kineto"
+"""The writer of these files, as `RangeScans` names it."""
 _TAIL_BYTES = 1 << 20
 """Bytes at the end of a file, about, that are left to the caller: the list of events ends there."""
 
@@ -131,7 +133,7 @@ def new_scans(source: TraceStream, bounds: list[int]) -> RangeScans[Scan] | None
     """Return scans of the parts of a file but the last one; None if threads cannot read them."""
     if len(bounds) < 2 or not can_divide(source):
         return None
-    return RangeScans(source, bounds, _scan)
+    return RangeScans(source, KINETO, bounds, _scan)
 
 
 def _scan(source: TraceStream, first: int, end: int, control: Control) -> Scan | None:

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.ahead import take_begun_scans
 from ppprof.trace.fastpath.fixed_layout import Ranges
 from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.fastpath.ranges import RangeScans
@@ -22,7 +23,7 @@ from ppprof.trace.json.batches import decoded_batches
 from ppprof.trace.json.recovery import EventDecoder
 from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.fields import KinetoEvent
-from ppprof.trace.kineto.forms import Scan, new_reader, new_scans, part_bounds
+from ppprof.trace.kineto.forms import KINETO, Scan, new_reader, new_scans, part_bounds
 from ppprof.trace.kineto.scanned import ScannedEvents
 from ppprof.trace.source import Block, TraceStream
 
@@ -49,9 +50,9 @@ def read_kineto_columns(
         for first, events in decoded_batches(source, decoder, keys, None, bounds[1:]):
             columns.add_decoded(first, events)
         return columns
-    threads = new_scans(source, bounds)
+    threads = take_begun_scans(source, KINETO) or new_scans(source, bounds)
     with threads or nullcontext():
-        scans = _Scans(library, threads)
+        scans = _Scans(source, library, threads)
         for first, events in decoded_batches(source, decoder, keys, scans, bounds[1:]):
             columns.add_decoded(first, events)
         scans.finish()
@@ -64,12 +65,16 @@ class _Scans:
     """Reads events with the compiled core; implements `Scans` of `decoded_batches`.
 
     Args:
+        source: the file.
         library: the library of `core.choose`.
         threads: read the parts of the file; None if it is not divided.
     """
 
-    def __init__(self, library: ctypes.CDLL, threads: RangeScans[Scan] | None) -> None:
+    def __init__(
+        self, source: TraceStream, library: ctypes.CDLL, threads: RangeScans[Scan] | None
+    ) -> None:
         self.events = ScannedEvents()
+        self._source = source
         self._library = library
         self._threads = threads
         self._own: EventReader | None = None
@@ -79,7 +84,7 @@ class _Scans:
     def part(self, number: int) -> Ranges | None:
         """Wait for a part that threads read, and add its events."""
         self.finish()
-        scan = self._threads.take(number) if self._threads else None
+        scan = self._threads.take(number, self._source) if self._threads else None
         if scan is None:
             return None
         reader, ranges = scan

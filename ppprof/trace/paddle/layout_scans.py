@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.ahead import take_begun_scans
 from ppprof.trace.fastpath.fixed_layout import Scanned
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect
 from ppprof.trace.fastpath.native.scanner import Scanner
@@ -23,7 +24,7 @@ def new_scans(source: TraceStream, name: str) -> RangeScans[Scanned]:
     """
     dialect = DIALECTS[name]
     bounds = range_bounds(source, source.position, _start_of_event(dialect))
-    return RangeScans(source, [*bounds, source.size], _reader_of_ranges(dialect))
+    return RangeScans(source, name, [*bounds, source.size], _reader_of_ranges(dialect))
 
 
 def _start_of_event(dialect: Dialect) -> Callable[[bytes], int | None]:
@@ -54,10 +55,10 @@ def scanned_ranges(source: TraceStream, name: str) -> Iterator[Scanned]:
         TraceError: the file cannot be read, or another one has taken its place.
         MemoryError: there is not enough memory.
     """
-    with new_scans(source, name) as scans:
+    with take_begun_scans(source, name) or new_scans(source, name) as scans:
         scans.start(num_processors())
         for number, (first, end) in enumerate(scans.ranges):
-            yield scans.take(number) or _scanned(source, DIALECTS[name], first, end)
+            yield scans.take(number, source) or _scanned(source, DIALECTS[name], first, end)
 
 
 def _scanned(source: TraceStream, dialect: Dialect, first: int, end: int) -> Scanned:

@@ -364,8 +364,8 @@ def test_several_threads_read_the_same(written, small_ranges, monkeypatch):
     whole = read(written)
     scanned = []
 
-    def counted(self, number):
-        scanned.append(take(self, number))
+    def counted(self, number, source):
+        scanned.append(take(self, number, source))
         return scanned[-1]
 
     take = ranges.RangeScans.take

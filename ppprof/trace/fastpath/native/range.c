@@ -1,7 +1,8 @@
 /* Read the events of a range of a file without the interpreter: block by block, each block
  * overwriting the one before.
  *
- * A caller that reads the blocks itself needs the interpreter's lock between any two of them.
+ * A caller that reads the blocks itself needs the interpreter's lock between any two of them. While
+ * another thread imports modules, that lock is hardly ever free.
  *
  * What is left of a block behind its last complete event is the beginning of the next block. A
  * scanner's blocks are those of TraceStream.blocks in source.py: each ends before the last event that
