@@ -8,6 +8,7 @@ its optimizers mark the ends of steps (`optimizer_steps`).
 from __future__ import annotations
 
 import argparse
+import atexit
 import builtins
 import dataclasses
 import functools
@@ -17,7 +18,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
@@ -118,29 +118,24 @@ def _forget_modules(folder: str, at_start: Set[str]) -> None:
 
 
 def _run(program: _Program, session: _ScriptSession) -> int:
-    """Run a program in a session, and return 0 when it has ended normally."""
+    """Run a program, and return 0 when its code has ended normally.
+
+    The interpreter ends it as any other program: it waits for threads, one of which may train, and
+    calls the functions of `atexit`, one of which closes the session.
+    """
     sys.argv[:] = program.argv
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, program.path0)
     sys.modules["__main__"] = program.module
     try:
         exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
-        _join_threads()
-    except BaseException as error:
-        if isinstance(error, SystemExit):
-            _join_threads()
-        session.close(error)
-        _hide_own_frames(vars(program.module))
+    except SystemExit as error:
+        session.exit_code = error.code
         raise
-    session.close(None)
+    except BaseException:
+        _hide_own_frames(program.module)
+        raise
     return 0
-
-
-def _join_threads() -> None:
-    """Wait for the script's threads, as Python does at the end: one of them may train."""
-    me = threading.current_thread()
-    while others := [each for each in threading.enumerate() if each is not me and not each.daemon]:
-        others[0].join()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,23 +202,28 @@ class _ScriptSession:
         self._log = Path(profiler.profiler_log).absolute()
         self._has_begun = self._has_own_session = False
         self._steps: OptimizerSteps | None = None
+        self.exit_code: object = None
+        """What the script has called ``sys.exit`` with. The exception itself holds its frames."""
         if profiler.enable:
+            atexit.register(self.close)
             schedule = profiler.scheduler
             records_first = isinstance(schedule, tuple) and schedule[0] <= 1
             self._steps = OptimizerSteps(
                 self._begin, self._end_step, optimizer, at_creation=records_first or not yields
             )
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self) -> None:
         """Close the session; log a warning if the script ended normally but without a step.
 
-        In a forked child, or if ``Profiler.enable`` is False, do nothing.
+        Called by `atexit`. In a forked child, do nothing.
         """
         if self._steps is None or os.getpid() != self._pid:
             return
+        atexit.unregister(self.close)
         self._steps.close()
-        if isinstance(error, SystemExit) and not error.code:
-            error = None  # many scripts end with sys.exit(main())
+        error = getattr(sys, "last_value", None)  # set when an exception ends the program
+        if self.exit_code:
+            error = SystemExit(self.exit_code)
         self._session.__exit__(type(error) if error is not None else None, error, None)
         session = self._session
         is_first = isinstance(session, RecordingSession) and session.rank == 0
@@ -272,6 +272,9 @@ class _ScriptSession:
             self._session = attach(profiler, config=self._config)
         except Exception as error:
             log.warning(f"{error}; the training continues without the profiler")
+        # Called in reverse order: now ahead of what Paddle and the session have registered.
+        atexit.unregister(self.close)
+        atexit.register(self.close)
         return True
 
     def _end_step(self) -> None:
@@ -338,17 +341,18 @@ def _main_module(path: str, loader: Any) -> ModuleType:
     return module
 
 
-def _hide_own_frames(script: Mapping[str, Any]) -> None:
+def _hide_own_frames(script: ModuleType) -> None:
     """Replace ``sys.excepthook``, so that a printed traceback begins in the script's own code.
 
     Frames above the script's code, which are those of this program, are not printed.
     """
     print_exception = sys.excepthook
+    names = id(vars(script))  # no reference: its objects end when they would by themselves
 
     def excepthook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        while traceback is not None and traceback.tb_frame.f_globals is not script:
+        while traceback is not None and id(traceback.tb_frame.f_globals) != names:
             traceback = traceback.tb_next
         print_exception(kind, error.with_traceback(traceback), traceback)
 

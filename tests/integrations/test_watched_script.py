@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -51,8 +55,10 @@ def session(monkeypatch: pytest.MonkeyPatch) -> RecordingSession:
 
 
 @pytest.fixture
-def watched(session: RecordingSession) -> script._ScriptSession:
-    return script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+def watched(session: RecordingSession) -> Iterator[script._ScriptSession]:
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+    yield watched
+    atexit.unregister(watched.close)
 
 
 def test_each_step_is_one_and_after_the_last_window_the_script_ends(session, watched):
@@ -61,33 +67,37 @@ def test_each_step_is_one_and_after_the_last_window_the_script_ends(session, wat
     with pytest.raises(SystemExit) as ended:
         watched._steps.step()
     assert ended.value.code == 0
-    watched.close(ended.value)
+    watched.exit_code = ended.value.code
+    watched.close()
     assert watched._steps.is_closed
     assert session.calls == ["step", "step", "closed None"]
 
 
-def test_an_error_of_the_script_is_the_sessions_too(session, watched):
+def test_an_error_of_the_script_is_the_sessions_too(session, watched, monkeypatch):
     watched._steps.begin()
-    watched.close(ValueError("loss is nan"))
-    assert session.calls == ["closed ValueError('loss is nan')"]
+    monkeypatch.setattr(sys, "last_value", ValueError("loss is nan"), raising=False)
+    watched.close()
+    watched.exit_code = 7
+    watched.close()
+    assert session.calls == ["closed ValueError('loss is nan')", "closed SystemExit(7)"]
 
 
 def test_of_several_ranks_none_begins_before_the_job_is_initialised(monkeypatch, session, watched):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     assert not watched._steps.begin()
-    watched.close(None)
+    watched.close()
     assert session.calls == []
 
 
 def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, caplog):
     watched._steps.begin()
-    watched.close(None)
+    watched.close()
     assert "no training step was detected: 2 optimizers stepped in this process" in caplog.text
 
 
 def test_a_block_that_is_off_watches_nothing(session):
     watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
-    watched.close(None)
+    watched.close()
     assert session.calls == []
 
 
@@ -107,11 +117,11 @@ def test_the_help_says_what_each_option_takes(capsys):
 
 def test_a_session_of_the_script_replaces_this_one(session, watched, monkeypatch):
     monkeypatch.setattr(script, "is_attached", lambda: True)
-    yielding = script._ScriptSession(
-        ProfilerConfig.from_mapping({"enable": True}), {}, 1, yields=True
-    )
+    block = ProfilerConfig.from_mapping({"enable": True})
+    yielding = script._ScriptSession(block, {}, 1, yields=True)
     assert yielding._steps.begin()
     yielding._steps.step()
+    yielding.close()
     assert session.calls == []
     assert watched._steps.begin()
     watched._steps.step()

@@ -1,0 +1,209 @@
+"""A script ends under ``ppprof run`` as it ends with Python alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from tests.jobs.launching import command, environment
+
+pytestmark = pytest.mark.jobs
+
+LINES = """
+import atexit, asyncio, os, sys, threading, time, weakref
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+def say(*words):
+    os.write(1, (" ".join(map(str, ("script:", *words))) + "\\n").encode())
+
+def train(number):
+    for step in range(number):
+        net(paddle.ones([2, 8])).mean().backward()
+        optimizer.step()
+    say("trained", number)
+"""
+PADDLE = """
+atexit.register(say, "a hook registered before Paddle is imported")
+import paddle
+net = paddle.nn.Linear(8, 8)
+optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+train(3)
+"""
+
+ENDS = {
+    "an executor that is never shut down": """
+pool = ThreadPoolExecutor(2)
+say(pool.submit(int, "3").result())
+""",
+    "an executor of a function that calls exit": """
+def main():
+    pool = ThreadPoolExecutor(2)
+    pool.submit(time.sleep, 0.3).add_done_callback(lambda _: say("done"))
+    atexit.register(say, "exit hook")
+    sys.exit(7)
+main()
+""",
+    "an executor of processes": """
+pool = ProcessPoolExecutor(1)
+say(pool.submit(int, "3").result())
+atexit.register(say, "exit hook")
+""",
+    "an executor that gets work at the end": """
+pool = ThreadPoolExecutor(1)
+def late():
+    time.sleep(0.3)
+    try:
+        pool.submit(say, "late")
+    except RuntimeError as error:
+        say(error)
+threading.Thread(target=late).start()
+""",
+    "hooks and threads": """
+def slow():
+    time.sleep(0.3)
+    say("thread ends")
+    atexit.register(say, "hook of the thread")
+atexit.register(say, "first hook")
+threading._register_atexit(say, "ahead of threads")
+atexit.register(say, "second hook")
+threading.Thread(target=slow).start()
+say("code ends")
+""",
+    "a thread that waits for the main thread": """
+def waits():
+    threading.main_thread().join()
+    say("main thread has ended", threading.main_thread().is_alive())
+threading.Thread(target=waits).start()
+""",
+    "a thread that exits, one that fails and a daemon": """
+threading.Thread(target=lambda: sys.exit(3)).start()
+threading.Thread(target=lambda: 1 / 0).start()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+""",
+    "a hook that fails and one that exits": """
+atexit.register(say, "last")
+atexit.register(lambda: 1 / 0)
+atexit.register(lambda: sys.exit(5))
+""",
+    "an event loop that is left open": """
+loop = asyncio.new_event_loop()
+asyncio.set_event_loop(loop)
+async def work():
+    loop.create_task(asyncio.sleep(60))
+    return await loop.run_in_executor(None, int, "3")
+say(loop.run_until_complete(work()))
+""",
+    "an event loop whose task exits": """
+async def work():
+    try:
+        sys.exit("its message")
+    finally:
+        say("finally")
+asyncio.run(work())
+""",
+    "objects": """
+class Held:
+    def __del__(self):
+        say("deleted", self.name, train is not None)
+held = Held(); held.name = "global"
+def function():
+    held = Held(); held.name = "local"
+    weakref.finalize(held, say, "finalized")
+    raise ValueError("its own")
+def generator():
+    try:
+        yield
+    finally:
+        say("generator closed")
+open_generator = generator()
+next(open_generator)
+function()
+""",
+    "a thread after an exception": """
+threading.Thread(target=lambda: (time.sleep(0.3), say("thread ends"))).start()
+atexit.register(say, "exit hook")
+raise ValueError("its own")
+""",
+    "an exit at once": """
+atexit.register(say, "never")
+threading.Thread(target=time.sleep, args=(60,)).start()
+os._exit(5)
+""",
+    "a forked child": """
+child = os.fork()
+if not child:
+    atexit.register(say, "hook of the child")
+    threading.Thread(target=say, args=("thread of the child",)).start()
+    sys.exit(3)
+say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+""",
+    "an interrupt": "raise KeyboardInterrupt",
+    "an exit without a code": "sys.exit()",
+    "no end of its own": "say('end')",
+}
+"""What a script does last, by a name."""
+
+
+def ended(folder: Path, *words: str) -> tuple[int, list[str], str]:
+    """Return the exit code, what the script has printed, and its traceback."""
+    done = subprocess.run(
+        command("-W", "ignore", *words),
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("script:")]
+    own = ("ppprof: ", "I")  # this program's messages, and those of Paddle's profiler
+    errors = [line for line in done.stderr.splitlines() if not line.startswith(own)]
+    return done.returncode, lines, re.sub("0x[0-9a-f]+", "0x", "\n".join(errors))
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_script_ends_as_with_python_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(LINES + ENDS[name])
+    alone = ended(tmp_path, "train.py")
+    assert ended(tmp_path, "-m", "ppprof", "run", "train.py") == alone
+
+
+TRAINED = {
+    "in an executor": (
+        """
+pool = ThreadPoolExecutor(1)
+atexit.register(say, "exit hook")
+pool.submit(train, 4)
+""",
+        7,
+    ),
+    "in a thread beside an exit": (
+        """
+threading.Thread(target=train, args=(4,)).start()
+atexit.register(say, "exit hook")
+sys.exit(7)
+""",
+        7,
+    ),
+    "by itself and fails": ("def fails():\n    1 / 0\nfails()", 3),
+}
+"""How a training ends, and how many steps it takes."""
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_ends_as_with_python_alone_and_is_recorded(tmp_path: Path, name: str) -> None:
+    end, num_steps = TRAINED[name]
+    (tmp_path / "train.py").write_text(LINES + PADDLE + end)
+    alone = ended(tmp_path, "train.py")
+    assert ended(tmp_path, "-m", "ppprof", "run", "--steps", "0:90", "train.py") == alone
+    run = ppprof.open(tmp_path / "profiler_log")
+    assert len(run.recordings) == 1
+    assert (
+        len((tmp_path / "profiler_log/steps/rank_00000.jsonl").read_text().splitlines())
+        == num_steps
+    )
