@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import launches, memory, products, trust, waiting
-from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice import launches, memory, products, slow_steps, trust, waiting
+from ppprof.analysis.advice.evidence import SLOW, Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
@@ -42,6 +42,11 @@ RULES: tuple[Rule, ...] = (
         "input-bound",
         waiting.input_bound,
         thresholds={**_TIME, "least_steps": LEAST_STEPS, "different_ratio": waiting.DIFFERENT},
+    ),
+    Rule(
+        "slow-steps",
+        slow_steps.slow_steps,
+        thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
     Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,15 +34,28 @@ SKIPPED_STEPS = 10
 """Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
 typical."""
 
+SLOW = 1.5
+"""A step that takes longer than this number of times the median step is slow. A checkpoint, an
+evaluation or a pause takes several times as long; noise rarely does."""
+
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data of one run that the rules of ``ppprof advise`` read."""
+    """The data of one run that the rules of ``ppprof advise`` read.
+
+    All times are means over the *typical* steps, those that are not `SLOW`: costs, shares and the step
+    itself. So the parts of the typical step add up to it, and a single long step changes none of them.
+
+    ::
+
+        steps        10  10  10  210  10      median 10: the step of 210 is slow
+        typical      10  10  10   --  10      step_ns is 10
+    """
 
     cluster: Cluster | None
     """The analysis of all ranks' traces; None if the run has only step times."""
     indicators: Mapping[int, Indicators] = field(default_factory=dict)
-    """The indicators of each rank, keyed by rank, for the steps of ``cluster``."""
+    """The indicators of each rank, keyed by rank, for all steps of ``cluster``."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
     """One row per rank and step: the columns of `STEP_TIMES`, and others. No rows if the run has no
     step times."""
@@ -83,13 +97,32 @@ class Evidence:
         """Return the degree of an axis; 1 if the topology is unknown."""
         return 1 if self.topology is None else self.topology.degree(axis)
 
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        """The times of each rank's steps (`Cluster.steps`). Without traces: no rows, no columns.
+    @property
+    def all_steps(self) -> pl.DataFrame:
+        """The times of each rank's steps, slow steps included. Without traces: no rows, no columns.
 
         One row per rank and step; `ppprof.analysis.ranks.step_table.join_ranks` has the columns.
         """
-        return pl.DataFrame() if self.cluster is None else self.cluster.steps
+        return pl.DataFrame() if self.cluster is None else self.cluster.steps_per_trace
+
+    @cached_property
+    def typical(self) -> Cluster | None:
+        """``cluster`` with the typical steps only; None without traces."""
+        if self.cluster is None or self.typical_lengths.height == self.step_lengths.height:
+            return self.cluster
+        steps = self.all_steps.join(self.typical_lengths, ["window", "step"], "semi")
+        return dataclasses.replace(self.cluster, steps_per_trace=steps)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """The times of each rank's typical steps (`Cluster.steps`). Without traces: as `all_steps`."""
+        return pl.DataFrame() if self.typical is None else self.typical.steps
+
+    @cached_property
+    def typical_indicators(self) -> Mapping[int, Indicators]:
+        """The indicators of each rank, keyed by rank, for the typical steps."""
+        steps = self.typical_lengths["step"].to_list()
+        return {rank: own.select_steps(steps) for rank, own in sorted(self.indicators.items())}
 
     @cached_property
     def sound_times(self) -> pl.DataFrame:
@@ -122,7 +155,7 @@ class Evidence:
     @property
     def basis(self) -> str:
         """`RECORDED`, or `NOT_RECORDED` without traces: the steps that `step_ns` is of."""
-        return NOT_RECORDED if self.steps.is_empty() else RECORDED
+        return NOT_RECORDED if self.all_steps.is_empty() else RECORDED
 
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
@@ -132,35 +165,25 @@ class Evidence:
 
         Without traces: the steps of `sound_times`, with window 0.
         """
-        if self.steps.is_empty():
+        if self.all_steps.is_empty():
             times = self.sound_times.group_by("step").agg(step_ns=pl.col("batch_cost_ns").max())
             return times.select(pl.lit(0).alias("window"), "step", "step_ns").sort("step")
-        longest = self.steps.group_by("window", "step").agg(pl.col("step_ns").max())
+        longest = self.all_steps.group_by("window", "step").agg(pl.col("step_ns").max())
         return longest.sort("window", "step")
 
     @cached_property
+    def typical_lengths(self) -> pl.DataFrame:
+        """The rows of `step_lengths` that are not `SLOW`, and those without a known time."""
+        return without_slow(self.step_lengths)
+
+    @cached_property
     def step_ns(self) -> float:
-        """The run's typical step time: the median of `step_lengths`; 0 if none is known."""
-        lengths = self.step_lengths["step_ns"].drop_nulls().to_numpy()
-        return float(pl.Series(lengths).median() or 0.0)  # type: ignore[arg-type]
-
-    @cached_property
-    def mean_step_ns(self) -> float:
-        """The mean of `step_lengths`; 0 if no step time is known. A few long steps raise it."""
-        lengths = self.step_lengths["step_ns"].drop_nulls().to_numpy()
-        return float(lengths.mean()) if len(lengths) else 0.0
-
-    @cached_property
-    def typical_share(self) -> float:
-        """The typical step over the mean step, at most 1.
-
-        It makes a mean over steps a part of the typical step: a few long steps raise it, too.
-        """
-        return min(1.0, self.step_ns / self.mean_step_ns) if self.mean_step_ns else 1.0
+        """The run's typical step time: the mean of `typical_lengths`; 0 if none is known."""
+        return mean_of(self.typical_lengths, "step_ns")
 
     @cached_property
     def rank_means(self) -> pl.DataFrame:
-        """One row per rank, ascending: the mean over its steps of every time column of `steps`.
+        """One row per rank, ascending: the mean over its typical steps of each time column of `steps`.
 
         Without traces: no rows, and only the column rank.
         """
@@ -170,19 +193,19 @@ class Evidence:
 
     @cached_property
     def indicator_means(self) -> pl.DataFrame:
-        """One row per rank, ascending: the mean over its steps of every column of `STEPS` but step.
+        """One row per rank, ascending: the mean over typical steps of each column of `STEPS` but step.
 
         `STEPS` is in `ppprof.analysis.advice.indicators`. Ranks without steps have no row.
         """
         parts = [
             own.steps.select(pl.lit(rank, pl.Int64).alias("rank"), pl.col(list(STEPS)[1:]).mean())
-            for rank, own in sorted(self.indicators.items())
+            for rank, own in self.typical_indicators.items()
             if own.steps.height
         ]
         schema = {"rank": pl.Int64, **dict.fromkeys(list(STEPS)[1:], pl.Float64)}
         return pl.concat([pl.DataFrame(schema=schema), *(part.cast(schema) for part in parts)])  # type: ignore[arg-type]
 
-    def typical(self, column: str) -> float:
+    def usual(self, column: str) -> float:
         """Return the median over ranks of a column of `indicator_means`; 0 if all are missing."""
         return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
@@ -190,15 +213,22 @@ class Evidence:
         """Return the names of one kind with their calls and times, the largest first.
 
         Returns:
-            name, calls and time_ns (float64, per step of an average rank), sorted by ``by``, the
-            largest first; at most `MOST_ROWS` rows.
+            name, calls and time_ns (float64, per typical step of an average rank), sorted by ``by``,
+            the largest first; at most `MOST_ROWS` rows. Places of unexplained time (kind ``gap``)
+            count if they are in at least half of the steps: elsewhere such time is chance.
         """
-        parts = [own.names.filter(pl.col("what") == kind) for own in self.indicators.values()]
+        parts = [own.names.filter(what=kind) for own in self.typical_indicators.values()]
         schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
         if not parts:
             return pl.DataFrame(schema=schema)
-        num = max(1, sum(own.steps.height for own in self.indicators.values()))
-        sums = pl.concat(parts).group_by("name").agg(pl.col("calls", "time_ns").sum() / num)
+        num = max(1, sum(own.steps.height for own in self.typical_indicators.values()))
+        sums = (
+            pl.concat(parts)
+            .group_by("name")
+            .agg(pl.col("calls", "time_ns").sum() / num, is_usual=pl.len() >= num / 2)
+            .filter(pl.col("is_usual") | (kind != "gap"))
+            .drop("is_usual")
+        )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
     def time_finding(
@@ -248,3 +278,15 @@ class Evidence:
         """
         all_facts = {"remedy": self.remedy, **facts}
         return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]
+
+
+def without_slow(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows whose step_ns is not `SLOW`, in their order; a null is not."""
+    is_slow = pl.col("step_ns") > SLOW * pl.col("step_ns").median()
+    return steps.filter(is_slow.fill_null(value=False).not_())
+
+
+def mean_of(table: pl.DataFrame, column: str) -> float:
+    """Return the mean of a column without its nulls; 0 if nothing is left."""
+    values = table[column].drop_nulls().to_numpy()
+    return float(values.mean()) if len(values) else 0.0

@@ -32,13 +32,13 @@ def idle_costs(evidence: Evidence) -> Mapping[str, float]:
     A cost below `LEAST_RATIO` of a step counts as ``host-bound``, and its rule is missing.
     """
     parts = {
-        "blocking-copies": evidence.typical("idle_after_copies_ns"),
+        "blocking-copies": evidence.usual("idle_after_copies_ns"),
         "optimizer-unfused": _fusible(evidence, "idle_in_optimizer_ns"),
-        "tiny-kernels": evidence.typical("idle_between_tiny_ns"),
-        "remote-wait": evidence.typical("remote_ns"),
+        "tiny-kernels": evidence.usual("idle_between_tiny_ns"),
+        "remote-wait": evidence.usual("remote_ns"),
     }
     reported = {rule: ns for rule, ns in parts.items() if ns >= LEAST_RATIO * evidence.step_ns}
-    return {**reported, "host-bound": evidence.typical("idle_ns") - sum(reported.values())}
+    return {**reported, "host-bound": evidence.usual("idle_ns") - sum(reported.values())}
 
 
 def host_bound(evidence: Evidence) -> list[Finding]:
@@ -46,9 +46,9 @@ def host_bound(evidence: Evidence) -> list[Finding]:
     cost_ns = idle_costs(evidence)["host-bound"]
     ranks = evidence.indicator_means.select("rank", "idle_ns", "num_kernels")
     facts: dict[str, Fact] = {
-        "idle_ns": evidence.typical("idle_ns"),
-        "other_idle_ns": evidence.typical("idle_ns") - cost_ns,
-        "num_kernels": evidence.typical("num_kernels"),
+        "idle_ns": evidence.usual("idle_ns"),
+        "other_idle_ns": evidence.usual("idle_ns") - cost_ns,
+        "num_kernels": evidence.usual("num_kernels"),
         **_largest_gap(evidence),
     }
     if facts["gap"] is not None:
@@ -61,7 +61,7 @@ def host_bound(evidence: Evidence) -> list[Finding]:
 def tiny_kernels(evidence: Evidence) -> list[Finding]:
     """Report kernels that end before the next is launched; the cost is the idle time between."""
     cost_ns = idle_costs(evidence).get("tiny-kernels", 0.0)
-    num, tiny = evidence.typical("num_kernels"), evidence.typical("num_tiny_kernels")
+    num, tiny = evidence.usual("num_kernels"), evidence.usual("num_tiny_kernels")
     facts = {
         "num_kernels": num,
         "num_tiny_kernels": tiny,
@@ -82,8 +82,8 @@ def blocking_copies(evidence: Evidence) -> list[Finding]:
     cost_ns = idle_costs(evidence).get("blocking-copies", 0.0)
     copies = evidence.names("copy", "calls")
     facts = {
-        "num_copies": evidence.typical("num_blocking_copies"),
-        "copies_ns": evidence.typical("blocking_copies_ns"),
+        "num_copies": evidence.usual("num_blocking_copies"),
+        "copies_ns": evidence.usual("blocking_copies_ns"),
         "idle_ns": cost_ns,
         "caller": copies["name"][0] if copies.height else None,
         "logging_freq": evidence.number("Engine.logging_freq"),
@@ -104,8 +104,8 @@ def optimizer_unfused(evidence: Evidence) -> list[Finding]:
         evidence, "optimizer_overhead_ns"
     )
     facts = {
-        "num_updates": evidence.typical("num_updates"),
-        "optimizer_ns": evidence.typical("optimizer_ns"),
+        "num_updates": evidence.usual("num_updates"),
+        "optimizer_ns": evidence.usual("optimizer_ns"),
         "overhead_ns": cost_ns,
         "name": evidence.setting("Optimizer.name"),
         "use_multi_tensor": str(evidence.setting("Optimizer.use_multi_tensor") or False),
@@ -116,10 +116,10 @@ def optimizer_unfused(evidence: Evidence) -> list[Finding]:
 
 
 def _fusible(evidence: Evidence, column: str) -> float:
-    updates = evidence.typical("num_updates")
+    updates = evidence.usual("num_updates")
     if updates < LEAST_UPDATES:
         return 0.0
-    return evidence.typical(column) * (1 - FUSED_UPDATES / updates)
+    return evidence.usual(column) * (1 - FUSED_UPDATES / updates)
 
 
 def _largest_first(table: pl.DataFrame, column: str) -> pl.DataFrame:

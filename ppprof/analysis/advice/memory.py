@@ -90,7 +90,7 @@ def recompute(evidence: Evidence) -> list[Finding]:
     held = devices.row(0, named=True)
     if held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
         return []
-    cost_ns = evidence.typical("recompute_ns")
+    cost_ns = evidence.usual("recompute_ns")
     facts = {
         "recompute_ns": cost_ns,
         "peak_bytes": held["peak_reserved_bytes"],

@@ -77,11 +77,11 @@ def slow_products(evidence: Evidence) -> list[Finding]:
 
 def _products(evidence: Evidence) -> pl.DataFrame:
     """Return the products with a known roof, per step of an average rank."""
-    parts = [own.products for own in evidence.indicators.values()]
+    parts = [own.products for own in evidence.typical_indicators.values()]
     if not parts:
         return pl.DataFrame()
     key = ["name", "shapes", "dtype", "m", "n", "k", "bound"]
-    num = max(1, sum(own.steps.height for own in evidence.indicators.values()))
+    num = max(1, sum(own.steps.height for own in evidence.typical_indicators.values()))
     sums = pl.col("calls", "time_ns", "least_ns", "half_ns").sum() / num
     table = pl.concat(parts).drop_nulls("least_ns").group_by(key).agg(sums)
     table = table.with_columns(roof_ratio=pl.col("least_ns") / pl.col("time_ns"))

@@ -47,14 +47,15 @@ _MOST_STEPS = 200
 """Maximum number of steps outside windows that are compared; the latest steps are taken."""
 
 
-def warm_up(evidence: Evidence) -> list[Finding]:
-    """Report windows whose first step is much longer than their other steps.
+def warm_ups(evidence: Evidence) -> pl.DataFrame:
+    """Return the windows whose first step is much longer than their other steps.
 
     The first step must take at least `WARM_UP_RATIO` times the median of the others, and longer
-    than each of them. The severity is that of the window whose mean step time changes most.
+    than each of them.
+
+    Returns:
+        window, step (the first), first_ns, typical_ns and mean_ratio, the largest ratio first.
     """
-    if evidence.steps.is_empty():
-        return []
     first = pl.col("step_ns").first()
     others = pl.col("step_ns").slice(1)
     windows = evidence.step_lengths.group_by("window", maintain_order=True).agg(
@@ -65,11 +66,22 @@ def warm_up(evidence: Evidence) -> list[Finding]:
         mean_ratio=pl.col("step_ns").mean() / others.mean() - 1,
         num_others=pl.len() - 1,
     )
-    odd = windows.filter(
-        (pl.col("num_others") >= LEAST_OTHERS)
-        & (pl.col("first_ns") >= WARM_UP_RATIO * pl.col("typical_ns"))
-        & (pl.col("first_ns") > pl.col("longest_ns"))
-    ).sort("mean_ratio", descending=True)
+    return (
+        windows.filter(
+            (pl.col("num_others") >= LEAST_OTHERS)
+            & (pl.col("first_ns") >= WARM_UP_RATIO * pl.col("typical_ns"))
+            & (pl.col("first_ns") > pl.col("longest_ns"))
+        )
+        .sort("mean_ratio", descending=True)
+        .select("window", "step", "first_ns", "typical_ns", "mean_ratio")
+    )
+
+
+def warm_up(evidence: Evidence) -> list[Finding]:
+    """Report `warm_ups`. The severity is that of the window whose mean step time changes most."""
+    if evidence.steps.is_empty():
+        return []
+    odd = warm_ups(evidence)
     if odd.is_empty():
         return []
     row = odd.row(0, named=True)
@@ -85,8 +97,7 @@ def warm_up(evidence: Evidence) -> list[Finding]:
         "next_step": row["step"] + 1,
         "scheduler": evidence.text("Profiler.scheduler"),
     }
-    rows = odd.select("window", "step", "first_ns", "typical_ns", "mean_ratio")
-    return evidence.warning("warm-up", severity, facts, rows)
+    return evidence.warning("warm-up", severity, facts, odd)
 
 
 def profiler_overhead(evidence: Evidence) -> list[Finding]:
@@ -152,7 +163,7 @@ def short_window(evidence: Evidence) -> list[Finding]:
 
 def runs_ahead(evidence: Evidence) -> list[Finding]:
     """Report that kernels end after the host has ended the step that launched them."""
-    outlived_ns = evidence.typical("outlived_ns")
+    outlived_ns = evidence.usual("outlived_ns")
     if not evidence.step_ns or outlived_ns < OUTLIVED_MINOR * evidence.step_ns:
         return []
     ratio = outlived_ns / evidence.step_ns

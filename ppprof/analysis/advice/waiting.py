@@ -7,7 +7,7 @@ import re
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
 from ppprof.remote_names import ends_of
@@ -19,27 +19,59 @@ cores per device."""
 DIFFERENT = 0.25
 """Difference between two waits, as a share of the longer one, above which they are not the same."""
 
+AGAIN = 3
+"""Least number of slow steps that wait for data from which such waits are part of the usual."""
+
 _KEY = "Data.Train.loader.num_workers"
 
 
 def loading(evidence: Evidence) -> pl.DataFrame:
     """Return the time of data loading: rank, window, step, loading_ns and step_ns.
 
-    Without traces, the values are those of the run's step times, with window 0. Steps whose data
-    loading is unknown, since the trace lacks the events of a device that may have worked meanwhile,
-    have no row.
+    Without traces, the values are those of the run's step times, with window 0. loading_ns is null if
+    it is unknown, since the trace lacks the events of a device that may have worked meanwhile.
     """
-    if evidence.steps.is_empty():
-        return evidence.sound_times.drop_nulls("reader_cost_ns").select(
+    if evidence.all_steps.is_empty():
+        return evidence.sound_times.select(
             "rank",
             pl.lit(0).alias("window"),
             "step",
             loading_ns="reader_cost_ns",
             step_ns="batch_cost_ns",
         )
-    return evidence.steps.select(
+    return evidence.all_steps.select(
         "rank", "window", "step", "step_ns", loading_ns="data_loading_ns"
-    ).drop_nulls("loading_ns")
+    )
+
+
+def step_waits(evidence: Evidence) -> pl.DataFrame:
+    """Return the longest loading_ns and step_ns of any rank: window, step, loading_ns and step_ns."""
+    return _longest_waits(loading(evidence))
+
+
+def _longest_waits(table: pl.DataFrame) -> pl.DataFrame:
+    longest = table.group_by("window", "step").agg(pl.col("loading_ns", "step_ns").max())
+    return longest.sort("window", "step")
+
+
+def waits_again(slow: pl.DataFrame, typical: pl.DataFrame) -> bool:
+    """Return whether at least `AGAIN` slow steps are slow because they wait for data.
+
+    Workers that load one batch each at the same time deliver these together: one step waits for
+    all of them, the next ones for none.
+    """
+    excess_ns = pl.col("step_ns") - mean_of(typical, "step_ns")
+    return slow.filter(pl.col("loading_ns") >= ALL_OF_IT * excess_ns).height >= AGAIN
+
+
+def _counted(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a table of `loading` that count: of typical steps, or all if `waits_again`."""
+    longest = _longest_waits(table)
+    typical = without_slow(longest)
+    keys = ["window", "step"]
+    if waits_again(longest.join(typical, keys, "anti"), typical):
+        return table
+    return table.join(typical, keys, "semi")
 
 
 def exposed_reading(evidence: Evidence) -> pl.DataFrame:
@@ -86,7 +118,8 @@ def exposed_reading(evidence: Evidence) -> pl.DataFrame:
 def input_bound(evidence: Evidence) -> list[Finding]:
     """Report training threads that wait for batches.
 
-    The cost is the longest wait of any rank, mean over steps::
+    The cost is the longest wait of any rank, mean over typical steps; over all steps if slow steps
+    wait for data again and again::
 
         rank 0   LLLL########      costs 4 per step: the longest wait delays all ranks
         rank 1   L####___####
@@ -96,16 +129,16 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     differ from the recorded ones by more than `DIFFERENT`, the finding is ``likely``. Of a run on a
     device without traces, nothing says how much the device hides: the finding is ``possible``.
     """
-    recorded = loading(evidence)
+    recorded = _counted(loading(evidence).drop_nulls("loading_ns"))
     table, basis = recorded, evidence.basis
     if not evidence.steps.is_empty():
-        known = exposed_reading(evidence)
+        known = _counted(exposed_reading(evidence))
         if is_enough(known):
             table, basis = known, NOT_RECORDED
     if table.is_empty():
         return []
-    cost_ns, step_ns = _longest(table, "loading_ns"), _longest(table, "step_ns")
-    recorded_ns = _longest(recorded, "loading_ns")
+    cost_ns, step_ns = (mean_of(_longest_waits(table), name) for name in ("loading_ns", "step_ns"))
+    recorded_ns = mean_of(_longest_waits(recorded), "loading_ns")
     differs = abs(cost_ns - recorded_ns) > DIFFERENT * max(cost_ns, recorded_ns)
     ranks = (
         table.group_by("rank")
@@ -129,12 +162,6 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         confidence = "possible"
     step = (step_ns, basis)
     return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step)
-
-
-def _longest(table: pl.DataFrame, column: str) -> float:
-    """Return the largest value of any rank, mean over steps; 0 for no steps."""
-    longest = table.group_by("window", "step").agg(pl.col(column).max())[column].drop_nulls()
-    return float(longest.to_numpy().mean()) if len(longest) else 0.0
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:
@@ -179,8 +206,7 @@ def exposed_communication(evidence: Evidence) -> list[Finding]:
 
     The cost excludes the wait for late ranks and the excess of slow links. If the traces cannot
     separate the wait from the transfer, such as that of a single rank, the cost contains it, and the
-    texts of the finding say so. In a run with a few very long steps, the cost is the communication's
-    share of all steps, so that these steps do not make it a larger share of the typical step.
+    texts of the finding say so.
     """
     findings: list[Finding] = []
     for column in evidence.rank_means.columns:
@@ -192,15 +218,15 @@ def exposed_communication(evidence: Evidence) -> list[Finding]:
 def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     exposed, whole = f"exposed_{axis}_ns", f"communication_{axis}_ns"
     ranks = evidence.rank_means.filter(pl.col(whole) > 0).select("rank", exposed, whole)
-    if ranks.is_empty() or evidence.cluster is None:
+    if ranks.is_empty() or evidence.typical is None:
         return []
     ratio = _transfer_ratio(evidence, axis)
     if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
         ratio = 1.0  # the wait for the other side is bubble, so transfers do not include it
     each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
-    slow = evidence.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
+    slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    cost_ns = each_ns * evidence.typical_share * (1.0 if ratio is None else ratio) - slow_ns
+    cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
     facts: dict[str, Fact] = {
         "axis": axis,
@@ -212,7 +238,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
         "remedy": f"{evidence.remedy}-{on_axis}",
         "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
     }
-    groups = evidence.cluster.groups.filter(pl.col("axis") == axis)
+    groups = evidence.typical.groups.filter(pl.col("axis") == axis)
     rows = groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
     if groups.is_empty():
         rows = ranks.sort(exposed, "rank", descending=[True, False])
@@ -237,7 +263,7 @@ def _transfer_ratio(evidence: Evidence, axis: str) -> float | None:
         rank 0   [ wait | transfer ]
         rank 1          [ transfer ]
     """
-    tables = evidence.cluster.collectives if evidence.cluster else ()
+    tables = evidence.typical.collectives if evidence.typical else ()
     if not tables:
         return None
     collectives = pl.concat(tables).filter(
@@ -260,12 +286,13 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     excess of the slowest rank alone, since slow ranks delay the job at the same time. It is at most
     the gain of a replay in which the slowest rank's worker takes its usual time.
     """
-    if evidence.cluster is None:
+    if evidence.typical is None:
         return []
-    waits = loading(evidence).group_by("rank").agg(pl.col("loading_ns").median())
+    waits = loading(evidence).drop_nulls("loading_ns")
+    waits = waits.group_by("rank").agg(pl.col("loading_ns").median())
     usual = pl.col("loading_ns").quantile(0.5, "lower")
     waits = waits.with_columns(loading_ns=pl.col("loading_ns") - usual)
-    slow = evidence.cluster.slow_ranks.filter("is_slow").join(waits, on="rank", how="left")
+    slow = evidence.typical.slow_ranks.filter("is_slow").join(waits, on="rank", how="left")
     slow = slow.filter(pl.col("loading_ns").fill_null(0) < ALL_OF_IT * pl.col("excess_ns"))
     slow = slow.sort("excess_ns", descending=True)
     if slow.is_empty():
@@ -297,7 +324,7 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
     None if there is no gain, if no step can be replayed, or if the replay differs from the recorded
     times by more than 10%.
     """
-    table = evidence.cluster.what_if if evidence.cluster else pl.DataFrame()
+    table = evidence.typical.what_if if evidence.typical else pl.DataFrame()
     if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
         return None
     workers = table.filter(pl.col("fixed") == "worker")
@@ -311,7 +338,7 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
 def remote_wait(evidence: Evidence) -> list[Finding]:
     """Report training threads that do nothing while functions run on other processes.
 
-    The cost is the longest wait of any rank: its share of all steps, as a part of the typical step::
+    The cost is the longest wait of any rank::
 
         rank 0   ##____####     ##_______###       waits 4, and 7
         worker     ====           =======
@@ -322,7 +349,7 @@ def remote_wait(evidence: Evidence) -> list[Finding]:
         return []
     slowest = means.sort("remote_ns", "rank", descending=[True, False]).row(0, named=True)
     call = str(calls["name"][0])
-    remote_ns = slowest["remote_ns"] * evidence.typical_share
+    remote_ns = slowest["remote_ns"]
     facts: dict[str, Fact] = {
         "rank": slowest["rank"],
         "remote_ns": remote_ns,
@@ -338,9 +365,9 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
     Siblings are groups of the same axis. The cost is the excess of the slowest group.
     """
-    if evidence.cluster is None:
+    if evidence.typical is None:
         return []
-    slow = evidence.cluster.slow_groups.filter("is_slow").sort("excess_ns", descending=True)
+    slow = evidence.typical.slow_groups.filter("is_slow").sort("excess_ns", descending=True)
     if slow.is_empty():
         return []
     first = slow.row(0, named=True)
@@ -406,9 +433,9 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     micro-batches or the passes are unknown.
     """
     stages, batches = evidence.degree("pp"), num_micro_batches(evidence)
-    if evidence.cluster is None or stages < 2 or not batches:
+    if evidence.typical is None or stages < 2 or not batches:
         return None
-    passes = pl.concat(evidence.cluster.passes)
+    passes = pl.concat(evidence.typical.passes)
     passes = passes.filter(pl.col("kind").is_in(["forward", "backward"]))
     passes = passes.filter(pl.col("step").is_in(evidence.steps["step"].unique().implode()))
     busy = passes.group_by("rank", "step").agg(
@@ -428,15 +455,15 @@ def num_micro_batches(evidence: Evidence) -> int:
 
     It is counted from the numbers of the recorded passes, else from the Backward phases.
     """
-    tables = evidence.cluster.passes if evidence.cluster else ()
+    tables = evidence.typical.passes if evidence.typical else ()
     numbered = [table["micro_batch"].drop_nulls() for table in tables]
     most = [int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)]
-    return max(most, default=round(evidence.typical("num_micro_batches")))
+    return max(most, default=round(evidence.usual("num_micro_batches")))
 
 
 def num_chunks(evidence: Evidence) -> int:
     """Return the number of chunks (virtual stages) of a stage; 1 if unknown."""
-    tables = evidence.cluster.passes if evidence.cluster else ()
+    tables = evidence.typical.passes if evidence.typical else ()
     numbered = [table["chunk"].drop_nulls() for table in tables]
     return max(
         (int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)), default=1
@@ -489,7 +516,7 @@ def gradient_accumulation(evidence: Evidence) -> list[Finding]:
     batches = num_micro_batches(evidence)
     if batches < 2:
         return []
-    accumulation_ns = evidence.typical("accumulation_ns")
+    accumulation_ns = evidence.usual("accumulation_ns")
     cost_ns = accumulation_ns / 2 - (scheduled_bubble(evidence) or 0.0)
     size = evidence.number("Global.micro_batch_size")
     facts = {

@@ -272,10 +272,9 @@ def _text(texts: Mapping[str, Any], name: str, finding: Finding) -> str:
     """Return a text of a rule, in the wording that the finding asks for if there is one.
 
     With the fact ``wording``, "with-waiting" for example, the text ``what`` is
-    ``what-with-waiting``.
+    ``what-with-waiting`` if there is one.
     """
-    wording = finding.facts.get("wording")
-    return str(texts[name if wording is None else f"{name}-{wording}"])
+    return str(texts.get(f"{name}-{finding.facts.get('wording')}", texts[name]))
 
 
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
@@ -289,12 +288,17 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
 
 
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
-    """Return the finding's facts as text; ``basis`` and ``role`` are translated."""
+    """Return the finding's facts as text; ``basis``, ``role``, ``part`` and ``every`` are translated."""
     facts = format_facts(finding.facts)
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
     if "role" in facts:
         facts["role"] = _role(facts["role"], words)
+    if "part" in facts:
+        facts["part"] = words["part"].get(facts["part"], facts["part"])
+    if "every" in facts:
+        every = finding.facts["every"]
+        facts["every"] = "" if every is None else words["every"].format(every=every)
     return facts
 
 
@@ -312,8 +316,9 @@ def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def _remedy(texts: Mapping[str, str], remedy: str) -> str:
-    """Return the text of a remedy; of one in the code, it may be the same as of one in the config."""
-    return texts.get(remedy) or texts[remedy.replace("code", "config", 1)]
+    """Return the text of a remedy; a rule may have one text for a remedy in the config and the code."""
+    other = {"code": "config", "config": "code"}[remedy.partition("-")[0]]
+    return texts.get(remedy) or texts[other + remedy.removeprefix("code").removeprefix("config")]
 
 
 def _header(column: str, headers: Mapping[str, str]) -> str:

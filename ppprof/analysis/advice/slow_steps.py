@@ -1,0 +1,127 @@
+"""The rule about steps that take much longer than the others: evaluations, checkpoints, pauses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
+from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
+from ppprof.analysis.advice.trust import warm_ups
+from ppprof.analysis.advice.waiting import step_waits, waits_again
+from ppprof.analysis.profile.step_basis import NOT_RECORDED
+from ppprof.analysis.ranks.step_breakdown import PARTS
+
+MANY_STEPS = 20
+"""Least number of steps that were not recorded with which they are looked at instead of the recorded
+ones: a window is often too short to hold what happens every ten steps."""
+
+LONG_NS = 100_000_000
+"""Slow steps that do not come evenly and exceed the others by less may be those of a busy machine."""
+
+_EVEN = 3
+"""Least number of slow steps that can be called even."""
+
+
+def slow_steps(evidence: Evidence) -> list[Finding]:
+    """Report steps that are `ppprof.analysis.advice.evidence.SLOW`.
+
+    The cost is what they add to the mean step, and the step that it is a part of is the mean of all
+    steps::
+
+        steps   10 10 10 10 110 10 10 10 10 110      typical 10, mean 30: a cost of 20 of 30
+
+    Warm-ups, and steps that wait for data again and again, are reported by other rules.
+    """
+    steps, basis = step_waits(evidence), evidence.basis
+    if evidence.unrecorded["step"].n_unique() >= MANY_STEPS:
+        times = evidence.unrecorded.select(
+            pl.lit(0).alias("window"), "rank", "step", "step_ns", loading_ns="reader_cost_ns"
+        )
+        steps, basis = _longest(times), NOT_RECORDED
+    elif not evidence.all_steps.is_empty():
+        steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
+    typical = without_slow(steps)
+    slow = steps.join(typical, ["window", "step"], "anti")
+    if slow.is_empty() or waits_again(slow, typical):
+        return []
+    typical_ns, mean_ns = mean_of(typical, "step_ns"), mean_of(steps, "step_ns")
+    slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
+    large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
+    distances = np.unique(np.diff(large["step"].to_numpy()))
+    every = int(distances[0]) if large.height >= _EVEN and len(distances) == 1 else None
+    facts: dict[str, Fact] = {
+        "num_slow": slow.height,
+        "num_steps": steps.height,
+        "slow_steps": ", ".join(map(str, slow["step"].head(10))) + ", ..." * (slow.height > 10),
+        "every": every,
+        "slow_ns": mean_of(slow, "step_ns"),
+        "typical_ns": typical_ns,
+        **_place(evidence, mean_of(slow, "excess_ns")),
+    }
+    rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
+        "window", "step", "step_ns", "excess_ns"
+    )
+    confidence = "possible" if every is None else "sure"
+    findings = evidence.time_finding(
+        "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
+    )
+    worst = _worst(every, is_long=bool((large["excess_ns"] >= LONG_NS).any()), num=large.height)
+    return [
+        dataclasses.replace(found, severity=max(worst, found.severity, key=SEVERITIES.index))
+        for found in findings
+    ]
+
+
+def _worst(every: int | None, *, is_long: bool, num: int) -> str:
+    """Return the worst severity of slow steps, since chance explains some of them."""
+    if every is not None:
+        return "major"
+    return ("major" if num > 1 else "moderate") if is_long else "minor"
+
+
+def _longest(times: pl.DataFrame) -> pl.DataFrame:
+    return times.group_by("window", "step").agg(pl.col("step_ns", "loading_ns").max()).sort("step")
+
+
+def _place(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:
+    """Return where the recorded slow steps spend their excess: a place, else a part of the step."""
+    place: dict[str, Fact] = dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "wording"))
+    slow = evidence.all_steps
+    if not slow.is_empty():
+        slow = slow.join(evidence.typical_lengths, ["window", "step"], "anti")
+        slow = slow.join(warm_ups(evidence), ["window", "step"], "anti")
+    if slow.is_empty():
+        return place
+    gaps = _gap_excess(evidence, slow)
+    if gaps.height and gaps["time_ns"][0] >= excess_ns / 2:
+        return {**place, "gap": gaps["name"][0], "gap_ns": gaps["time_ns"][0], "wording": "gap"}
+    excesses = {part: _mean_part(slow, part) - _mean_part(evidence.steps, part) for part in PARTS}
+    part = max(excesses, key=lambda name: excesses[name])
+    if excesses[part] < excess_ns / 2:
+        return place
+    return {**place, "part": part, "part_ns": excesses[part], "wording": "part"}
+
+
+def _mean_part(steps: pl.DataFrame, part: str) -> float:
+    columns = [name for name in steps.columns if name.startswith(part) and name.endswith("_ns")]
+    return float(sum(mean_of(steps, name) for name in columns))
+
+
+def _gap_excess(evidence: Evidence, slow: pl.DataFrame) -> pl.DataFrame:
+    """Return the places of unexplained time in slow steps: name, time_ns above that of other steps."""
+    steps, num = slow["step"].unique(), max(1, slow.height)
+    gaps = [
+        own.select_steps(steps).names.filter(what="gap") for own in evidence.indicators.values()
+    ]
+    if not gaps:
+        return pl.DataFrame()
+    in_slow = pl.concat(gaps).group_by("name").agg(pl.col("time_ns").sum() / num)
+    others = evidence.names("gap").select("name", usual_ns="time_ns")
+    return (
+        in_slow.join(others, "name", "left")
+        .with_columns(time_ns=pl.col("time_ns") - pl.col("usual_ns").fill_null(0))
+        .sort("time_ns", "name", descending=[True, False])
+    )
