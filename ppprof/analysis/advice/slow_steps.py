@@ -70,8 +70,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     )
     worst = _worst(every, is_long=bool((large["excess_ns"] >= LONG_NS).any()), num=large.height)
     return [
-        dataclasses.replace(found, severity=max(worst, found.severity, key=SEVERITIES.index))
-        for found in findings
+        dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
+        for finding in findings
     ]
 
 
