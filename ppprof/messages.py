@@ -34,6 +34,10 @@ _TEXTS = {
         "{path}: the last {time} were not ended by step(): no table and no average counts them",
         "{path}：最后 {time} 没有以 step() 结束：不计入任何表和平均值",
     ),
+    "several_ranks": (
+        "{path}: {ranks} in one file: each of its processes is read as a rank",
+        "{path}：一个文件中有 {ranks}：其中每个进程按一个 rank 读取",
+    ),
     "only_tables": (
         "{path}: only tables are left of this window, no trace",
         "{path}：这个窗口只剩下表，没有时间线",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -41,6 +41,16 @@ class BaseRun(RunIndex):
         super().__init__(location)
         self.reader = TraceReader(progress, rundir.job_context_of(location.manifest))
         """Reads the windows."""
+
+    @cached_property
+    def recordings(self) -> Sequence[Recording]:
+        """Every window of every rank, sorted by rank, then window.
+
+        A single file may hold several ranks: it is read for that, and kept for who asks for it.
+        """
+        if len(self._recordings) == 1 and self.paths == self._recordings[0].files:
+            return self.reader.ranks_in(self._recordings[0])
+        return self._recordings
 
     @cached_property
     def places(self) -> pl.DataFrame:

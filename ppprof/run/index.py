@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,17 @@ class RunIndex:
         """The directories of the run, one for each node that wrote its own; or the trace file."""
         self.path = self.paths[0]
         """The first of ``paths``."""
-        self.recordings = location.recordings
-        """Every window of every rank, sorted by rank, then window."""
+        self._recordings = location.recordings
         self._manifest = location.manifest
 
     def __str__(self) -> str:
         """Return ``paths`` as text for messages, separated by commas."""
         return join_paths(self.paths)
+
+    @property
+    def recordings(self) -> Sequence[Recording]:
+        """Every window of every rank, sorted by rank, then window."""
+        return self._recordings
 
     @property
     def ranks(self) -> list[int]:

@@ -5,13 +5,12 @@ Every window is read in this module, so each problem with a file is logged here,
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -23,12 +22,13 @@ from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
 from ppprof.rundir import JobContext
 from ppprof.rundir.recordings import Recording
-from ppprof.trace import Trace, read
+from ppprof.trace import Trace
 from ppprof.trace.clock_jumps import clock_messages
+from ppprof.trace.formats import read_ranks
 from ppprof.trace.schema import unknown_device_kinds
 from ppprof.trace.steps import incomplete_time_ns
 from ppprof.trace.unrecorded_device import with_device
-from ppprof.units import format_skipped, format_time
+from ppprof.units import format_ranges, format_skipped, format_time
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -63,7 +63,7 @@ class WindowResult(Generic[T]):
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
-        return dataclasses.replace(self, value=value)  # type: ignore[arg-type, return-value]
+        return replace(self, value=value)  # type: ignore[arg-type, return-value]
 
 
 class ProblemLog:
@@ -125,10 +125,46 @@ class TraceReader:
     def __init__(self, progress: Progress | None = None, job: JobContext | None = None) -> None:
         self._job = job or JobContext()
         self._progress = progress
+        self._held: tuple[Path, dict[int, Trace]] | None = None
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
         self.problems = ProblemLog()
         """Logs the problems of the files."""
+
+    def ranks_in(self, recording: Recording) -> list[Recording]:
+        """Return the recordings in a file that may hold several ranks; itself if it is unreadable.
+
+        The traces are kept until each was used once.
+        """
+        path = recording.files[0]
+        try:
+            traces = read_ranks(path, progress=_file_progress(self._progress, path))
+        except TraceError:
+            return [recording]  # reported where the trace is used
+        self._held = path, traces
+        if len(traces) == 1:
+            return [recording]
+        _log.warning("%s", Message("several_ranks", path=path, ranks=format_ranges("rank", traces)))
+        return [replace(recording, rank=rank, is_in_shared_file=True) for rank in traces]
+
+    def _read(self, recording: Recording) -> tuple[Path, Trace, list[str]]:
+        """Return the result of `read_first_readable`, of a kept trace if there is one."""
+        if recording.is_in_shared_file and not self._has_held(recording):
+            self.ranks_in(recording)
+        if not self._has_held(recording):
+            self._held = None
+            return read_first_readable(recording, self._progress, self._job)
+        assert self._held is not None
+        path, traces = self._held
+        trace = traces.pop(recording.rank if recording.is_in_shared_file else next(iter(traces)))
+        return path, with_job_context(trace, self._job), []
+
+    def _has_held(self, recording: Recording) -> bool:
+        path, traces = self._held or (None, {})
+        is_of_file = recording.files[:1] == (path,)
+        return is_of_file and (
+            recording.rank in traces if recording.is_in_shared_file else len(traces) == 1
+        )
 
     def trace(self, recording: Recording) -> tuple[Path, Trace]:
         """Return the preferred readable file of a window, and its trace.
@@ -140,7 +176,7 @@ class TraceReader:
         """
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
-            path, trace, errors = read_first_readable(recording, self._progress, self._job)
+            path, trace, errors = self._read(recording)
             self.problems.report(
                 path, trace.skipped, errors, notes_on(path, trace), trace.unrecorded_device
             )
@@ -195,13 +231,12 @@ class TraceReader:
     ) -> Iterator[WindowResult[T]]:
         """Yield the result of each window's own function for its trace; see `map_windows`."""
         self._trace = self._profile = None  # memory holds one trace at a time
-        task = partial(process_window, job=self._job)
         if executor is None:
-            results: Iterable[WindowResult[T] | str] = itertools.starmap(
-                partial(task, progress=self._progress), works.items()
-            )
+            task = partial(process_window, reading=self._read)
+            results: Iterable[WindowResult[T] | str] = itertools.starmap(task, works.items())
         else:
-            results = map_windows(executor, task, works)
+            reading = partial(read_first_readable, job=self._job)
+            results = map_windows(executor, partial(process_window, reading=reading), works)
         errors = []
         is_any_read = False
         for result in results:
@@ -221,7 +256,7 @@ class TraceReader:
 
 def with_job_context(trace: Trace, job: JobContext) -> Trace:
     """Return the trace of a whole window with what is known about its job."""
-    return dataclasses.replace(
+    return replace(
         with_device(trace, job.device),
         only_axis=job.only_axis,
         stated_flops=job.peak_flops,
@@ -258,19 +293,28 @@ def read_first_readable(
     errors: list[str] = []
     for path in recording.files:
         try:
-            file_progress = partial(progress, path) if progress else None
-            trace = read(path, progress=file_progress)
+            traces = read_ranks(path, progress=_file_progress(progress, path))
+            if recording.is_in_shared_file:
+                trace = traces[recording.rank]
+            elif len(traces) > 1:
+                ranks = format_ranges("rank", traces)
+                raise TraceError(f"{path}: {ranks} in one file; give it alone, without other files")
+            else:
+                trace = next(iter(traces.values()))
             return path, with_job_context(trace, job or JobContext()), errors
         except TraceError as error:
             errors.append(str(error))
     raise TraceError("\n".join(errors))
 
 
+def _file_progress(progress: Progress | None, path: Path) -> Callable[[int, int], None] | None:
+    return partial(progress, path) if progress else None
+
+
 def process_window(
     recording: Recording,
     work: Callable[[Trace], T],
-    progress: Progress | None = None,
-    job: JobContext | None = None,
+    reading: Callable[[Recording], tuple[Path, Trace, list[str]]],
 ) -> WindowResult[T] | str:
     """Return the result of ``work`` for one window; an error message if the window is unreadable.
 
@@ -279,11 +323,10 @@ def process_window(
     Args:
         recording: the window.
         work: turns the trace into a value.
-        progress: as in `TraceReader`.
-        job: as in `TraceReader`.
+        reading: returns the result of `read_first_readable`.
     """
     try:
-        source, trace, errors = read_first_readable(recording, progress, job)
+        source, trace, errors = reading(recording)
     except InputError as error:
         return str(error)
     value = work(trace)

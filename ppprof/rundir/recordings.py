@@ -66,6 +66,8 @@ class Recording:
     the tables exist."""
     saved: Path | None = None
     """The file with the window's tables as data; None if there is no such file."""
+    is_in_shared_file: bool = False
+    """Whether its files hold several ranks."""
 
     @property
     def what(self) -> str:

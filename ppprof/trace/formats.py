@@ -23,16 +23,17 @@ from ppprof.choices import suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.json_head import looks_like_kineto
-from ppprof.trace.json_reader import read_json
+from ppprof.trace.json_reader import read_json_ranks
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
+from ppprof.units import format_ranges
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes read so far and the size of the file."""
 
 
 def read(path: str | Path, *, progress: Progress | None = None, cache: bool | None = None) -> Trace:
-    """Return the trace in a file.
+    """Return the trace in a file of one rank.
 
     A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`.
 
@@ -42,9 +43,24 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool | No
         cache: has no effect; 0.4 will reject it.
 
     Raises:
-        TraceError: the file is missing, unreadable, or not a trace; says where and why.
+        TraceError: the file is missing, unreadable, or not a trace, or holds several ranks; says
+            where and why.
     """
     warn_of_cache(cache)
+    traces = read_ranks(path, progress=progress)
+    if len(traces) > 1:
+        raise TraceError(
+            f"{path}: {format_ranges('rank', traces)} in one file; "
+            "ppprof.open reads each of them, `ppprof convert --to kineto` writes a file for each"
+        )
+    return next(iter(traces.values()))
+
+
+def read_ranks(path: str | Path, *, progress: Progress | None = None) -> dict[int, Trace]:
+    """Return rank -> its trace for a file of several ranks, by rank; rank 0 for a file of one.
+
+    The arguments and errors are those of `read`.
+    """
     try:
         with store_errors_as_oserror(path):
             return _read(path, progress)
@@ -78,7 +94,7 @@ def framework_of(path: str | Path) -> str:
     return "torch" if looks_like_kineto(head) or b"aten::" in head else "paddle"
 
 
-def _read(path: str | Path, progress: Progress | None) -> Trace:
+def _read(path: str | Path, progress: Progress | None) -> dict[int, Trace]:
     with TraceStream(path) as source:
         head = source.peek(64)
         if source.damage and not head:
@@ -91,14 +107,14 @@ def _read(path: str | Path, progress: Progress | None) -> Trace:
             "which was full or disconnected; use another file"
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        return read_json(path, progress=progress)
+        return read_json_ranks(path, progress=progress)
     from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
     trace = read_window(path)
     if progress is not None:
         size = to_path(path).stat().st_size
         progress(size, size)
-    return trace
+    return {0: trace}
 
 
 def write(trace: Trace, path: str | Path) -> Mapping[str, int]:

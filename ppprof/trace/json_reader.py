@@ -11,9 +11,11 @@ import contextlib
 import ctypes
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+
+import polars as pl
 
 from ppprof.errors import TraceError
 from ppprof.trace.consistency import with_sound_times
@@ -26,7 +28,7 @@ from ppprof.trace.json.batches import Batches, decoded_batches
 from ppprof.trace.json.recovery import HEAD_BYTES, EventDecoder
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.json_head import Keys, is_kineto, read_keys
-from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
+from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent, by_rank
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Trace
@@ -37,10 +39,10 @@ _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 
 
-def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
-    """Return the trace in a JSON file, packed with gzip or not.
+def read_json_ranks(path: str | Path, *, progress: Progress | None = None) -> dict[int, Trace]:
+    """Return rank -> its trace for a JSON file, packed with gzip or not; rank 0 for a single trace.
 
-    All readable events are read. `Trace.skipped` counts the unreadable parts.
+    All readable events are read. `Trace.skipped` of the first rank counts the unreadable parts.
 
     Raises:
         TraceError: the file is missing or unreadable, unpacks to too many bytes, or holds no trace
@@ -59,40 +61,68 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
             columns = read_kineto_columns(source, keys, skipped)
             if source.size > _LARGE_BYTES:
                 _trim_heap()
-            trace = kineto_trace(keys, columns)
+            traces = {
+                rank: kineto_trace(keys, part) for rank, part in columns.by_rank(path).items()
+            }
         else:
-            trace = _paddle_trace(source, dialect_of(text), keys, skipped)
+            traces = _paddle_traces(source, dialect_of(text), keys, skipped)
         if progress:
             progress(source.size, source.size)
         if source.damage:
             skipped[f"{TRUNCATED} ({source.damage})"] += 1
-    if trace.events.is_empty() and skipped and not keys:
-        raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
-    is_known = "schemaVersion" in keys or trace.events["category"].is_in(CATEGORIES).any()
-    if trace.events.height and not is_known:
-        categories = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
-        raise TraceError(
-            f"{source.path}: events of neither Paddle's nor torch's profiler "
-            f'("cat": {categories})'
-        )
+    _check_writer(path, traces.values(), keys, skipped)
     if source.size > _LARGE_BYTES:
         _trim_heap()
-    counts = dict(sorted({**trace.skipped, **skipped}.items()))
-    return with_sound_times(dataclasses.replace(trace, skipped=counts))
+    for rank, trace in traces.items():
+        counts = dict(sorted({**trace.skipped, **skipped}.items()))
+        traces[rank] = with_sound_times(dataclasses.replace(trace, skipped=counts))
+        skipped.clear()
+    return traces
 
 
-def _paddle_trace(
+def _check_writer(
+    path: str | Path, traces: Iterable[Trace], keys: Keys, skipped: Counter[str]
+) -> None:
+    """Reject a file that neither Paddle's nor torch's profiler wrote.
+
+    Raises:
+        TraceError: none of its events is of a known category.
+    """
+    events = [trace.events for trace in traces if trace.events.height]
+    if not events and skipped and not keys:
+        raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
+    if not events or "schemaVersion" in keys:
+        return
+    categories = pl.concat(table["category"] for table in events)
+    if not categories.is_in(CATEGORIES).any():
+        first = ", ".join(categories.unique().cast(str).sort().head(5))
+        raise TraceError(
+            f"{path}: events of neither Paddle's nor torch's profiler (\"cat\": {first})"
+        )
+
+
+def _paddle_traces(
     source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]
-) -> Trace:
-    columns = PaddleColumns(skipped)
+) -> dict[int, Trace]:
+    columns = {0: PaddleColumns(skipped)}
     library = core.library()
     if dialect and library:
-        _scan_events(source, dialect, library, columns, keys)
+        _scan_events(source, dialect, library, columns[0], keys)
     else:
         escapes = DIALECTS[dialect].escapes if dialect else True
         reader = EventDecoder(PaddleEvent, source.path, skipped, escapes=escapes)
-        for first, decoded in decoded_batches(source, reader, keys):
-            columns.add_decoded([(first, decoded)])
+        for begin, decoded in decoded_batches(source, reader, keys):
+            for rank, first, events in by_rank(begin, decoded):
+                if rank not in columns:
+                    columns[rank] = PaddleColumns(skipped)
+                columns[rank].add_decoded([(first, events)])
+    if len(columns) > 1 and columns[0].is_empty:  # it has the metadata of all ranks
+        metadata = columns.pop(0)
+        columns[min(columns)].ignored += metadata.ignored
+    return {rank: _paddle_trace(columns[rank], keys) for rank in sorted(columns)}
+
+
+def _paddle_trace(columns: PaddleColumns, keys: Keys) -> Trace:
     events, memory, kernels, memsets = paddle_tables(columns)
     return Trace(
         events=events,

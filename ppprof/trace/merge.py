@@ -44,6 +44,7 @@ from ppprof.trace.json.lines import (
     with_annotation_args,
     with_json_text,
 )
+from ppprof.trace.lanes import lanes
 from ppprof.trace.operator_inputs import input_args, with_json_callstack
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
@@ -160,7 +161,7 @@ class _Tracks:
         self._process = _FIRST_PROCESS + window.rank
         self._name = f"rank {window.rank} · {window.name}" if window.name else f"rank {window.rank}"
         self._clock = _clock_label(window.clock, window.rank)
-        self._tids: dict[tuple[int | None, int | None, int | None], int] = {}
+        self._tids: dict[tuple[int | None, int | None, int | None, int], int] = {}
         self._names: dict[int, str] = {}
 
     def track_ids(self, trace: Trace, events: pl.DataFrame) -> pl.Series:
@@ -168,16 +169,18 @@ class _Tracks:
 
         The names of threads come from the ``extra_info`` of ``trace``.
         """
-        columns = ("device", "stream", "thread")
+        columns = ("device", "stream", "thread", "lane")
         tracks = events.select(columns).unique().sort(columns, nulls_last=False)
         for key in tracks.iter_rows():
             if key not in self._tids:
                 tid = self._process * _TRACKS + len(self._tids) + 1
                 self._tids[key] = tid
-                device, stream, thread = key
+                device, stream, thread, lane = key
                 label = trace.extra_info.get(str(thread), "")
-                host = f"{label} (thread {thread})" if label else f"thread {thread}"
-                self._names[tid] = host if device is None else f"device {device}, stream {stream}"
+                name = f"{label} (thread {thread})" if label else f"thread {thread}"
+                if device is not None:
+                    name = f"device {device}, stream {stream}"
+                self._names[tid] = f"{name} ({lane + 1})" if lane else name
         numbered = pl.DataFrame(
             [(*key, tid) for key, tid in self._tids.items()],
             {**dict.fromkeys(columns, pl.Int64), "tid": pl.Int64},
@@ -218,7 +221,7 @@ def _clock_label(clock: Clock | None, rank: int) -> str:
 def _on_reference_clock(window: Window) -> pl.DataFrame:
     """Return the window's events with times on the reference clock, without crossing events.
 
-    The column ``event`` holds the row of each event in the trace.
+    The column ``event`` holds the row of each event in the trace, ``lane`` its lane of its track.
     """
     events = window.trace.events.with_columns(event=pl.int_range(pl.len(), dtype=pl.Int32))
     start = events["start_ns"].to_numpy()
@@ -231,7 +234,10 @@ def _on_reference_clock(window: Window) -> pl.DataFrame:
     start, end = _without_crossings(
         around.to_series().to_numpy(), track.to_series().cast(pl.Int64).to_numpy(), start, end
     )
-    return events.with_columns(start_ns=pl.Series(start), dur_ns=pl.Series(end - start))
+    lane = lanes(track.to_series().cast(pl.Int64).to_numpy(), start, end)
+    return events.with_columns(
+        start_ns=pl.Series(start), dur_ns=pl.Series(end - start), lane=pl.Series(lane)
+    )
 
 
 def _without_crossings(
@@ -246,8 +252,8 @@ def _without_crossings(
         b            |-------|                       |-----|
 
     Viewers lose or misplace events that cross. A child is cut to the time of its parent. Of two
-    neighbours that overlap by at most the rounding (1 us), the first one ends earlier; longer
-    overlaps stay.
+    neighbours that overlap by at most the rounding (1 us), the first one ends earlier; events with
+    longer overlaps get different lanes.
 
     Returns:
         start and end, shape (N,).
@@ -367,7 +373,8 @@ def _parts(rank: int, origin_ns: int) -> Parts:
         *(',"ts":', microseconds(start), ',"dur":', microseconds("dur_ns"), colour.fill_null("")),
         *(f',"args":{{"rank":{rank}', optional_arg("step", pl.col("step"))),
         pl.coalesce("annotations", optional_arg("bytes", pl.col("bytes"))),
-        optional_arg("correlation_id", pl.col("correlation_id")),
+        *(optional_arg(key, pl.col(key)) for key in ("device", "stream")),
+        optional_arg("correlation id", pl.col("correlation_id")),
         input_args(),
         "}}",
         _arrow("communication", place, pl.when(is_start).then(start).otherwise(last)),

@@ -23,7 +23,7 @@ TWO_RANKS, ONE_RANK, PADDLE = RUNS / "slow_rank_of_two", RUNS / "slow_layer", RU
 def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
     """How often each trace is parsed, each manifest read, and each directory with traces listed."""
     parsed, manifests, listed = Counter[str](), Counter[str](), Counter[str]()
-    read, read_json, list_directory = traces.read, RunFile.read_json, os.scandir
+    read, read_json, list_directory = traces.read_ranks, RunFile.read_json, os.scandir
 
     def count_read(path, **options):
         parsed[str(path)] += 1
@@ -38,7 +38,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
         listed[str(path)] += 1
         return list_directory(path)
 
-    monkeypatch.setattr(traces, "read", count_read)
+    monkeypatch.setattr(traces, "read_ranks", count_read)
     monkeypatch.setattr(RunFile, "read_json", count_manifest)
     monkeypatch.setattr(os, "scandir", count_list)
     return {"parsed": parsed, "manifests": manifests, "listed": listed}

@@ -158,6 +158,7 @@ def test_a_whole_document(tmp_path):
     } - {"X"}
     forward = {"stage": 0, "micro_batch": 1, "phase": "steady"}
     facts = {"axis": "dp", "group": 0, "bytes": 8, "dtype": "float32", "peers": "0,1"}
+    on_stream = {"device": 0, "stream": 7}
     launched = "0000" + "00000004"  # rank 0, window 000, row 4: behind the four host events
     assert document == {
         "displayTimeUnit": "ms",
@@ -167,9 +168,9 @@ def test_a_whole_document(tmp_path):
             event(0, 1, 'relu "x"', "Operator", 310, 80),
             event(0, 1, "all_reduce", "Communication", 400, 200, **facts),
             arrow(0, 1, "communication", "s", 400, id=link),
-            event(0, 1, "cudaLaunchKernel", "CudaRuntime", 320, 10, correlation_id=1),
+            event(0, 1, "cudaLaunchKernel", "CudaRuntime", 320, 10, **{"correlation id": 1}),
             arrow(0, 1, "launch", "s", 320, id=launched),
-            event(0, 2, "relu_kernel", "Kernel", 350, 150, correlation_id=1),
+            event(0, 2, "relu_kernel", "Kernel", 350, 150, **on_stream, **{"correlation id": 1}),
             arrow(0, 2, "launch", "f", 350, id=launched, bp="e"),
             *metadata(0, "rank 0 · dp0 · host-a", "MainThread (thread 7)", "device 0, stream 7"),
             event(1, 1, "ProfileStep#3", "ProfileStep", 0, 900),

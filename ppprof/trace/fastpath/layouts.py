@@ -300,4 +300,6 @@ def dialect_of(text: bytes) -> str | None:
         return "paddle 1.0"
     if first.startswith(b'{\n    "name": "') and before.endswith(b"\n  "):
         return "paddle"
-    return "ppprof" if first.startswith(b'{"name":"') and before == b"\n" else None
+    is_merged = b'"args":{"rank":' in first[: first.find(b"\n")]  # each event has its rank
+    is_own = first.startswith(b'{"name":"') and before == b"\n" and not is_merged
+    return "ppprof" if is_own else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from ppprof.trace.kineto.fields import (
     IGNORED_SPANS,
     KINDS,
     NO_ARGS,
+    PROCESS_NAMES,
     SPANS,
     WAIT,
     WAIT_SPAN,
@@ -25,6 +27,7 @@ from ppprof.trace.kineto.fields import (
     KinetoEvent,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
+from ppprof.trace.kineto.processes import ranks_of, split
 from ppprof.trace.kineto.terms import LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.schema import FRAMES, conform
 
@@ -35,6 +38,9 @@ _NOUNS = {
     **{"hosts": "host events", "launches": "launch events"},
     **{"devices": "device events", "memory": "memory events"},
 }
+_INTEGER = re.compile("-?[0-9]{1,18}")
+_FIRST_ID = 1 << 40
+"""Numbers of ids that are text begin here, above those of systems."""
 _Events = list[tuple[int, KinetoEvent]]
 """Events with their positions."""
 
@@ -45,12 +51,15 @@ class KinetoColumns:
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
         """Thread id -> name; the number of a device's stream counts as a thread id."""
+        self.process_names: dict[int, str] = {}
+        """Process id -> its names and labels, and the id itself where it is text."""
         self.ignored: Counter[str] = Counter()
         """Kind -> number of events that no table needs."""
         self.skipped: Counter[str] = Counter()
         """Kind -> number of events that cannot be used."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._pending: _Events = []
+        self._ids: dict[str, int] = {}
         self._has_tables = False
         """Whether each table has a part, if only an empty one."""
 
@@ -86,6 +95,8 @@ class KinetoColumns:
         by_kind: dict[str, _Events] = {kind: [] for kind in SPANS}
         pending, self._pending = self._pending, []
         for position, event in pending:
+            if isinstance(event.pid, str) or isinstance(event.tid, str):
+                self._number_ids(event)
             kind = KINDS.get(event.cat) if event.ph == "X" else None
             if kind is None:
                 kind = self._unusual_kind(event)
@@ -93,6 +104,8 @@ class KinetoColumns:
                 by_kind[kind].append((position, event))
             if event.name == "thread_name" and event.args:
                 self.thread_names[str(event.tid)] = str(event.args.name)
+            elif event.name in PROCESS_NAMES and event.args and isinstance(event.pid, int):
+                self._add_process_name(event.pid, str(event.args.name or event.args.labels))
         for _, event in by_kind["hosts"]:
             if _is_wait(event):
                 event.name, event.cat, event.args = WAIT_SPAN, "user_annotation", None
@@ -101,6 +114,50 @@ class KinetoColumns:
             {name: _details(name, by_kind[kind]) for name, (kind, _, _) in DETAILS.items()}
         )
         self.add_tables({"inputs": _inputs(by_kind["hosts"])})
+
+    def _number_ids(self, event: KinetoEvent) -> None:
+        """Replace ids that are text by numbers: the number that the text is, else a new one."""
+        for field in ("pid", "tid"):
+            text = getattr(event, field)
+            if isinstance(text, str) and text:
+                if _INTEGER.fullmatch(text):
+                    setattr(event, field, int(text))
+                    continue
+                number = self._ids.setdefault(text, _FIRST_ID + len(self._ids))
+                setattr(event, field, number)
+                if field == "pid":
+                    self.process_names.setdefault(number, text)
+
+    def _add_process_name(self, process: int, name: str) -> None:
+        names = self.process_names.get(process)
+        self.process_names[process] = f"{names}, {name}" if names else name
+
+    def by_rank(self, path: object) -> dict[int, KinetoColumns]:
+        """Return rank -> its events, for a file of several processes; ``{0: self}`` for one process.
+
+        Args:
+            path: the file, for messages.
+
+        Raises:
+            TraceError: it is unknown which rank some device events belong to.
+        """
+        tables = {name: self._table(name) for name in (*SPANS, *DETAILS, "inputs")}
+        ranks = ranks_of(tables, self.process_names)
+        if not ranks:
+            self.add_tables(tables)
+            return {0: self}
+        num_events = sum(tables[kind].height for kind in SPANS)
+        parts = {}
+        for rank, part in split(tables, ranks, self.process_names, path).items():
+            parts[rank] = columns = KinetoColumns()
+            columns.thread_names, columns._has_tables = self.thread_names, True
+            columns.add_tables(part)
+            num_events -= sum(part[kind].height for kind in SPANS)
+        first = next(iter(parts.values()))
+        first.ignored, first.skipped = self.ignored, self.skipped
+        if num_events:
+            first.skipped["events of processes that are no ranks"] = num_events
+        return parts
 
     def _unusual_kind(self, event: KinetoEvent) -> str | None:
         """Return the kind of an event that is in no table of `KINDS`; None, and count it, if none.
@@ -138,7 +195,10 @@ class KinetoColumns:
         self._convert_pending()
         parts = self._parts.pop(name)
         filled = [part for part in parts if part.height]
-        table = pl.concat(filled, rechunk=True) if filled else parts[0]
+        if len(filled) > 1:
+            table = pl.concat(filled, rechunk=True)
+        else:
+            table = filled[0] if filled else parts[0]
         return table if table["index"].is_sorted() else table.sort("index")
 
     def tables(self, base_ns: int) -> dict[str, pl.DataFrame]:

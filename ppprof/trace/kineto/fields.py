@@ -19,6 +19,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     """The fields of an event's ``args`` that are read; None or no text for a missing field."""
 
     name: Scalar = None
+    labels: Scalar = None
     correlation: Scalar = None
     device: Scalar = None
     context: Scalar = None
@@ -75,6 +76,8 @@ class KinetoEvent(msgspec.Struct, gc=False):
 EMPTY = KinetoEvent()
 
 FRAME = "python_function"
+PROCESS_NAMES = ("process_name", "process_labels")
+"""Names of the metadata events that name a process."""
 COLLECTIVE_CALL = "record_param_comms"
 """Name of the operators that are calls of collectives, or waits for them."""
 WAIT = "wait"

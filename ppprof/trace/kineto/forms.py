@@ -25,6 +25,7 @@ from ppprof.trace.kineto.fields import (
     DETAILS,
     FRAME,
     IGNORED_SPANS,
+    PROCESS_NAMES,
     Columns,
     KinetoArgs,
 )
@@ -81,7 +82,7 @@ TEXTS = {
 _HOST = ("hosts", *(name for name, (kind, _, _) in DETAILS.items() if kind == "hosts"))
 _DEVICE = ("devices", *(name for name, (kind, _, _) in DETAILS.items() if kind == "devices"))
 CLASSES = (
-    EventClass(name="thread_name", is_decoded=True),
+    *(EventClass(name=name, is_decoded=True) for name in ("thread_name", *PROCESS_NAMES)),
     *(
         EventClass((*_HOST, "inputs", "calls of collectives"), "X", cat, COLLECTIVE_CALL)
         for cat in sorted(OPERATORS)

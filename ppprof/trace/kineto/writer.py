@@ -58,6 +58,7 @@ from ppprof.trace.json.lines import (
 from ppprof.trace.kineto.collectives import WAIT, with_collectives
 from ppprof.trace.kineto.inputs import lists_of
 from ppprof.trace.kineto.terms import DDP, DEVICES, EVALUATE, MODULE, PLACES, STEP
+from ppprof.trace.lanes import track_name, with_tracks
 from ppprof.trace.operator_inputs import with_json_callstack
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import enclosing
@@ -107,7 +108,7 @@ def write_kineto_file(
                 file, include_header=False, quote_style="never", line_terminator=",\n"
             )
         # A comma follows every event above; the end of the metadata always follows.
-        file.write(",\n".join(_metadata(trace, rank)).encode("utf-8", "replace"))
+        file.write(",\n".join(writer.metadata()).encode("utf-8", "replace"))
         file.write(b"\n]}\n")
     return writer.omitted()
 
@@ -135,9 +136,18 @@ class _Writer:
         launched = self._launches.select(
             *("owner", "process", "thread", "start_ns"), host="parent", parent="event"
         )
-        self._devices = devices.join(
+        devices = devices.join(
             launched, on="parent", how="left", suffix="_launch", maintain_order="left"
         )
+        self._devices, self._annotations = self._on_tracks(devices)
+
+    def _on_tracks(self, devices: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return device events, and the annotations of them, with their tracks."""
+        annotations = self._device_annotations(devices)
+        placed = with_tracks(pl.concat([devices, annotations], how="diagonal"))
+        own = placed.head(devices.height).select(*devices.columns, "lane", "track")
+        rest = placed.tail(annotations.height).select(*annotations.columns, "lane", "track")
+        return own, rest
 
     def _innermost(self, *kinds: str) -> pl.DataFrame:
         """Return the innermost event of ``kinds`` that each host event is or lies in.
@@ -187,8 +197,7 @@ class _Writer:
             yield from self._lines(with_host_texts(rows), host_parts())
         for rows in self._launches.iter_slices(_ROWS):
             yield from self._lines(with_json_text(rows, "name"), _launch_parts())
-        annotations = self._device_annotations()
-        yield from self._lines(annotations, _device_annotation_parts())
+        yield from self._lines(self._annotations, _device_annotation_parts())
         for rows in devices.iter_slices(_ROWS):
             yield from self._lines(_with_device_texts(rows, self._trace), _device_parts())
         yield from self._launch_arrows()
@@ -196,6 +205,31 @@ class _Writer:
         memory = self._trace.memory.filter(~_is_reserved())
         for rows in memory.iter_slices(_ROWS):
             yield from self._lines(_with_place(rows), _memory_parts())
+
+    def metadata(self) -> Iterator[str]:
+        """Yield the lines that name and order processes, threads, devices and streams, and the end."""
+        trace = self._trace
+        hosts = pl.concat(
+            [trace.events.filter(pl.col("device").is_null()), trace.memory, trace.frames],
+            how="diagonal",
+        )
+        placed = pl.concat([self._devices, self._annotations], how="diagonal")
+        threads = hosts.select(pl.col("process", "thread").fill_null(0)).unique().sort(pl.all())
+        tracks = placed.select(pl.col("device", "track", "stream").fill_null(0), "lane").unique()
+        tracks = tracks.sort(pl.all())
+        for pids, is_host in ((threads["process"], True), (tracks["device"], False)):
+            for process in pids.unique().sort().to_list():
+                label = "CPU" if is_host else f"GPU {process}"
+                order = process if is_host else _DEVICE_SORT_BASE + process
+                yield _metadata_line("process_name", process, 0, name=f"rank {self._rank}")
+                yield _metadata_line("process_labels", process, 0, labels=label)
+                yield _metadata_line("process_sort_index", process, 0, sort_index=order)
+        for process, thread in threads.rows():
+            if name := trace.extra_info.get(str(thread)):
+                yield _metadata_line("thread_name", process, thread, name=name)
+        for process, track, stream, lane in tracks.rows():
+            yield _metadata_line("thread_name", process, track, name=track_name(stream, lane))
+        yield '{"ph":"i","s":"g","name":"Record Window End","pid":"","tid":"","ts":0}'
 
     def omitted(self) -> Mapping[str, int]:
         """Return kind -> number of values that have no place in the file."""
@@ -225,12 +259,12 @@ class _Writer:
             number=pl.int_range(pl.len()) + self._hosts.height + 1,
         )
 
-    def _device_annotations(self) -> pl.DataFrame:
+    def _device_annotations(self, devices: pl.DataFrame) -> pl.DataFrame:
         """Return the spans of device events that one user_annotation launched on one stream."""
         owners = self._innermost("user_annotation").rename({"parent": "host", "owner": "span"})
         texts = with_host_texts(self._hosts.filter(pl.col("kind") == "user_annotation"))
         return (
-            self._devices.join(owners, on="host")
+            devices.join(owners, on="host")
             .with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
             .group_by("span", "device", "stream", maintain_order=True)
             .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
@@ -246,7 +280,7 @@ class _Writer:
             thread="thread_launch",
             start_ns="start_ns_launch",
         )
-        ends = launched.select("id", "start_ns", process="device", thread="stream")
+        ends = launched.select("id", "start_ns", process="device", thread="track")
         yield from self._arrows("ac2g", begins, ends)
 
     def _gradient_arrows(self) -> Iterator[pl.Series]:
@@ -289,7 +323,7 @@ def _launch_parts() -> Parts:
 
 
 def _device_annotation_parts() -> Parts:
-    start = span_start("gpu_user_annotation", [pl.col("text")], pl.col("device"), pl.col("stream"))
+    start = span_start("gpu_user_annotation", [pl.col("text")], pl.col("device"), pl.col("track"))
     return [*start, '"External id":', pl.col("span") + 1, "}}"]
 
 
@@ -310,7 +344,7 @@ def _with_device_texts(rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 def _device_parts() -> Parts:
     is_copy = pl.col("category").cast(pl.String).is_in(["Memcpy", "Memset"])
     return [
-        *span_start(pl.col("kind"), [pl.col("text")], pl.col("device"), pl.col("stream")),
+        *span_start(pl.col("kind"), [pl.col("text")], pl.col("device"), pl.col("track")),
         *('"device":', pl.col("device"), ',"stream":', pl.col("stream").fill_null(0)),
         optional_arg("External id", pl.col("owner") + 1),
         optional_arg("context", pl.col("context")),
@@ -382,32 +416,6 @@ def _memory_parts() -> Parts:
         optional_arg("Addr", pl.col("addr")),
         "}}",
     ]
-
-
-def _metadata(trace: Trace, rank: int) -> Iterator[str]:
-    """Yield the lines that name and order processes, threads, devices and streams, and the end."""
-    tables = [trace.events, trace.memory, trace.frames]
-    tracks = (
-        pl.concat(tables, how="diagonal")
-        .select(
-            process=pl.coalesce("device", "process").fill_null(0),
-            track=pl.coalesce("stream", "thread").fill_null(0),
-            is_host=pl.col("device").is_null(),
-        )
-        .unique()
-        .sort("is_host", "process", "track", descending=[True, False, False])
-    )
-    for process, is_host in tracks.select("process", "is_host").unique(maintain_order=True).rows():
-        label = "CPU" if is_host else f"GPU {process}"
-        order = process if is_host else _DEVICE_SORT_BASE + process
-        yield _metadata_line("process_name", process, 0, name=f"rank {rank}")
-        yield _metadata_line("process_labels", process, 0, labels=label)
-        yield _metadata_line("process_sort_index", process, 0, sort_index=order)
-    for process, track, is_host in tracks.rows():
-        name = trace.extra_info.get(str(track)) if is_host else f"stream {track}"
-        if name is not None:
-            yield _metadata_line("thread_name", process, track, name=name)
-    yield '{"ph":"i","s":"g","name":"Record Window End","pid":"","tid":"","ts":0}'
 
 
 def _metadata_line(kind: str, process: int, thread: int, **args: Any) -> str:

@@ -15,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import compress
+from itertools import compress, groupby
 from typing import Optional
 
 import msgspec
@@ -67,6 +67,7 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     """The fields of an event's ``args`` that are read; None or no text for a missing field."""
 
     name: Scalar = None
+    rank: Scalar = None
     start_time: Scalar = None
     end_time: Scalar = None
     depth: Scalar = None
@@ -121,6 +122,25 @@ class PaddleEvent(msgspec.Struct, gc=False):
     args: Optional[PaddleArgs] = None
 
 
+def by_rank(
+    first: int, events: Sequence[PaddleEvent]
+) -> Iterator[tuple[int, int, Sequence[PaddleEvent]]]:
+    """Yield each run of events of one rank: its rank, the position of its first event, the events.
+
+    The events of a timeline that `ppprof.trace.merge` wrote have a rank, those of other files rank 0.
+    """
+    for rank, run in groupby(events, _rank):
+        group = list(run)
+        yield rank, first, group
+        first += len(group)
+
+
+def _rank(event: PaddleEvent) -> int:
+    rank = event.args.rank if event.args is not None else None
+    return rank if isinstance(rank, int) and 0 <= rank < _MOST_RANKS else 0
+
+
+_MOST_RANKS = 1 << 20
 _INCOMPLETE = "events without time, process or thread"
 _LAST_NS = 2**63 - 1
 _NO_ARGS = PaddleArgs()
@@ -252,6 +272,11 @@ class PaddleColumns:
         for kind, (positions, chosen) in kinds.items():
             if chosen:
                 self._add_kind(kind, positions, chosen)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event of any kind was collected."""
+        return not self._parts
 
     def table(self, kind: str) -> dict[str, Array]:
         """Return the columns of a kind in the order of the file, and remove them from this object.

@@ -39,6 +39,7 @@ from ppprof.trace.json.lines import (
     with_annotation_args,
     with_json_text,
 )
+from ppprof.trace.lanes import track_name, with_tracks
 from ppprof.trace.operator_inputs import input_args, with_json_callstack
 from ppprof.trace.paddle.folded_phases import fold_phases
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
@@ -169,7 +170,7 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
         )
 
     launches = in_host(events.filter(is_launch), "parent", 2).with_columns(launch="event")
-    devices = _with_details(trace, events.filter(is_device)).join(
+    devices = _with_details(trace, with_tracks(events.filter(is_device))).join(
         launches.select("host", "part", parent="event"),
         on="parent",
         how="left",
@@ -271,7 +272,7 @@ def _flow_parts(end: str) -> Parts:
 
     End ``s`` is in the middle of a launch, end ``f`` in the middle of its device event.
     """
-    track = _thread_track() if end == "s" else pl.col("stream")
+    track = _thread_track() if end == "s" else pl.col("track")
     middle = pl.col("start_ns") + pl.col("dur_ns") // 2
     binding = "" if end == "s" else ',"bp":"e"'
     return [
@@ -291,7 +292,7 @@ def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
 def _device_parts() -> Parts:
     is_copy = pl.col("category") == "Memcpy"
     return [
-        *_name_and_time(pl.col("stream"), "rail_animation"),
+        *_name_and_time(pl.col("track"), "rail_animation"),
         optional_arg("device", pl.col("device")),
         optional_arg("context", pl.col("context")),
         optional_arg("stream", pl.col("stream")),
@@ -328,19 +329,18 @@ def _memory_parts() -> Parts:
 
 def _metadata(trace: Trace) -> Iterable[str]:
     """Yield the lines that give names and order of processes, threads, devices and streams."""
-    threads = pl.concat([trace.events, trace.memory], how="diagonal")
-    tracks = threads.select("process", "thread", "device", "stream").unique().sort(pl.all())
-    for row in tracks.rows(named=True):
-        if row["device"] is None:
-            pid, thread = row["process"], row["thread"]
-            label = trace.extra_info.get(str(thread), "")
-            for number, side in enumerate(("Python", "C++")):
-                names = (f"Process {pid} (CPU)", f"thread {thread}:{label}({side})")
-                yield from _named(pid, f"{thread}({side})", names, (pid, 2 * thread + number))
-        else:
-            pid, stream = row["device"], row["stream"]
-            names = (f"Device {pid} (GPU)", f"stream {stream}")
-            yield from _named(pid, stream, names, (pid + _DEVICE_SORT_BASE, stream))
+    is_device = trace.events["device"].is_not_null()
+    threads = pl.concat([trace.events.filter(~is_device), trace.memory], how="diagonal")
+    for pid, thread in threads.select("process", "thread").unique().sort(pl.all()).rows():
+        label = trace.extra_info.get(str(thread), "")
+        for number, side in enumerate(("Python", "C++")):
+            names = (f"Process {pid} (CPU)", f"thread {thread}:{label}({side})")
+            yield from _named(pid, f"{thread}({side})", names, (pid, 2 * thread + number))
+    tracks = with_tracks(trace.events.filter(is_device))
+    tracks = tracks.select("device", "stream", "lane", "track").unique().sort(pl.all())
+    for pid, stream, lane, track in tracks.rows():
+        names = (f"Device {pid} (GPU)", track_name(stream, lane))
+        yield from _named(pid, track, names, (pid + _DEVICE_SORT_BASE, stream))
 
 
 def _named(

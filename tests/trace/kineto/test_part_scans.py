@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.errors import TraceError
-from ppprof.trace import Trace, source
+from ppprof.trace import Trace, read, source
 from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.native.event_reader import EventReader
-from ppprof.trace.json_reader import read_json
 from ppprof.trace.kineto import forms, reading
 from ppprof.trace.source import TraceStream
 from tests.fixtures.hostile_bytes import mutated
@@ -69,7 +68,7 @@ def numbered(names: list[str]) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
 def test_recorded_traces(path, num_threads, folder, monkeypatch):
-    whole = read_json(path)
+    whole = read(path)
     divide(monkeypatch, 6000, 2500, num_threads)
     parts = taken(monkeypatch)
     trace = assert_same_text(text_of(path), folder)
@@ -174,7 +173,7 @@ def test_no_thread_can_be_started(folder, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    assert len(read_json(long_file(folder)).events) == 200
+    assert len(read(long_file(folder)).events) == 200
 
 
 def test_a_part_that_does_not_count_is_skipped_without_threads(folder, monkeypatch):
@@ -186,7 +185,7 @@ def test_a_part_that_does_not_count_is_skipped_without_threads(folder, monkeypat
     path = folder / "objects.json"
     path.write_bytes(file_of(*events))
     monkeypatch.setattr(ranges.RangeScans, "start", lambda *_: None)
-    assert len(read_json(path).events) == 60
+    assert len(read(path).events) == 60
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), TraceError("no event begins")])
@@ -201,7 +200,7 @@ def test_the_caller_reads_a_part_on_which_a_thread_failed(error, folder, monkeyp
         return add(reader, source, first, *rest)
 
     monkeypatch.setattr(EventReader, "add_range", failing)
-    assert len(read_json(long_file(folder)).events) == 200
+    assert len(read(long_file(folder)).events) == 200
     assert set(parts) == {True, False}
 
 
@@ -213,7 +212,7 @@ def test_an_unknown_error_of_a_thread_is_raised(folder, monkeypatch):
 
     monkeypatch.setattr(EventReader, "add_range", failing)
     with pytest.raises(ZeroDivisionError):
-        read_json(long_file(folder))
+        read(long_file(folder))
     assert not [thread for thread in threading.enumerate() if thread.name == "ppprof scan"]
 
 
@@ -221,7 +220,7 @@ def test_progress_ascends_to_the_size_of_the_file(folder, monkeypatch):
     divide(monkeypatch, 10_000, 5000, 2)
     path = long_file(folder, 3000)  # longer than the head of a file, which is read first
     calls: list[tuple[int, int]] = []
-    read_json(path, progress=lambda *numbers: calls.append(numbers))
+    read(path, progress=lambda *numbers: calls.append(numbers))
     positions = [position for position, _ in calls]
     assert positions == sorted(positions)
     assert calls[-1] == (path.stat().st_size, path.stat().st_size)

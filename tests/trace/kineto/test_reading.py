@@ -54,7 +54,7 @@ def test_recorded_traces(path, block_bytes, monkeypatch):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_core_leaves_few_events_to_the_decoder(path, monkeypatch):
-    """Names of threads and waits for collectives."""
+    """Names of threads and processes, and waits for collectives."""
     decoded: Counter[str] = Counter()
     from ppprof.trace.kineto.columns import KinetoColumns
 
@@ -66,7 +66,8 @@ def test_the_core_leaves_few_events_to_the_decoder(path, monkeypatch):
 
     monkeypatch.setattr(KinetoColumns, "add_decoded", counted)
     with_core(core.NATIVE, path)
-    assert set(decoded) <= {"thread_name", "record_param_comms", "PyTorch Profiler (0)"}
+    metadata = {"thread_name", "process_name", "process_labels"}
+    assert set(decoded) <= {*metadata, "record_param_comms", "PyTorch Profiler (0)"}
 
 
 @given(seed=st.integers(0, 2**32))
