@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -19,7 +20,13 @@ from typing import Union
 from ppprof.errors import UsageError
 
 AXES = ("dp", "pp", "sharding", "sep", "mp")
-"""Fleet's default ``hybrid_parallel_order``, outermost (slowest to change) first."""
+"""The axes that each topology has, in Fleet's default order: outermost (slowest to change) first."""
+
+_OWN_NAME = re.compile(r"[a-z]{1,20}(_[a-z]{1,20})?")
+"""Names of further axes, such as Fleet's ``context`` and ``moe_sharding``."""
+_REPLICATED = ("dp", "sharding", "moe_sharding", "dense_sharding")
+"""Axes along which the data differ. Fleet has the last two instead of sharding where experts are
+parallel (EPHybridCommunicateGroup)."""
 
 MOST_RANKS = 1_000_000
 """Largest world size of a topology. Code loops over all ranks, and manifests are untrusted."""
@@ -41,18 +48,20 @@ class Topology:
     [[0, 2], [1, 3], [4, 6], [5, 7]]
 
     Raises:
-        UsageError: ``order`` is not a permutation of `AXES`, a degree is not a whole number of at
-            least 1, or there are more than `MOST_RANKS` ranks.
+        UsageError: ``order`` does not name each of `AXES` once, a further name is invalid, a
+            degree is not a whole number of at least 1, or there are more than `MOST_RANKS` ranks.
     """
 
     degrees: tuple[int, ...]
     """The degree of each axis, in the order of ``order``; each at least 1."""
     order: tuple[str, ...] = AXES
-    """A permutation of `AXES`, from the outermost axis (slowest to change) to the innermost."""
+    """`AXES` and further axes, from the outermost axis (slowest to change) to the innermost."""
 
     def __post_init__(self) -> None:
-        if sorted(self.order) != sorted(AXES) or len(self.degrees) != len(self.order):
-            raise UsageError(f"axis order {self.order!r}: expected a permutation of {AXES!r}")
+        order, own = self.order, [axis for axis in self.order if axis not in AXES]
+        is_named = len({*AXES, *order}) == len(order) == len(self.degrees)
+        if not is_named or not all(map(_OWN_NAME.fullmatch, own)) or len(own) > len(AXES):
+            raise UsageError(f"axis order {order!r}: expected each of {AXES!r} once")
         if any(not isinstance(degree, int) or degree < 1 for degree in self.degrees):
             raise UsageError(f"degrees {self.degrees!r}: expected whole numbers, at least 1")
         if self.world_size > MOST_RANKS:
@@ -63,11 +72,11 @@ class Topology:
         """Return a topology from degrees by axis name, such as ``dp=2``; other axes have degree 1.
 
         Raises:
-            UsageError: a name is not an axis, or `Topology` rejects ``order`` or a degree.
+            UsageError: a name is not in ``order``, or `Topology` rejects ``order`` or a degree.
         """
-        unknown = set(degrees) - set(AXES)
+        unknown = set(degrees) - set(order)
         if unknown:
-            raise UsageError(f"unknown axis {sorted(unknown)}; expected some of {AXES!r}")
+            raise UsageError(f"unknown axis {sorted(unknown)}; expected some of {order!r}")
         return cls(tuple(degrees.get(axis, 1) for axis in order), tuple(order))
 
     @property
@@ -78,10 +87,22 @@ class Topology:
     @property
     def replicas(self) -> int:
         """The number of model copies that train on different data: dp x sharding."""
-        return self.degree("dp") * self.degree("sharding")
+        return math.prod(self.degree(axis) for axis in _REPLICATED if axis in self.order)
+
+    def replica(self, rank: int) -> int:
+        """Return the number of the model copy that ``rank`` holds a part of, from 0 to replicas - 1.
+
+        Raises:
+            UsageError: the topology has no such rank.
+        """
+        coordinate, replica = self.coordinate(rank), 0
+        for axis in _REPLICATED:
+            if axis in self.order:
+                replica = replica * self.degree(axis) + coordinate[axis]
+        return replica
 
     def degree(self, axis: str) -> int:
-        """Return the degree of an axis of `AXES`, such as ``"dp"``."""
+        """Return the degree of an axis of ``order``, such as ``"dp"``."""
         return self.degrees[self.order.index(axis)]
 
     def coordinate(self, rank: int) -> dict[str, int]:
@@ -109,7 +130,7 @@ class Topology:
         return rank
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return the communication groups of an axis of `AXES`, sorted by first rank.
+        """Return the communication groups of an axis of ``order``, sorted by first rank.
 
         A group holds the ranks, ascending, that differ in their position on this axis alone. If the
         axis has degree 1, each rank is a separate group.
@@ -149,7 +170,7 @@ class Topology:
     def label(self, rank: int) -> str:
         """Return the coordinate of a rank as file names contain it, axes in the order of ``order``.
 
-        ``sep`` appears only if its degree is above 1.
+        ``sep`` appears only if its degree is above 1. Names of further axes have no underscores.
 
         >>> Topology.of(dp=2, mp=2).label(3)
         'dp1_pp0_sharding0_mp1'
@@ -158,7 +179,7 @@ class Topology:
             UsageError: the topology has no such rank.
         """
         return "_".join(
-            f"{axis}{position}"
+            f"{axis.replace('_', '')}{position}"
             for axis, position in self.coordinate(rank).items()
             if axis != "sep" or self.degree("sep") > 1
         )

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from ppprof.errors import UsageError
 from ppprof.topology import AXES, Topology
 
-topologies = st.builds(
-    lambda degrees, order: Topology(tuple(degrees), tuple(order)),
-    st.lists(st.integers(1, 4), min_size=5, max_size=5),
-    st.permutations(AXES),
+topologies = st.one_of(st.permutations(AXES), st.permutations([*AXES, "context"])).flatmap(
+    lambda order: st.builds(
+        lambda degrees: Topology(tuple(degrees), tuple(order)),
+        st.lists(st.integers(1, 3), min_size=len(order), max_size=len(order)),
+    )
 )
 
 
@@ -27,6 +28,32 @@ def test_groups_partition_the_ranks(topology: Topology, axis: str) -> None:
     groups = topology.groups(axis)
     assert sorted(rank for group in groups for rank in group) == list(range(topology.world_size))
     assert {len(group) for group in groups} == {topology.degree(axis)}
+
+
+@given(topologies)
+def test_ranks_of_a_replica_differ_in_no_axis_of_the_data(topology: Topology) -> None:
+    ranks = range(topology.world_size)
+    copies = {rank: topology.replica(rank) for rank in ranks}
+    assert set(copies.values()) == set(range(topology.replicas))
+    for rank in ranks:
+        here = topology.coordinate(rank)
+        same = topology.select({"dp": here["dp"], "sharding": here["sharding"]})
+        assert same == {other for other in ranks if copies[other] == copies[rank]}
+
+
+@pytest.mark.parametrize(
+    "order", [AXES[1:], (*AXES, "dp"), (*AXES, "cp 1"), (*AXES, "<b>"), (*AXES, "A")]
+)
+def test_an_order_names_each_axis_once(order: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="expected each of"):
+        Topology((1,) * len(order), order)
+
+
+def test_an_axis_of_its_own_name_counts_as_any_other() -> None:
+    topology = Topology.of((*AXES, "moe_sharding"), moe_sharding=2, dp=2)
+    assert topology.groups("moe_sharding") == [[0, 1], [2, 3]]
+    assert topology.axis_of([0, 1]) == "moe_sharding"
+    assert topology.label(3) == "dp1_pp0_sharding0_mp0_moesharding1"
 
 
 def test_order_decides_the_layout() -> None:
@@ -102,10 +129,10 @@ def test_several_axes_come_in_the_order_of_the_topology() -> None:
 
 @given(topologies, st.data())
 def test_axis_of_names_the_axes_whose_group_it_is(topology: Topology, data: st.DataObject) -> None:
-    axes = data.draw(st.sets(st.sampled_from(AXES)))
+    axes = data.draw(st.sets(st.sampled_from(topology.order)))
     start = data.draw(st.integers(0, topology.world_size - 1))
     here = topology.coordinate(start)
-    group = sorted(topology.select({a: "all" if a in axes else here[a] for a in AXES}))
+    group = sorted(topology.select({a: "all" if a in axes else here[a] for a in topology.order}))
     used = [axis for axis in topology.order if axis in axes and topology.degree(axis) > 1]
     assert topology.axis_of(group) == ("+".join(used) or None)
     if len(used) > 1:  # a corner is missing

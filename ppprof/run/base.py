@@ -142,7 +142,8 @@ def _places(run: BaseRun) -> pl.DataFrame:
             coordinate = run.topology.coordinate(rank)
         else:
             parts = _COORDINATE.findall(labels[rank] or "")
-            coordinate = {axis: int(index) for axis, index in parts if axis in AXES}
+            coordinate = {axis: int(index) for axis, index in parts}
+        coordinate = {axis: index for axis, index in coordinate.items() if axis in AXES}
         host = hosts.get(rank)
         rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
     return pl.DataFrame(rows, COORDINATES)

@@ -381,7 +381,7 @@ class _Sums:
             frameworks=frozenset(self._frameworks),
             has_forward_links=self._has_forward_links,
             facts=_facts(run.manifest),
-            num_replicas=topology.degree("dp") * topology.degree("sharding") if topology else 1,
+            num_replicas=topology.replicas if topology else 1,
             coordinates=_coordinates(run),
             **tables,
         )

@@ -34,8 +34,7 @@ class Grid:
     @property
     def replica(self) -> int:
         """Index of this rank's data-parallel replica, from 0 to dp_degree x sharding_degree - 1."""
-        coordinate = self.coordinate
-        return coordinate["dp"] * self.topology.degree("sharding") + coordinate["sharding"]
+        return self.topology.replica(self.rank)
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier`; return at once in a job with one rank."""

@@ -48,6 +48,21 @@ with ppprof.attach({"enable": True, "scheduler": [2, 4], "profiler_log": "own"})
         optimizer.step()
         prof.step()
 """
+WITH_FLEETS_DEFAULTS = """
+import paddle
+from paddle.distributed import fleet
+
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {"mp_degree": 2}
+fleet.init(is_collective=True, strategy=strategy)
+net = paddle.nn.Linear(8, 8)
+optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+for step in range(4):
+    loss = net(paddle.ones([2, 8])).mean()
+    paddle.distributed.all_reduce(loss, group=fleet.get_hybrid_communicate_group().get_model_parallel_group())
+    loss.backward()
+    optimizer.step()
+"""
 PPPROF = str(Path(sys.executable).with_name("ppprof"))
 
 
@@ -81,6 +96,17 @@ def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -
     assert recorded == recorded_steps(log, 1) == list(range(recorded[0], recorded[0] + 10))
     assert 6 <= recorded[0] <= 20
     assert "<html" in (tmp_path / "page.html").read_text()[:300]
+
+
+@pytest.mark.jobs
+def test_the_axes_are_those_of_fleets_defaults(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITH_FLEETS_DEFAULTS)
+    options = ("--steps", "1:3", "--nproc", "2", "--log_dir", "launch")
+    run(tmp_path, "-m", "ppprof", "run", *options, "train.py")
+    log = tmp_path / "profiler_log"
+    assert rundir.read_manifest(log)["groups"] == {"mp": [[0, 1]]}
+    assert len(arrived(log, "rank_0000?_dp0_pp0_sharding0_mp?_*.paddle_trace.json", 2)) == 2
+    assert (ppprof.open(log).cluster().steps["communication_mp_ns"] > 0).all()
 
 
 @pytest.mark.jobs

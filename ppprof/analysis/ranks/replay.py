@@ -196,12 +196,9 @@ def with_workers(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
 
     In a pipeline, rows of kind ``own`` are removed.
     """
-    coordinates = {rank: topology.coordinate(rank) for rank in rows["rank"].unique()}
-    replica = {
-        rank: coordinate["dp"] * topology.degree("sharding") + coordinate["sharding"]
-        for rank, coordinate in coordinates.items()
-    }
-    stage = {rank: coordinate["pp"] for rank, coordinate in coordinates.items()}
+    ranks = rows["rank"].unique()
+    replica = {rank: topology.replica(rank) for rank in ranks}
+    stage = {rank: topology.coordinate(rank)["pp"] for rank in ranks}
     with_workers = rows.with_columns(
         replica=pl.col("rank").replace_strict(replica, return_dtype=pl.Int64),
         stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64),

@@ -19,6 +19,7 @@ from typing import Any
 
 from ppprof import rundir
 from ppprof.capture import device
+from ppprof.errors import UsageError
 from ppprof.topology import AXES, Topology
 
 log = logging.getLogger("ppprof")
@@ -189,24 +190,28 @@ def job_store() -> Any:
 
 
 def _fleet_topology(world_size: int) -> Topology | None:
-    """Return the topology that ``fleet.init`` made; None if there is no usable topology.
+    """Return the topology that ``fleet.init`` made; None without one, and, with a warning, if it is unusable.
 
-    That is so if ``fleet.init`` was not called, if the topology has an axis that ppprof does not
-    know, or if the topology's size is not ``world_size``.
+    Axes that only Fleet knows, such as ``context``, are kept if their degree is above 1.
     """
     module = sys.modules.get("paddle.distributed.fleet.base.topology")
     group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)
     if group is None:
         return None
     topology = group.topology()
-    degrees = {
-        _FLEET_AXES.get(n, n): topology.get_dim(n) for n in topology.get_hybrid_group_names()
-    }
-    if not set(degrees) <= set(AXES):
-        return None
-    order = [*degrees, *(axis for axis in AXES if axis not in degrees)]
-    topology = Topology.of(order, **degrees)
-    return topology if topology.world_size == world_size else None
+    by_name = {name: topology.get_dim(name) for name in topology.get_hybrid_group_names()}
+    degrees = {_FLEET_AXES.get(name, name): degree for name, degree in by_name.items()}
+    degrees = {axis: degree for axis, degree in degrees.items() if axis in AXES or degree != 1}
+    try:
+        found = Topology.of([*degrees, *(axis for axis in AXES if axis not in degrees)], **degrees)
+        problem = f"it has {found.world_size} ranks, but the job has {world_size} processes"
+    except UsageError as error:
+        found, problem = None, str(error)
+    if found is not None and found.world_size == world_size:
+        return found
+    named = ", ".join(f"{name} {degree}" for name, degree in by_name.items())
+    log.warning(f"Fleet's topology ({named}) is ignored, all ranks count as dp: {problem}")
+    return None
 
 
 def _version(package: str) -> str | None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ import ppprof
 from ppprof import rundir
 from ppprof.capture.ranks import job
 from ppprof.capture.ranks.job import Job
-from ppprof.topology import Topology
+from ppprof.topology import AXES, Topology
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -52,19 +53,48 @@ def test_a_given_topology_counts_if_it_has_as_many_ranks(
     )
 
 
-@pytest.mark.usefixtures("four")
-def test_fleet_sets_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_fleet = fleet_topology.CommunicateTopology(
-        ["data", "sharding", "pipe", "sep", "model"], [1, 2, 1, 1, 2]
-    )
+OF_FLEET = {
+    "dp 4": {"data": 4},
+    "an order": {"data": 1, "sharding": 2, "pipe": 1, "sep": 1, "model": 2},
+    "context": {"data": 1, "pipe": 2, "sharding": 1, "sep": 1, "context": 2, "model": 1},
+    "experts": {"pipe": 1, "moe_sharding": 2, "dense_sharding": 2, "sep": 1, "model": 1},
+}
+
+
+@pytest.fixture(params=[*OF_FLEET, "defaults"])
+def of_fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fleet's topology of 4 ranks."""
+    names = fleet_topology.CommunicateTopology().get_hybrid_group_names()
+    default = {**dict.fromkeys(names, 1), "data": 2, "model": 2}
+    degrees = OF_FLEET.get(request.param, default)
+    of_fleet = fleet_topology.CommunicateTopology([*degrees], [*degrees.values()])
     fleet = SimpleNamespace(topology=lambda: of_fleet)
     monkeypatch.setattr(fleet_topology, "_HYBRID_PARALLEL_GROUP", fleet)
+    return of_fleet
 
+
+@pytest.mark.usefixtures("four")
+def test_fleet_sets_axes_and_their_order(of_fleet: Any, capsys: pytest.CaptureFixture[str]) -> None:
     topology = Job.here().topology
-    assert topology.order == ("dp", "sharding", "pp", "sep", "mp")
-    assert [topology.coordinate(rank) for rank in range(4)] == [
-        dict(zip(topology.order, of_fleet.get_coord(rank))) for rank in range(4)
-    ]
+    for name in of_fleet.get_hybrid_group_names():
+        if of_fleet.get_dim(name) > 1:
+            axis = job._FLEET_AXES.get(name, name)
+            assert topology.groups(axis) == sorted(of_fleet.get_comm_list(name))
+    assert topology.world_size == 4
+    assert set(topology.order) - set(AXES) <= {"context", "moe_sharding", "dense_sharding"}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_topology_of_fleet_that_is_dropped_is_named(
+    of_fleet: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "3")
+    assert Job.here().topology == Topology.of(dp=3)
+    degrees = ", ".join(f"{n} {of_fleet.get_dim(n)}" for n in of_fleet.get_hybrid_group_names())
+    assert capsys.readouterr().err == (
+        f"ppprof: Fleet's topology ({degrees}) is ignored, all ranks count as dp: it has 4 ranks, "
+        "but the job has 3 processes\n"
+    )
 
 
 class Store:
