@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,6 +137,7 @@ def attach(
             "device": _device(),
             "device_peak_flops": device_peak_flops,
             "device_peak_gbps": device_peak_gbps,
+            "tf32": _uses_tf32(),
         }
         with above_standard_streams():
             return _attach(block, topology, manifest)
@@ -435,6 +437,16 @@ def _device() -> str:
     import paddle
 
     return str(paddle.device.get_device())
+
+
+def _uses_tf32() -> bool | None:
+    """Return whether Paddle may compute products of float32 in TF32; None if it does not say."""
+    import paddle
+
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        return False
+    may_use = getattr(paddle.base.core, "get_cublas_switch", None)
+    return None if may_use is None else bool(may_use())
 
 
 def _device_peak_flops() -> float | None:

@@ -176,6 +176,7 @@ EFFICIENCY = (
     Column("flops_per_s", "TFLOP/s", header="TFLOP/s", width=8, term="flops_per_s"),
     Column("bytes_per_s", "GB/s", header="GB/s", width=8, term="bytes_per_s"),
     Column("flops_per_byte", "number", header="FLOP/B", width=8, term="flops_per_byte"),
+    Column("peak_dtype", header="Peak", text="word", width=8, term="peak_dtype"),
     Column("roof_ratio", "ratio", header="Roof(%)", width=8, term="roof_ratio"),
     Column("bound", header="Bound", text="word", width=8, term="bound"),
     Column(

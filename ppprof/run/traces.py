@@ -261,6 +261,7 @@ def with_job_context(trace: Trace, job: JobContext) -> Trace:
         only_axis=job.only_axis,
         stated_flops=job.peak_flops,
         stated_bytes_per_s=job.peak_bytes_per_s,
+        uses_tf32=job.uses_tf32,
     )
 
 

@@ -95,6 +95,8 @@ class JobContext(NamedTuple):
     """Peak FLOP/s of one device, as the job states it; None if unknown."""
     peak_bytes_per_s: float | None = None
     """Bandwidth of one device's memory, likewise."""
+    uses_tf32: bool = False
+    """Whether Paddle may compute products of float32 in TF32."""
 
 
 def job_context_of(manifest: Mapping[str, Any] | InputError) -> JobContext:
@@ -115,6 +117,7 @@ def job_context_of(manifest: Mapping[str, Any] | InputError) -> JobContext:
         axes[0] if len(axes) == 1 else None,
         flops,
         gbps * 1e9 if gbps is not None else None,
+        manifest.get("tf32") is True,
     )
 
 

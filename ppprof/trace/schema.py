@@ -285,6 +285,8 @@ class Trace:
     """Peak FLOP/s of one device as the job states it; None if it does not."""
     stated_bytes_per_s: float | None = None
     """Bandwidth of one device's memory, likewise."""
+    uses_tf32: bool = False
+    """Whether the job's framework may compute products of float32 in TF32; False if unknown."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

@@ -139,7 +139,7 @@ def test_the_roofline_has_the_numbers(runs, pages):
         [
             *("matmul", "[512,512] [512,1024]", "bfloat16", "1", "0.030"),
             *("17.9", f"{size / 30e-6 / 1e9:.2f}", f"{flops / size:.0f}"),
-            *(f"{least_ms / 0.03:.1%}", "launch", f"{0.03 - least_ms:.3f}"),
+            *("bfloat16", f"{least_ms / 0.03:.1%}", "launch", f"{0.03 - least_ms:.3f}"),
         ]
     ]
     assert "no operator with recorded shapes" in pages["run"].read_text("utf-8")

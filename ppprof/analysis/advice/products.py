@@ -85,6 +85,7 @@ def _products(evidence: Evidence) -> pl.DataFrame:
     sums = pl.col("calls", "time_ns", "least_ns", "half_ns").sum() / num
     table = pl.concat(parts).drop_nulls("least_ns").group_by(key).agg(sums)
     table = table.with_columns(roof_ratio=pl.col("least_ns") / pl.col("time_ns"))
+    table = table.filter(pl.col("roof_ratio") <= 1)  # above, the device's peak is not the known one
     return table.sort("time_ns", *key, descending=[True, *[False] * len(key)], nulls_last=True)
 
 

@@ -16,6 +16,8 @@ Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual p
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +36,8 @@ from ppprof.trace.operator_inputs import (
 )
 from ppprof.trace.schema import Trace
 
+_TF32 = re.compile(r"tf32|tensorop_s1688")
+"""Part of the names of CUDA's kernels that compute in TF32."""
 _HALVES = ("bfloat16", "float16")
 _REALS = (*_HALVES, "float32", "float64")
 
@@ -48,14 +52,23 @@ class Roof:
     """None for a device whose vendor's numbers are unknown."""
     stated_flops: float | None = None
     """Peak FLOP/s that the job states; None if it states none."""
+    uses_tf32: bool = False
+    """Whether float32 is computed in TF32 where the device can."""
+
+    def computed_in(self, dtype: str) -> str:
+        """Return the dtype whose peak holds for operators on ``dtype``: ``tf32`` or itself."""
+        if dtype != "float32" or not self.uses_tf32 or self.device is None:
+            return dtype
+        return "tf32" if self.device.peak_flops("tf32") is not None else dtype
 
     def flops(self, dtype: str) -> float | None:
-        """Return the peak FLOP/s of a dtype such as ``float32``; None if unknown.
+        """Return the peak FLOP/s of operators on a dtype such as ``float32``; None if unknown.
 
         The number that the job states holds for bf16 and fp16, in which trainings compute; of an
         unknown device, for all real numbers.
         """
         stated_for = _HALVES if self.device is not None else _REALS
+        dtype = self.computed_in(dtype)
         if self.stated_flops is not None and dtype in stated_for:
             return self.stated_flops
         return self.device.peak_flops(dtype) if self.device is not None else None
@@ -71,13 +84,17 @@ class Roof:
 def roof_of(trace: Trace) -> Roof:
     """Return the roof of the device that a trace was recorded on.
 
-    Of a trace without device events, it is the CPU's, which only the job can state.
+    Of a trace without device events, it is the CPU's, which only the job can state. Float32 is computed
+    in TF32 if the framework may, or if a kernel's name says so.
     """
     names = {str(device.get("name", "")) for device in trace.devices}
     has_device = trace.events["device"].count() > 0
     device = known_device(names.pop()) if has_device and len(names) == 1 else None
     published = device.memory_bandwidth if device is not None else None
-    return Roof(trace.stated_bytes_per_s or published, device, trace.stated_flops)
+    uses_tf32 = trace.uses_tf32 or (
+        device is not None and any(map(_TF32.search, trace.names.texts))
+    )
+    return Roof(trace.stated_bytes_per_s or published, device, trace.stated_flops, uses_tf32)
 
 
 EFFICIENCY: dict[str, pl.DataType] = {
@@ -91,6 +108,7 @@ EFFICIENCY: dict[str, pl.DataType] = {
     "flops_per_s": pl.Float64(),
     "bytes_per_s": pl.Float64(),
     "flops_per_byte": pl.Float64(),
+    "peak_dtype": pl.String(),
     "roof_ratio": pl.Float64(),
     "bound": pl.String(),
     "above_roof_ns": pl.Float64(),
@@ -122,11 +140,12 @@ def efficiency(profile: Profile) -> pl.DataFrame:
         name (without " dygraph"; that of a gradient is ``matmul_grad``); shapes (for a gradient, of
         its operator's inputs; ``[4,128] [128,64]``); dtype (of the first input of real numbers, else of the first); calls;
         time_ns of all calls; flops and bytes of one call (`operator_work`); flops_per_s;
-        bytes_per_s; flops_per_byte; roof_ratio (0 to 1 and, where the peak is not exact, above);
+        bytes_per_s; flops_per_byte; peak_dtype (whose peak holds: ``tf32`` for float32 on devices
+        that compute it so, else dtype); roof_ratio (0 to 1 and, where the peak is not exact, above);
         bound (``compute``, ``memory``, or ``launch`` if a kernel cannot be as short as the roof, see
         `LEAST_KERNEL_NS`); above_roof_ns (time per step that the roof would save).
 
-        The last three are null for an unknown device, and for dtypes without a known peak.
+        The last four are null for an unknown device, and for dtypes without a known peak.
         The last row has the operators whose work is unknown: name, shapes and all after time_ns are
         null. Operators without a call on the device are left out there.
     """
@@ -252,13 +271,23 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame
     Without a peak of the dtype, an operator that computes nothing is bound by memory.
     """
     dtypes = rows["dtype"].unique().drop_nulls().to_list()
+    rate, exact = (
+        rows.filter(pl.col("dtype") == "float32")["flops_per_s"].max(),
+        roof.flops("float32"),
+    )
+    if isinstance(rate, float) and exact is not None and rate > exact:
+        roof = dataclasses.replace(roof, uses_tf32=True)  # without it, no device is that fast
     peaks = {dtype: roof.flops(dtype) for dtype in dtypes}
+    peak_dtypes = {dtype: roof.computed_in(dtype) for dtype in dtypes if peaks[dtype] is not None}
     peak = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
     computes = pl.col("flops") > 0
     compute_ns = pl.when(computes).then(pl.col("flops") * 1e9 / peak).otherwise(0.0)
     memory_ns = pl.col("bytes") * 1e9 / pl.lit(roof.bytes_per_s, pl.Float64)
     is_launch = pl.lit(has_device) & (pl.max_horizontal(compute_ns, memory_ns) < LEAST_KERNEL_NS)
     rows = rows.with_columns(
+        peak_dtype=pl.col("dtype").replace_strict(
+            peak_dtypes, default=None, return_dtype=pl.String
+        ),
         least_ns=pl.when(compute_ns >= memory_ns)
         .then(compute_ns)
         .when(compute_ns < memory_ns)
@@ -310,6 +339,7 @@ def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFr
         flops_per_s=(pl.col("flops").cast(pl.Float64) * pl.col("calls")).sum() * 1e9 / time_ns,
         bytes_per_s=known_bytes * 1e9 / time_ns,
         roof_ratio=pl.when(pl.col("least_ns").count() > 0).then(pl.col("least_ns").sum() / time_ns),
+        peak_dtype=pl.col("peak_dtype").first(),
         bound=pl.col("bound").first(),
     ).with_columns(
         flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
@@ -349,8 +379,8 @@ def layers(profile: Profile) -> pl.DataFrame:
         are those of the device if the module launches work on it, else of the CPU. FLOPs are those
         of the operators whose work is known; gradients are those that are known to belong to the
         module, and backward_ns and backward_flops are null if none is. flops_per_s of both
-        together, and mfu, its share of the device's peak for bf16 and fp16, or for float32 if no
-        operator computes in one of these; null if that is unknown. Empty if the trace lacks the
+        together, and mfu, its share of the device's peak for the dtype in which most of them are
+        computed; null if that is unknown. Empty if the trace lacks the
         events of its device.
     """
     if profile.unrecorded_device:
@@ -406,10 +436,18 @@ def _without_nested(profile: Profile, work: pl.DataFrame) -> Int64:
 
 
 def _peak(profile: Profile) -> float | None:
-    """Return the peak FLOP/s for bf16 or fp16 if an operator computes in it, else for float32."""
-    roof = roof_of(profile.trace)
-    dtypes = profile.trace.events["dtypes"].drop_nulls().unique().cast(pl.String)
-    for dtype in ("bfloat16", "float16"):
-        if dtypes.str.contains(f'"{dtype}"').any():
-            return roof.flops(dtype)
-    return roof.flops("float32")
+    """Return the peak FLOP/s for the dtype of the operators that do most of the work."""
+    work = (
+        _calls(profile)
+        .drop_nulls(["flops", "dtypes"])
+        .group_by("dtypes")
+        .agg(pl.col("flops").sum())
+    )
+    by_dtype: dict[str, int] = {}
+    for dtypes, flops in work.rows():
+        dtype = dtype_as_shown(dtypes)
+        if dtype is not None:
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + flops
+    return (
+        roof_of(profile.trace).flops(max(by_dtype, key=by_dtype.__getitem__)) if by_dtype else None
+    )

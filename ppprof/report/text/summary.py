@@ -308,6 +308,12 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
     unknown_ns = total_ns - sum(row["time_ns"] for row in known)
     unknown = percent(unknown_ns / total_ns if total_ns else 0.0)
     preamble = [f"Work is unknown of {unknown}% of the operators' time"]
+    faster = [row["name"] for row in known if (row["roof_ratio"] or 0) > _EXACT_ROOF]
+    if faster:
+        preamble.append(
+            f"Faster than the roof, so it is not the device's: {len(faster)} of {len(known)} rows, such as "
+            f"{faster[0]}. State the vendor's numbers: Global.device_peak_flops and Global.device_peak_gbps"
+        )
     columns = text_columns(EFFICIENCY)
     return [
         Table(
@@ -342,11 +348,14 @@ _PER_STEP = (
     "TFLOP/s and MFU count forward and backward; MFU is the share of the device's peak."
 )
 
+_EXACT_ROOF = 1.02
+"""Roofs above this ratio are wrong: clocks that boost and rounded times do not explain them."""
+
 _ROOF = (
     "Time: of the device, or of the CPU in a trace without a device; all calls.\n"
     "Roof: the least time in which the device could compute or move it, divided by Time; - for an\n"
     "unknown device. Above roof: what that would save in one step. Bound by launch: no kernel is as\n"
-    "short as the roof; fewer, larger ones are.\n"
+    "short as the roof; fewer, larger ones are. Peak: the dtype whose peak is the roof's.\n"
     "Inputs of a gradient, such as matmul_grad: those of its operator."
 )
 

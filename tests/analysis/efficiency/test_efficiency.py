@@ -187,7 +187,7 @@ def test_as_printed(tmp_path: Path) -> None:
     (row,) = (line.split() for line in lines if line.startswith("matmul"))
     assert row == [
         *("matmul", "[4096,4096]", "[4096,4096]", "bfloat16", "1", "1.00", "137", "101"),
-        *("1.37e+03", "44.05", "compute", "0.56"),
+        *("1.37e+03", "bfloat16", "44.05", "compute", "0.56"),
     ]
 
 
@@ -271,3 +271,36 @@ def test_the_work_of_a_window_is_computed_once(tmp_path, monkeypatch):
     profile = profile_of(tmp_path, operator("matmul dygraph", 0, 9, [4, 8], [8, 4], device_ns=5))
     collect_rank_report_data(profile.trace, Naming())
     assert len(computed) == 1
+
+
+@pytest.mark.parametrize(
+    ("uses_tf32", "kernel_name", "took_ns", "peak_dtype", "peak"),
+    [
+        (False, "ampere_sgemm_128x64_tn", 8_000_000, "float32", 19.5e12),
+        (True, "ampere_sgemm_128x64_tn", 8_000_000, "tf32", 156e12),
+        (False, "ampere_sgemm_128x64_tn", 2_033_000, "tf32", 156e12),  # 346.8% of the other peak
+        (False, "cutlass_80_tensorop_s1688gemm_128x128_16x5_tn", 8_000_000, "tf32", 156e12),
+        (False, "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n", 8_000_000, "tf32", 156e12),
+    ],
+)
+def test_the_roof_of_float32_is_of_what_the_device_computes(
+    tmp_path: Path, uses_tf32: bool, kernel_name: str, took_ns: int, peak_dtype: str, peak: float
+) -> None:
+    n = 4096
+    around = launch(11, 12).around(kernel(kernel_name, 20, 20 + took_ns))
+    product = operator("matmul dygraph", 10, 20, [n, n], [n, n], dtype="float32").around(around)
+    trace = profile_of(tmp_path, product).whole
+    (row,) = efficiency(Profile(dataclasses.replace(trace, uses_tf32=uses_tf32))).rows(named=True)
+    assert row["peak_dtype"] == peak_dtype
+    assert row["roof_ratio"] == pytest.approx(2 * n**3 / (took_ns / 1e9) / peak)
+
+
+@pytest.mark.parametrize(("took_ns", "is_said"), [(400_000, True), (500_000, False)])
+def test_a_rate_above_the_roof_is_said_of_the_roof(
+    tmp_path: Path, took_ns: int, is_said: bool
+) -> None:
+    """2 * 4096^3 FLOPs take an A100 440 us at best."""
+    n = 4096
+    product = operator("matmul dygraph", 10, 20, [n, n], [n, n], device_ns=took_ns)
+    text = render(profile_of(tmp_path, product), ["efficiency"], TableOptions())
+    assert ("Faster than the roof" in text) == is_said
