@@ -168,7 +168,7 @@ def _attach(
         job -> run directory -> clock: which steps a window has -> steps, store -> windows -> parts
             -> session
 
-    - Collectives, Fleet's spans, remote calls, operators, the disk budget and the steps observe the
+    - Collectives, Fleet's spans, remote calls, operators, stacks, the disk budget and the steps observe the
       windows: see `_windows`.
     - The session calls its parts in their order, after each step and at its end: ``close`` of all,
       which saves an open window, then ``wait`` of all, which waits for tables and prints results.
@@ -349,6 +349,10 @@ def _windows(
         observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
         if profiler.record_shapes:
             observers += _operators(job, run)
+        if profiler.python_stacks is not False:
+            from ppprof.capture.recording.python_stacks import StackSampler
+
+            observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
         if profiler.max_trace_mb is not None:  # after the operators, whose file counts
             observers.append(DiskBudget(run, job.rank, profiler.max_trace_mb, profiler.formats))
         elif profiler.scheduler is None and profiler.trigger is None and prints:

@@ -143,6 +143,13 @@ class ProfilerConfig:
     recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
     profile_memory: bool = True
     """Record allocations and frees, inside windows only."""
+    python_stacks: Union[bool, float, Literal["auto"]] = knob("auto", above=0, maximum=1000)
+    """Sample the Python stacks of all threads, inside windows only: which lines of the training take
+    the time. ``auto`` takes as many samples a second as cost less than 1% of the time, 1,000 at most;
+    True takes 1,000, a number that many."""
+    source: bool = True
+    """Keep the source lines around those that take the most time, of files below the working
+    directory, beside the stacks in the run directory."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
     timer_only: bool = False

@@ -87,6 +87,14 @@ class TraceName:
         return f"raw/{self.stem}.ops"
 
     @property
+    def stacks(self) -> str:
+        """Path of the file with samples of Python stacks, relative to the run directory.
+
+        `ppprof.rundir.python_stacks` reads and writes the file.
+        """
+        return f"stacks/{self.stem}.stacks"
+
+    @property
     def summary(self) -> str:
         """Path of the JSON file with the window's tables, relative to the run directory.
 
@@ -166,12 +174,12 @@ def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
 
 
 def trace_bytes(run: PathLike, rank: int) -> int:
-    """Return the bytes that a rank's traces and raw captures take in a run directory.
+    """Return the bytes that a rank's traces, raw captures and stacks take in a run directory.
 
     Remote calls (`TraceName.calls`) do not count.
     """
     raw = (f"raw/rank_{rank:05d}_*.{suffix}" for suffix in ("pb", "ops"))
-    patterns = (f"rank_{rank:05d}_*.paddle_trace.*", *raw)
+    patterns = (f"rank_{rank:05d}_*.paddle_trace.*", f"stacks/rank_{rank:05d}_*.stacks", *raw)
     total = 0
     for path in (path for pattern in patterns for path in to_path(run).glob(pattern)):
         with suppress(FileNotFoundError):  # deleted meanwhile

@@ -122,8 +122,9 @@ class DiskBudget(WindowObserver):
             OSError: the raw capture is gone.
         """
         size = (self._run / name.raw).stat().st_size
-        with suppress(FileNotFoundError):
-            size += (self._run / name.operator_calls).stat().st_size
+        for beside in (name.operator_calls, name.stacks):
+            with suppress(FileNotFoundError):
+                size += (self._run / beside).stat().st_size
         self._unfinished[name] = size
         if num_steps:
             self._step_bytes = DiskBudget._last_step_bytes = size / num_steps

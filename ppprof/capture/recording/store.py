@@ -167,7 +167,7 @@ class WindowStore:
             OSError: the raw capture cannot be deleted.
         """
         self.delete_calls(name)
-        for path in (name.operator_calls, name.raw):
+        for path in (name.operator_calls, name.stacks, name.raw):
             with suppress(FileNotFoundError):  # `ppprof finish` was faster
                 RunFile(self._run, path).remove()
 

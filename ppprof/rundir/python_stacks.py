@@ -1,0 +1,161 @@
+"""Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
+
+The file is one line of JSON, then 4 little-endian int64 for each sample of a thread::
+
+    {"interval_ns": 4000000,
+     "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
+     "stacks": [[1, 0]],
+     "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
+    thread id | end_ns | dur_ns | row of the stack, or -1
+
+A stack lists the rows of its frames, the innermost first. A sample stands for the time since the
+sample before it, ``[end_ns - dur_ns, end_ns)``: a thread that keeps the interpreter's lock delays the
+sample, which then finds the thread in the line that kept it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from ppprof.arrays import Int64
+from ppprof.paths import PathLike, to_path
+from ppprof.rundir.names import TraceName
+from ppprof.rundir.run_file import RunFile
+from ppprof.units import escape_cell
+
+_MOST_BYTES, _MOST_TEXT_BYTES = 64 << 20, 16 << 20
+"""Limits of the whole file, and of its line of JSON."""
+_MOST_FRAMES, _MOST_STACKS, _MOST_DEPTH = 100_000, 100_000, 200
+_MOST_TEXT = 300
+"""Longest name or line of source; the rest is cut off."""
+_COLUMNS = 4
+_LARGEST_NS = 1 << 62
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """A line of a function on a stack."""
+
+    module: str
+    """Name of the module: ``__main__``."""
+    file: str
+    """Path of the file, relative to the working directory of the training if it lies below it."""
+    function: str
+    """Name of the function, such as ``Trainer.log``; ``<module>`` for the file's own code."""
+    line: int
+    """Number of the line; 0 if unknown."""
+    is_own: bool
+    """Whether it is the user's: neither of an installed package nor of Python, Paddle or ppprof."""
+
+    @property
+    def place(self) -> str:
+        """The line as tables show it: ``train.py:41``."""
+        return f"{self.file}:{self.line}"
+
+
+class _Header(msgspec.Struct):
+    interval_ns: int
+    frames: list[Frame]
+    stacks: list[list[int]]
+    source: dict[str, dict[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class PythonStacks:
+    """The samples of a window."""
+
+    interval_ns: int
+    """Mean time between two samples."""
+    frames: list[Frame]
+    """The frames of all stacks, each once."""
+    stacks: list[list[int]]
+    """Rows of ``frames``, the innermost frame first."""
+    samples: Int64
+    """One row per sample of a thread, columns as in the file; sorted by thread, then end."""
+    source: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """File -> line number -> text, of the lines around those with the most time."""
+
+
+def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
+    """Write the samples of a window.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    source = {
+        path: {str(line): text for line, text in lines.items()}
+        for path, lines in stacks.source.items()
+    }
+    header = _Header(stacks.interval_ns, stacks.frames, stacks.stacks, source)
+    numbers = stacks.samples.astype("<i8").tobytes()
+    file.write(b"\n".join([msgspec.json.encode(header), numbers]))
+
+
+def read_python_stacks(file: RunFile) -> PythonStacks:
+    """Read the samples of a window. Control characters of texts are escaped, long texts are cut.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    text, _, numbers = file.read(_MOST_BYTES).partition(b"\n")
+    if len(text) > _MOST_TEXT_BYTES:
+        raise ValueError(f"a line of {len(text)} bytes")
+    header = msgspec.json.decode(text, type=_Header)
+    if len(header.frames) > _MOST_FRAMES or len(header.stacks) > _MOST_STACKS:
+        raise ValueError("more stacks than a window has time for")
+    samples: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
+    if len(samples):
+        _check_range(samples[:, 1:3], 0, _LARGEST_NS)
+        _check_range(samples[:, 3], -1, len(header.stacks))
+    for stack in header.stacks:
+        if len(stack) > _MOST_DEPTH or not all(0 <= row < len(header.frames) for row in stack):
+            raise ValueError("a frame that does not exist")
+    frames = [
+        Frame(
+            _visible(frame.module),
+            _visible(frame.file),
+            _visible(frame.function),
+            frame.line,
+            frame.is_own,
+        )
+        for frame in header.frames
+    ]
+    source = {
+        _visible(path): {int(line): _visible(code) for line, code in lines.items()}
+        for path, lines in header.source.items()
+        if all(_NUMBER.fullmatch(line) for line in lines)
+    }
+    order = np.lexsort((samples[:, 1], samples[:, 0]))
+    return PythonStacks(max(0, header.interval_ns), frames, header.stacks, samples[order], source)
+
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def _check_range(numbers: Int64, least: int, end: int) -> None:
+    if not least <= numbers.min() <= numbers.max() < end:
+        raise ValueError("a number that no sample has")
+
+
+def _visible(text: str) -> str:
+    return escape_cell(text[:_MOST_TEXT])
+
+
+def stacks_of_trace(path: PathLike) -> RunFile | None:
+    """Return the file with the stacks of a trace or raw capture; None for a name of other programs.
+
+    >>> str(stacks_of_trace("log/raw/rank_00000_dp0_time_20261120T201530_000.pb"))
+    'log/stacks/rank_00000_dp0_time_20261120T201530_000.stacks'
+    """
+    path = to_path(path)
+    name = TraceName.parse(path)
+    if name is None:
+        return None
+    run = path.parent.parent if path.parent.name == "raw" else path.parent
+    return RunFile(run, name.stacks)

@@ -1,0 +1,201 @@
+"""Samples of Python stacks: whose line gets the time, and what is kept of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ppprof.capture.recording import python_stacks
+from ppprof.capture.recording.python_stacks import StackSampler
+from ppprof.rundir import TraceName
+from ppprof.rundir.python_stacks import PythonStacks, read_python_stacks
+from ppprof.rundir.run_file import RunFile
+
+NAME = TraceName(0, "dp0", datetime(2026, 11, 25), 0)
+PROGRAM = """\
+import json
+import time
+
+
+def hold_the_lock():
+    sorted(range(3_000_000), key=float)
+
+
+def wait():
+    time.sleep(0.25)
+
+
+def work():
+    hold_the_lock()
+    wait()
+"""
+HOLDS, WAITS = 6, 10
+"""Lines of PROGRAM."""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """PROGRAM as the module ``program`` of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    import program  # type: ignore[import-not-found]
+
+    yield program
+    del sys.modules["program"]
+
+
+def recorded(
+    run: Path, work: Callable[[], object], rate: float | str | bool = "auto", **options: Any
+) -> PythonStacks:
+    """Return the stacks of a window in which ``work`` runs."""
+    sampler = StackSampler(run, rate, **options)
+    sampler.started()
+    work()
+    sampler.uninstall()
+    sampler.saved(NAME, 1)
+    return read_python_stacks(RunFile(run, NAME.stacks))
+
+
+def own_times(stacks: PythonStacks) -> dict[str, int]:
+    """Return the nanoseconds of each innermost own line of this thread."""
+    times: dict[str, int] = {}
+    for thread, _, dur_ns, row in stacks.samples.tolist():
+        if thread == threading.get_native_id():
+            frames = [stacks.frames[frame] for frame in stacks.stacks[row]]
+            own = next((frame.place for frame in frames if frame.is_own), "")
+            times[own] = times.get(own, 0) + dur_ns
+    return times
+
+
+def test_time_belongs_to_the_line_that_keeps_the_lock_and_to_the_line_that_waits(
+    tmp_path: Path, program: ModuleType
+) -> None:
+    truth: dict[int, int] = {}
+
+    def work() -> None:
+        for line, function in ((HOLDS, program.hold_the_lock), (WAITS, program.wait)):
+            begin = time.perf_counter_ns()
+            function()
+            truth[line] = time.perf_counter_ns() - begin
+
+    stacks = recorded(tmp_path, work)
+    times = own_times(stacks)
+    for line, expected in truth.items():
+        # Two samples at each end, and a machine with other work.
+        assert times[f"program.py:{line}"] == pytest.approx(expected, rel=0.25, abs=20_000_000)
+    assert sum(times.values()) <= 1.01 * sum(truth.values()) + 20_000_000
+
+
+def test_frames_say_whose_they_are(tmp_path: Path, program: ModuleType) -> None:
+    stacks = recorded(tmp_path, program.work, 1000)
+    own = {(frame.module, frame.file, frame.function) for frame in stacks.frames if frame.is_own}
+    assert ("program", "program.py", "wait") in own
+    foreign = {frame.file for frame in stacks.frames if not frame.is_own}
+    assert any("_pytest" in file for file in foreign)
+    assert not any("_pytest" in file for _, file, _ in own)
+
+
+def test_lines_around_the_costly_ones_are_kept_unless_source_is_off(
+    tmp_path: Path, program: ModuleType
+) -> None:
+    lines = PROGRAM.split("\n")
+    kept = recorded(tmp_path, program.wait, 1000).source["program.py"]
+    assert [kept[number] for number in range(8, 12)] == lines[7:11]
+    assert set(kept) == set(range(8, 13))
+    assert recorded(tmp_path, program.wait, 1000, keeps_source=False).source == {}
+
+
+def test_source_outside_the_working_directory_is_not_kept(
+    tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    stacks = recorded(tmp_path, program.wait, 1000)
+    assert stacks.source == {}
+    assert str(tmp_path / "program.py") in {frame.file for frame in stacks.frames}
+
+
+def test_a_link_out_of_the_working_directory_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret.py").write_text(PROGRAM, encoding="utf-8")
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    (folder / "program.py").symlink_to(tmp_path / "secret.py")
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(compile(PROGRAM, str(folder / "program.py"), "exec"), names)  # noqa: S102
+    stacks = recorded(tmp_path, names["wait"], 1000)
+    assert "program.py" in {frame.file for frame in stacks.frames}
+    assert stacks.source == {}
+
+
+def test_half_of_the_ticks_stand_for_all_the_time(
+    tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_stacks, "_MOST_SAMPLES", 40)
+    begin = time.perf_counter_ns()
+    stacks = recorded(tmp_path, program.wait, 1000)
+    whole_ns = time.perf_counter_ns() - begin
+    assert len(stacks.samples) < 40
+    mine = stacks.samples[stacks.samples[:, 0] == threading.get_native_id()]
+    assert mine[:, 2].sum() == pytest.approx(whole_ns, abs=60_000_000)
+    assert (np.diff(mine[:, 1]) > 0).all()
+    # Each sample begins where the one before it ends.
+    assert mine[1:, 1] - mine[1:, 2] == pytest.approx(mine[:-1, 1], abs=2_000_000)
+
+
+def test_another_thread_counts_only_in_own_code(tmp_path: Path, program: ModuleType) -> None:
+    done = threading.Event()
+    idle = threading.Thread(target=done.wait)
+    busy = threading.Thread(target=program.wait)
+    idle.start()
+
+    def work() -> None:
+        busy.start()
+        busy.join()
+
+    stacks = recorded(tmp_path, work, 1000)
+    done.set()
+    idle.join()
+    assert set(stacks.samples[:, 0].tolist()) == {threading.get_native_id(), busy.native_id}
+
+
+def test_a_recording_in_memory_keeps_its_own_samples(tmp_path: Path, program: ModuleType) -> None:
+    sampler = StackSampler(tmp_path, 1000)
+    first, second = NAME, TraceName(0, "dp0", datetime(2026, 11, 26), 1)
+    for name in (first, second):
+        sampler.started()
+        (program.wait if name == first else program.hold_the_lock)()
+        sampler.uninstall()
+        if name == first:
+            sampler.kept(name, 1)
+    sampler.saved(second, 1)
+    sampler.saved(first, 1)
+    places = [
+        own_times(read_python_stacks(RunFile(tmp_path, name.stacks))) for name in (first, second)
+    ]
+    assert f"program.py:{WAITS}" in places[0]
+    assert f"program.py:{HOLDS}" not in places[0]
+    assert f"program.py:{HOLDS}" in places[1]
+
+
+def test_a_window_on_a_full_disk_loses_its_stacks_only(
+    tmp_path: Path, program: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "stacks").write_text("no folder", encoding="utf-8")
+    sampler = StackSampler(tmp_path, 1000)
+    sampler.started()
+    sampler.uninstall()
+    sampler.saved(NAME, 1)
+    assert "window 0 has no Python stacks" in caplog.text
