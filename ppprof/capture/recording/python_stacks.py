@@ -173,6 +173,7 @@ class _Sampling:
     def _sample(self, me: int) -> None:
         """Note the stacks of all threads but ``me``; the interpreter's lock is held meanwhile."""
         frames = sys._current_frames()
+        del frames[me]  # it holds `frames`: a cycle, which would keep all frames and their tensors
         end_ns, now_ns = time.time_ns(), time.perf_counter_ns()
         dur_ns, self._last_ns = now_ns - self._last_ns, now_ns
         idents: Iterable[int] = frames
@@ -180,7 +181,7 @@ class _Sampling:
             idents = itertools.islice(frames, _MOST_THREADS)
             idents = dict.fromkeys((self._stepping, *idents))
         for ident in idents:
-            if ident == me or ident not in frames:
+            if ident not in frames:
                 continue
             thread = threading._active.get(ident)  # type: ignore[attr-defined]
             native = getattr(thread, "native_id", None)

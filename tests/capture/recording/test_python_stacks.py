@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -199,3 +200,33 @@ def test_a_window_on_a_full_disk_loses_its_stacks_only(
     sampler.uninstall()
     sampler.saved(NAME, 1)
     assert "window 0 has no Python stacks" in caplog.text
+
+
+def test_samples_keep_nothing_of_the_training_alive(tmp_path: Path, program: ModuleType) -> None:
+    freed_by: list[int] = []
+
+    class Tensor:
+        def __del__(self) -> None:
+            freed_by.append(threading.get_ident())
+
+    def layer() -> None:
+        tensor = Tensor()
+        time.sleep(0.002)
+        del tensor
+
+    def step() -> None:
+        tensor = Tensor()  # freed with the frame, which a sample has read
+        layer()
+        assert tensor
+
+    def work() -> None:
+        for _ in range(50):
+            step()
+        assert freed_by == [threading.get_ident()] * 100
+
+    gc.disable()
+    try:
+        stacks = recorded(tmp_path, work, 1000)
+    finally:
+        gc.enable()
+    assert any(frame.function.endswith("layer") for frame in stacks.frames)
