@@ -100,6 +100,11 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
+def cut_start(text: str, width: int) -> str:
+    """Return text in at most ``width`` characters; a longer text begins with "..."."""
+    return text if len(text) <= width else f"...{text[len(text) - width + 3 :]}"
+
+
 def painted(text: str, change: float, more_is_better: bool = False) -> str:
     """Return the text of a change, to be shown as good or bad; a change of 0 is neither."""
     if not change:

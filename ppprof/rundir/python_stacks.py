@@ -6,11 +6,10 @@ The file is one line of JSON, then 4 little-endian int64 for each sample of a th
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
-    thread id | end_ns | dur_ns | row of the stack, or -1
+    thread id | time_ns | weight_ns | row of the stack, or -1
 
-A stack lists the rows of its frames, the innermost first. A sample stands for the time since the
-sample before it, ``[end_ns - dur_ns, end_ns)``: a thread that keeps the interpreter's lock delays the
-sample, which then finds the thread in the line that kept it.
+A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
+``weight_ns`` of time: as long as a sample was due, on average.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class PythonStacks:
     stacks: list[list[int]]
     """Rows of ``frames``, the innermost frame first."""
     samples: Int64
-    """One row per sample of a thread, columns as in the file; sorted by thread, then end."""
+    """One row per sample of a thread, columns as in the file; sorted by thread, then time."""
     source: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """File -> line number -> text, of the lines around those with the most time."""
 

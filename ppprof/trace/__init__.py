@@ -1,6 +1,6 @@
 """Read trace files into one columnar events table, and write them back.
 
-`Clock` and `Reading` belong to `ppprof.rundir`. They are exported here too, because `ppprof.analysis`
+`Clock`, `Reading`, `Frame` and `PythonStacks` belong to `ppprof.rundir`. They are exported here too, because `ppprof.analysis`
 needs them and may import only leaves and this package.
 """
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppprof.rundir.clocks import Clock, Reading
+    from ppprof.rundir.python_stacks import Frame, PythonStacks
     from ppprof.trace.formats import read, write
     from ppprof.trace.insert_remote_calls import read_window
     from ppprof.trace.kineto.writer import write_kineto_file
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock",
+    "Frame",
+    "PythonStacks",
     "Reading",
     "Trace",
     "read",
@@ -33,6 +36,8 @@ __all__ = [
 
 _MODULES = {
     "Clock": "ppprof.rundir.clocks",
+    "Frame": "ppprof.rundir.python_stacks",
+    "PythonStacks": "ppprof.rundir.python_stacks",
     "Reading": "ppprof.rundir.clocks",
     "Trace": "ppprof.trace.schema",
     "read": "ppprof.trace.formats",

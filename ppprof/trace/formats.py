@@ -26,6 +26,7 @@ from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
+from ppprof.trace.stacks_beside import with_stacks
 from ppprof.units import format_ranges
 
 Progress = Callable[[int, int], None]
@@ -35,7 +36,8 @@ Progress = Callable[[int, int], None]
 def read(path: str | Path, *, progress: Progress | None = None, cache: bool | None = None) -> Trace:
     """Return the trace in a file of one rank.
 
-    A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`.
+    A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`;
+    a trace of a run directory with its samples of Python stacks.
 
     Args:
         path: a file of any known format, local or in a store (``s3://bucket/a.json``).
@@ -107,7 +109,8 @@ def _read(path: str | Path, progress: Progress | None) -> dict[int, Trace]:
             "which was full or disconnected; use another file"
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        return read_json_ranks(path, progress=progress)
+        traces = read_json_ranks(path, progress=progress)
+        return {rank: with_stacks(trace, path) for rank, trace in traces.items()}
     from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
     trace = read_window(path)

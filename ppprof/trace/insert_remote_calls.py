@@ -34,6 +34,7 @@ from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.join_operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
+from ppprof.trace.stacks_beside import with_stacks
 from ppprof.trace.steps import steps_of
 
 _RANK_CATEGORIES = (
@@ -56,10 +57,12 @@ def read_window(raw: str | Path) -> Trace:
     The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
     calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
 
+    The stacks of the window are in ``stacks/``; see `ppprof.trace.stacks_beside`.
+
     Raises:
         TraceError: the raw capture cannot be read.
     """
-    trace = read_paddle_pb(raw)
+    trace = with_stacks(read_paddle_pb(raw), raw)
     path = to_path(raw)
     trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
     return _with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name))

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import polars as pl
 
 from ppprof.arrays import Array
+from ppprof.rundir.python_stacks import PythonStacks
 from ppprof.trace.labels import Labels
 
 CATEGORIES = (
@@ -264,6 +265,8 @@ class Trace:
     """Columns of `MEMSETS`."""
     frames: pl.DataFrame = field(default_factory=lambda: empty(FRAMES))
     """Columns of `FRAMES`. They are no events: ``ignored`` counts them."""
+    stacks: PythonStacks | None = None
+    """The samples of Python stacks; None if none were taken."""
     version: str = "1.0.2"
     """Paddle's schema version."""
     span: int = 0

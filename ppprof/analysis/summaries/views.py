@@ -13,6 +13,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, LAYERS, efficiency, layers
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import PYTHON, python_lines
 from ppprof.analysis.summaries.operators import (
     KERNELS,
     MEMORY,
@@ -53,6 +54,7 @@ TABLES: Mapping[str, tuple[Callable[[Profile], pl.DataFrame], Mapping[str, pl.Da
     "shape": (operator_shapes, SHAPES),
     "layer": (layers, LAYERS),
     "efficiency": (efficiency, EFFICIENCY),
+    "python": (python_lines, PYTHON),
 }
 """The function that computes each view of `ALL_VIEWS`, which documents the columns, and their dtypes."""
 

@@ -2,14 +2,14 @@
 
 A thread of ours wakes up some hundred times a second and reads ``sys._current_frames()``. No signal, trace
 or profile function is set. Reading needs the interpreter's lock, so a sample is late if C++ keeps the
-lock. It then finds the thread in the line that kept it, and stands for all the time since the sample
-before it::
+lock. It then finds the thread in the line that kept it, and stands for all instants at which a sample was
+due meanwhile::
 
-    lock      held by line 41 ..................| 42
-    due          x     x     x     x
-    sample       .     .     .     .             x     line 41, for all the time
+    lock      40 | held by line 41 ...................| 42
+    due        x     x     x      x     x     x
+    sample     x                                       x     line 41, for 5 of 6
 
-A sample takes 16 to 60 us (measured on two busy cores, Paddle 3.3.1).
+The instants are due at random intervals, so that they do not keep step with the training. A sample takes 16 to 60 us (measured on two busy cores, Paddle 3.3.1).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import random
 import re
 import sys
 import sysconfig
@@ -85,7 +86,7 @@ class StackSampler(WindowObserver):
             per_second = 1000.0 if rate is True else float(rate)
             self._interval_ns = round(1e9 / per_second)
         self._keeps_source = keeps_source
-        self._folder = Path.cwd()  # the training may change it
+        self._files = _Files(Path.cwd())  # the training may change it
         self._sampling: _Sampling | None = None
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
@@ -112,7 +113,7 @@ class StackSampler(WindowObserver):
         if sampling is None:
             return
         with self._losing_stacks(name):
-            stacks = sampling.stacks(self._folder, self._keeps_source)
+            stacks = sampling.stacks(self._files, self._keeps_source)
             write_python_stacks(RunFile(self._run, name.stacks), stacks)
 
     def dropped(self, name: TraceName) -> None:
@@ -143,18 +144,22 @@ class _Sampling:
         self._stepping = threading.get_ident()
         self._stops = allocate_lock()
         self._stops.acquire()
-        self._begin_ns = self._last_ns = time.perf_counter_ns()
+        self._begin_ns = self._counted_ns = time.perf_counter_ns()
+        self._due_ns = self._begin_ns
+        """When the next sample is due; the time until `_counted_ns` has its samples."""
+        self._random = random.Random(0)  # not the training's
         self._rows: dict[StackKey, int] = {}
         self._lines: list[list[tuple[CodeType, int, str]]] = []
         """Code, line and module of each frame of a stack."""
         self._samples = array("q")
-        """Thread, end and duration in ns, row of the stack or -1; a tick has the same end."""
+        """Thread, time of the sample, ns that it stands for, row of the stack or -1."""
 
     def run(self) -> None:
         """Sample until `stop`."""
         me = threading.get_ident()
         cost_ns = 0.0
-        while not self._stops.acquire(timeout=self._interval_ns / 1e9):
+        self._await_next()
+        while not self._stops.acquire(timeout=max(0, self._due_ns - time.perf_counter_ns()) / 1e9):
             began_ns = time.thread_time_ns()
             self._sample(me)
             cost_ns += _SMOOTHING * (time.thread_time_ns() - began_ns - cost_ns)
@@ -166,6 +171,9 @@ class _Sampling:
             if len(self._samples) >= 4 * _MOST_SAMPLES:
                 self._thin()
 
+    def _await_next(self) -> None:
+        self._due_ns += round(self._interval_ns * (0.5 + self._random.random()))
+
     def stop(self) -> None:
         """Let `run` end."""
         self._stops.release()
@@ -175,7 +183,11 @@ class _Sampling:
         frames = sys._current_frames()
         del frames[me]  # it holds `frames`: a cycle, which would keep all frames and their tensors
         end_ns, now_ns = time.time_ns(), time.perf_counter_ns()
-        dur_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        begin_ns = self._counted_ns
+        while self._due_ns <= now_ns:
+            self._counted_ns = self._due_ns
+            self._await_next()
+        dur_ns = self._counted_ns - begin_ns
         idents: Iterable[int] = frames
         if len(frames) > _MOST_THREADS:
             idents = itertools.islice(frames, _MOST_THREADS)
@@ -219,16 +231,15 @@ class _Sampling:
         if self._is_fixed:
             self._interval_ns *= 2
 
-    def stacks(self, folder: Path, keeps_source: bool) -> PythonStacks:
+    def stacks(self, files: _Files, keeps_source: bool) -> PythonStacks:
         """Return the samples as columns, and the stacks that they found.
 
         Args:
-            folder: the training's working directory.
+            files: the files of the training's code.
             keeps_source: whether to keep lines of the source.
         """
         samples, lines = _as_rows(self._samples), list(self._lines)
         num_ticks = len(np.unique(samples[:, 1]))
-        files = _Files(folder)
         frame_rows: dict[tuple[CodeType, int], int] = {}
         frames: list[Frame] = []
         stacks: list[list[int]] = []
@@ -247,10 +258,10 @@ class _Sampling:
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
         result = PythonStacks(
-            (self._last_ns - self._begin_ns) // max(1, num_ticks), frames, stacks, samples
+            (self._counted_ns - self._begin_ns) // max(1, num_ticks), frames, stacks, samples
         )
         if keeps_source:
-            return dataclasses.replace(result, source=_source(result, folder))
+            return dataclasses.replace(result, source=_source(result, files.folder))
         return result
 
     @property
@@ -278,7 +289,7 @@ class _Files(dict[str, "tuple[str, bool]"]):
     """Path of a file relative to a folder, and whether it is the user's, by the path in its code."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         paths = sysconfig.get_paths()
         kinds = ("stdlib", "platstdlib", "purelib", "platlib")
         packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
@@ -290,11 +301,11 @@ class _Files(dict[str, "tuple[str, bool]"]):
         path = Path(file)
         shown, is_own = file, False
         if not file.startswith("<"):
-            folders = (self._folder / path).resolve().parents
+            folders = (self.folder / path).resolve().parents
             is_foreign = self._harness not in folders and self._foreign.intersection(folders)
             is_own = not is_foreign and "-packages" not in file
         with suppress(ValueError):
-            shown = str((self._folder / path).relative_to(self._folder))
+            shown = str((self.folder / path).relative_to(self.folder))
         self[file] = shown, is_own
         return self[file]
 

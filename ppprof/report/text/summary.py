@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report import columns as spec
-from ppprof.report.columns import EFFICIENCY, percent, text_cells, text_columns
+from ppprof.report.columns import EFFICIENCY, cut_start, percent, text_cells, text_columns
 from ppprof.report.columns import cut as cut_text
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Column, Line, Table
@@ -343,6 +343,52 @@ _LAYERS = (
     spec.Column("mfu", "ratio", header="MFU(%)", width=8),
 )
 
+
+def _python(rows: Rows, options: TableOptions) -> list[Table]:
+    tables: list[Table] = []
+    for thread, where in (("steps", ""), ("others", " of Other Threads")):
+        for kind, name in (("line", "Line"), ("function", "Function")):
+            own = [row for row in rows if (row["thread"], row["kind"]) == (thread, kind)]
+            shown, cut = options.limited(own, f"{kind}s")
+            columns = [replace(_PLACE, header=name), *_PYTHON, *([_CODE] if kind == "line" else [])]
+            lines: list[Line] = [text_cells(columns, row, options.time) for row in shown]
+            title = f"Python {name}s{where}"
+            note = "" if tables else _SAMPLED
+            drawn = text_columns(columns)
+            table = Table(title, drawn, [*lines, *cut], options.time_unit, note=note)
+            tables += [table] if lines else []
+    return tables
+
+
+def _place(row: Row) -> str:
+    """Return where a line or function is, as `python_lines` names it."""
+    file = f"{row['file']}:{row['line']}" if row["kind"] == "line" else row["file"]
+    return " ".join(filter(None, (cut_start(file, 40), cut_text(row["function"], 40))))
+
+
+_PLACE = spec.Column(_place, width=30, grows=True)
+_PYTHON = (
+    spec.Column("samples", "number", header="Samples", width=8),
+    spec.Column("self_ns", "ms", header="Self", text="whole ns", width=10),
+    spec.Column("total_ns", "ms", header="Total", text="whole ns", width=10),
+    spec.Column("self_ratio", "ratio", header="Self(%)", width=8),
+    spec.Column("total_ratio", "ratio", header="Total(%)", width=8),
+    spec.Column(
+        lambda row: f"{row['low_ratio'] * 100:.1f} to {row['high_ratio'] * 100:.1f}",
+        header="95% of Total(%)",
+        width=15,
+    ),
+)
+_CODE = spec.Column(
+    lambda row: cut_text(row["source"] or "", 60), header="Source", width=8, grows=True
+)
+
+_SAMPLED = (
+    "Of an average step, by samples of stacks at random instants.\n"
+    "Self: the line is the innermost of your code; what it calls in Paddle, in packages and in Python's\n"
+    "library is its own. Total: the line is on the stack."
+)
+
 _PER_STEP = (
     "Of one step: times, and floating point operations (FLOPs) of operators whose work is known.\n"
     "TFLOP/s and MFU count forward and backward; MFU is the share of the device's peak."
@@ -373,6 +419,7 @@ _RENDERERS: Mapping[str, Callable[[Rows, TableOptions], list[Table]]] = {
     "shape": _shapes,
     "layer": _layers,
     "efficiency": _efficiency,
+    "python": _python,
 }
 
 
@@ -514,6 +561,7 @@ _WHY_EMPTY = {
     "shape": "no operators in this trace",
     "layer": "no layers in this trace, or no times of their device",
     "efficiency": "no operator times of the device in this trace",
+    "python": "no samples of Python stacks beside this trace; Profiler.python_stacks takes them",
 }
 
 

@@ -1,0 +1,190 @@
+"""Time by line of Python, from the samples of stacks in a window.
+
+Each sample stands for some time. Its line is that of the innermost frame that is the
+user's: time in Paddle, in a package or in Python's library belongs to the line that called it::
+
+    stack      train.py:52 main() > train.py:41 log() > json/__init__.py dumps()
+    own line                        train.py:41 log()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.profile import Profile, once
+from ppprof.analysis.ranks.device_steps import host_steps
+from ppprof.arrays import Int64
+from ppprof.trace import Frame, PythonStacks
+from ppprof.trace.schema import nullable
+from ppprof.trace.steps import steps_at
+
+ELSEWHERE = "outside your code"
+"""Stands for the line of samples without a frame of the user's."""
+_CONFIDENCE = 1.96
+"""Standard deviations of an interval that holds the truth in 95% of cases."""
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """The samples that were taken in the steps of a window."""
+
+    stacks: PythonStacks
+    """What the samples found."""
+    samples: pl.DataFrame
+    """One row per sample: thread, time_ns, weight_ns, stack (row in ``stacks``, or -1), step and
+    is_step (whether the thread ends steps)."""
+    step_ns: float
+    """Time of an average step."""
+
+    @cached_property
+    def own(self) -> list[list[Frame]]:
+        """The user's frames of each stack, the innermost first; the last item is for no stack."""
+        frames = self.stacks.frames
+        return [
+            [frames[row] for row in stack if frames[row].is_own] for stack in self.stacks.stacks
+        ] + [[]]
+
+    @cached_property
+    def line(self) -> list[Frame | None]:
+        """The user's innermost frame of each stack; None without one, and for no stack."""
+        return [next(iter(own), None) for own in self.own]
+
+    def source_of(self, frame: Frame) -> str | None:
+        """Return the text of a line without its indentation; None if it was not kept."""
+        text = self.stacks.source.get(frame.file, {}).get(frame.line, "").strip()
+        return text or None
+
+    @property
+    def weights(self) -> Int64:
+        """The weights of the samples of the threads with steps."""
+        weights: Int64 = self.samples.filter("is_step")["weight_ns"].to_numpy()
+        return weights
+
+
+@once
+def sampled_steps(profile: Profile) -> SampledSteps | None:
+    """Return the samples in the steps of a window; None without steps, or without samples in them."""
+    stacks, steps = profile.trace.stacks, host_steps(profile)
+    if stacks is None or steps.is_empty():
+        return None
+    schema = dict.fromkeys(("thread", "time_ns", "weight_ns", "stack"), pl.Int64)
+    samples = pl.DataFrame(stacks.samples, schema)
+    step = steps_at(steps.sort("start_ns"), samples["time_ns"].to_numpy())
+    samples = samples.with_columns(
+        step=nullable(step), is_step=pl.col("thread").is_in(steps["thread"].unique().implode())
+    ).drop_nulls("step")
+    if samples.filter("is_step")["weight_ns"].sum() <= 0:
+        return None
+    return SampledSteps(stacks, samples, float((steps["end_ns"] - steps["start_ns"]).mean()))
+
+
+PYTHON = {
+    "thread": pl.String(),
+    "kind": pl.String(),
+    "file": pl.String(),
+    "line": pl.Int64(),
+    "function": pl.String(),
+    "source": pl.String(),
+    "samples": pl.Int64(),
+    "self_ns": pl.Float64(),
+    "total_ns": pl.Float64(),
+    "self_ratio": pl.Float64(),
+    "total_ratio": pl.Float64(),
+    "low_ratio": pl.Float64(),
+    "high_ratio": pl.Float64(),
+}
+"""Columns of `python_lines`."""
+
+
+def python_lines(profile: Profile) -> pl.DataFrame:
+    """Return the time of the user's lines and functions in an average step, from samples.
+
+    ::
+
+        samples        main > log    main > log > json    main         weights 4, 1 and 5
+        main           self 50%, total 100%
+        log            self 50%, total 50%: what the packages take that it calls is its own
+
+    Returns:
+        One row per line and per function that a sample found. thread (``steps`` for the threads that
+        end steps, ``others``); kind (``line`` or ``function``); file; line (null for a function);
+        function; source (text of the line; null if it was not kept); samples (in which it is on the
+        stack); self_ratio and total_ratio, shares of the samples of threads with
+        steps, which add up to 1; self_ns and total_ns, these shares of an average step; low_ratio and
+        high_ratio, the 95% interval of total_ratio. The function ``outside your code`` has no file:
+        of other threads, such samples are left out. Threads with steps come first, then lines, the
+        largest self_ns first.
+
+    Source: Wilson's interval, with (sum of weights)^2 / (sum of squared weights) as the number of samples.
+    """
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return pl.DataFrame(schema=PYTHON)
+    stacks = sampled.samples.group_by("is_step", "stack").agg(
+        pl.len().alias("samples"), pl.col("weight_ns").sum()
+    )
+    rows = [
+        (is_step, *place, samples, weight_ns * (number == 0), weight_ns)
+        for is_step, stack, samples, weight_ns in stacks.iter_rows()
+        if is_step or sampled.own[stack]
+        for number, place in _places(sampled, stack)
+    ]
+    names = ["is_step", "kind", "file", "line", "function", "source", "samples", "own", "whole"]
+    table = pl.DataFrame(rows, names, orient="row", infer_schema_length=None)
+    key = names[1:6]
+    table = table.group_by("is_step", *key).agg(
+        pl.col("samples").sum(), pl.col("own").sum(), pl.col("whole").sum()
+    )
+    whole_ns = int(sampled.weights.sum())
+    table = table.with_columns(
+        thread=pl.when("is_step").then(pl.lit("steps")).otherwise(pl.lit("others")),
+        self_ratio=pl.col("own") / whole_ns,
+        total_ratio=pl.col("whole") / whole_ns,
+    ).with_columns(
+        self_ns=pl.col("self_ratio") * sampled.step_ns,
+        total_ns=pl.col("total_ratio") * sampled.step_ns,
+    )
+    low, high = _interval(table["total_ratio"].to_numpy(), _effective_number(sampled))
+    table = table.with_columns(low_ratio=low, high_ratio=high)
+    order = ["is_step", "kind", "self_ns", "total_ns", "file", "line"]
+    descending = [True, True, True, True, False, False]
+    return table.sort(order, descending=descending, nulls_last=True).select(
+        pl.col(name).cast(dtype) for name, dtype in PYTHON.items()
+    )
+
+
+def _places(
+    sampled: SampledSteps, stack: int
+) -> list[tuple[int, tuple[str, str, int | None, str, str | None]]]:
+    """Return lines and functions of a stack, each once, with 0 for the innermost, else 1."""
+    own = sampled.own[stack]
+    if not own:
+        return [(0, ("function", "", None, ELSEWHERE, None))]
+    places: dict[tuple[str, str, int | None, str, str | None], int] = {}
+    for number, frame in enumerate(own):
+        line = ("line", frame.file, frame.line, frame.function, sampled.source_of(frame))
+        function = ("function", frame.file, None, frame.function, None)
+        for place in (line, function):
+            places.setdefault(place, min(number, 1))
+    return [(number, place) for place, number in places.items()]
+
+
+def _effective_number(sampled: SampledSteps) -> float:
+    """Return how many samples of equal weights tell as much as those of the threads with steps."""
+    weights = sampled.weights.astype(np.float64)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def _interval(
+    ratio: np.ndarray[tuple[int], np.dtype[np.float64]], num: float
+) -> tuple[pl.Series, pl.Series]:
+    """Return Wilson's interval of shares that ``num`` samples have given."""
+    share = np.clip(ratio, 0, 1)
+    z = _CONFIDENCE**2 / num
+    middle = (share + z / 2) / (1 + z)
+    half = np.sqrt(share * (1 - share) * z + z * z / 4) / (1 + z)
+    return pl.Series(np.clip(middle - half, 0, 1)), pl.Series(np.clip(middle + half, 0, 1))
