@@ -10,7 +10,7 @@ from ppprof.trace.schema import Trace
 
 
 def with_stacks(trace: Trace, path: PathLike) -> Trace:
-    """Return the trace with the stacks of its window; the same trace if there are none.
+    """Return the trace with the stacks of its window; the same trace without such a file.
 
     Args:
         trace: the trace.

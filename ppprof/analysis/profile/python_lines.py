@@ -174,7 +174,7 @@ def _places(
 
 
 def _effective_number(sampled: SampledSteps) -> float:
-    """Return how many samples of equal weights tell as much as those of the threads with steps."""
+    """Return the number of samples with equal weights that give the same precision."""
     weights = sampled.weights.astype(np.float64)
     return float(weights.sum() ** 2 / (weights**2).sum())
 
