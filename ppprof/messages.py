@@ -51,6 +51,11 @@ _TEXTS = {
         "{path}: no steps: the whole trace counts as one, step 0",
         "{path}：没有步：整个时间线算作一步，即第 0 步",
     ),
+    "by_order": (
+        "{path}: collectives do not name their ranks ({names}); they are matched across ranks by name "
+        "and order",
+        "{path}：集合通信未记录其 rank（{names}）；已按名称与次序在各 rank 间匹配",
+    ),
     "ignored_block": (
         "{path}: its Profiler block is ignored:\n{error}",
         "{path}：忽略其 Profiler 块：\n{error}",

@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
-from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
+from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
@@ -20,6 +20,8 @@ from ppprof.units import format_ranges
 
 _Window = tuple[int, int, pl.DataFrame]
 """Rank, window, and a table of the window."""
+
+_MOST_NAMES = 3
 
 _log = logging.getLogger("ppprof")
 
@@ -54,6 +56,12 @@ def cluster_of(
     collectives = with_windows(by_window(lambda analysis: analysis.collectives)).select(
         *COLLECTIVES
     )
+    collectives = with_rank(collectives, collectives["rank"].to_numpy())
+    unnamed = collectives.filter(pl.col("members").is_null())
+    collectives = with_members(collectives, run.topology)
+    if not (guessed := unnamed.join(collectives, ["rank", "start_ns", "op"], "semi")).is_empty():
+        names = ", ".join(guessed["op"].unique().sort().head(_MOST_NAMES))
+        _log.warning("%s", Message("by_order", path=run.path, names=names))
     passes = with_windows(by_window(lambda analysis: analysis.passes))
     links = {
         result.recording.rank: result.value.link_bytes_per_s
@@ -69,7 +77,7 @@ def cluster_of(
     return Cluster(
         rows,
         tables_by_rank([bubbles]),
-        tables_by_rank([with_rank(collectives, collectives["rank"].to_numpy())]),
+        tables_by_rank([collectives]),
         tables_by_rank([passes.drop("window")]),
         run.clocks,
         run.topology,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import launches, memory, products, slow_steps, trust, waiting
+from ppprof.analysis.advice.disjoint import disjoint
 from ppprof.analysis.advice.evidence import SLOW, Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -48,8 +49,9 @@ RULES: tuple[Rule, ...] = (
         slow_steps.slow_steps,
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
-    Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
+    Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
+    Rule("stage-imbalance", waiting.stage_imbalance, thresholds=_TIME),
     Rule("remote-wait", waiting.remote_wait, thresholds=_TIME),
     Rule(
         "pipeline-bubble",
@@ -121,8 +123,9 @@ RULES: tuple[Rule, ...] = (
     Rule("no-device-events", trust.no_device_events, "trust"),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
 )
-"""All rules. A cause comes before its effects, because of findings with equal severity and cost,
-the finding of the earlier rule is listed first."""
+"""All rules. A cause comes before its effects: time that both claim counts for the earlier rule
+(`ppprof.analysis.advice.disjoint`), and of findings with equal severity and cost, that of the
+earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
@@ -133,7 +136,7 @@ def advise(evidence: Evidence) -> Findings:
     Major findings about trust come before all other findings. Findings without a cost come after
     the findings of their severity with a cost.
     """
-    findings = [finding for rule in RULES for finding in rule.find(evidence)]
+    findings = disjoint((finding for rule in RULES for finding in rule.find(evidence)), evidence)
 
     def sort_key(finding: Finding) -> tuple[int, bool, float]:
         severity = SEVERITIES.index(finding.severity)

@@ -46,6 +46,7 @@ _SYNCHRONOUS = r"^cuda(memcpy|memcpy2d)(_v\d+)?$"
 STEPS = {
     "step": pl.Int64,
     "num_micro_batches": pl.Int64,
+    "num_operators": pl.Int64,
     "num_kernels": pl.Int64,
     "num_tiny_kernels": pl.Int64,
     "idle_ns": pl.Int64,
@@ -65,6 +66,7 @@ STEPS = {
 """Columns of a table with one row per step:
 
 - ``num_micro_batches``: number of Backward phases;
+- ``num_operators``: number of operators;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
   waits nor loads data (host_bound of `ppprof.analysis.ranks.step_breakdown`);
@@ -157,6 +159,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_names("vocabulary", vocabulary_work(profile))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
+        "num_operators": builder.count_by_step(profile.tree.events.host_rows("Operator")),
         **builder.device_columns(),
         **builder.gradient_columns(),
         **builder.optimizer_columns(),

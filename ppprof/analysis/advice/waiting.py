@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
+from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
 
 MOST_WORKERS = 16
@@ -223,7 +224,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     ratio = _transfer_ratio(evidence, axis)
     if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
         ratio = 1.0  # the wait for the other side is bubble, so transfers do not include it
-    each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
+    each_ns = mean_of(ranks, exposed)
     slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
     cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
@@ -231,7 +232,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     facts: dict[str, Fact] = {
         "axis": axis,
         "exposed_ns": each_ns,
-        "communication_ns": float(ranks[whole].median() or 0.0),  # type: ignore[arg-type]
+        "communication_ns": mean_of(ranks, whole),
         "transfer_ratio": ratio,
         "wording": "with-waiting" if ratio is None else None,
         "degree": evidence.degree(axis) if axis in _AXES else None,
@@ -301,6 +302,16 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     step = evidence.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     means = evidence.rank_means.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     host_bound_ns = means.get("host_bound_ns")
+    hosts = evidence.steps["host"].drop_nulls().n_unique()
+    operators = dict(evidence.indicator_means.select("rank", "num_operators").iter_rows())
+    peers = evidence.typical.slow_ranks.filter(
+        (pl.col("role") == first["role"]) & (pl.col("rank") != first["rank"])
+    )["rank"]
+    own_operators = operators.get(first["rank"]) or 0.0
+    peer_operators = float(pl.Series([operators.get(rank) or 0.0 for rank in peers]).median() or 0)  # type: ignore[arg-type]
+    kind = "-hosts" if hosts > 1 else ""
+    if own_operators > (1 + MORE_WORK) * peer_operators > 0:
+        kind = "-work"
     facts = {
         "rank": first["rank"],
         "host": step["host"],
@@ -310,12 +321,63 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "noise_ns": first["noise_ns"],
         "num_slow": slow.height,
         "host_bound_ns": host_bound_ns,
-        "remedy": evidence.remedy if host_bound_ns is None else f"{evidence.remedy}-device",
+        "num_operators": own_operators,
+        "peer_operators": peer_operators,
+        "wording": None if host_bound_ns is None else "device",
+        "remedy": f"{evidence.remedy}{kind}",
         "saved_ns": _saved(evidence, first["rank"]),
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
     rows = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
-    return evidence.time_finding("slow-rank", cost_ns, "sure", facts, rows)
+    # On one host, ranks disturb each other: which of them is slow may be chance.
+    confidence = "sure" if hosts > 1 and kind != "-work" else "likely"
+    return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows)
+
+
+def stage_imbalance(evidence: Evidence) -> list[Finding]:
+    """Report pipeline stages of which some have more work than others.
+
+    The cost is what a replay saves in which every stage takes as long as the mean of all
+    (`ppprof.analysis.ranks.what_if`, "balanced")::
+
+        stage 0   FFBB____FFBB____      waits for stage 1
+        stage 1   FFFFBBBBFFFFBBBB
+    """
+    table = _trusted_what_if(evidence)
+    balanced = table.filter(fixed="balanced")
+    if balanced.is_empty() or evidence.typical is None:
+        return []
+    whole_ns = float(table.filter(fixed="nothing")["step_ns"][0])
+    passes = pl.concat(evidence.typical.passes).filter(
+        pl.col("kind").is_in(["forward", "backward"])
+    )
+    busy = passes.group_by("rank", "step").agg(
+        busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
+    )
+    places = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
+    rows = (
+        busy.join(places, ["rank", "step"])
+        .group_by("pp")
+        .agg(pl.col("step_ns", "busy_ns", "bubble_ns").mean())
+        .sort("busy_ns", "pp", descending=[True, False])
+    )
+    if rows.height < 2:
+        return []
+    most, least = rows.row(0, named=True), rows.row(-1, named=True)
+    facts: dict[str, Fact] = {
+        "stage": most["pp"],
+        "busy_ns": most["busy_ns"],
+        "least_stage": least["pp"],
+        "least_busy_ns": least["busy_ns"],
+        "bubble_ns": least["bubble_ns"],
+        "saved_ns": whole_ns - float(balanced["step_ns"][0]),
+    }
+    cost_ns = whole_ns - float(balanced["step_ns"][0])
+    return evidence.time_finding("stage-imbalance", cost_ns, "likely", facts, rows)
+
+
+MORE_WORK = 0.05
+"""Share of a peer's operators. A rank that runs more of them than that above its peers has more work."""
 
 
 def _saved(evidence: Evidence, rank: int) -> float | None:
@@ -324,8 +386,8 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
     None if there is no gain, if no step can be replayed, or if the replay differs from the recorded
     times by more than 10%.
     """
-    table = evidence.typical.what_if if evidence.typical else pl.DataFrame()
-    if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
+    table = _trusted_what_if(evidence)
+    if table.is_empty():
         return None
     workers = table.filter(pl.col("fixed") == "worker")
     own = workers.filter(pl.col("ranks").str.split(",").list.contains(str(rank)))
@@ -333,6 +395,14 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
         return None
     saved = float(table.filter(fixed="nothing")["step_ns"][0] - own["step_ns"][0])
     return saved if saved > 0 else None
+
+
+def _trusted_what_if(evidence: Evidence) -> pl.DataFrame:
+    """Return the replays of the run; no rows without, or if they differ from it by more than 10%."""
+    table = pl.DataFrame(schema=WHAT_IF) if evidence.typical is None else evidence.typical.what_if
+    if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
+        return table.clear()
+    return table
 
 
 def remote_wait(evidence: Evidence) -> list[Finding]:

@@ -197,7 +197,7 @@ def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         - last_ratio: the share of collectives at which last_rank arrived last, 0 to 1;
         - wait_ns, cost_ns, transfer_ns float64: sums over the collectives, per step;
         - bus_bytes_per_s float64: bytes over the slowest link of a ring, over the transfer time.
-          Unknown bytes count as 0. Null if the transfer time is 0.
+          Unknown bytes count as 0. Null if all are unknown, or if the transfer time is 0.
     """
     bus = pl.col("bytes") * _with_factor(_BUS_FACTORS)
     last = pl.col("last_rank").mode().min()
@@ -217,12 +217,14 @@ def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
             wait_ns=pl.col("wait_ns").sum() * per_step,
             cost_ns=pl.col("cost_ns").sum() * per_step,
             transfer_ns=pl.col("transfer_ns").sum() * per_step,
+            known=pl.col("bus").count(),
             bus_bytes_per_s=pl.col("bus").sum() / (pl.col("transfer_ns").sum() / 1e9),
         )
         .with_columns(
-            bus_bytes_per_s=pl.when(pl.col("bus_bytes_per_s").is_finite())
+            bus_bytes_per_s=pl.when(pl.col("bus_bytes_per_s").is_finite() & (pl.col("known") > 0))
             .then("bus_bytes_per_s")
             .otherwise(None)
         )
+        .drop("known")
         .sort("wait_ns", descending=True, maintain_order=True)
     )

@@ -14,7 +14,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.clock_alignment import align_clocks
-from ppprof.analysis.ranks.collectives import collectives, match_collectives
+from ppprof.analysis.ranks.collectives import collectives_of, match_collectives
 from ppprof.analysis.ranks.device_queue import QUEUE
 from ppprof.analysis.ranks.passes import passes
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
@@ -35,8 +35,8 @@ class RankAnalysis(NamedTuple):
     breakdown: Breakdown
     """The parts of each step: the result of `ppprof.analysis.ranks.step_breakdown.breakdown`."""
     collectives: pl.DataFrame
-    """The result of `ppprof.analysis.ranks.collectives.collectives`. The function `with_rank` of
-    that module fills in the rank."""
+    """The result of `ppprof.analysis.ranks.collectives.collectives_of`. The functions `with_rank` and
+    `with_members` of that module fill in the rank and members."""
     passes: pl.DataFrame
     """The result of `ppprof.analysis.ranks.passes.passes`."""
     has_steps: bool = True
@@ -60,7 +60,7 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
     has_steps = not (names == WHOLE_TRACE).any()
     device = roof_of(profile.whole).device
     link = device.link_bandwidth if device is not None else None
-    return RankAnalysis(parts, collectives(profile.whole), passes(profile), has_steps, link)
+    return RankAnalysis(parts, collectives_of(profile), passes(profile), has_steps, link)
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,19 @@ class Cluster:
     def _roles(self) -> Mapping[int, str]:
         """The role of each rank, keyed by rank: ``stage 0``.
 
-        The role is the pipeline stage, because ranks of one stage do equal work; an unknown stage
-        counts as 0.
+        The role is the pipeline stage, because ranks of one stage do equal work. In a job without
+        known stages, ranks that send to each other or communicate over ``pp`` may be stages, so each
+        of them has a role of its own; all others have the role of stage 0.
         """
-        stages = self.steps.select("rank", pl.col("pp").fill_null(0)).unique()
-        return {rank: f"stage {stage}" for rank, stage in stages.iter_rows()}
+        ranks = self.steps.select("rank", "pp").unique()
+        if self.topology is not None and self.topology.degree("pp") > 1:
+            return {rank: f"stage {stage or 0}" for rank, stage in ranks.iter_rows()}
+        transfers = pl.concat([_NO_MEMBERS, *(table["members"] for table in self.collectives)])
+        meeting = transfers.filter(transfers.str.contains(">", literal=True)).unique()
+        apart = {int(rank) for members in meeting for rank in members.split(">")}
+        if "communication_pp_ns" in self.steps.columns:
+            apart |= set(self.steps.filter(pl.col("communication_pp_ns") > 0)["rank"])
+        return {rank: f"rank {rank}" if rank in apart else "stage 0" for rank in ranks["rank"]}
+
+
+_NO_MEMBERS = pl.Series("members", [], pl.String)

@@ -18,7 +18,10 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import EventArrays
 from ppprof.analysis.profile.intervals import Intervals, extents_by_group
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_of
 from ppprof.arrays import Bool, Int64
+from ppprof.topology import AXES, Topology
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
@@ -35,7 +38,8 @@ COLLECTIVES: dict[str, pl.DataType] = {
     "bytes": pl.Int64(),
 }
 """Columns of `collectives`. ``members`` are global ranks: ``0,4`` for a group, ``0>2`` for a
-transfer from rank 0 to rank 2. ``op`` is the name of the span, or ``send`` for every send and
+transfer from rank 0 to rank 2; null if they are not recorded, see `with_members`. ``axis`` is that
+of `ppprof.analysis.ranks.rank_communication.RankCommunication`. ``op`` is the name of the span, or ``send`` for every send and
 receive. ``index`` numbers the collectives of a step with equal members and op, from 0."""
 
 KEYS = ("members", "op", "step", "index")
@@ -79,6 +83,88 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
     return _rows_and_posts(trace, rank)[0].drop("row")
+
+
+def collectives_of(profile: Profile) -> pl.DataFrame:
+    """Return the result of `collectives`, and the communication whose ranks are not recorded.
+
+    That is communication outside spans, such as the kernels of DataParallel's reducer, and in spans
+    without peers, such as torch's without arguments. Its members are null; `with_members` fills them
+    in. Sends and receives are left out: their ranks do not follow from their number.
+    """
+    known = collectives(profile.whole)
+    rows = communication_of(profile)
+    events = profile.trace.events[["name", "peers"]]
+    has_peers = np.append(events["peers"].is_not_null().to_numpy(), False)[rows.span]
+    is_transfer = rows.name.where(lambda name: bool(_TRANSFERS.search(name.lower())))
+    span_name = events["name"].cast(pl.String).fill_null("").str.contains(".", literal=True)
+    is_wait = np.append(span_name.to_numpy(), False)[rows.span]
+    chosen = np.flatnonzero(~has_peers & ~is_transfer & ~is_wait & (rows.step >= 0))
+    start, end = rows.times(chosen)
+    unnamed = pl.DataFrame(
+        {
+            "members": pl.Series([None] * len(chosen), dtype=pl.String),
+            "axis": rows.axis.take(chosen).column().cast(pl.String),
+            "op": rows.name.take(chosen).column().cast(pl.String),
+            "step": rows.step[chosen],
+            "rank": np.full(len(chosen), _UNKNOWN_RANK),
+            "start_ns": start,
+            "end_ns": end,
+        }
+    ).sort("start_ns")
+    index = pl.int_range(pl.len()).over("axis", "op", "step")
+    unnamed = unnamed.with_columns(index=index, bytes=pl.lit(None, pl.Int64))
+    return pl.concat([known, unnamed.select(list(COLLECTIVES)).cast(COLLECTIVES)])  # type: ignore[arg-type]
+
+
+_TRANSFERS = re.compile("send|recv")
+
+
+def with_members(table: pl.DataFrame, topology: Topology | None) -> pl.DataFrame:
+    """Return the collectives of all ranks, with the members that their number shows.
+
+    Ranks that do not record the members of their collectives meet in the order of their calls: the
+    k-th all_reduce of a step on one rank is the k-th on the others. Over an axis of the topology they
+    are the ranks of the group on that axis, else all ranks::
+
+        rank   op (no members)           members of all three: 0,1
+        0      a a b
+        1      a a b c                   c is on one rank only: dropped
+
+    Args:
+        table: columns of `COLLECTIVES`, of all ranks.
+        topology: the ranks' coordinates; None if unknown: all ranks of ``table``.
+
+    Returns:
+        The rows, without those whose members remain unknown: an operation must have as many calls in
+        a step on each of the members.
+    """
+    unnamed = table.filter(pl.col("members").is_null())
+    if unnamed.is_empty():
+        return table
+    groups = _groups(unnamed["axis"].unique(), table["rank"].unique(), topology)
+    named = unnamed.drop("members").join(groups, ["rank", "axis"])
+    same = ["members", "op", "step"]
+    calls = named.group_by(*same, "rank").agg(calls=pl.len())
+    even = calls.group_by(same).agg(ranks=pl.len(), kinds=pl.col("calls").n_unique())
+    num_members = pl.col("members").str.count_matches(",") + 1
+    even = even.filter((pl.col("kinds") == 1) & (pl.col("ranks") == num_members))
+    named = named.join(even, same, "semi").select(table.columns)
+    return pl.concat([table.filter(pl.col("members").is_not_null()), named])
+
+
+def _groups(axes: Iterable[str], ranks: Iterable[int], topology: Topology | None) -> pl.DataFrame:
+    """Return the group of each rank on each axis: rank, axis, members. No group has a single rank."""
+    everybody = range(topology.world_size) if topology else sorted(ranks)
+    rows = [
+        (rank, axis, ",".join(map(str, group)))
+        for axis in axes
+        for group in (topology.groups(axis) if topology and axis in AXES else [everybody])
+        if len(group) > 1
+        for rank in group
+    ]
+    schema = {"rank": pl.Int64, "axis": pl.String, "members": pl.String}
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 def linked_rows(trace: Trace) -> pl.DataFrame:
@@ -139,6 +225,7 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
         index = indices[members, op, step]
         indices[members, op, step] += 1
         if has_time:
+            axis = axis or UNKNOWN_AXIS
             rows.append((row, members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
     rows.sort(key=lambda row: row[7])
     return pl.DataFrame(rows, schema, orient="row"), posts

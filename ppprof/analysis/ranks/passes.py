@@ -99,7 +99,7 @@ def bubble_of(
         have stages, sends and receives over an unknown axis count too, and their axis becomes
         ``pp``.
     """
-    name, axis, _, step = communication[:4]
+    name, axis, step = communication.name, communication.axis, communication.step
     to_stages = axis.where(_is_over_stages)
     if (passes.stage >= 0).any():  # then a send to an unknown rank goes to a stage
         to_stages |= axis.where(UNKNOWN_AXIS.__eq__)

@@ -37,6 +37,9 @@ class RankCommunication(NamedTuple):
     """Operation, such as ``all_reduce``."""
     axis: Labels
     """Axis, such as ``dp`` or ``pp+mp``; `UNKNOWN_AXIS` if it is unknown."""
+    span: Array
+    """Row of the Communication event around the launch, or of the host event itself if it is one, shape
+    (N,); -1: none."""
     host: Array
     """Row of the host event, or of the host event that launched the kernel, shape (N,); -1: unknown."""
     step: Int64
@@ -117,7 +120,7 @@ def communication_of(profile: Profile) -> RankCommunication:
         np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts
     )
     step = np.append(events.step[: events.num_hosts], -1)[launcher]
-    rows = RankCommunication(own, axis, launcher, step, events.intervals(row))
+    rows = RankCommunication(own, axis, span, launcher, step, events.intervals(row))
     return _with_hidden_reductions(profile, rows)
 
 
@@ -207,6 +210,7 @@ def _with_hidden_reductions(profile: Profile, rows: RankCommunication) -> RankCo
     return RankCommunication(
         extended(rows.name, DATA_PARALLEL),
         extended(rows.axis, DATA_PARALLEL_AXIS),
+        np.append(rows.span, np.full(len(node), -1)),
         np.append(rows.host, node),
         np.append(rows.step, profile.tree.events.step[node]),
         joined(rows.intervals, intervals),

@@ -288,12 +288,14 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
 
 
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
-    """Return the finding's facts as text; ``basis``, ``role``, ``part`` and ``every`` are translated."""
+    """Return the finding's facts as text; those that are words are translated."""
     facts = format_facts(finding.facts)
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
     if "role" in facts:
         facts["role"] = _role(facts["role"], words)
+    if "host" in facts and finding.facts["host"] is None:
+        facts["host"] = words["unknown_host"]
     if "part" in facts:
         facts["part"] = words["part"].get(facts["part"], facts["part"])
     if "every" in facts:

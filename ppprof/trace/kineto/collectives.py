@@ -67,8 +67,36 @@ def rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
     return rank_lists
 
 
+_AXES = (
+    (r"expert.*data|data.*expert|(^|_)edp(_|$)", "dp"),
+    (r"expert|(^|_)ep(_|$)", "ep"),
+    (r"context|sequence|(^|_)(cp|sp|sep)(_|$)", "sep"),
+    (r"pipeline|(^|_)pp(_|$)", "pp"),
+    (r"tensor|(^|_)(tp|mp)(_|$)|model_parallel", "mp"),
+    (r"shard|(^|_)(fsdp|hsdp)(_|$)", "sharding"),
+    (r"data_parallel|replicate|(^|_)(dp|ddp)(_|$)", "dp"),
+)
+"""Pattern of a group's description in lower case -> axis; the first that fits. They are those of
+torch's DeviceMesh (mesh_dp, mesh_dp_shard), torchtitan, Megatron (TENSOR_MODEL_PARALLEL_GROUP) and
+DeepSpeed."""
+_OWN = re.compile(r"(dp|mp|pp|sharding|sep)(\+(dp|mp|pp|sharding|sep))*")
+
+
+@lru_cache(maxsize=1 << 10)
+def axis_of_description(description: str) -> str | None:
+    """Return the axis that the description of a process group names; None if it names none.
+
+    >>> [axis_of_description(text) for text in ("mesh_dp", "TENSOR_MODEL_PARALLEL_GROUP", "default_pg")]
+    ['dp', 'mp', None]
+    """
+    text = description.lower()
+    if _OWN.fullmatch(text):
+        return text
+    return next((axis for pattern, axis in _AXES if re.search(pattern, text)), None)
+
+
 def annotations_of(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
-    """Return the annotations of collectives: ``index``, bytes, group, dtype and peers.
+    """Return the annotations of collectives: ``index``, bytes, group, dtype, peers and axis.
 
     ``index`` is that of ``table``. ``bytes`` is the size of this rank's input; of its output if
     there is no input. Unknown values are null.
@@ -110,6 +138,9 @@ def annotations_of(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.Dat
             "ranks",
             group.replace_strict(rank_lists, default=None, return_dtype=pl.String),
         ),
+        axis=table["description"]
+        .map_elements(axis_of_description, pl.String)
+        .cast(pl.Categorical()),
     )
 
 
@@ -117,7 +148,7 @@ def with_annotations(hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: i
     """Return ``hosts`` with the annotations of each collective on its outermost event.
 
     Communication events inside that event become OperatorInner. The outermost event gets the sum of
-    ``bytes``, and the first known group, dtype and peers of all annotations inside it.
+    ``bytes``, and the first known group, dtype, peers and axis of all annotations inside it.
     """
     is_collective = hosts["category"] == "Communication"
     # Only events of collectives are needed here; most events have nothing to do with them.
@@ -134,7 +165,7 @@ def with_annotations(hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: i
         .group_by("row")
         .agg(
             pl.when(num_bytes.is_not_null().any()).then(num_bytes.sum()),
-            pl.col("group", "dtype", "peers").drop_nulls().first(),
+            pl.col("group", "dtype", "peers", "axis").drop_nulls().first(),
         )
     )
     inner = np.zeros(hosts.height, np.bool_)

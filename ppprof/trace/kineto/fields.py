@@ -35,6 +35,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     collective: Scalar = msgspec.field(default=None, name="Collective name")
     group: Scalar = msgspec.field(default=None, name="Process Group Name")
     group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
+    description: Scalar = msgspec.field(default=None, name="Process Group Description")
     ranks: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
     source: Scalar = msgspec.field(default=None, name="Src Rank")
     destination: Scalar = msgspec.field(default=None, name="Dst Rank")
@@ -129,7 +130,7 @@ event, the offset of its piece of text plus the event's number in the piece.
 """
 _COLLECTIVE: Columns = {
     **dict.fromkeys(("group", "group_id", "num_in", "num_out"), "Int64"),
-    **dict.fromkeys(("source", "destination"), "String"),
+    **dict.fromkeys(("source", "destination", "description"), "String"),
     **dict.fromkeys(("ranks", "dtype"), "Categorical"),
 }
 DETAILS: Mapping[str, tuple[str, str, Columns]] = {

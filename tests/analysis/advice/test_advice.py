@@ -41,6 +41,7 @@ from tests.fixtures.findings import (
     recomputing,
     recorded,
     sleeping,
+    stages,
     thread,
     tiny,
     updating,
@@ -72,7 +73,6 @@ def synchronising():
 NEARLY = {
     "input-bound": {"threads": [loading(9)]},
     "slow-steps": {"threads": [thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 5, 1490])]},
-    "slow-rank": {"threads": [computing(500), computing(540)]},
     "slow-link": {
         "threads": [
             computing(500, reduced=start, peers=peers)
@@ -80,6 +80,8 @@ NEARLY = {
         ],
         "topology": FOUR,
     },
+    "slow-rank": {"threads": [computing(500), computing(540)]},
+    "stage-imbalance": stages(1, 1),
     "remote-wait": {"threads": [calling((0, 795), (795, 1000))]},  # the rank computes meanwhile
     "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough
     # Who comes first waits 200 for 5 of transfer.
@@ -493,21 +495,21 @@ def computing_on_device(until, waits):
 
 
 @pytest.mark.parametrize(
-    ("make", "remedy", "sentence"),
+    ("make", "wording", "sentence"),
     [
-        (computing, "code", False),
-        (lambda until: computing_on_device(until, 100), "code-device", True),
+        (computing, None, False),
+        (lambda until: computing_on_device(until, 100), "device", True),
     ],
 )
 def test_the_wait_of_a_slow_ranks_device_is_given_where_a_device_was_recorded(
-    make, remedy, sentence, tmp_path
+    make, wording, sentence, tmp_path
 ):
     path = run(tmp_path / "log", [make(500), make(900)])
     findings = ppprof.advise(ppprof.open(path))
     (finding,) = (finding for finding in findings if finding.rule == "slow-rank")
-    assert finding.facts["remedy"] == remedy
+    assert finding.facts["wording"] == wording
     text = render_findings([finding])
-    assert ("Time per step in which its device waits for the host: 100 us." in text) == sentence
+    assert ("Its device waits 100 us of a step for the host." in text) == sentence
     assert "not set" not in text
 
 
@@ -581,3 +583,39 @@ def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):
 def communication_of(path):
     findings = ppprof.advise(ppprof.open(path))
     return [finding for finding in findings if finding.rule == "exposed-communication"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "remedy", "confidence"),
+    [
+        (("a", "a"), 0, "code", "likely"),
+        (("a", "b"), 0, "code-hosts", "sure"),
+        (("a", "b"), 1, "code-work", "likely"),
+    ],
+)
+def test_a_slow_rank_is_no_sick_machine(hosts, more, remedy, confidence, tmp_path):
+    """Rank 1 takes 900 instead of 500 for as many operators, or for one more of them."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+
+    def rank(until, num):
+        return thread(
+            lambda at: (
+                *(op(at, i * until // num, (i + 1) * until // num) for i in range(num)),
+                span("Communication", facts, at + until * US, at + 1000 * US),
+            )
+        )
+
+    path = run(tmp_path / "log", [rank(500, 4), rank(900, 4 + more)], hosts=hosts)
+    (found,) = (each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-rank")
+    assert (found.facts["remedy"], found.confidence) == (remedy, confidence)
+    for language in ("en", "zh"):
+        (row,) = finding_rows([found], language)
+        assert ("nvidia-smi -q" in row.do) == (remedy == "code-hosts")
+        assert "replace" not in row.do
+
+
+def test_stages_without_a_topology_are_no_slow_ranks(tmp_path):
+    """Stage 1 has three times the work of stage 0; they send to each other by plain send and recv."""
+    made = stages(1, 3)["threads"]
+    found = findings(tmp_path, made)
+    assert "slow-rank" not in [finding.rule for finding in found]

@@ -1,0 +1,101 @@
+"""Costs of findings that are parts of one step: a time that one finding claims counts for no other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import polars as pl
+
+from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.finding import LEAST_RATIO, Finding, severity_of
+
+WAITING = frozenset(
+    ("slow-rank", "stage-imbalance", "slow-link", "pipeline-bubble", "exposed-communication")
+)
+"""Rules about the time in which ranks wait for each other or communicate."""
+
+COMPUTATION = frozenset(
+    ("recompute", "gradient-accumulation", "slow-product", "wide-vocabulary", "fusible")
+)
+"""Rules about the time in which a device computes, or without a device the host."""
+
+BESIDE = "slow-steps"
+"""The rule whose cost is no part of the typical step: it is about the other steps."""
+
+
+def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
+    """Return the findings with costs that do not overlap.
+
+    The rules look at one step from several sides: a rank that is late makes the others wait in
+    their communication. So each time belongs to the first finding that claims it::
+
+        rank 0   ####______rr       waits 6 for rank 1, and communicates for 2
+        rank 1   ##########rr
+        slow-rank  6, exposed-communication  2 of 8
+
+    Args:
+        findings: in the order of the rules: causes before their effects.
+        evidence: provides how long ranks wait and compute.
+
+    Returns:
+        The findings in their order, with lower costs where an earlier finding has claimed a part; not
+        those of which less than `LEAST_RATIO` of a step is left. The costs add up to a step at most,
+        those of `WAITING` rules to what the rank that waits longest waits, and those of `COMPUTATION`
+        rules to the computation of the median rank.
+    """
+    whole = 1.0
+    pools = {WAITING: _longest_wait_ns(evidence), COMPUTATION: _computation_ns(evidence)}
+    kept = []
+    for finding in findings:
+        if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
+            kept.append(finding)
+            continue
+        step_ns = finding.cost_ns / finding.share
+        pool = next((rules for rules in pools if finding.rule in rules), None)
+        left_ns = whole * step_ns if pool is None else min(whole * step_ns, pools[pool])
+        share = min(finding.cost_ns, left_ns) / step_ns
+        if share < LEAST_RATIO:
+            continue
+        whole -= share
+        if pool is not None:
+            pools[pool] -= share * step_ns
+        if finding.rule == "input-bound":
+            pools[WAITING] -= _waited_for_data_ns(evidence, finding.facts)
+        if share < finding.share:
+            severity = severity_of(share)
+            finding = dataclasses.replace(
+                finding, cost_ns=share * step_ns, share=share, severity=severity
+            )
+        kept.append(finding)
+    return kept
+
+
+def _longest_wait_ns(evidence: Evidence) -> float:
+    """Return the exposed communication and bubble of the rank that has most of both."""
+    means = evidence.rank_means
+    names = [name for name in means.columns if name.startswith("exposed_") or name == "bubble_ns"]
+    if not names or means.is_empty():
+        return 0.0
+    waits = means.select(pl.sum_horizontal(pl.col(names).fill_null(0))).to_series()
+    return float(waits.to_numpy().max())
+
+
+def _computation_ns(evidence: Evidence) -> float:
+    """Return the computation of the median rank; a step if it is unknown."""
+    if "computation_ns" not in evidence.rank_means.columns:
+        return evidence.step_ns
+    known = evidence.rank_means["computation_ns"].median()
+    return evidence.step_ns if known is None else float(known)  # type: ignore[arg-type]
+
+
+def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> float:
+    """Return how long the other ranks wait for the rank that waits longest for data."""
+    others = evidence.rank_means.filter(pl.col("rank") != facts["rank"])
+    if others.is_empty() or "data_loading_ns" not in others.columns:
+        return 0.0
+    own = evidence.rank_means.filter(pl.col("rank") == facts["rank"])["data_loading_ns"]
+    least = others["data_loading_ns"].min()
+    if own.is_empty() or own[0] is None or least is None:
+        return 0.0
+    return float(max(0.0, own[0] - least))

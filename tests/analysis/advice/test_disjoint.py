@@ -1,0 +1,128 @@
+"""No time counts twice: what a wait for a late rank costs is not communication, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING
+from ppprof.analysis.advice.finding import Finding
+from tests.fixtures.findings import TRIGGERS, US, op, thread
+from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import span
+from tests.fixtures.torch_training import TorchTraining
+
+STEP, TRANSFER = 10_000.0, 260.0
+RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def reducing(
+    folder: Path, late: list[float], *, axis: str = "default_pg", has_args: bool = True
+) -> Path:
+    """A step of each rank: four products, later on some ranks, then an all-reduce of all ranks."""
+    folder.mkdir()
+    for rank, delay in enumerate(late):
+        trace = TorchTraining(rank, len(late))
+        args = {
+            **{"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000},
+            **{"Group size": len(late), "dtype": "Float", "Process Group Name": "0"},
+            **{"Process Group Description": axis, "Process Group Ranks": str([*range(len(late))])},
+        }
+        args = args if has_args else {}
+        for number in range(6):
+            at = number * STEP
+            trace.step(number, at, STEP)
+            for i in range(4):
+                start = at + 50 + i * 1200 + (delay if i else 0)
+                trace.event("cpu_op", "aten::mm", start, 100)
+                trace.launch(start + 20, 10, "gemm", start + 40, 1000)
+            start = at + 50 + 4 * 1200 + delay
+            end = at + 50 + 4 * 1200 + max(late) + 40 + TRANSFER
+            trace.event("cpu_op", "c10d::allreduce_", start, 80)
+            if has_args:
+                trace.event("cpu_op", "record_param_comms", start + 10, 60, **args)
+            trace.launch(start + 20, 10, RING, start + 40, end - start - 40, stream=20, **args)
+        trace.write(folder / f"rank{rank}.pt.trace.json")
+    return folder
+
+
+def by_rule(path: Path) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in ppprof.advise(ppprof.open(path))}
+
+
+@pytest.mark.parametrize("has_args", [True, False])
+def test_waiting_for_a_late_rank_is_no_communication(has_args: bool, tmp_path: Path):
+    """Rank 3 arrives 1.9 ms late; the transfer takes 0.26 ms."""
+    found = by_rule(reducing(tmp_path / "d", [0, 100, 200, 2000], has_args=has_args))
+    assert found["exposed-communication"].cost_ns == pytest.approx(TRANSFER * US, rel=0.01)
+    assert found["slow-rank"].cost_ns == pytest.approx(1900 * US, rel=0.01)
+    assert found["slow-rank"].facts["rank"] == 3
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 100.0, 400.0, 2000.0]), min_size=2, max_size=4),
+    st.booleans(),
+    st.sampled_from(["default_pg", "mesh_dp", "TENSOR_MODEL_PARALLEL_GROUP"]),
+)
+def test_a_transfer_is_what_the_last_rank_communicates(
+    tmp_path_factory: pytest.TempPathFactory, late: list[float], has_args: bool, axis: str
+):
+    path = tmp_path_factory.mktemp("a") / "d"
+    reducing(path, late, axis=axis, has_args=has_args)
+    found = by_rule(path)
+    assert found["exposed-communication"].cost_ns == pytest.approx(TRANSFER * US, rel=0.01)
+    name = {"mesh_dp": "dp", "TENSOR_MODEL_PARALLEL_GROUP": "mp"}.get(axis, "?")
+    assert found["exposed-communication"].facts["axis"] == (name if has_args else "?")
+    assert found["exposed-communication"].facts["transfer_ratio"] is not None
+    assert_disjoint(list(found.values()), max(late) - min(late) + TRANSFER)
+
+
+def assert_disjoint(findings: list[Finding], longest_wait_us: float) -> None:
+    parts = [finding for finding in findings if finding.rule != BESIDE and finding.cost_ns]
+    assert sum(finding.share or 0 for finding in parts) <= 1 + 1e-9
+    waiting = sum(finding.cost_ns or 0 for finding in parts if finding.rule in WAITING)
+    assert waiting <= longest_wait_us * US * 1.01
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.sampled_from([0, 50, 200, 400, 700])] * 2, st.sampled_from([0, 50, 200])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_costs_add_up_to_a_step_at_most(
+    tmp_path_factory: pytest.TempPathFactory, ranks: list[tuple[int, int, int]]
+):
+    """Each rank loads data, computes, sleeps, and waits for the last one in an all_reduce."""
+    longest = max(map(sum, ranks)) + 100
+    peers = ",".join(map(str, range(len(ranks))))
+    facts = f"all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers={peers}]"
+
+    def rank(load: int, compute: int, sleep: int):
+        def make(at: int):
+            if load:
+                yield op(at, 0, load, "DataLoader", category="Dataloader")
+            if compute:
+                yield op(at, load, load + compute)
+            yield span(
+                "Communication", facts, at + (load + compute + sleep) * US, at + longest * US
+            )
+
+        return thread(make, lengths=[longest] * 6)
+
+    path = run(tmp_path_factory.mktemp("a") / "log", [rank(*times) for times in ranks])
+    shortest = min(map(sum, ranks))
+    assert_disjoint(ppprof.advise(ppprof.open(path)), longest - shortest)
+
+
+@pytest.mark.parametrize("rule", TRIGGERS)
+def test_costs_of_any_run_add_up_to_its_parts(rule: str, tmp_path: Path):
+    found = ppprof.advise(ppprof.open(run(tmp_path / "log", **TRIGGERS[rule][0])))
+    parts = [finding for finding in found if finding.rule != BESIDE and finding.cost_ns]
+    assert sum(finding.share or 0 for finding in parts) <= 1 + 1e-9
+    assert {rule} & (WAITING | COMPUTATION) <= {finding.rule for finding in parts}
