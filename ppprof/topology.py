@@ -22,8 +22,8 @@ from ppprof.errors import UsageError
 AXES = ("dp", "pp", "sharding", "sep", "mp")
 """The axes that each topology has, in Fleet's default order: outermost (slowest to change) first."""
 
-_OWN_NAME = re.compile(r"[a-z]{1,20}(_[a-z]{1,20})?")
-"""Names of further axes, such as Fleet's ``context`` and ``moe_sharding``."""
+_OWN_NAME = re.compile(r"[a-z][a-z0-9]{0,19}(_[a-z0-9]{1,20})?")
+"""Names of further axes, such as Fleet's ``context`` and ``moe_sharding``, and a mesh's ``d0``."""
 _REPLICATED = ("dp", "sharding", "moe_sharding", "dense_sharding")
 """Axes along which the data differ. Fleet has the last two instead of sharding where experts are
 parallel (EPHybridCommunicateGroup)."""

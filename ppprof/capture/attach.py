@@ -70,7 +70,7 @@ def attach(
 ) -> ProfilerSession:
     """Return the profiler session of a training loop.
 
-    Call `attach` after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that are not
+    Call `attach` after ``fleet.init``, ``init_parallel_env`` or the first ``ProcessMesh``, on every rank. Ranks that are not
     in ``Profiler.ranks`` record no windows, but still write their step times::
 
         with ppprof.attach(cfg.Profiler) as prof:
@@ -85,7 +85,8 @@ def attach(
             settled, at step 20 at the latest; of a training that ends before, up to 10 steps from
             step 1 on.
         topology: the degrees of all axes, and the coordinate of each rank. None means Fleet's
-            topology if Fleet is initialised, else data parallel over all ranks. A topology of
+            topology if Fleet is initialised, else that of the ProcessMesh of all ranks, else data
+            parallel over all ranks. A topology of
             another size than the job is ignored with a warning.
         config: the whole config, to be written into the manifest. None means ``profiler``, if that
             is a whole config.

@@ -49,6 +49,15 @@ TORCH_SPANS = rf"^(c10d::|({'|'.join((*_LIBRARIES, 'gloo', 'mpi', 'ucc'))}):|rec
 """The names of torch's host events that communicate: ``nccl:all_reduce``, ``c10d::allreduce_``."""
 
 
+RESHARDING = re.compile(
+    r"((PTo[RS]|STo[RS]|XToRShrink|RToXExpand|SameStatus|(Same|Cross)NdMesh)Reshard"
+    r"|[PRS]To[PRS]ReshardCrossMesh)"
+)
+"""The whole names of the host events of Paddle's semi-automatic parallelism that move data: a tensor
+from one placement on the ranks (P partial, R replicated, S sharded) or one mesh to another. The others,
+such as RToSReshard, cut out what is there. On a mesh of several axes all have one name."""
+
+
 def _alternatives(names: tuple[str, ...]) -> str:
     return f"(?:{'|'.join(names)})"
 

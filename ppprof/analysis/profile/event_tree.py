@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int32, Int64
+from ppprof.trace.communication_names import RESHARDING
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
@@ -110,6 +111,16 @@ class EventArrays:
         return np.flatnonzero(
             is_one_of(self.events["category"].slice(0, self.num_hosts), *categories)
         )
+
+    def communication_spans(self) -> Int64:
+        """Return the rows of the host events that communicate, ascending.
+
+        Paddle's Communication events, and its conversions between placements on the ranks, which it
+        records as parts of the operators that need them (`RESHARDING`).
+        """
+        parts = self.host_rows("OperatorInner")
+        is_moving = self.names.take(parts).where(lambda name: bool(RESHARDING.fullmatch(name)))
+        return np.union1d(self.host_rows("Communication"), parts[is_moving])
 
 
 def is_one_of(column: pl.Series, *texts: str) -> Bool:

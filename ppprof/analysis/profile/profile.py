@@ -72,7 +72,9 @@ class Communication:
         events = tree.events
         operators = events.host_rows("Operator")
         collectives = operators[events.names.take(operators).where(_is_collective)]
-        rows = np.union1d(events.host_rows("Communication"), collectives)
+        is_exact = as_paddle and events.has_devices  # Paddle makes no table of other traces
+        spans = events.host_rows("Communication") if is_exact else events.communication_spans()
+        rows = np.union1d(spans, collectives)
         host = events.intervals(rows)
         if not events.has_devices:
             none = np.empty(0, np.int64)

@@ -95,7 +95,7 @@ def communication_of(profile: Profile) -> RankCommunication:
     the trace lacks the events of its device.
     """
     tree, events = profile.tree, profile.tree.events
-    spans = events.host_rows("Communication")
+    spans = events.communication_spans()
     launcher: Array
     span: Array
     if not events.has_devices:

@@ -245,7 +245,7 @@ def waiting_intervals(profile: Profile) -> Intervals:
     tree, events = profile.tree, profile.tree.events
     is_wait = is_of_kind(events.names.take(events.launches), WAIT)
     calls = events.num_hosts + np.flatnonzero(is_wait)
-    spans = events.host_rows("Communication")
+    spans = events.communication_spans()
     is_queued = events.names.take(spans).where(lambda name: bool(_QUEUED.fullmatch(name)))
     only_queues = is_queued & (tree.device_ns[spans] == 0)
     waits = np.concatenate((spans[~only_queues], calls))

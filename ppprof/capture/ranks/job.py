@@ -57,8 +57,8 @@ class Job:
 
         Args:
             topology: the job's topology; ignored, with a warning, if it has another size than the
-                job. None means Fleet's topology if Fleet is initialised, else data parallel over
-                all ranks.
+                job. None means Fleet's topology if Fleet is initialised, else that of the
+                ProcessMesh of all ranks, else data parallel over all ranks.
         """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
@@ -68,7 +68,12 @@ class Job:
                 "processes: the topology is ignored"
             )
             topology = None
-        topology = topology or _fleet_topology(world_size) or Topology.of(dp=world_size)
+        topology = (
+            topology
+            or _fleet_topology(world_size)
+            or _mesh_topology(world_size)
+            or Topology.of(dp=world_size)
+        )
         endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
         hosts = [endpoint.rpartition(":")[0] for endpoint in endpoints]
         if len(hosts) != world_size or not all(hosts):
@@ -178,14 +183,17 @@ def job_store() -> Any:
     """Return Paddle's global TCP store, which all ranks of the job share.
 
     Raises:
-        RuntimeError: neither ``fleet.init`` nor ``init_parallel_env`` was called.
+        RuntimeError: neither ``fleet.init`` nor ``init_parallel_env`` was called, and there is no
+            mesh of processes, with which Paddle initialises itself when they first communicate.
     """
     import paddle.distributed as dist
     from paddle.base import core
 
     # Before initialisation, the store waits for all ranks to attach, and some may not attach.
-    if not dist.is_initialized():
-        raise RuntimeError("attach() was called before fleet.init() or init_parallel_env()")
+    if not dist.is_initialized() and not any(len(mesh.process_ids) > 1 for mesh in _meshes()):
+        raise RuntimeError(
+            "attach() was called before fleet.init(), init_parallel_env() or the first ProcessMesh"
+        )
     return core.create_or_get_global_tcp_store()
 
 
@@ -212,6 +220,41 @@ def _fleet_topology(world_size: int) -> Topology | None:
     named = ", ".join(f"{name} {degree}" for name, degree in by_name.items())
     log.warning(f"Fleet's topology ({named}) is ignored, all ranks count as dp: {problem}")
     return None
+
+
+def _meshes() -> list[Any]:
+    """Return the process meshes that semi-automatic parallelism has made so far."""
+    module = sys.modules.get("paddle.distributed.auto_parallel.static.dist_context")
+    context = getattr(module, "_g_default_distributed_context", None)
+    return list(context.process_meshes) if context is not None else []
+
+
+def _mesh_topology(world_size: int) -> Topology | None:
+    """Return the topology of the mesh with the most axes that numbers all ranks in their order.
+
+    Equal meshes that follow one another are the stages of a pipeline: then pp is the outermost axis.
+    None without such a mesh.
+    """
+    meshes = {(*mesh.process_ids,): mesh for mesh in _meshes()}
+    by_shape: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for ranks in sorted(meshes):
+        by_shape.setdefault((*meshes[ranks].shape,), []).append(ranks)
+    found = None
+    for shape, stages in by_shape.items():
+        if [*itertools.chain.from_iterable(stages)] != list(range(world_size)):
+            continue
+        names = [name.lower() for name in meshes[stages[0]].dim_names]
+        axes = dict(zip(names, shape))
+        if len(stages) > 1:
+            axes = {"pp": len(stages), **axes}
+        try:
+            topology = Topology.of([*axes, *(axis for axis in AXES if axis not in axes)], **axes)
+        except UsageError as error:
+            log.warning(f"the mesh {names} of {list(shape)} ranks is ignored: {error}")
+            continue
+        if topology.world_size == world_size and (found is None or len(found.order) < len(axes)):
+            found = topology
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,7 @@
   records Backward only in ``Tensor.backward``, which Fleet's pipeline does not call. It records
   Forward only for the layers inside.) A span's name holds its place in the schedule:
   ``forward[stage=0 micro_batch=3 phase=steady]``. With virtual stages it also holds the ``chunk``.
-- The step of a sharding optimizer is an Optimization span.
+- The step of a sharding optimizer is an Optimization span; so is that of ``dist.shard_optimizer``.
 
 The first forward that a backward follows ends the *warm-up*: all forwards before it are in the
 warm-up. Backwards after the last forward are in the *cool-down*. All other spans are *steady*. Spans
@@ -28,6 +28,7 @@ _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
 _OPTIMIZERS = (
     "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
 )
+_AUTO_PARALLEL = "paddle.distributed.auto_parallel.api"
 
 
 class FleetSpans(WindowObserver):
@@ -38,7 +39,7 @@ class FleetSpans(WindowObserver):
         self._done: Counter[tuple[str, int | None]] | None = None
 
     def install(self) -> None:
-        """Wrap the methods of Fleet's pipelines and sharding optimizers, in loaded modules only.
+        """Wrap the methods of Fleet's pipelines and optimizers, in loaded modules only.
 
         Also wrap ``Optimizer._apply_optimize``, for the optimizers of sharding stage 3.
         """
@@ -48,6 +49,8 @@ class FleetSpans(WindowObserver):
             self._patches.install(kind, "_backward_step", self._backward)
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
             self._patches.install(kind, "step", _optimization)
+        for kind in _classes(_AUTO_PARALLEL, "_ShardOptimizer"):
+            self._patches.install(kind, "step", _optimization, is_inherited=True)
         self._patches.install(Optimizer, "_apply_optimize", _sliced_optimization)
 
     def uninstall(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ppprof
@@ -97,6 +98,38 @@ def test_a_topology_of_fleet_that_is_dropped_is_named(
     )
 
 
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize(
+    ("meshes", "degrees"),
+    [
+        ({}, {"dp": 4}),
+        ({"x y": [[0, 1], [2, 3]]}, {"x": 2, "y": 2}),
+        ({"D0 D1": [[0, 1], [2, 3]]}, {"d0": 2, "d1": 2}),
+        ({"x": [0, 1, 2, 3], "dp mp": [[0, 1], [2, 3]]}, {"dp": 2, "mp": 2}),
+        ({"mp": [0, 1], "mp ": [2, 3]}, {"pp": 2, "mp": 2}),  # two stages
+        ({"mp": [0, 1]}, {"dp": 4}),  # not all ranks
+        ({"x y": [[3, 2], [1, 0]]}, {"dp": 4}),  # other coordinates than those of the order
+        ({"a-b": [0, 1, 2, 3]}, {"dp": 4}),  # no name of an axis
+    ],
+)
+def test_a_mesh_sets_axes(
+    meshes: dict[str, list[Any]], degrees: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [
+        SimpleNamespace(
+            shape=list(np.shape(ranks)),
+            process_ids=np.ravel(ranks).tolist(),
+            dim_names=names.split(),
+        )
+        for names, ranks in meshes.items()
+    ]
+    monkeypatch.setattr(job, "_meshes", lambda: made)
+    topology = Job.here().topology
+    found = {axis: topology.degree(axis) for axis in topology.order if topology.degree(axis) > 1}
+    assert found == degrees
+    assert [*found] == [*degrees], "the outermost axis comes first"
+
+
 class Store:
     """The job's store, which counts how often each key is read."""
 
@@ -155,7 +188,8 @@ def test_before_the_ranks_can_talk_nothing_is_recorded(
     with ppprof.attach({"enable": True, "profiler_log": str(log)}) as prof:
         prof.step()
     assert capsys.readouterr().err == (
-        f"ppprof: rank 3: {log}: attach() was called before fleet.init() or init_parallel_env(); "
+        f"ppprof: rank 3: {log}: attach() was called before fleet.init(), "
+        "init_parallel_env() or the first ProcessMesh; "
         "nothing is recorded, the training goes on\n"
     )
     assert not log.exists()
