@@ -52,6 +52,27 @@ def check_across(views: Sequence[str], by: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a user knows about traces that the traces do not say."""
+
+    step_mark: str | None = None
+    """Regular expression for the names of spans that begin steps; None for the recorded steps."""
+
+
+def check_pattern(text: str) -> str:
+    """Return ``text`` if it is a regular expression.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise UsageError(f"{text!r}: not a regular expression: {error}") from error
+    return text
+
+
 SortKey = Literal[
     "auto",
     "cpu_total",

@@ -46,6 +46,23 @@ _TEXTS = {
         "{path}: the process that was reading it died: {error}",
         "{path}：读取它的进程已退出：{error}",
     ),
+    "marked_steps": (
+        "{path}: no ProfilerStep: {num} steps, each from one {mark} to the next; "
+        "--step-mark REGEX chooses other spans",
+        "{path}：没有 ProfilerStep：按 {mark} 分为 {num} 步；可用 --step-mark REGEX 选择其他事件",
+    ),
+    "chosen_steps": (
+        "{path}: {num} steps, from spans such as {mark}",
+        "{path}：按 {mark} 等事件分为 {num} 步",
+    ),
+    "inner_steps": (
+        "{path}: {num} steps lie in others: they are spans of these, not steps",
+        "{path}：{num} 步位于其他步之内：按普通事件处理",
+    ),
+    "repeated_steps": (
+        "{path}: the numbers of steps repeat: its {num} steps are numbered by time, from 0",
+        "{path}：步的编号重复：{num} 步按时间从 0 起编号",
+    ),
     "no_step": ("{path}: no step in it; left out", "{path}：其中没有步，已略去"),
     "one_step": (
         "{path}: no steps: the whole trace counts as one, step 0",

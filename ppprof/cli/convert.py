@@ -54,8 +54,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
+    checks.selection()
     if args.to == "kineto":
-        checks.selection()
         checks.workers()
         if args.target.name.endswith((".json", ".json.gz")):
             checks.no_effect(("gzip",), "on a file: the name OUT says whether it is compressed")
@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.trace import read, write
 
     progress = Progress.on_terminal()
-    trace = read(args.source, progress=partial(progress, args.source) if progress else None)
+    show = partial(progress, args.source) if progress else None
+    trace = read(args.source, progress=show, reading=args.reading)
     if not has_events(trace):
         raise InputError(format_unusable(args.source, trace.skipped))
     if trace.skipped:
@@ -117,7 +118,7 @@ def _to_kineto(args: argparse.Namespace) -> int:
     from ppprof.cli.runs import open_run
     from ppprof.run.convert import kineto_paths, write_kineto_files
 
-    run = open_run(args.source)
+    run = open_run(args.source, reading=args.reading)
     paths = kineto_paths(run, args.target, args.rank, args.window, bool(args.gzip))
     sources = [file for recording in run.recordings for file in recording.files]
     _check_targets(args.target, paths.values(), sources, args.force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.choices import (
@@ -11,6 +10,7 @@ from ppprof.choices import (
     DIFF_VIEWS,
     PADDLE_SORT_KEYS,
     StepRange,
+    check_pattern,
     check_time_unit,
 )
 from ppprof.cli.options import (
@@ -126,10 +126,7 @@ def _views(text: str) -> tuple[str, ...]:
 
 
 def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise UsageError(f"{text!r}: not a regular expression: {error}") from error
+    check_pattern(text)
     import polars as pl  # only with --filter: importing it takes longer than all checks together
 
     try:
@@ -159,9 +156,9 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.run.diff import diff
     from ppprof.rundir.summaries import dumps
 
-    baseline = experiment = open_run(args.baseline)
+    baseline = experiment = open_run(args.baseline, reading=args.reading)
     if args.experiment not in (None, args.baseline):
-        experiment = open_run(args.experiment)
+        experiment = open_run(args.experiment, reading=args.reading)
     with processes(args.workers, baseline, experiment) as executor:
         comparison = diff(
             baseline,

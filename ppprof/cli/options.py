@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppprof.choices import StepRange
+from ppprof.choices import ReadOptions, StepRange, check_pattern
 from ppprof.cli.output import problem_of_output
 from ppprof.cli.terminal import LEAST_WIDTH
 from ppprof.errors import UsageError
@@ -43,6 +43,11 @@ def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") ->
     )
     add("--window", metavar="W", help="only this window, counted from 0")
     add("--steps", metavar="A:B", help="only steps A to B-1; also A:, :B or one number")
+    add(
+        "--step-mark",
+        metavar="REGEX",
+        help="the spans that begin steps, by their names; default: ProfilerStep#N, else marks of the loader or optimizer",
+    )
 
 
 def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
@@ -191,10 +196,15 @@ class Checks:
             return default
 
     def selection(self, rank_default: str | None = "all") -> None:
-        """Parse ``--rank`` (a RankSelector), ``--window`` and ``--steps`` (None for all of them)."""
+        """Parse ``--rank`` (a RankSelector), ``--window`` and ``--steps`` (None for all of them).
+
+        ``reading`` becomes the `ReadOptions` of ``--step-mark``.
+        """
         self.parse("rank", parse_selector, rank_default)
         self.parse("window", whole_number)
         self.parse("steps", StepRange.parse)
+        self.parse("step_mark", check_pattern)
+        self._args.reading = ReadOptions(self._args.step_mark)
 
     def workers(self) -> None:
         """Parse ``--workers``: the number of processes; None if it is missing."""

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with workers as executor:
         # This imports numpy and polars; the processes do so at the same time.
-        run = open_located(location)
+        run = open_located(location, args.reading)
         log_newest(run, location)
         cluster = run.cluster(args.rank, args.window, steps=args.steps, executor=executor)
         if args.what_if and cluster.what_if.is_empty():

@@ -55,8 +55,10 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.report.html import write_report
 
     with logged_in(args.language):
-        run = open_run(*args.paths)
-        baseline = None if args.baseline is None else open_run(args.baseline)
+        run = open_run(*args.paths, reading=args.reading)
+        baseline = None
+        if args.baseline is not None:
+            baseline = open_run(args.baseline, reading=args.reading)
         with processes(args.workers, run) as executor:
             try:
                 write_report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ppprof.choices import ReadOptions
 from ppprof.cli.terminal import Progress, log
 from ppprof.messages import Message
 from ppprof.paths import to_path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ppprof.run.run import Run
 
 
-def open_run(*paths: str) -> Run:
+def open_run(*paths: str, reading: ReadOptions | None = None) -> Run:
     """Open the one run at the given paths; log its directory if that is not one of the paths.
 
     A log directory may hold several runs: its newest run is opened.
@@ -22,21 +23,22 @@ def open_run(*paths: str) -> Run:
     Args:
         paths: as for `ppprof.rundir.recordings.resolve`: a run directory, the run directories of
             several nodes of one job, a directory of traces, or a trace file.
+        reading: how to read the traces; None for the defaults.
 
     Raises:
         InputError: the paths have no run and no trace, are unreadable, or belong to several runs.
     """
     location = resolve(*paths)
-    run = open_located(location)
+    run = open_located(location, reading)
     log_newest(run, location)
     return run
 
 
-def open_located(location: RunLocation) -> Run:
-    """Open a run whose files are known."""
+def open_located(location: RunLocation, reading: ReadOptions | None = None) -> Run:
+    """Open a run whose files are known; ``reading`` as in `open_run`."""
     from ppprof.run.run import Run  # only here: it imports numpy and polars
 
-    return Run(location, Progress.on_terminal())
+    return Run(location, Progress.on_terminal(), reading)
 
 
 def log_newest(run: RunIndex, location: RunLocation) -> None:

@@ -195,7 +195,7 @@ def _windows(args: argparse.Namespace, failures: list[int]) -> Iterator[_Window]
         try:
             if isinstance(location, InputError):
                 raise location
-            run = open_located(location)
+            run = open_located(location, args.reading)
             log_newest(run, location)
             recordings = _recordings(args, run)
             block = run.profiler

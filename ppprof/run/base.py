@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ppprof import rundir
+from ppprof.choices import ReadOptions
 from ppprof.errors import InputError
 from ppprof.run.index import RunIndex
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
@@ -35,11 +36,17 @@ class BaseRun(RunIndex):
     Args:
         location: the run's files.
         progress: as in `ppprof.run.run.open`.
+        reading: how to read the traces; None for the defaults.
     """
 
-    def __init__(self, location: RunLocation, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        location: RunLocation,
+        progress: Progress | None = None,
+        reading: ReadOptions | None = None,
+    ) -> None:
         super().__init__(location)
-        self.reader = TraceReader(progress, rundir.job_context_of(location.manifest))
+        self.reader = TraceReader(progress, rundir.job_context_of(location.manifest), reading)
         """Reads the windows."""
 
     @cached_property

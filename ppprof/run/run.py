@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from ppprof.choices import StepRange, SummaryOptions
+from ppprof.choices import ReadOptions, StepRange, SummaryOptions, check_pattern
 from ppprof.errors import UsageError
 from ppprof.run.base import BaseRun
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
@@ -35,6 +35,7 @@ def open(
     *more: str | Path,
     cache: bool | None = None,
     progress: Progress | None = None,
+    step_mark: str | None = None,
 ) -> Run:
     """Open a run directory or a trace file.
 
@@ -56,6 +57,8 @@ def open(
         cache: has no effect; 0.4 will reject it.
         progress: called while this process reads a long file: with its path, the number of bytes
             read so far, and its size in bytes. None: no calls.
+        step_mark: a regular expression for the names of the spans that begin steps; None: the
+            recorded steps or, without any, the marks of the data loader or the optimizer.
 
     Returns:
         A `Run`. Only file names and the manifest have been read so far. A run without a recorded window, such as
@@ -66,7 +69,8 @@ def open(
             to several runs.
     """
     warn_of_cache(cache)
-    return Run(resolve(path, *more), progress)
+    reading = ReadOptions(None if step_mark is None else check_pattern(step_mark))
+    return Run(resolve(path, *more), progress, reading)
 
 
 class Run(BaseRun):

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
-from ppprof.choices import StepRange, SummaryOptions
+from ppprof.choices import ReadOptions, StepRange, SummaryOptions
 from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
 from ppprof.rundir import JobContext
@@ -120,9 +120,16 @@ class TraceReader:
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
         job: what the run's manifest says about the job; None if unknown.
+        reading: how to read the traces; None for the defaults.
     """
 
-    def __init__(self, progress: Progress | None = None, job: JobContext | None = None) -> None:
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        job: JobContext | None = None,
+        reading: ReadOptions | None = None,
+    ) -> None:
+        self._reading = reading
         self._job = job or JobContext()
         self._progress = progress
         self._held: tuple[Path, dict[int, Trace]] | None = None
@@ -138,13 +145,13 @@ class TraceReader:
         """
         path = recording.files[0]
         try:
-            traces = read_ranks(path, progress=_file_progress(self._progress, path))
+            progress = _file_progress(self._progress, path)
+            traces = read_ranks(path, progress=progress, reading=self._reading)
         except TraceError:
             return [recording]  # reported where the trace is used
         self._held = path, traces
         if len(traces) == 1:
             return [recording]
-        _log.warning("%s", Message("several_ranks", path=path, ranks=format_ranges("rank", traces)))
         return [replace(recording, rank=rank, is_in_shared_file=True) for rank in traces]
 
     def _read(self, recording: Recording) -> tuple[Path, Trace, list[str]]:
@@ -153,7 +160,7 @@ class TraceReader:
             self.ranks_in(recording)
         if not self._has_held(recording):
             self._held = None
-            return read_first_readable(recording, self._progress, self._job)
+            return read_first_readable(recording, self._progress, self._job, self._reading)
         assert self._held is not None
         path, traces = self._held
         trace = traces.pop(recording.rank if recording.is_in_shared_file else next(iter(traces)))
@@ -235,7 +242,7 @@ class TraceReader:
             task = partial(process_window, reading=self._read)
             results: Iterable[WindowResult[T] | str] = itertools.starmap(task, works.items())
         else:
-            reading = partial(read_first_readable, job=self._job)
+            reading = partial(read_first_readable, job=self._job, options=self._reading)
             results = map_windows(executor, partial(process_window, reading=reading), works)
         errors = []
         is_any_read = False
@@ -267,7 +274,8 @@ def with_job_context(trace: Trace, job: JobContext) -> Trace:
 
 def notes_on(path: Path, trace: Trace) -> list[str]:
     """Return what a user of a trace's tables should know about the trace, one message each."""
-    notes = [f"{path}: {message}" for message in clock_messages(trace)]
+    notes: list[str] = [Message(key, path=path, **values) for key, values in trace.notes]
+    notes += [f"{path}: {message}" for message in clock_messages(trace)]
     for kind, num in unknown_device_kinds(trace.events).items():
         notes.append(Message("unknown_kind", path=path, num=num, kind=kind))
     incomplete_ns = incomplete_time_ns(trace.events)
@@ -277,7 +285,10 @@ def notes_on(path: Path, trace: Trace) -> list[str]:
 
 
 def read_first_readable(
-    recording: Recording, progress: Progress | None = None, job: JobContext | None = None
+    recording: Recording,
+    progress: Progress | None = None,
+    job: JobContext | None = None,
+    options: ReadOptions | None = None,
 ) -> tuple[Path, Trace, list[str]]:
     """Return the first readable file of a window, its trace, and the errors of the files before it.
 
@@ -285,6 +296,7 @@ def read_first_readable(
         recording: the window, with its files in the order of preference.
         progress: as in `TraceReader`.
         job: as in `TraceReader`.
+        options: as ``reading`` in `TraceReader`.
 
     Raises:
         InputError: no file of the window can be read.
@@ -294,7 +306,8 @@ def read_first_readable(
     errors: list[str] = []
     for path in recording.files:
         try:
-            traces = read_ranks(path, progress=_file_progress(progress, path))
+            file_progress = _file_progress(progress, path)
+            traces = read_ranks(path, progress=file_progress, reading=options)
             if recording.is_in_shared_file:
                 trace = traces[recording.rank]
             elif len(traces) > 1:

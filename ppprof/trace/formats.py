@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppprof.choices import suffix_of
+from ppprof.choices import ReadOptions, suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.json_head import looks_like_kineto
@@ -27,13 +27,20 @@ from ppprof.trace.json_reader import read_json_ranks
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 from ppprof.trace.stacks_beside import with_stacks
+from ppprof.trace.steps import with_step_mark
 from ppprof.units import format_ranges
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes read so far and the size of the file."""
 
 
-def read(path: str | Path, *, progress: Progress | None = None, cache: bool | None = None) -> Trace:
+def read(
+    path: str | Path,
+    *,
+    progress: Progress | None = None,
+    cache: bool | None = None,
+    reading: ReadOptions | None = None,
+) -> Trace:
     """Return the trace in a file of one rank.
 
     A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`;
@@ -43,13 +50,14 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool | No
         path: a file of any known format, local or in a store (``s3://bucket/a.json``).
         progress: called while a JSON file is read, and once at the end of any file.
         cache: has no effect; 0.4 will reject it.
+        reading: what the user says about the trace; None for nothing.
 
     Raises:
         TraceError: the file is missing, unreadable, or not a trace, or holds several ranks; says
             where and why.
     """
     warn_of_cache(cache)
-    traces = read_ranks(path, progress=progress)
+    traces = read_ranks(path, progress=progress, reading=reading)
     if len(traces) > 1:
         raise TraceError(
             f"{path}: {format_ranges('rank', traces)} in one file; "
@@ -58,14 +66,16 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool | No
     return next(iter(traces.values()))
 
 
-def read_ranks(path: str | Path, *, progress: Progress | None = None) -> dict[int, Trace]:
+def read_ranks(
+    path: str | Path, *, progress: Progress | None = None, reading: ReadOptions | None = None
+) -> dict[int, Trace]:
     """Return rank -> its trace for a file of several ranks, by rank; rank 0 for a file of one.
 
     The arguments and errors are those of `read`.
     """
     try:
         with store_errors_as_oserror(path):
-            return _read(path, progress)
+            return _read(path, progress, reading or ReadOptions())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
 
@@ -96,7 +106,7 @@ def framework_of(path: str | Path) -> str:
     return "torch" if looks_like_kineto(head) or b"aten::" in head else "paddle"
 
 
-def _read(path: str | Path, progress: Progress | None) -> dict[int, Trace]:
+def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> dict[int, Trace]:
     with TraceStream(path) as source:
         head = source.peek(64)
         if source.damage and not head:
@@ -109,11 +119,11 @@ def _read(path: str | Path, progress: Progress | None) -> dict[int, Trace]:
             "which was full or disconnected; use another file"
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        traces = read_json_ranks(path, progress=progress)
+        traces = read_json_ranks(path, progress, reading.step_mark)
         return {rank: with_stacks(trace, path) for rank, trace in traces.items()}
     from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
-    trace = read_window(path)
+    trace = with_step_mark(read_window(path), reading.step_mark)
     if progress is not None:
         size = to_path(path).stat().st_size
         progress(size, size)

@@ -31,18 +31,27 @@ from ppprof.trace.json_head import Keys, is_kineto, read_keys
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent, by_rank
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.paddle.layout_scans import scanned_ranges
-from ppprof.trace.schema import CATEGORIES, Trace
+from ppprof.trace.schema import CATEGORIES, Note, Trace
 from ppprof.trace.source import BLOCK_BYTES, Progress, TraceStream
-from ppprof.units import TRUNCATED
+from ppprof.trace.steps import with_step_mark
+from ppprof.units import TRUNCATED, format_ranges
 
 _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 
 
-def read_json_ranks(path: str | Path, *, progress: Progress | None = None) -> dict[int, Trace]:
+def read_json_ranks(
+    path: str | Path, progress: Progress | None = None, step_mark: str | None = None
+) -> dict[int, Trace]:
     """Return rank -> its trace for a JSON file, packed with gzip or not; rank 0 for a single trace.
 
     All readable events are read. `Trace.skipped` of the first rank counts the unreadable parts.
+
+    Args:
+        path: the file.
+        progress: called with the number of bytes read so far and the size of the file.
+        step_mark: a regular expression for the names of the spans that begin steps; None for the
+            recorded steps.
 
     Raises:
         TraceError: the file is missing or unreadable, unpacks to too many bytes, or holds no trace
@@ -62,10 +71,14 @@ def read_json_ranks(path: str | Path, *, progress: Progress | None = None) -> di
             if source.size > _LARGE_BYTES:
                 _trim_heap()
             traces = {
-                rank: kineto_trace(keys, part) for rank, part in columns.by_rank(path).items()
+                rank: kineto_trace(keys, part, step_mark)
+                for rank, part in columns.by_rank(path).items()
             }
         else:
-            traces = _paddle_traces(source, dialect_of(text), keys, skipped)
+            traces = {
+                rank: with_step_mark(trace, step_mark)
+                for rank, trace in _paddle_traces(source, dialect_of(text), keys, skipped).items()
+            }
         if progress:
             progress(source.size, source.size)
         if source.damage:
@@ -73,6 +86,10 @@ def read_json_ranks(path: str | Path, *, progress: Progress | None = None) -> di
     _check_writer(path, traces.values(), keys, skipped)
     if source.size > _LARGE_BYTES:
         _trim_heap()
+    if len(traces) > 1:
+        note: Note = ("several_ranks", {"ranks": format_ranges("rank", traces)})
+        first = next(iter(traces))
+        traces[first] = dataclasses.replace(traces[first], notes=(note, *traces[first].notes))
     for rank, trace in traces.items():
         counts = dict(sorted({**trace.skipped, **skipped}.items()))
         traces[rank] = with_sound_times(dataclasses.replace(trace, skipped=counts))

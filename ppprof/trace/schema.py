@@ -248,6 +248,11 @@ def nullable(values: Array) -> pl.Series:
     return pl.Series(values).set(pl.Series(values) < 0, None)
 
 
+Note = tuple[str, Mapping[str, object]]
+"""What a user of a trace should know: key of `ppprof.messages`, and the values of its placeholders
+other than ``path``."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """The tables of one window of one rank: events, memory, kernels, memsets and Python frames.
@@ -295,6 +300,11 @@ class Trace:
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of readable objects of the file that the tables do not need, such as metadata
     and the arrows of a timeline."""
+
+    notes: tuple[Note, ...] = ()
+    """What the reader found out or decided, such as the spans that it took for steps."""
+    has_derived_steps: bool = False
+    """Whether the ProfileSteps were not recorded: they lie between other events."""
 
     @cached_property
     def names(self) -> Labels:

@@ -12,14 +12,20 @@ Neither VisualDL nor any of our tables then takes it for a step.
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
+from ppprof.errors import TraceError
 from ppprof.rundir import INCOMPLETE_MARKER
-from ppprof.trace.schema import nullable
+from ppprof.trace.schema import Note, Trace, nullable
+from ppprof.trace.tree_arrays import enclosing
 
 _CHUNK = 1 << 14  # events at a time: few temporaries
+_ROUNDING_NS = 1000
 INCOMPLETE_STEP = "incomplete step"
 """Name of the span of a step that ``step()`` did not end."""
 
@@ -110,6 +116,94 @@ def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
         .alias(column)
         for column, value in changes.items()
     )
+
+
+def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
+    """Return host events in which steps follow one another, each with a number of its own.
+
+    A step that lies in an earlier one by half or more is a user's span; one that ends in the next one
+    is cut there. If numbers repeat, steps are numbered by time, from 0::
+
+        as recorded   |4        |5        |4        |        as read   |0        |1        |2        |
+                        |4   |
+
+    Args:
+        hosts: reads name, category, start_ns, dur_ns and end_ns; name and category are categorical.
+
+    Returns:
+        The events, and what to say about them.
+    """
+    rows = (hosts["category"] == "ProfileStep").arg_true()
+    steps = hosts[rows].select(
+        "start_ns",
+        pl.col("name").cast(pl.String),
+        "end_ns",
+        row=pl.Series(rows),
+    )
+    steps = steps.sort("start_ns", "end_ns", descending=[False, True])
+    latest, inner = -(2**62), []
+    for row, start, end in steps.select("row", "start_ns", "end_ns").iter_rows():
+        if start < latest and 2 * (min(end, latest) - start) >= end - start:
+            inner.append(row)
+        else:
+            latest = max(latest, end)
+    outer = steps.filter(~pl.col("row").is_in(inner))
+    is_repeated = outer["name"].n_unique() < outer.height
+    is_cut = (outer["end_ns"] - _ROUNDING_NS > outer["start_ns"].shift(-1)).fill_null(False)
+    if is_cut.any():
+        cut = outer.with_columns(end_ns=pl.col("start_ns").shift(-1)).filter(is_cut)
+        hosts = hosts.with_columns(
+            end_ns=hosts["end_ns"].scatter(cut["row"], cut["end_ns"]),
+            dur_ns=hosts["dur_ns"].scatter(cut["row"], cut["end_ns"] - cut["start_ns"]),
+        )
+    if not inner and not is_repeated:
+        return hosts, ()
+    renamed = hosts.with_columns(pl.col("name", "category").cast(pl.String))
+    if inner:
+        changed = renamed["category"].scatter(inner, "PythonUserDefined")
+        renamed = renamed.with_columns(category=changed)
+    notes: list[Note] = [("inner_steps", {"num": len(inner)})] if inner else []
+    if is_repeated:
+        names = [f"ProfileStep#{number}" for number in range(outer.height)]
+        renamed = renamed.with_columns(name=renamed["name"].scatter(outer["row"], names))
+        notes.append(("repeated_steps", {"num": outer.height}))
+    return renamed.with_columns(pl.col("name", "category").cast(pl.Categorical())), tuple(notes)
+
+
+def with_step_mark(trace: Trace, pattern: str | None) -> Trace:
+    """Return a trace whose steps are the spans with names that match; unchanged for None.
+
+    A span that lies in another one of them is none.
+
+    Args:
+        trace: a trace of Paddle's.
+        pattern: a regular expression that the names of the spans contain.
+
+    Raises:
+        TraceError: no span has such a name.
+    """
+    if pattern is None:
+        return trace
+    events = trace.events
+    is_mark = trace.names.where(lambda name: re.search(pattern, name) is not None)
+    is_mark &= events["depth"].is_not_null().to_numpy()
+    rows = np.flatnonzero(is_mark)
+    if not len(rows):
+        raise TraceError(f"--step-mark {pattern}: no span has such a name")
+    around = enclosing(events["parent"].fill_null(-1).to_numpy(), is_mark)
+    rows = rows[around[rows] < 0]
+    rows = rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]
+    was_step = (events["category"] == "ProfileStep").arg_true()
+    category = events["category"].cast(pl.String).scatter(was_step, "PythonUserDefined")
+    names = [f"ProfileStep#{number}" for number in range(len(rows))]
+    events = events.with_columns(
+        name=events["name"].cast(pl.String).scatter(rows, names).cast(pl.Categorical()),
+        category=category.scatter(rows, "ProfileStep").cast(pl.Categorical()),
+    )
+    mark = trace.events["name"][int(rows[0])]
+    note: Note = ("chosen_steps", {"num": len(rows), "mark": mark})
+    events = events.with_columns(step=steps_of(events))
+    return dataclasses.replace(trace, events=events, notes=(*trace.notes, note))
 
 
 def incomplete_steps(events: pl.DataFrame) -> pl.DataFrame:

@@ -299,7 +299,7 @@ TORCHS = {
     ("events", "message"),
     [
         (
-            [{**TORCHS, "pid": "x"}, {**TORCHS, "ts": "y"}],
+            [{**TORCHS, "pid": None}, {**TORCHS, "ts": "y"}],
             "no event of it can be used: skipped 2 host events without time, process or thread",
         ),
         ([], "the file has no events"),

@@ -30,6 +30,8 @@ def accounted(trace: Trace) -> int:
     made = 0
     if "aten::" in str(trace.events["name"].unique().to_list()):
         made = trace.events.filter(category="Backward").height  # Kineto's files have none
+    if trace.has_derived_steps:
+        made += trace.events.filter(category="ProfileStep").height
     skipped = {kind: count for kind, count in trace.skipped.items() if kind != MISFIT_FIELDS}
     rest = sum(skipped.values()) + sum(trace.ignored.values())
     return trace.events.height + trace.memory.height + rest - made

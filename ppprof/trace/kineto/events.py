@@ -55,6 +55,7 @@ from ppprof.trace.kineto.host_tree import (
     with_threads,
 )
 from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, per_text, sorted_by
+from ppprof.trace.kineto.step_marks import with_marked_steps
 from ppprof.trace.kineto.terms import DEVICES, PLACES
 from ppprof.trace.schema import (
     EVENTS,
@@ -67,18 +68,22 @@ from ppprof.trace.schema import (
     in_whole,
     nullable,
 )
-from ppprof.trace.steps import steps_of
+from ppprof.trace.steps import single_steps, steps_of
 
 _FOREVER_NS = 2**62
 """Upper limit of ``baseTimeNanoseconds`` (the year 2116): no time may overflow an int64."""
 
 
-def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
+def kineto_trace(
+    head: Mapping[str, Any], columns: KinetoColumns, step_mark: str | None = None
+) -> Trace:
     """Return the trace of one Kineto file.
 
     Args:
         head: the file's top level without ``traceEvents``.
         columns: the events; empty afterwards.
+        step_mark: a regular expression for the names of spans that begin steps; None for
+            ProfilerStep or, without any, marks that `ppprof.trace.kineto.step_marks` finds.
 
     Returns:
         The trace, in nanoseconds since 1970; exact if the file records nanoseconds (until torch
@@ -104,6 +109,8 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
     )
     slack_ns = slack_of(hosts)
     hosts = categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    hosts, notes = single_steps(hosts)
+    hosts, marks = with_marked_steps(hosts, launches, step_mark)
     backward = backward_events(hosts, slack_ns)
     calls = backward_calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
@@ -153,6 +160,8 @@ def kineto_trace(head: Mapping[str, Any], columns: KinetoColumns) -> Trace:
         devices=tuple(device_properties(head.get("deviceProperties"))),
         skipped=dict(columns.skipped),
         ignored=dict(columns.ignored),
+        notes=notes + marks,
+        has_derived_steps=bool(marks),
     )
 
 

@@ -126,7 +126,7 @@ class _Writer:
         hosts = events.filter(is_device.not_() & is_launch.not_())
         launches, devices = events.filter(is_launch), events.filter(is_device)
         hosts, devices, self._groups = with_collectives(hosts, launches, devices, rank)
-        self._hosts = with_modules(with_sequences(with_kinds(hosts)))
+        self._hosts = with_modules(with_sequences(with_kinds(hosts, trace.has_derived_steps)))
         self._launches = launches.join(
             self._innermost("cpu_op", "user_annotation"),
             on="parent",
@@ -423,16 +423,16 @@ def _metadata_line(kind: str, process: int, thread: int, **args: Any) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def with_kinds(hosts: pl.DataFrame) -> pl.DataFrame:
+def with_kinds(hosts: pl.DataFrame, has_derived_steps: bool) -> pl.DataFrame:
     """Return host events with ``kind``, the ``cat`` to write, and ``title``, the name to write.
 
-    Both are null for the Backward events that the reader derives.
+    Both are null for the Backward events and steps that the reader derives.
     """
     is_derived = (
         (pl.col("category") == "Backward")
         & (pl.col("name") == "Backward")
         & pl.col("event").is_in(_parents_of_nodes(hosts).implode())
-    )
+    ) | (pl.lit(has_derived_steps) & (pl.col("category") == "ProfileStep"))
     columns = hosts.select(
         pl.col("category", "name").cast(pl.String).fill_null(""),
         pl.col("stage").is_not_null().alias("is_staged"),

@@ -1,0 +1,225 @@
+"""Steps of files without ProfilerStep, and steps that repeat or lie in others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.cli import main
+from ppprof.errors import InputError, UsageError
+from ppprof.run.traces import notes_on
+from ppprof.trace import Trace, read
+from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, spans, training, write_events
+
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+OPTIMIZER = "Optimizer.step#SGD.step"
+
+
+def loop(num_steps: int, *, num_batches: int = 1, is_exhausted: bool = False) -> TorchTrace:
+    """Steps of 10 ms: the loader, six kernels, the optimizer with one kernel."""
+    trace = TorchTrace()
+    for step in range(num_steps):
+        begin = step * 10_000.0
+        for batch in range(num_batches):
+            trace.span("user_annotation", LOADER, begin + batch * 500, 400)
+        for number in range(6):
+            at = begin + 2000 + number * 1000
+            trace.op("aten::mm", at, 100)
+            trace.launch(at + 20, "gemm", at + 40, 800)
+        trace.span("user_annotation", OPTIMIZER, begin + 9100, 300)
+        trace.op("aten::add_", begin + 9110, 50)
+        trace.launch(begin + 9120, "sgd", begin + 9160, 200)
+    if is_exhausted:
+        trace.span("user_annotation", LOADER, num_steps * 10_000.0, 50)
+    return trace
+
+
+def serving() -> TorchTrace:
+    """Spans that name the batch, as in a server; 9.9 ms every 10 ms."""
+    trace = TorchTrace()
+    for step in range(20):
+        begin = step * 10_000.0
+        name = f"step[decode bs={32 - step % 3}]" if step % 5 else "step[prefill bs=4 toks=2048]"
+        trace.span("user_annotation", name, begin, 9900)
+        trace.op("aten::mm", begin + 10, 20)
+        trace.launch(begin + 20, "gemm", begin + 40, 8000)
+    return trace
+
+
+def steps_ms(path: Path, **options: str) -> list[float]:
+    table = ppprof.open(path, **options).breakdown()
+    return [round(step / 1e6, 3) for step in table["step_ns"]]
+
+
+def notes(trace: Trace) -> str:
+    return "\n".join(map(str, notes_on(Path("a.json"), trace)))
+
+
+def test_thirty_iterations_of_a_loader(tmp_path):
+    """The last one ends with the last event: 0.6 ms of it are not recorded."""
+    path = write_events(tmp_path / "a.json", loop(30).events)
+    assert steps_ms(path) == [10.0] * 29 + [9.4]
+    assert "30 steps, each from one enumerate(DataLoader)#" in notes(read(path))
+
+
+def test_the_call_that_finds_no_more_batches_begins_no_step(tmp_path):
+    path = write_events(tmp_path / "a.json", loop(30, is_exhausted=True).events)
+    assert steps_ms(path) == [10.0] * 30
+
+
+def test_a_step_of_several_batches_ends_with_the_optimizer(tmp_path):
+    path = write_events(tmp_path / "a.json", loop(30, num_batches=4).events)
+    assert steps_ms(path) == [9.4] + [10.0] * 29
+
+
+def test_spans_that_differ_in_numbers_only(tmp_path):
+    path = write_events(tmp_path / "a.json", serving().events)
+    assert steps_ms(path) == [10.0] * 19 + [9.9]
+
+
+def test_a_user_names_the_mark(tmp_path, capsys):
+    path = write_events(tmp_path / "a.json", serving().events)
+    assert steps_ms(path, step_mark=r"^step\[") == [9.9] * 20
+    assert len(steps_ms(path, step_mark="prefill")) == 4
+    with pytest.raises(InputError, match=r"no span.*aten::mm \(20\)"):
+        steps_ms(path, step_mark="train")
+    with pytest.raises(UsageError, match="not a regular expression"):
+        ppprof.open(path, step_mark="(")
+    assert main(["summary", str(path), "--step-mark", "("]) == 2
+    assert main(["summary", str(path), "--step-mark", "train"]) == 3
+    assert main(["convert", str(path), str(tmp_path / "paddle.json")]) == 0
+    assert steps_ms(tmp_path / "paddle.json", step_mark="decode") == [9.9] * 16
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
+def test_every_command_takes_the_mark(tmp_path, command, capsys):
+    path = str(write_events(tmp_path / "a.json", serving().events))
+    rest = {"merge": ["-o", str(tmp_path / "m.json")], "report": ["-o", str(tmp_path / "r.html")]}
+    rest["diff"] = [path]
+    arguments = [command, path, *rest.get(command, []), "--step-mark", "prefill"]
+    assert main(arguments) == 0
+    assert "4 steps, from spans such as step[prefill" in capsys.readouterr().err
+
+
+def test_derived_steps_are_not_written(tmp_path, capsys):
+    path = write_events(tmp_path / "a.json", loop(5).events)
+    assert main(["convert", str(path), str(tmp_path / "b.json"), "--to", "kineto"]) == 0
+    assert not [event for event in spans(tmp_path / "b.json") if "ProfilerStep" in event["name"]]
+    assert steps_ms(tmp_path / "b.json") == steps_ms(path)
+    capsys.readouterr()
+
+
+def test_a_trace_without_marks_has_no_steps(tmp_path):
+    events = [event for event in training().events if "ProfilerStep" not in event["name"]]
+    trace = read(write_events(tmp_path / "a.json", events))
+    assert trace.events["step"].null_count() == trace.events.height
+    assert not trace.notes
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), min_size=3, max_size=8
+    ),
+    st.sampled_from([LOADER, OPTIMIZER, "iteration"]),
+)
+@settings(max_examples=40)
+def test_kernels_of_steps_are_those_of_the_file(tmp_path_factory, steps, mark):
+    """Each kernel is of the step whose mark was the last before its launch, counted in the JSON."""
+    trace, at = TorchTrace(), 0.0
+    for num_kernels, gap, is_nested in steps:
+        if mark != OPTIMIZER:
+            trace.span("user_annotation", mark, at, 40 if mark == LOADER else 460)
+        if is_nested:
+            trace.span("user_annotation", mark, at + (410 if mark == OPTIMIZER else 10), 5)
+        for number in range(num_kernels):
+            trace.op("aten::mm", at + 50 + 100 * number, 60)
+            trace.launch(at + 60 + 100 * number, "gemm", at + 70 + 100 * number, 50)
+        if mark == OPTIMIZER:
+            trace.span("user_annotation", mark, at + 400, 60)
+        at += 500 + gap
+    path = write_events(tmp_path_factory.mktemp("steps") / "a.json", trace.events)
+    events = read(path).events
+    kernels = events.filter(category="Kernel")
+    if mark == "iteration" and not kernels.height:
+        return
+    counts = dict(kernels["step"].value_counts().iter_rows())
+    expected = {number: count for number, (count, _, _) in enumerate(steps) if count}
+    assert counts == expected
+    assert kernels.height == sum(event.get("cat") == "kernel" for event in trace.events)
+
+
+# Steps that were recorded
+
+
+def test_a_step_inside_another_is_a_span_of_it(tmp_path):
+    """::
+
+    ProfilerStep#0  |----------|----------| ProfilerStep#1
+                      |----|      |----|    of another profiler
+    """
+    trace = training(num_steps=2)
+    for step in range(2):
+        trace.step(step + 7, step * 10_000 + 100, 5000)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path) == [10.0, 10.0]
+    kernels = read(path).events.filter(category="Kernel")
+    assert kernels["step"].to_list() == [0] * 8 + [1] * 8
+    assert "2 steps lie in others" in notes(read(path))
+
+
+def test_steps_with_one_number_are_not_added_up(tmp_path):
+    trace = training(num_steps=3)
+    for event in trace.events:
+        if event["name"] == "ProfilerStep#2":
+            event["name"] = "ProfilerStep#0"
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path) == [10.0, 10.0, 10.0]
+    assert "3 steps are numbered by time" in notes(read(path))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=6
+    )
+)
+@settings(max_examples=40)
+def test_recorded_steps_count_each_kernel_once(tmp_path_factory, steps):
+    """Whatever the steps, the time of all of them is at most that from the first to the last."""
+    trace = TorchTrace()
+    for number, start, dur in steps:
+        trace.step(number, start * 100, dur * 100)
+    for number in range(40):
+        trace.op("aten::mm", number * 100 + 5, 50)
+        trace.launch(number * 100 + 10, "gemm", number * 100 + 20, 70)
+    path = write_events(tmp_path_factory.mktemp("steps") / "a.json", trace.events)
+    table = ppprof.open(path).breakdown()
+    first = min(start for _, start, _ in steps)
+    last = max(start + dur for _, start, dur in steps)
+    is_disjoint = all(
+        one[1] + one[2] <= other[1]
+        for one, other in zip(
+            sorted(steps, key=lambda s: s[1]), sorted(steps, key=lambda s: s[1])[1:]
+        )
+    )
+    if is_disjoint:
+        assert table["step_ns"].sum() == sum(dur for _, _, dur in steps) * 100_000
+    assert table["step"].n_unique() == table.height
+    assert table["computation_ns"].sum() <= 70_000 * len(
+        spans_of_kernels(trace.events, first, last)
+    )
+
+
+def spans_of_kernels(events: list[Event], first: int, last: int) -> list[Event]:
+    """The kernels launched between two times, in hundreds of microseconds."""
+    launched = {
+        event["args"]["correlation"]
+        for event in events
+        if event.get("cat") == "cuda_runtime" and first <= (event["ts"] - BASE_US) / 100 < last
+    }
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    return [event for event in kernels if event["args"]["correlation"] in launched]
