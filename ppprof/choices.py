@@ -64,7 +64,7 @@ def check_pattern(text: str) -> str:
     """Return ``text`` if it is a regular expression.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is invalid.
     """
     try:
         re.compile(text)

@@ -173,7 +173,7 @@ def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
 def with_step_mark(trace: Trace, pattern: str | None) -> Trace:
     """Return a trace whose steps are the spans with names that match; unchanged for None.
 
-    A span that lies in another one of them is none.
+    Spans inside others of them are no steps.
 
     Args:
         trace: a trace of Paddle's.
