@@ -109,7 +109,11 @@ def collect_evidence(
     block = run.manifest.get("profiler")
     if config and isinstance(block, Mapping):
         config["Profiler"] = block
-    return Evidence(cluster, indicators, run.step_times, config, run.topology)
+    versions = run.manifest.get("versions")
+    paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
+    return Evidence(
+        cluster, indicators, run.step_times, config, run.topology, str(paddle) if paddle else None
+    )
 
 
 def _evidence_of_step_times(

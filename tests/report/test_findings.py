@@ -91,7 +91,7 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
     assert placeholders(texts["what"]) <= facts
     assert placeholders(texts["short"]) <= facts
     for name, text in texts.items():
-        if name.startswith(("what-", "short-")):
+        if name.startswith(("what-", "short-", "title-")):
             assert placeholders(text) <= facts
     remedy = triggered[rule.name].facts["remedy"]
     assert remedy in texts["do"] or remedy.replace("code", "config", 1) in texts["do"]
@@ -137,7 +137,7 @@ def test_a_finding_as_text(triggered):
         "   major, sure; costs 480 us of a step, recorded (48.0%)\n"
         "   What: Rank 0 waits 480 us of a 1 ms step (48.0%) for its DataLoader; steps: recorded. "
         "In recorded steps the longest wait is 480 us.\n"
-        "   Do: Raise Data.Train.loader.num_workers from 0 to 2; if that does not help, make a sample "
+        "   Do: Raise Data.Train.loader.num_workers to 2 (now 0); if that does not help, make a sample "
         "cheaper to read (preprocess once, faster storage).\n"
         "   Evidence:\n"
         "     rank  loading  step  loading ratio\n"

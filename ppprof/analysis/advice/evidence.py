@@ -63,6 +63,8 @@ class Evidence:
     """The job's config, with ``_base_`` files and overrides applied; empty if unknown."""
     topology: Topology | None = None
     """The ranks' coordinates; None if unknown."""
+    paddle_version: str | None = None
+    """The version of Paddle that trained, such as ``3.3.1``; None if unknown."""
 
     def setting(self, key: str) -> Any:
         """Return the value of a dotted key in the config; None if the key is missing.
@@ -88,10 +90,17 @@ class Evidence:
         value = self.setting(key)
         return None if value is None else str(value)
 
-    @property
-    def remedy(self) -> str:
-        """What a finding proposes to change: ``config`` if the config is known, else ``code``."""
-        return "config" if self.config else "code"
+    def remedy(self, *blocks: str) -> str:
+        """Return what a finding proposes to change: ``config`` if that has the blocks, else ``code``.
+
+        >>> Evidence(None, config={"Profiler": {}}).remedy("Data")
+        'code'
+        """
+        return (
+            "config"
+            if all(isinstance(self.config.get(name), Mapping) for name in blocks)
+            else "code"
+        )
 
     def degree(self, axis: str) -> int:
         """Return the degree of an axis; 1 if the topology is unknown."""
@@ -249,8 +258,8 @@ class Evidence:
             rule: the rule's name.
             cost_ns: the possible gain per step, in ns.
             confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`.
-            facts: numbers and names for the rule's texts. step_ns, basis and remedy are added; a
-                value of ``facts`` has precedence.
+            facts: numbers and names for the rule's texts. step_ns, basis and the remedy ``code`` are
+                added; a value of ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
             step: the step time in ns that ``cost_ns`` is a part of, and whether its steps were
                 recorded (`RECORDED` or `NOT_RECORDED`); None: `step_ns` and `basis`.
@@ -260,7 +269,7 @@ class Evidence:
         if not step_ns or cost_ns < LEAST_RATIO * step_ns:
             return []
         share = cost_ns / step_ns
-        all_facts = {"step_ns": step_ns, "basis": basis, "remedy": self.remedy, **facts}
+        all_facts = {"step_ns": step_ns, "basis": basis, "remedy": "code", **facts}
         shown = rows.head(MOST_ROWS)
         return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
 
@@ -272,11 +281,11 @@ class Evidence:
         Args:
             rule: the rule's name.
             severity: one of `ppprof.analysis.advice.finding.SEVERITIES`.
-            facts: numbers and names for the rule's texts. remedy is added; a value of ``facts`` has
-                precedence.
+            facts: numbers and names for the rule's texts. The remedy ``code`` is added; a value of
+                ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
         """
-        all_facts = {"remedy": self.remedy, **facts}
+        all_facts = {"remedy": "code", **facts}
         return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]
 
 

@@ -6,6 +6,7 @@ or between two tiny kernels is the cost of the rule for it; all other idle time 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import polars as pl
@@ -50,9 +51,10 @@ def host_bound(evidence: Evidence) -> list[Finding]:
         "other_idle_ns": evidence.usual("idle_ns") - cost_ns,
         "num_kernels": evidence.usual("num_kernels"),
         **_largest_gap(evidence),
+        "remedy": evidence.remedy("Global"),
     }
     if facts["gap"] is not None:
-        facts["remedy"] = f"{evidence.remedy}-gap"
+        facts["remedy"] = f"{facts['remedy']}-gap"
     return evidence.time_finding(
         "host-bound", cost_ns, "likely", facts, _largest_first(ranks, "idle_ns")
     )
@@ -68,6 +70,7 @@ def tiny_kernels(evidence: Evidence) -> list[Finding]:
         "tiny_ratio": tiny / num if num else None,
         "tiny_ns": TINY_NS,
         "idle_ns": cost_ns,
+        "remedy": evidence.remedy("Global", "Model"),
     }
     return evidence.time_finding(
         "tiny-kernels", cost_ns, "likely", facts, evidence.names("kernel", "calls")
@@ -87,6 +90,7 @@ def blocking_copies(evidence: Evidence) -> list[Finding]:
         "idle_ns": cost_ns,
         "caller": copies["name"][0] if copies.height else None,
         "logging_freq": evidence.number("Engine.logging_freq"),
+        "remedy": evidence.remedy("Engine"),
     }
     return evidence.time_finding("blocking-copies", cost_ns, "likely", facts, copies)
 
@@ -107,12 +111,48 @@ def optimizer_unfused(evidence: Evidence) -> list[Finding]:
         "num_updates": evidence.usual("num_updates"),
         "optimizer_ns": evidence.usual("optimizer_ns"),
         "overhead_ns": cost_ns,
-        "name": evidence.setting("Optimizer.name"),
         "use_multi_tensor": str(evidence.setting("Optimizer.use_multi_tensor") or False),
+        **_optimizer(evidence),
     }
     return evidence.time_finding(
         "optimizer-unfused", cost_ns, "likely", facts, evidence.names("optimizer")
     )
+
+
+_OPTIMIZERS = (
+    "Adam",
+    "AdamW",
+    "SGD",
+    "Momentum",
+    "Lamb",
+    "Adagrad",
+    "RMSProp",
+    "Adadelta",
+    "Adamax",
+)
+
+
+def _optimizer(evidence: Evidence) -> dict[str, Fact]:
+    """Return the class of the optimizer, from its operators, and what to change, as facts.
+
+    Source of the remedies: the signatures in paddle/optimizer of 2.6 and 3.3: ``use_multi_tensor`` is a
+    parameter of Adam and Momentum.
+    """
+    operators = evidence.names("optimizer", "calls")["name"].str.to_lowercase()
+    name = next(
+        (
+            name
+            for operator in operators
+            for name in _OPTIMIZERS
+            if re.match(rf"(merged_|fused_)?{name.lower()}(_|\b)", operator)
+        ),
+        None,
+    )
+    facts: dict[str, Fact] = {"name": name, "version": evidence.paddle_version}
+    if evidence.remedy("Optimizer") == "config":
+        return {**facts, "remedy": "config"}
+    kinds = {"Adam": "", "Momentum": "", "SGD": "-sgd", "AdamW": "-adamw"}
+    return {**facts, "remedy": f"code{kinds.get(name or '', '-other')}"}
 
 
 def _fusible(evidence: Evidence, column: str) -> float:

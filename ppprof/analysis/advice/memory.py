@@ -45,6 +45,7 @@ def memory_limit(evidence: Evidence) -> list[Finding]:
         "held_ratio": first["held_ratio"],
         "use_recompute": str(evidence.setting("Model.use_recompute") or False),
         "micro_batch_size": evidence.number("Global.micro_batch_size"),
+        "remedy": evidence.remedy("Model", "Global", "Distributed"),
     }
     rows = full.select("rank", "place", "peak_reserved_bytes", "total_bytes", "held_ratio")
     return evidence.warning("memory-limit", severity, facts, rows)
@@ -97,6 +98,7 @@ def recompute(evidence: Evidence) -> list[Finding]:
         "total_bytes": held["total_bytes"],
         "room_bytes": held["total_bytes"] - held["peak_reserved_bytes"],
         "granularity": evidence.setting("Model.recompute_granularity") or "full",
+        "remedy": evidence.remedy("Model"),
     }
     rows = evidence.indicator_means.select("rank", "recompute_ns").sort(
         "recompute_ns", "rank", descending=[True, False]

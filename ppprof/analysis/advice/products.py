@@ -66,6 +66,7 @@ def slow_products(evidence: Evidence) -> list[Finding]:
             dim=problem.dim,
             proposed_dim=problem.proposed,
             remedy=_remedy(evidence, problem),
+            wording=problem.reason,
         )
         table = pl.DataFrame([row for _, row, _ in rows]).select(
             *("name", "shapes", "dtype", "calls", "time_ns", "roof_ratio")
@@ -128,8 +129,8 @@ def _remedy(evidence: Evidence, problem: _Problem) -> str:
             return "config-vocabulary"
         return "unaligned"
     if problem.reason == "thin" and evidence.degree("mp") > 1:
-        return "thin-mp"
-    if problem.reason == "float32" and evidence.config:
+        return "thin-mp" if evidence.remedy("Distributed") == "config" else "thin"
+    if problem.reason == "float32" and evidence.remedy("Engine") == "config":
         return "config-float32"
     return problem.reason
 
@@ -145,7 +146,7 @@ def wide_vocabulary(evidence: Evidence) -> list[Finding]:
     if operators.is_empty() or time_ns < LEAST_WIDE * evidence.step_ns:
         return []
     name = operators["name"][0]
-    remedy = "embedding" if "embedding" in name else evidence.remedy
+    remedy = "embedding" if "embedding" in name else evidence.remedy("Distributed")
     facts: dict[str, Fact] = {
         "name": name,
         "name_ns": operators["time_ns"][0],

@@ -96,6 +96,7 @@ def warm_up(evidence: Evidence) -> list[Finding]:
         "mean_ratio": shift,
         "next_step": row["step"] + 1,
         "scheduler": evidence.text("Profiler.scheduler"),
+        "remedy": evidence.remedy("Profiler"),
     }
     return evidence.warning("warm-up", severity, facts, odd)
 
@@ -136,6 +137,7 @@ def profiler_overhead(evidence: Evidence) -> list[Finding]:
         "inside_ns": means["inside"],
         "outside_ns": means["outside"],
         "profile_memory": evidence.text("Profiler.profile_memory"),
+        "remedy": evidence.remedy("Profiler"),
     }
     rows = pl.DataFrame(
         {
@@ -156,6 +158,7 @@ def short_window(evidence: Evidence) -> list[Finding]:
         "num_steps": num,
         "least_steps": LEAST_STEPS,
         "scheduler": evidence.text("Profiler.scheduler"),
+        "remedy": evidence.remedy("Profiler"),
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
@@ -167,7 +170,12 @@ def runs_ahead(evidence: Evidence) -> list[Finding]:
     if not evidence.step_ns or outlived_ns < OUTLIVED_MINOR * evidence.step_ns:
         return []
     ratio = outlived_ns / evidence.step_ns
-    facts = {"outlived_ns": outlived_ns, "step_ns": evidence.step_ns, "outlived_ratio": ratio}
+    facts: dict[str, Fact] = {
+        "outlived_ns": outlived_ns,
+        "step_ns": evidence.step_ns,
+        "outlived_ratio": ratio,
+        "remedy": evidence.remedy("Engine"),
+    }
     severity = "moderate" if ratio >= OUTLIVED_MODERATE else "minor"
     ranks = evidence.indicator_means.select("rank", "outlived_ns")
     rows = ranks.sort("outlived_ns", "rank", descending=[True, False])
@@ -193,8 +201,9 @@ def no_device_events(evidence: Evidence) -> list[Finding]:
         return []
     kinds = {evidence.unrecorded_kind(rank) for rank in rows["rank"]}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    facts: dict[str, Fact] = {"num_ranks": rows.height, "device": kind}
+    remedy = evidence.remedy("Profiler")
+    facts: dict[str, Fact] = {"num_ranks": rows.height, "device": kind, "remedy": remedy}
     proposal = _WITHOUT_EVENTS.get(kind.lower())
     if proposal is not None:
-        facts["remedy"] = f"{evidence.remedy}-{proposal}"
+        facts["remedy"] = f"{remedy}-{proposal}"
     return evidence.warning("no-device-events", "major", facts, rows)

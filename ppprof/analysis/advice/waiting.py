@@ -157,6 +157,7 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "recorded_loading_ns": recorded_ns,
         "num_workers": present,
         "proposed_workers": proposed_workers(present or 0, step_ns, cost_ns),
+        "remedy": evidence.remedy("Data"),
     }
     confidence = "likely" if differs else "sure"
     if evidence.steps.is_empty() and evidence.is_on_device:
@@ -236,7 +237,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
         "transfer_ratio": ratio,
         "wording": "with-waiting" if ratio is None else None,
         "degree": evidence.degree(axis) if axis in _AXES else None,
-        "remedy": f"{evidence.remedy}-{on_axis}",
+        "remedy": f"{evidence.remedy(*_BLOCKS[on_axis])}-{on_axis}",
         "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
     }
     groups = evidence.typical.groups.filter(pl.col("axis") == axis)
@@ -246,6 +247,16 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     # How much of it can be hidden is unknown: this is the maximum.
     return evidence.time_finding("exposed-communication", cost_ns, "possible", facts, rows)
 
+
+_BLOCKS = {
+    "dp": ("Global", "Engine", "Distributed"),
+    "mp": ("Distributed",),
+    "sharding": ("Distributed",),
+    "sep": ("Distributed",),
+    "pp": ("Model",),
+    "other": (),
+}
+"""Axis -> blocks with the keys that its proposal names."""
 
 _KEYS = {
     "sharding": "Distributed.sharding.reduce_overlap",
@@ -324,7 +335,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "num_operators": own_operators,
         "peer_operators": peer_operators,
         "wording": None if host_bound_ns is None else "device",
-        "remedy": f"{evidence.remedy}{kind}",
+        "remedy": f"code{kind}",
         "saved_ns": _saved(evidence, first["rank"]),
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
@@ -472,10 +483,11 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
         num_chunks(evidence),
     )
     proposed = proposed_micro_batches(stages, batches, chunks, samples(evidence))
-    remedy = evidence.remedy
+    sizes = (samples(evidence), evidence.number("Global.micro_batch_size"))
+    remedy = evidence.remedy("Global") if None not in sizes else "code"
     if proposed == batches:  # the samples cannot be split further
         proposed = proposed_micro_batches(stages, batches, chunks, None)
-        remedy = f"{remedy}-more-samples"
+        remedy = f"{evidence.remedy('Global', 'Model')}-more-samples"
     ratio, then = ((stages - 1) / (chunks * number + stages - 1) for number in (batches, proposed))
     facts = {
         "bubble_ns": bubble,
@@ -594,6 +606,7 @@ def gradient_accumulation(evidence: Evidence) -> list[Finding]:
         "micro_batches": batches,
         "micro_batch_size": size,
         "proposed_micro_batch_size": None if size is None else 2 * size,
+        "remedy": "code" if size is None else evidence.remedy("Global"),
     }
     rows = evidence.names("accumulation")
     return evidence.time_finding("gradient-accumulation", cost_ns, "possible", facts, rows)

@@ -5,6 +5,8 @@ The texts are the first document of ``texts/en.yaml`` and ``texts/zh.yaml``.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +17,7 @@ import polars as pl
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES
 from ppprof.report.text.layout import PADDLE, Layout
@@ -82,23 +85,20 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
         facts = _facts(finding, words)
-        settings = {
-            name: words["not_set"] if value is None else facts[name]
-            for name, value in finding.facts.items()
-        }
+        known = {name: facts[name] for name, value in finding.facts.items() if value is not None}
         translated.append(
             FindingRow(
                 finding.rule,
                 finding.severity,
                 words["severity"][finding.severity],
-                texts["title"],
+                _text(texts, "title", finding),
                 finding.cost_ns,
                 finding.share,
                 _cost(finding, words),
                 finding.confidence,
                 words["confidence"][finding.confidence],
-                _text(texts, "what", finding).format_map(facts),
-                _remedy(texts["do"], str(finding.facts["remedy"])).format_map(settings),
+                _without_unknown(_text(texts, "what", finding), known).format_map(facts),
+                _remedy(texts["do"], str(finding.facts["remedy"]), known),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
@@ -296,6 +296,8 @@ def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
         facts["role"] = _role(facts["role"], words)
     if "host" in facts and finding.facts["host"] is None:
         facts["host"] = words["unknown_host"]
+    if facts.get("axis") == UNKNOWN_AXIS:
+        facts["axis"] = words["unknown_axis"]
     if "part" in facts:
         facts["part"] = words["part"].get(facts["part"], facts["part"])
     if "every" in facts:
@@ -317,10 +319,36 @@ def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:
     return finding.evidence.with_columns(role=pl.Series(roles, dtype=pl.String))
 
 
-def _remedy(texts: Mapping[str, str], remedy: str) -> str:
-    """Return the text of a remedy; a rule may have one text for a remedy in the config and the code."""
-    other = {"code": "config", "config": "code"}[remedy.partition("-")[0]]
-    return texts.get(remedy) or texts[other + remedy.removeprefix("code").removeprefix("config")]
+def _remedy(texts: Mapping[str, str], remedy: str, known: Mapping[str, str]) -> str:
+    """Return the text of a remedy with its values.
+
+    A rule may have one text for a remedy in the config and in the code. If a value of the config is
+    unknown, the text is that of the code.
+    """
+    place, dash, kind = remedy.partition("-")
+    other = {"config": "code", "code": "config"}.get(place, place)
+    found = [texts[name] for name in (remedy, f"{other}{dash}{kind}") if name in texts]
+    filled = [_without_unknown(text, known) for text in found]
+    complete = [text for text in filled if _placeholders(text) <= known.keys()]
+    return (complete or filled)[0].format_map(defaultdict(lambda: "?", known))
+
+
+def _without_unknown(text: str, known: Mapping[str, str]) -> str:
+    """Return a text without the parentheses in which a value is unknown.
+
+    >>> _without_unknown("Raise x to {more} (now {present}).", {"more": "5"})
+    'Raise x to {more}.'
+    """
+    return _PARENTHESES.sub(
+        lambda match: match[0] if _placeholders(match[0]) <= known.keys() else "", text
+    )
+
+
+_PARENTHESES = re.compile(r" ?[(（][^()（）]*\{[^()（）]*[)）]")
+
+
+def _placeholders(text: str) -> set[str]:
+    return set(re.findall(r"\{(\w+)\}", text))
 
 
 def _header(column: str, headers: Mapping[str, str]) -> str:

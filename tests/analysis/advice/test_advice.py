@@ -137,7 +137,7 @@ def test_a_rule_is_triggered(rule, tmp_path):
     [
         (multiplying(50257), {}, "unaligned"),
         (multiplying(50304, dtype="float32"), {}, "float32"),
-        (multiplying(50304, dtype="float32"), {"Model": {}}, "config-float32"),
+        (multiplying(50304, dtype="float32"), {"Engine": {}}, "config-float32"),
         (multiplying(4096, sides=(4096, 16)), {}, "thin"),
         (multiplying(64, sides=(64, 64), calls=40, each=20), {}, "small"),
         (multiplying(64, sides=(64, 64), calls=10, each=80), {}, None),
@@ -237,7 +237,7 @@ def test_samples_that_cannot_be_cut_finer(tmp_path):
         for finding in findings(tmp_path, **batches(1, samples=1))
         if finding.rule == "pipeline-bubble"
     )
-    assert found.facts["remedy"] == "config-more-samples"
+    assert found.facts["remedy"] == "code-more-samples"
     assert found.facts["proposed_micro_batches"] == 9
     assert found.cost_ns == pytest.approx(80 * US * 8 / 9)
 
@@ -545,7 +545,7 @@ def test_what_to_use_on_a_device_that_records_no_events_depends_on_its_type(
 
 
 def test_ascends_profiler_in_a_config(tmp_path):
-    found = findings(tmp_path, [allocating("Place(npu:0)")], config={"Global": {"seed": 1}})
+    found = findings(tmp_path, [allocating("Place(npu:0)")], config={"Profiler": {"enable": True}})
     (finding,) = (finding for finding in found if finding.rule == "no-device-events")
     for language in ("en", "zh"):
         (row,) = finding_rows([finding], language)
