@@ -68,7 +68,7 @@ class PythonStacks:
     """The samples of a window."""
 
     interval_ns: int
-    """Mean time between two samples."""
+    """Mean time between two instants at which a sample was due."""
     frames: list[Frame]
     """The frames of all stacks, each once."""
     stacks: list[list[int]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import launches, memory, products, slow_steps, trust, waiting
+from ppprof.analysis.advice import beside, launches, memory, products, slow_steps, trust, waiting
 from ppprof.analysis.advice.disjoint import disjoint
 from ppprof.analysis.advice.evidence import SLOW, Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
@@ -67,6 +67,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("tiny-kernels", launches.tiny_kernels, thresholds={**_TIME, "tiny_ns": TINY_NS}),
     Rule("host-bound", launches.host_bound, thresholds=_TIME),
+    Rule(
+        "beside-training",
+        beside.beside_training,
+        thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
+    ),
     Rule(
         "unexplained",
         launches.unexplained,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.unexplained import CONTAINERS, unexplained_gaps
+from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
@@ -102,7 +102,8 @@ NAMES = {
 """Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
-neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), chain
+neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
+line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call)."""
@@ -153,7 +154,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
     if not profile.unrecorded_device:
-        builder.add_names("gap", unexplained_gaps(profile, parts.bubbles))
+        time = host_time(profile, parts.bubbles)
+        builder.add_names("gap", time.gaps)
+        builder.add_names("beside", time.beside.select("step", "name", "calls", time_ns="dur_ns"))
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
@@ -248,11 +251,12 @@ class IndicatorBuilder:
 
         Args:
             kind: the value of the column what: ``copy``.
-            events: one row per event: step, name and time_ns. Events without a step are dropped.
+            events: one row per event: step, name, time_ns, and calls if it stands for several. Events without a step are dropped.
         """
-        events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String))
+        calls = [] if "calls" in events.columns else [pl.lit(1, pl.Int64).alias("calls")]
+        events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String), *calls)
         rows = events.group_by("step", "name").agg(
-            calls=pl.len().cast(pl.Int64), time_ns=pl.col("time_ns").sum()
+            calls=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum()
         )
         totals = rows.group_by("name").agg(pl.col("time_ns").sum())
         largest = totals.sort("time_ns", "name", descending=[True, False]).head(_NAMES)["name"]

@@ -180,9 +180,10 @@ def _largest_gap(evidence: Evidence) -> dict[str, Fact]:
 def unexplained(evidence: Evidence) -> list[Finding]:
     """Report one place with much host time that no event explains, in a trace without device events.
 
-    With device events, such time is idle time of the device, and `host_bound` names the place.
+    With device events, such time is idle time of the device, and `host_bound` names the place. With
+    samples of Python stacks, `ppprof.analysis.advice.beside` names the lines.
     """
-    if evidence.indicator_means["idle_ns"].count():
+    if evidence.indicator_means["idle_ns"].count() or evidence.names("beside").height:
         return []
     facts = _largest_gap(evidence)
     gap_ns = facts["gap_ns"]

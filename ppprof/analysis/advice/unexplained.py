@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.own_lines import beside_training, named_by_lines
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
@@ -31,6 +33,28 @@ _MOST_GAPS = 20_000
 """Most gaps that are named; the longest are kept."""
 
 
+class HostTime(NamedTuple):
+    """Time of the training thread that is no time of the training, or is not known to be."""
+
+    gaps: pl.DataFrame
+    """The result of `unexplained_gaps`."""
+    beside: pl.DataFrame
+    """The result of `ppprof.analysis.advice.own_lines.beside_training`."""
+
+
+def host_time(profile: Profile, bubbles: pl.DataFrame) -> HostTime:
+    """Return the gaps of one rank's window and the samples of its lines beside the training.
+
+    Args:
+        profile: one rank's window.
+        bubbles: reads start_ns and end_ns: when the stage waits for other stages.
+    """
+    gaps = unexplained_gaps(profile, bubbles)
+    beside = beside_training(profile, gaps, intervals_of(bubbles))
+    named = gaps.with_columns(name=named_by_lines(gaps, beside))
+    return HostTime(named.drop("thread"), beside)
+
+
 def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
     """Return the gaps in steps of at least `LEAST_GAP_NS` that no event explains.
 
@@ -48,7 +72,7 @@ def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
         bubbles: reads start_ns and end_ns: when the stage waits for other stages.
 
     Returns:
-        One row per gap: step; start_ns and end_ns; name, the path of the layers and spans around it,
+        One row per gap: thread; step; start_ns and end_ns; name, the path of the layers and spans around it,
         such as ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns, the
         gap without the explained time in it. The name ends in what the trace has of the code: the
         Python function around the gap, ``GPT/Block (train.py(31): wait)``, or the lines of the
@@ -74,7 +98,12 @@ def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
         for row, before, after, function in zip(*gaps.select("row", "before", "after"), functions)
     ]
     return gaps.select(
-        "step", "start_ns", "end_ns", name=pl.Series(names, dtype=pl.String), time_ns="time_ns"
+        hosts["thread"].gather(gaps["row"]),
+        "step",
+        "start_ns",
+        "end_ns",
+        name=pl.Series(names, dtype=pl.String),
+        time_ns="time_ns",
     )
 
 

@@ -62,7 +62,7 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
     """
     bounds = np.sort(np.concatenate((*left, *right)), kind="stable")  # merges sorted runs fast
     first, last = bounds[:-1], bounds[1:]
-    is_kept = _contains(left, first) & ~_contains(right, first)
+    is_kept = contains(left, first) & ~contains(right, first)
     return union(first[is_kept], last[is_kept])
 
 
@@ -212,7 +212,7 @@ def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
     return until(end) - until(start)
 
 
-def _contains(intervals: Intervals, time: Int64) -> Bool:
+def contains(intervals: Intervals, time: Int64) -> Bool:
     """Return whether each instant of ``time`` lies in an interval.
 
     An instant lies in an interval if more intervals have begun by then than have ended.

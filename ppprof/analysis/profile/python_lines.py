@@ -39,6 +39,14 @@ class SampledSteps:
     is_step (whether the thread ends steps)."""
     step_ns: float
     """Time of an average step."""
+    num_steps: int
+    """Number of the steps."""
+
+    @property
+    def instants(self) -> pl.Expr:
+        """The number of instants, due at random, that a sample stands for: 1 if it was not late."""
+        interval_ns = max(1, self.stacks.interval_ns)
+        return (pl.col("weight_ns") / interval_ns).round().clip(1).cast(pl.Int64)
 
     @cached_property
     def own(self) -> list[list[Frame]]:
@@ -79,7 +87,8 @@ def sampled_steps(profile: Profile) -> SampledSteps | None:
     ).drop_nulls("step")
     if samples.filter("is_step")["weight_ns"].sum() <= 0:
         return None
-    return SampledSteps(stacks, samples, float((steps["end_ns"] - steps["start_ns"]).mean()))
+    whole_ns = int((steps["end_ns"] - steps["start_ns"]).sum())
+    return SampledSteps(stacks, samples, whole_ns / steps.height, steps.height)
 
 
 PYTHON = {
@@ -112,20 +121,20 @@ def python_lines(profile: Profile) -> pl.DataFrame:
     Returns:
         One row per line and per function that a sample found. thread (``steps`` for the threads that
         end steps, ``others``); kind (``line`` or ``function``); file; line (null for a function);
-        function; source (text of the line; null if it was not kept); samples (in which it is on the
-        stack); self_ratio and total_ratio, shares of the samples of threads with
+        function; source (text of the line; null if it was not kept); samples (instants
+        at which it is on the stack); self_ratio and total_ratio, shares of the samples of threads with
         steps, which add up to 1; self_ns and total_ns, these shares of an average step; low_ratio and
         high_ratio, the 95% interval of total_ratio. The function ``outside your code`` has no file:
         of other threads, such samples are left out. Threads with steps come first, then lines, the
         largest self_ns first.
 
-    Source: Wilson's interval, with (sum of weights)^2 / (sum of squared weights) as the number of samples.
+    Source: Wilson's interval. A late sample counts as the instants at which it was due.
     """
     sampled = sampled_steps(profile)
     if sampled is None:
         return pl.DataFrame(schema=PYTHON)
     stacks = sampled.samples.group_by("is_step", "stack").agg(
-        pl.len().alias("samples"), pl.col("weight_ns").sum()
+        samples=sampled.instants.sum(), weight_ns=pl.col("weight_ns").sum()
     )
     rows = [
         (is_step, *place, samples, weight_ns * (number == 0), weight_ns)
@@ -148,7 +157,8 @@ def python_lines(profile: Profile) -> pl.DataFrame:
         self_ns=pl.col("self_ratio") * sampled.step_ns,
         total_ns=pl.col("total_ratio") * sampled.step_ns,
     )
-    low, high = _interval(table["total_ratio"].to_numpy(), _effective_number(sampled))
+    num = sampled.samples.filter("is_step").select(sampled.instants.sum()).item()
+    low, high = _interval(table["total_ratio"].to_numpy(), num)
     table = table.with_columns(low_ratio=low, high_ratio=high)
     order = ["is_step", "kind", "self_ns", "total_ns", "file", "line"]
     descending = [True, True, True, True, False, False]
@@ -173,14 +183,8 @@ def _places(
     return [(number, place) for place, number in places.items()]
 
 
-def _effective_number(sampled: SampledSteps) -> float:
-    """Return the number of samples with equal weights that give the same precision."""
-    weights = sampled.weights.astype(np.float64)
-    return float(weights.sum() ** 2 / (weights**2).sum())
-
-
 def _interval(
-    ratio: np.ndarray[tuple[int], np.dtype[np.float64]], num: float
+    ratio: np.ndarray[tuple[int], np.dtype[np.float64]], num: int
 ) -> tuple[pl.Series, pl.Series]:
     """Return Wilson's interval of shares that ``num`` samples have given."""
     share = np.clip(ratio, 0, 1)

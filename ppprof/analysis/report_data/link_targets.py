@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.unexplained import unexplained_gaps
+from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.diff.costs import name_collectives
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import operator_work
@@ -146,7 +146,7 @@ def _collectives(profile: Profile) -> pl.DataFrame:
 
 
 def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
-    gaps = unexplained_gaps(profile, parts.bubbles)
+    gaps = host_time(profile, parts.bubbles).gaps
     return _of_times("gap", gaps.with_columns(event=pl.lit("")))
 
 

@@ -147,6 +147,7 @@ class _Sampling:
         self._begin_ns = self._counted_ns = time.perf_counter_ns()
         self._due_ns = self._begin_ns
         """When the next sample is due; the time until `_counted_ns` has its samples."""
+        self._num_due = 0
         self._random = random.Random(0)  # not the training's
         self._rows: dict[StackKey, int] = {}
         self._lines: list[list[tuple[CodeType, int, str]]] = []
@@ -172,6 +173,7 @@ class _Sampling:
                 self._thin()
 
     def _await_next(self) -> None:
+        self._num_due += 1
         self._due_ns += round(self._interval_ns * (0.5 + self._random.random()))
 
     def stop(self) -> None:
@@ -239,7 +241,6 @@ class _Sampling:
             keeps_source: whether to keep lines of the source.
         """
         samples, lines = _as_rows(self._samples), list(self._lines)
-        num_ticks = len(np.unique(samples[:, 1]))
         frame_rows: dict[tuple[CodeType, int], int] = {}
         frames: list[Frame] = []
         stacks: list[list[int]] = []
@@ -258,7 +259,10 @@ class _Sampling:
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
         result = PythonStacks(
-            (self._counted_ns - self._begin_ns) // max(1, num_ticks), frames, stacks, samples
+            (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1),
+            frames,
+            stacks,
+            samples,
         )
         if keeps_source:
             return dataclasses.replace(result, source=_source(result, files.folder))

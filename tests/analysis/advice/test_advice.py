@@ -19,9 +19,11 @@ from ppprof.report.text.advice import finding_rows, render_findings, verdict
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
     CALL,
+    FORWARD,
     FOUR,
     GIB,
     H100,
+    LOGS,
     TRIGGERS,
     US,
     accumulating,
@@ -32,6 +34,7 @@ from tests.fixtures.findings import (
     computing,
     copying,
     holding,
+    in_lines,
     loading,
     losing,
     multiplying,
@@ -44,6 +47,7 @@ from tests.fixtures.findings import (
     stages,
     thread,
     tiny,
+    training,
     updating,
 )
 from tests.fixtures.run_directories import run, step_lines
@@ -92,6 +96,10 @@ NEARLY = {
     "optimizer-unfused": {"threads": [updating(15)]},
     "tiny-kernels": {"threads": [tiny(12)]},
     "host-bound": {"threads": [synchronising()]},
+    "beside-training": {
+        "threads": [training(990)],
+        "stacks": [in_lines((950, FORWARD), (50, LOGS))],
+    },
     "unexplained": {"threads": [sleeping(480)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},

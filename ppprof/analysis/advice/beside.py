@@ -1,0 +1,49 @@
+"""The rule about lines of the user's code that do not train: logging, saving, evaluation, results."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.finding import Fact, Finding
+
+LEAST_BESIDE = 0.05
+"""Share of a step. Less time of one line is not worth a change."""
+FEW_SAMPLES = 5
+"""With fewer samples, the time of a line may be chance."""
+SURE_SAMPLES = 30
+"""From this number on, the share of a line is known to some 10 points."""
+
+
+def beside_training(evidence: Evidence) -> list[Finding]:
+    """Report lines of the user's code that take time beside the training, one finding for each.
+
+    Only in traces without device events: with them, such time costs what the device idles, which
+    `ppprof.analysis.advice.launches.host_bound` reports.
+    """
+    lines = lines_beside(evidence)
+    if evidence.indicator_means["idle_ns"].count() or lines.is_empty():
+        return []
+    findings: list[Finding] = []
+    for row in lines.iter_rows(named=True):
+        if row["time_ns"] < LEAST_BESIDE * evidence.step_ns:
+            continue
+        facts: dict[str, Fact] = {
+            "line": row["name"],
+            "beside_ns": row["time_ns"],
+            "samples": row["samples"],
+        }
+        confidence = "likely" if row["samples"] >= SURE_SAMPLES else "possible"
+        findings += evidence.time_finding(
+            "beside-training", row["time_ns"], confidence, facts, lines
+        )
+    return findings
+
+
+def lines_beside(evidence: Evidence) -> pl.DataFrame:
+    """Return the lines beside the training with at least `FEW_SAMPLES`: name, samples and time_ns."""
+    num = sum(own.steps.height for own in evidence.typical_indicators.values())
+    lines = evidence.names("beside").select(
+        "name", samples=(pl.col("calls") * num).round().cast(pl.Int64), time_ns="time_ns"
+    )
+    return lines.filter(pl.col("samples") >= FEW_SAMPLES)

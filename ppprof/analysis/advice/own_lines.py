@@ -1,0 +1,252 @@
+"""Time beside the training, by line of the user's code: logging, saving, evaluation, reading results.
+
+Samples of Python stacks say which line runs; events say whether it trains::
+
+    step       ##############################################
+    events     Forward   Backward  Optimization
+    lines      12        13        14            15 > log:7 > json     15 > evaluate:30 ...
+    beside                                       log:7                 15
+
+A line trains if Paddle loads data, communicates, computes gradients or what they need, or updates
+parameters while it runs. `_Places.of` chooses the line that is named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import Intervals, contains, together
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps
+from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.arrays import Bool, Int64
+from ppprof.trace import Frame
+
+LEAST_SAMPLES = 20
+"""Fewest samples of a window from which lines are named."""
+_TRAINS = 0.1
+"""A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
+_ALMOST_ALL = 0.8
+"""An inner line is named in place of the line that calls it if it takes at least this share."""
+_MOST_SOURCE = 60
+"""Characters of a line's source in its name."""
+_OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
+
+Path = tuple[Frame, ...]
+"""The user's frames of a stack, the outermost first."""
+
+
+def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) -> pl.DataFrame:
+    """Return the samples of time beside the training, with the line that each belongs to.
+
+    Args:
+        profile: one rank's window.
+        gaps: stretches in layers and steps without any event: start_ns and end_ns.
+        bubbles: when the stage waits for other stages.
+
+    Returns:
+        thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``),
+        calls (the instants that the sample stands for) and dur_ns (the time). No rows if the window has fewer than `LEAST_SAMPLES`.
+    """
+    schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
+    nothing = pl.DataFrame(
+        schema={**schema, "name": pl.String, "calls": pl.Int64, "dur_ns": pl.Int64}
+    )
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return nothing
+    samples = sampled.samples.filter("is_step")
+    if samples.select(sampled.instants.sum()).item() < LEAST_SAMPLES:
+        return nothing
+    trains = np.zeros(samples.height, bool)
+    thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
+    pauses = together(intervals_of(gaps))
+    for number in stepping_threads(profile).tolist():
+        own = thread == number
+        trains[own] = contains(_training(profile, number), time_ns[own])
+    trains &= ~contains(pauses, time_ns)
+    waits = contains(together(bubbles, intervals_of(profile.remote_calls)), time_ns)
+    places = _Places(sampled, samples, trains)
+    rows = np.flatnonzero(~trains & ~waits)
+    names = places.of(rows)
+    scale = sampled.step_ns * sampled.num_steps / float(samples["weight_ns"].sum())
+    chosen = samples[rows].select(
+        *schema,
+        name=pl.Series(names, dtype=pl.String),
+        calls=sampled.instants,
+        dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
+    )
+    return chosen.drop_nulls("name")
+
+
+def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
+    """Return the names of gaps: those of the lines that run in them, where samples know it.
+
+    A gap without a sample has the name of the others at the same place, if these agree.
+
+    Args:
+        gaps: name (the place), thread, start_ns and end_ns.
+        samples: from `beside_training`.
+    """
+    within = gaps.with_row_index("gap").select(
+        "gap", place="name", thread="thread", start_ns="start_ns", end_ns="end_ns"
+    )
+    within = within.sort("start_ns")
+    found = samples.sort("time_ns").join_asof(
+        within, left_on="time_ns", right_on="start_ns", by="thread", check_sortedness=False
+    )
+    found = found.filter(pl.col("time_ns") < pl.col("end_ns"))
+
+    def most(key: str, least: float) -> Mapping[object, str]:
+        sums = found.group_by(key, "name").agg(pl.col("dur_ns").sum())
+        sums = sums.with_columns(whole=pl.col("dur_ns").sum().over(key))
+        sums = sums.filter(pl.col("dur_ns") >= least * pl.col("whole"))
+        return dict(sums.sort("dur_ns", "name").select(key, "name").iter_rows())
+
+    of_gap, of_place = most("gap", 0.5), most("place", _ALMOST_ALL)
+    names = [
+        of_gap.get(number) or of_place.get(place) or place
+        for number, place in enumerate(gaps["name"].to_list())
+    ]
+    return pl.Series(names, dtype=pl.String)
+
+
+def _training(profile: Profile, thread: int) -> Intervals:
+    """Return the instants at which a thread trains."""
+    tree, events = profile.tree, profile.trace.events
+    hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
+    own = hosts.filter(pl.col("thread") == thread)
+    phases = own.filter(pl.col("category").is_in(_OTHER_PHASES))
+    outermost = profile.outermost.filter(pl.col("thread") == thread).sort("start_ns")
+    forward = _trained_forward(outermost)
+    operators = own.filter(pl.col("category") == "Operator")
+    linked = operators.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
+    if (
+        tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
+    ).any():
+        linked = linked.clear()  # what is computed again has no gradients at first
+    step = events["step"].gather(forward["row"])
+    num_linked = _num_within(linked, forward)
+    is_linked = step.is_in(linked["step"].unique().implode())
+    forward = forward.filter(is_linked.not_() | pl.Series(num_linked > 0))
+    # Which operators have gradients is unknown in a step: all do from the layers to the Backward.
+    until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
+    between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
+    unknown = operators.join(linked.select("step").unique(), "step", "anti", nulls_equal=True)
+    unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
+    return together(*map(intervals_of, (phases, forward, linked, unknown)))
+
+
+def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:
+    """Return how many operators start within each span of their thread."""
+    start = np.sort(operators["start_ns"].to_numpy())
+    num: Int64 = np.searchsorted(start, spans["end_ns"].to_numpy()) - np.searchsorted(
+        start, spans["start_ns"].to_numpy()
+    )
+    return num
+
+
+def _trained_forward(outermost: pl.DataFrame) -> pl.DataFrame:
+    """Return the Forward phases with a Backward behind them in their step, ahead of an update.
+
+    All, if no Backward is recorded.
+    """
+    forward = outermost.filter(pl.col("category") == "Forward")
+    if outermost.filter(pl.col("category") == "Backward").is_empty():
+        return forward
+    end = forward["end_ns"].to_numpy()
+    backward, update, step = (
+        _next_start(outermost, category, end)
+        for category in ("Backward", "Optimization", "ProfileStep")
+    )
+    return forward.filter(pl.Series(backward < np.minimum(update, step)))
+
+
+def _next_start(outermost: pl.DataFrame, category: str, time: Int64) -> Int64:
+    """Return when the next phase of a category starts at or after each instant; never: the last int64."""
+    start = outermost.filter(pl.col("category") == category)["start_ns"].to_numpy()
+    never = np.iinfo(np.int64).max
+    following: Int64 = np.append(np.sort(start), never)[np.searchsorted(np.sort(start), time)]
+    return following
+
+
+class _Places:
+    """Chooses the lines that are named.
+
+    Args:
+        sampled: the samples of the window.
+        samples: those of the threads with steps.
+        trains: whether each of them is time of training.
+    """
+
+    def __init__(self, sampled: SampledSteps, samples: pl.DataFrame, trains: Bool) -> None:
+        self._sampled = sampled
+        paths = [_path(own) for own in sampled.own]
+        self._paths: list[Path] = [paths[stack] for stack in samples["stack"].to_list()]
+        self._weights: list[int] = samples["weight_ns"].to_list()
+        whole: dict[Path, int] = defaultdict(int)
+        training: dict[Path, int] = defaultdict(int)
+        for path, weight, is_training in zip(self._paths, self._weights, trains.tolist()):
+            for length in range(1, len(path) + 1):
+                whole[path[:length]] += weight
+                training[path[:length]] += weight * is_training
+        self._trains = {path for path, weight in training.items() if weight > _TRAINS * whole[path]}
+
+    def of(self, rows: Int64) -> list[str | None]:
+        """Return the name of the line for each of these samples; None for a line that trains, too.
+
+        ::
+
+            main:52 > loop:12 net(x)           trains
+            main:52 > loop:15 > log:7 > dumps  beside, from loop:15 on; log:7 has almost all of it
+            main:52 > loop:15 > log:6          named loop:15
+        """
+        groups: dict[Path, list[int]] = defaultdict(list)
+        for row in rows.tolist():
+            path = self._paths[row]
+            first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), 0)
+            if first:
+                groups[path[:first]].append(row)
+        names: dict[int, str] = {}
+        for outer, members in groups.items():
+            inner = self._inner(outer, members)
+            for row in members:
+                path = inner if self._paths[row][: len(inner)] == inner else outer
+                names[row] = self._name(path[-1])
+        return [names.get(row) for row in rows.tolist()]
+
+    def _inner(self, path: Path, rows: Sequence[int]) -> Path:
+        """Return the path to the innermost line that has almost all of the time of some samples below a path."""
+        whole = sum(self._weights[row] for row in rows)
+        while True:
+            inner: dict[Path, int] = defaultdict(int)
+            for row in rows:
+                if len(self._paths[row]) > len(path) and self._paths[row][: len(path)] == path:
+                    inner[self._paths[row][: len(path) + 1]] += self._weights[row]
+            best = max(inner, key=lambda each: inner[each], default=path)
+            if not inner or inner[best] < _ALMOST_ALL * whole:
+                return path
+            path = best
+
+    def _name(self, frame: Frame) -> str:
+        where = frame.place
+        if not frame.function.startswith("<"):
+            where += f", {frame.function.rpartition('.')[2]}()"
+        source = self._sampled.source_of(frame)
+        if source is None:
+            return where
+        return f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
+
+
+def _path(own: Sequence[Frame]) -> Path:
+    """Return the frames of a stack, the outermost first; one for a line and a comprehension in it."""
+    path: list[Frame] = []
+    for frame in reversed(own):
+        if not path or (path[-1].file, path[-1].line) != (frame.file, frame.line):
+            path.append(frame)
+    return tuple(path)

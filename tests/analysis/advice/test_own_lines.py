@@ -1,0 +1,161 @@
+"""Lines beside the training: which time is theirs, which line is named, and what a gap is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice.unexplained import host_time
+from ppprof.analysis.profile.profile import Profile
+from ppprof.rundir.python_stacks import Frame, PythonStacks
+from ppprof.trace import read
+from tests.fixtures.findings import AFTER, DUMPS, FORWARD, LOGS, US, in_lines, logging, training
+from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import EPOCH_NS, Span, Thread, span, write
+
+LOG = "train.py:7, log(): file.write(json.dumps(weights))"
+NO_BUBBLES = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
+
+
+def lines(folder: Path, thread: Thread, stacks: PythonStacks) -> dict[str, int]:
+    """Return the us of each line in all steps."""
+    profile = Profile(dataclasses.replace(read(write(folder / "a.pb", thread)), stacks=stacks))
+    beside = host_time(profile, NO_BUBBLES).beside
+    sums = beside.group_by("name").agg(pl.col("dur_ns").sum() // US)
+    return dict(sums.sort("name").iter_rows())
+
+
+def test_a_line_that_has_almost_all_of_the_time_is_named_and_the_rest_is_its_callers(
+    tmp_path: Path,
+) -> None:
+    """450 to 900 in log(), 100 more in the line that calls it: 82% are log's."""
+    assert lines(tmp_path, training(450), logging(900)) == {
+        LOG: 6 * 450,
+        "train.py:15: log(step)": 6 * 100,
+    }
+
+
+def test_the_caller_is_named_if_its_lines_share_the_time(tmp_path: Path) -> None:
+    """450 to 750 in log(), 250 in the line that calls it: no line has almost all."""
+    assert lines(tmp_path, training(450), logging(750)) == {"train.py:15: log(step)": 6 * 550}
+
+
+@pytest.mark.parametrize("line", [FORWARD, DUMPS])
+def test_time_of_the_training_is_nobodys(tmp_path: Path, line: int) -> None:
+    assert lines(tmp_path, training(1000), in_lines((1000, line))) == {}
+
+
+def test_a_line_that_also_trains_is_not_named(tmp_path: Path) -> None:
+    assert lines(tmp_path, training(450), in_lines((1000, FORWARD))) == {}
+
+
+def test_few_samples_name_nothing(tmp_path: Path) -> None:
+    stacks = in_lines((500, FORWARD), (500, LOGS), num=1, every=100)
+    assert lines(tmp_path, training(450), stacks) == {}
+
+
+def step(number: int, *inside: Span) -> Span:
+    at = 1000 * US * number
+    return span("ProfileStep", f"ProfileStep#{number}", at, at + 1000 * US, *inside)
+
+
+def layers(number: int, start: int, end: int) -> Span:
+    at = 1000 * US * number
+    relu = span("Operator", "relu dygraph", at + start * US, at + end * US)
+    return span("Forward", "Net", at + start * US, at + end * US).around(relu)
+
+
+def phase(number: int, category: str, start: int, end: int) -> Span:
+    at = 1000 * US * number
+    work = span("Operator", "work", at + start * US, at + end * US)
+    return span(category, category, at + start * US, at + end * US).around(work)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_layers_train_if_a_backward_follows_ahead_of_an_update(
+    tmp_path: Path, trains: bool
+) -> None:
+    """
+    ::
+
+        Forward  Backward  Optimization  Forward      or the last one, then Backward, Optimization
+        0        300       500           600 to 1000
+    """
+    ends = (
+        [phase(0, "Backward", 300, 500), phase(0, "Optimization", 500, 600), layers(0, 600, 1000)]
+        if not trains
+        else [
+            layers(0, 300, 800),
+            phase(0, "Backward", 800, 900),
+            phase(0, "Optimization", 900, 1000),
+        ]
+    )
+    steps = []
+    for number in range(6):
+        inside = (layers(0, 0, 300), *ends)
+        steps.append(_moved(step(0, *inside), 1000 * US * number, number))
+    thread = Thread(1, "main", tuple(steps))
+    expected = {} if trains else {LOG: 6 * 400}
+    lengths = ((600, FORWARD), (400, DUMPS))
+    assert lines(tmp_path, thread, in_lines(*lengths)) == expected
+
+
+def _moved(item: Span, by_ns: int, number: int) -> Span:
+    name = f"ProfileStep#{number}" if item.category == "ProfileStep" else item.name
+    inside = tuple(_moved(each, by_ns, number) for each in item.inside)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        item, name=name, start=item.start + by_ns, end=item.end + by_ns, inside=inside
+    )
+
+
+def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.pb", training(450))
+    trace = dataclasses.replace(read(path), stacks=logging())
+    named = host_time(Profile(trace), NO_BUBBLES).gaps
+    assert named["name"].unique().to_list() == [LOG]
+    bare = host_time(Profile(read(path)), NO_BUBBLES).gaps
+    assert set(bare["name"].to_list()) == {"step, after Optimization Step"}
+    assert named.drop("name").equals(bare.drop("name"))
+
+
+def test_a_gap_without_a_sample_is_called_as_the_others_at_its_place(tmp_path: Path) -> None:
+    stacks = logging()
+    in_step_3 = (stacks.samples[:, 1] - EPOCH_NS) // (1000 * US) == 3
+    trace = dataclasses.replace(
+        read(write(tmp_path / "a.pb", training(450))),
+        stacks=dataclasses.replace(stacks, samples=stacks.samples[~in_step_3]),
+    )
+    assert host_time(Profile(trace), NO_BUBBLES).gaps["name"].to_list() == [LOG] * 6
+
+
+def test_names_are_bounded(tmp_path: Path) -> None:
+    frame = Frame("m", "a.py", "Outer.f.<locals>.inner", 3, is_own=True)
+    samples = np.array(
+        [(1, EPOCH_NS + (460 + 10 * i) * US, 10 * US, 0) for i in range(50)], np.int64
+    )
+    stacks = PythonStacks(10 * US, [frame], [[0]], samples, {"a.py": {3: "x" * 200}})
+    (name,) = lines(tmp_path, training(450), stacks)
+    assert name == f"a.py:3, inner(): {'x' * 57}..."
+
+
+def test_the_closing_line_and_the_finding_name_the_line(tmp_path: Path) -> None:
+    from ppprof.report.text.advice import verdict
+
+    folder = run(tmp_path / "log", [training(450)], stacks=[logging()])
+    findings = ppprof.advise(ppprof.open(folder))
+    rules = [finding.rule for finding in findings]
+    assert rules[0] == "beside-training"
+    assert "unexplained" not in rules
+    assert verdict(1e6, findings) == f"step 1 ms: 55% in {LOG}"
+
+
+def test_shares_of_all_lines_are_at_most_the_step(tmp_path: Path) -> None:
+    stacks = in_lines((300, FORWARD), (350, DUMPS), (350, AFTER))
+    folder = run(tmp_path / "log", [training(300)], stacks=[stacks])
+    found = [each for each in ppprof.advise(ppprof.open(folder)) if each.rule == "beside-training"]
+    assert sum(each.share or 0 for each in found) == pytest.approx(0.7)
