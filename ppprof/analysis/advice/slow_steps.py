@@ -95,7 +95,10 @@ def _place(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:
         slow = slow.join(warm_ups(evidence), ["window", "step"], "anti")
     if slow.is_empty():
         return place
-    gaps = _gap_excess(evidence, slow)
+    lines = _excess(evidence, slow, "beside")
+    if lines.height and lines["time_ns"][0] >= excess_ns / 2:
+        return {**place, "gap": lines["name"][0], "gap_ns": lines["time_ns"][0], "wording": "line"}
+    gaps = _excess(evidence, slow, "gap")
     if gaps.height and gaps["time_ns"][0] >= excess_ns / 2:
         return {**place, "gap": gaps["name"][0], "gap_ns": gaps["time_ns"][0], "wording": "gap"}
     excesses = {part: _mean_part(slow, part) - _mean_part(evidence.steps, part) for part in PARTS}
@@ -110,16 +113,16 @@ def _mean_part(steps: pl.DataFrame, part: str) -> float:
     return float(sum(mean_of(steps, name) for name in columns))
 
 
-def _gap_excess(evidence: Evidence, slow: pl.DataFrame) -> pl.DataFrame:
-    """Return the places of unexplained time in slow steps: name, time_ns above that of other steps."""
+def _excess(evidence: Evidence, slow: pl.DataFrame, kind: str) -> pl.DataFrame:
+    """Return the names of a kind in slow steps: name, time_ns above that of other steps."""
     steps, num = slow["step"].unique(), max(1, slow.height)
-    gaps = [
-        own.select_steps(steps).names.filter(what="gap") for own in evidence.indicators.values()
+    parts = [
+        own.select_steps(steps).names.filter(what=kind) for own in evidence.indicators.values()
     ]
-    if not gaps:
+    if not parts:
         return pl.DataFrame()
-    in_slow = pl.concat(gaps).group_by("name").agg(pl.col("time_ns").sum() / num)
-    others = evidence.names("gap").select("name", usual_ns="time_ns")
+    in_slow = pl.concat(parts).group_by("name").agg(pl.col("time_ns").sum() / num)
+    others = evidence.names(kind).select("name", usual_ns="time_ns")
     return (
         in_slow.join(others, "name", "left")
         .with_columns(time_ns=pl.col("time_ns") - pl.col("usual_ns").fill_null(0))
