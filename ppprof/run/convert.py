@@ -252,4 +252,5 @@ def _on_reference_clock(trace: Trace, clock: Clock | None) -> Trace:
         events=moved(trace.events, ("start_ns", "dur_ns")),
         memory=moved(trace.memory, ("time_ns",)),
         frames=moved(trace.frames, ("start_ns", "dur_ns")),
+        overheads=moved(trace.overheads, ("start_ns", "dur_ns")),
     )

@@ -27,7 +27,12 @@ def with_sound_times(trace: Trace) -> Trace:
     clock is set back ends before it starts. Times out of range are cut to it.
     """
     num_unsound = 0
-    tables = {"events": trace.events, "frames": trace.frames, "memory": trace.memory}
+    tables = {
+        "events": trace.events,
+        "frames": trace.frames,
+        "overheads": trace.overheads,
+        "memory": trace.memory,
+    }
     for name, table in tables.items():
         for column, first in _FIRST_NS.items():
             if column in table.columns and not _are_between(table[column], first, ENDLESS_NS):
@@ -37,8 +42,7 @@ def with_sound_times(trace: Trace) -> Trace:
     if not num_unsound:
         return trace
     skipped = {**trace.skipped, UNSOUND: num_unsound}
-    events, frames, memory = tables.values()
-    return dataclasses.replace(trace, events=events, frames=frames, memory=memory, skipped=skipped)
+    return dataclasses.replace(trace, **tables, skipped=skipped)  # type: ignore[arg-type]
 
 
 def _are_between(values: pl.Series, first: int, end: int) -> bool:

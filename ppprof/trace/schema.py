@@ -185,6 +185,14 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
 `ppprof.trace.kineto.terms.LEAST_FRAME_NS`; only torch records them (with_stack)."""
 
 
+OVERHEADS: Mapping[str, tuple[pl.DataType, str]] = {
+    "name": (pl.Categorical(), "what the profiler does: 'Activity Buffer Request'"),
+    "start_ns": (pl.Int64(), "as in `EVENTS`"),
+    "dur_ns": (pl.Int64(), "as in `EVENTS`"),
+}
+"""Column -> dtype and meaning. One row per time that the profiler itself takes; only torch records them."""
+
+
 def is_kernel() -> pl.Expr:
     """Return an expression that is true for kernels, and for device events of unknown kinds.
 
@@ -270,6 +278,8 @@ class Trace:
     """Columns of `MEMSETS`."""
     frames: pl.DataFrame = field(default_factory=lambda: empty(FRAMES))
     """Columns of `FRAMES`. They are no events: ``ignored`` counts them."""
+    overheads: pl.DataFrame = field(default_factory=lambda: empty(OVERHEADS))
+    """Columns of `OVERHEADS`. They are no events: ``ignored`` counts them."""
     stacks: PythonStacks | None = None
     """The samples of Python stacks; None if none were taken."""
     version: str = "1.0.2"

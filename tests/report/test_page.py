@@ -343,7 +343,7 @@ class TestInChromium:
         table = page.locator("#change figure.table", has=page.locator("input[type=search]")).first
         table.locator("input").fill("step")
         shown = table.locator("tbody tr:visible td:first-child").all_inner_texts()
-        assert shown == ["Step time", "Median step"]
+        assert shown == ["Mean step", "Median step"]
         assert re.fullmatch(r"2 of \d+ rows", table.locator(".count").inner_text())
         table.locator("input").fill("")
         assert table.locator("tbody tr:visible").count() > 2

@@ -59,6 +59,8 @@ RULES: tuple[Rule, ...] = (
         thresholds={**_TIME, "good_bubble_ratio": waiting.GOOD_BUBBLE_RATIO},
     ),
     Rule("exposed-communication", waiting.exposed_communication, thresholds=_TIME),
+    Rule("allocation", launches.allocation, thresholds=_TIME),
+    Rule("pageable-copies", launches.pageable_copies, thresholds=_TIME),
     Rule("blocking-copies", launches.blocking_copies, thresholds=_TIME),
     Rule(
         "optimizer-unfused",
@@ -117,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         "profiler-overhead",
         trust.profiler_overhead,
         "trust",
-        {"overhead_ratio": trust.OVERHEAD_MINOR},
+        {**_TIME, "overhead_ratio": trust.OVERHEAD_MINOR},
     ),
     Rule(
         "runs-ahead",

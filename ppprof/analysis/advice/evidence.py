@@ -190,6 +190,12 @@ class Evidence:
         """The run's typical step time: the mean of `typical_lengths`; 0 if none is known."""
         return mean_of(self.typical_lengths, "step_ns")
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the typical step is above 1% longer than that of the mean rank."""
+        means = self.rank_means
+        return "step_ns" in means.columns and self.step_ns > 1.01 * mean_of(means, "step_ns")
+
     @cached_property
     def rank_means(self) -> pl.DataFrame:
         """One row per rank, ascending: the mean over its typical steps of each time column of `steps`.
@@ -269,7 +275,10 @@ class Evidence:
         if not step_ns or cost_ns < LEAST_RATIO * step_ns:
             return []
         share = cost_ns / step_ns
-        all_facts = {"step_ns": step_ns, "basis": basis, "remedy": "code", **facts}
+        all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, "remedy": "code"}
+        if step is None and self.is_uneven:
+            all_facts["step_of"] = "slowest"
+        all_facts.update(facts)
         shown = rows.head(MOST_ROWS)
         return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
 

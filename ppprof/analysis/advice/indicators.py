@@ -19,12 +19,15 @@ from ppprof.analysis.profile.intervals import (
     difference,
     intersection,
     together,
+    union,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel
 
 TINY_NS = 10_000
@@ -40,6 +43,13 @@ _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelt
 _COPIES = "^gpumemcpysync"
 """Paddle's span around a copy for which the host waits (paddle/phi/core/memory/memcpy.cc)."""
 
+_ALLOCATES = r"malloc|(^|[a-z])free|hostalloc|hostregister|hostunregister|memalloc|memfree"
+_LOADS = r"moduleload|moduleunload|libraryload|modulegetfunction|librarygetkernel|funcload"
+"""Runtime calls, in lower case, that allocate or free, and those that load kernels."""
+
+LOADING_NS = 1_000_000
+"""A launch that takes this long loads its kernel first: launches take some 5 us."""
+
 _SYNCHRONOUS = r"^cuda(memcpy|memcpy2d)(_v\d+)?$"
 """Runtime calls that return only when their copy is done."""
 
@@ -50,11 +60,16 @@ STEPS = {
     "num_kernels": pl.Int64,
     "num_tiny_kernels": pl.Int64,
     "idle_ns": pl.Int64,
+    "idle_of_profiler_ns": pl.Int64,
+    "idle_in_calls_ns": pl.Int64,
     "idle_after_copies_ns": pl.Int64,
     "idle_in_optimizer_ns": pl.Int64,
     "idle_between_tiny_ns": pl.Int64,
     "num_blocking_copies": pl.Int64,
     "blocking_copies_ns": pl.Int64,
+    "num_pageable_copies": pl.Int64,
+    "pageable_copies_ns": pl.Int64,
+    "exposed_pageable_ns": pl.Int64,
     "accumulation_ns": pl.Int64,
     "recompute_ns": pl.Int64,
     "optimizer_ns": pl.Int64,
@@ -70,10 +85,14 @@ STEPS = {
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
   waits nor loads data (host_bound of `ppprof.analysis.ranks.step_breakdown`);
-- ``idle_after_copies_ns``, ``idle_in_optimizer_ns``, ``idle_between_tiny_ns``: disjoint parts of
-  idle_ns, which follow a blocking copy, lie among the updates of parameters, or lie between two
-  tiny kernels;
+- ``idle_of_profiler_ns``, ``idle_in_calls_ns``, ``idle_after_copies_ns``, ``idle_in_optimizer_ns``,
+  ``idle_between_tiny_ns``: disjoint parts of idle_ns, in which the profiler itself works
+  (`ppprof.trace.schema.OVERHEADS`), or the stepping thread is in a call that allocates, frees or
+  loads kernels; which follow a blocking copy, lie among the updates of parameters, or lie between
+  two tiny kernels;
 - ``num_blocking_copies``, ``blocking_copies_ns``: copies for which the stepping thread waits;
+- ``num_pageable_copies``, ``pageable_copies_ns``, ``exposed_pageable_ns``: copies between the device
+  and memory that is not pinned; their time, and the part of it in which no kernel runs;
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
 - ``recompute_ns``: the time of Forward events in a Backward;
 - ``optimizer_ns``: the time in Optimization phases;
@@ -106,7 +125,9 @@ neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexpla
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
-`ppprof.analysis.efficiency.avoidable`), remote (name of a remote call)."""
+`ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
+itself does), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
+memory that is not pinned)."""
 
 MEMORY = {
     "place": pl.String,
@@ -296,6 +317,7 @@ class IndicatorBuilder:
             nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
             counts = (
                 *("num_kernels", "num_tiny_kernels", "num_blocking_copies", "blocking_copies_ns"),
+                *("num_pageable_copies", "pageable_copies_ns", "exposed_pageable_ns"),
                 "outlived_ns",
             )
             return {**nothing, **dict.fromkeys(counts)}
@@ -307,8 +329,20 @@ class IndicatorBuilder:
         waiting = together(waiting_intervals(self.profile), loading_intervals(self.profile))
         idle = difference(idle_causes(self.profile)["nothing_queued"], waiting)
         launching = difference(idle, self.remote)
+        of_profiler = intersection(launching, union(*intervals_of(self._overheads())))
+        launching = difference(launching, of_profiler)
+        in_calls = intersection(launching, union(*intervals_of(self._slow_calls())))
+        launching = difference(launching, in_calls)
         after = _containing(launching, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(launching, after)
+        pageable = events.filter(
+            (pl.col("category") == "Memcpy")
+            & pl.col("name").cast(pl.String).str.contains("(?i)pageable")
+        )
+        self.add_names("pageable", pageable.select("step", "name", time_ns="dur_ns"))
+        exposed = difference(
+            union(*intervals_of(_with_end(pageable))), union(*intervals_of(_with_end(kernels)))
+        )
         in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
         ones = np.ones(kernels.height, np.int64)
@@ -316,6 +350,8 @@ class IndicatorBuilder:
             "num_kernels": self.sum_by_step(kernels["step"], ones),
             "num_tiny_kernels": self.sum_by_step(tiny["step"], np.ones(tiny.height, np.int64)),
             "idle_ns": self.within(idle),
+            "idle_of_profiler_ns": self.within(of_profiler),
+            "idle_in_calls_ns": self.within(in_calls),
             "idle_after_copies_ns": self.within(after),
             "idle_in_optimizer_ns": self.within(in_optimizer),
             "idle_between_tiny_ns": self.within(between),
@@ -323,8 +359,48 @@ class IndicatorBuilder:
                 copies["step"], np.ones(copies.height, np.int64)
             ),
             "blocking_copies_ns": self.sum_by_step(copies["step"], copies["time_ns"].to_numpy()),
+            "num_pageable_copies": self.sum_by_step(
+                pageable["step"], np.ones(pageable.height, np.int64)
+            ),
+            "pageable_copies_ns": self.sum_by_step(pageable["step"], pageable["dur_ns"].to_numpy()),
+            "exposed_pageable_ns": self.within(exposed),
             "outlived_ns": self.steps["outlived_ns"].to_numpy(),
         }
+
+    def _overheads(self) -> pl.DataFrame:
+        """Return the times in which the profiler itself works: start_ns, end_ns; adds their names."""
+        overheads = _with_end(self.profile.trace.overheads)
+        self.add_names("overhead", self._with_step(overheads))
+        return overheads
+
+    def _slow_calls(self) -> pl.DataFrame:
+        """Return the calls of the stepping threads that allocate, free or load kernels; adds names.
+
+        They are rows of ``tree.launches``. A launch of `LOADING_NS` or longer loads its kernel.
+        """
+        calls = self.tree.launches.filter(
+            pl.col("thread").is_in(self.steps["thread"].unique().implode())
+        )
+        names = calls["name"]
+        loads = pl.Series(matching(names, _LOADS))
+        is_launch = pl.Series(matching(names, "launch"))
+        allocates = pl.Series(matching(names, _ALLOCATES))
+        long = pl.col("end_ns") - pl.col("start_ns") >= LOADING_NS
+        chosen = calls.filter(allocates | loads | (is_launch & long))
+        self.add_names("call", self._with_step(chosen))
+        return chosen
+
+    def _with_step(self, spans: pl.DataFrame) -> pl.DataFrame:
+        """Return step, name and time_ns of spans, by the step in which each begins."""
+        start = spans["start_ns"].to_numpy()
+        row = np.searchsorted(self.extents[0], start, side="right") - 1
+        inside = (row >= 0) & (start < np.append(self.extents[1], 0)[row])
+        step = self.steps["step"].gather(np.maximum(row, 0))
+        return spans.select(
+            pl.when(pl.Series(inside)).then(step).alias("step"),
+            "name",
+            time_ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
 
     @cached_property
     def remote(self) -> Intervals:
@@ -357,8 +433,14 @@ class IndicatorBuilder:
         spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
         rows = np.flatnonzero(spans.to_numpy())
         above = hosts["parent"].fill_null(-1).to_numpy()
-        calls = self.tree.launches.filter(
-            matching(self.tree.launches["name"], _SYNCHRONOUS) & pl.col("thread").is_in(threads)
+        launches = self.tree.launches
+        is_copy = is_of_kind(Labels.of(launches["name"]), COPY)
+        copying = launches.filter(pl.Series(is_copy))["host"].drop_nulls().unique()
+        waits = pl.Series(is_of_kind(Labels.of(launches["name"]), WAIT))
+        waits &= launches["host"].is_in(copying.implode()).fill_null(value=False)
+        calls = launches.filter(
+            (pl.Series(matching(launches["name"], _SYNCHRONOUS)) | waits)
+            & pl.col("thread").is_in(threads)
         ).filter(pl.col("host").is_in(pl.Series(rows).implode()).not_() | pl.col("host").is_null())
         callers = np.concatenate((above[rows], calls["host"].fill_null(-1).to_numpy()))
         names = hosts["name"].cast(pl.String).gather(np.maximum(callers, 0))
@@ -437,6 +519,10 @@ class IndicatorBuilder:
             "optimizer_overhead_ns": overhead,
             "num_updates": self.sum_by_step(updates["step"], np.ones(updates.height, np.int64)),
         }
+
+
+def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
 
 
 def _containing(gaps: Intervals, instants: Int64) -> Intervals:

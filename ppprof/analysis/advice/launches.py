@@ -33,6 +33,8 @@ def idle_costs(evidence: Evidence) -> Mapping[str, float]:
     A cost below `LEAST_RATIO` of a step counts as ``host-bound``, and its rule is missing.
     """
     parts = {
+        "profiler-overhead": evidence.usual("idle_of_profiler_ns"),
+        "allocation": evidence.usual("idle_in_calls_ns"),
         "blocking-copies": evidence.usual("idle_after_copies_ns"),
         "optimizer-unfused": _fusible(evidence, "idle_in_optimizer_ns"),
         "tiny-kernels": evidence.usual("idle_between_tiny_ns"),
@@ -93,6 +95,31 @@ def blocking_copies(evidence: Evidence) -> list[Finding]:
         "remedy": evidence.remedy("Engine"),
     }
     return evidence.time_finding("blocking-copies", cost_ns, "likely", facts, copies)
+
+
+def allocation(evidence: Evidence) -> list[Finding]:
+    """Report idle devices while the host allocates or frees their memory, or loads kernels."""
+    cost_ns = idle_costs(evidence).get("allocation", 0.0)
+    calls = evidence.names("call")
+    facts: dict[str, Fact] = {
+        "idle_ns": cost_ns,
+        "num_calls": float(calls["calls"].sum()),
+        "call": calls["name"][0] if calls.height else None,
+    }
+    return evidence.time_finding("allocation", cost_ns, "likely", facts, calls)
+
+
+def pageable_copies(evidence: Evidence) -> list[Finding]:
+    """Report copies from or to memory that is not pinned; the cost is their time without a kernel."""
+    cost_ns = evidence.usual("exposed_pageable_ns")
+    copies = evidence.names("pageable")
+    facts: dict[str, Fact] = {
+        "num_copies": evidence.usual("num_pageable_copies"),
+        "copies_ns": evidence.usual("pageable_copies_ns"),
+        "exposed_ns": cost_ns,
+        "copy": copies["name"][0] if copies.height else None,
+    }
+    return evidence.time_finding("pageable-copies", cost_ns, "likely", facts, copies)
 
 
 def optimizer_unfused(evidence: Evidence) -> list[Finding]:

@@ -6,6 +6,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.launches import idle_costs
 from ppprof.analysis.diff.significance import step_change
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
@@ -102,6 +103,32 @@ def warm_up(evidence: Evidence) -> list[Finding]:
 
 
 def profiler_overhead(evidence: Evidence) -> list[Finding]:
+    """Report the time that recording takes: as events of the profiler, and as longer steps."""
+    return [*_profiler_events(evidence), *_longer_steps(evidence)]
+
+
+def _profiler_events(evidence: Evidence) -> list[Finding]:
+    """Report time in which the devices are idle while the profiler itself works."""
+    cost_ns = idle_costs(evidence).get("profiler-overhead", 0.0)
+    events = evidence.names("overhead")
+    facts: dict[str, Fact] = {
+        **{name: None for name in _OVERHEAD if name != "step_ns"},
+        "idle_ns": cost_ns,
+        "event": events["name"][0] if events.height else None,
+        "wording": "events",
+        "remedy": "events",
+    }
+    return evidence.time_finding("profiler-overhead", cost_ns, "sure", facts, events)
+
+
+_OVERHEAD = (
+    *("overhead_ratio", "low_ratio", "high_ratio", "inside_ns", "outside_ns"),
+    *("profile_memory", "idle_ns", "event", "step_ns"),
+)
+"""The facts of profiler-overhead."""
+
+
+def _longer_steps(evidence: Evidence) -> list[Finding]:
     """Report that steps take clearly longer while they are recorded.
 
     Steps in windows are compared with steps outside windows. The 95% interval of the change must be
@@ -131,6 +158,7 @@ def profiler_overhead(evidence: Evidence) -> list[Finding]:
         for name, table in (("outside", outside), ("inside", inside))
     }
     facts = {
+        **dict.fromkeys(_OVERHEAD),
         "overhead_ratio": change.ratio,
         "low_ratio": change.low,
         "high_ratio": change.high,

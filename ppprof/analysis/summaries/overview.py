@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import zip_longest
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -17,8 +16,16 @@ from ppprof.analysis.profile.grouping import (
     ratio,
     ratio_of,
 )
-from ppprof.analysis.profile.intervals import Intervals, covered, covered_by_group, overlap
+from ppprof.analysis.profile.intervals import (
+    Intervals,
+    covered,
+    covered_by_group,
+    joined,
+    overlap,
+    union,
+)
 from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Array
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel
@@ -49,7 +56,9 @@ def device(profile: Profile) -> pl.DataFrame:
     Returns:
         device ("CPU(Process)", "CPU(System)", "GPU0"...) and utilization (float64, 1.0 is the
         whole; null if unknown). For a GPU, it is the share of the time inside steps in which a
-        kernel ran. Paddle measures the CPU's: of the process, in cores, so that 2.0 is two cores;
+        kernel ran, at most 1.0. Steps are those of the device: they last until their kernels are over
+        (`ppprof.analysis.ranks.device_steps`), and where the host waits for the device they are the
+        host's, as in Paddle. Paddle measures the CPU's: of the process, in cores, so that 2.0 is two cores;
         of the system, as a share of all cores.
     """
     rows: list[tuple[str, float | None]] = []
@@ -60,10 +69,20 @@ def device(profile: Profile) -> pl.DataFrame:
     kernels = launched.filter(is_kernel())
     devices = launched["device"].unique(maintain_order=True)
     number = kernels["device"].replace_strict(devices, range(len(devices))).to_numpy()
-    _, busy_ns = covered_by_group(number, intervals_of(kernels))
-    for device, busy in zip_longest(devices, busy_ns.tolist(), fillvalue=0):
-        rows.append((f"GPU{device}", busy / profile.total_ns if profile.total_ns else None))
+    steps = _device_steps(profile)
+    start, end = intervals_of(kernels)
+    total_ns = covered(*steps)
+    for row, device in enumerate(devices):
+        busy = union(start[number == row], end[number == row])
+        busy_ns = overlap(busy, steps)
+        rows.append((f"GPU{device}", busy_ns / total_ns if total_ns else None))
     return pl.DataFrame(rows, DEVICE, orient="row")
+
+
+def _device_steps(profile: Profile) -> Intervals:
+    """Return the time in which the host or the device is in a step, as a union."""
+    host = intervals_of(profile.tree.of_category("ProfileStep"))
+    return union(*joined(host, intervals_of(steps_of_rank(profile))))
 
 
 def _finite(text: str | None) -> float | None:
@@ -84,8 +103,8 @@ def overview(profile: Profile) -> pl.DataFrame:
     Only the phases are sums: they are not merged where they overlap.
 
     Returns:
-        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (to the time inside steps; null
-        without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
+        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (to the time inside steps, on the
+        GPU's side of the device's steps as in `device`; null without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
         Paddle's order.
     """
     tree, comm = profile.tree, profile.paddle_communication
@@ -109,8 +128,11 @@ def overview(profile: Profile) -> pl.DataFrame:
         gpu["Communication"] = (num_distinct(comm.device), covered(*comm.device))
     return pl.DataFrame(
         [
-            (side, name, calls, time_ns, ratio(time_ns, profile.total_ns))
-            for side, items in (("cpu", cpu), ("gpu", gpu.items()))
+            (side, name, calls, time_ns, ratio(time_ns, total_ns))
+            for side, total_ns, items in (
+                ("cpu", profile.total_ns, cpu),
+                ("gpu", covered(*_device_steps(profile)), gpu.items()),
+            )
             for name, (calls, time_ns) in items
         ],
         OVERVIEW,
@@ -161,8 +183,9 @@ def model(profile: Profile) -> pl.DataFrame:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
         kernels launched in the phase, overlapping or not. CPU ratios are relative to the time
         inside steps (null without steps), GPU ratios to the GPU time of the steps (0 if that is 0).
-        *Others* has totals and ratios; its other columns are null. The row is missing without
-        steps. The table has no rows if the trace has only steps or only one of the phases.
+        *Others* is the steps without the phases; without those in them, if phases outside of steps
+        or beside them take longer than the steps. It has totals and ratios; its other columns are null.
+        The row is missing without steps. The table has no rows if the trace has only steps or only one of the phases.
     """
     steps = profile.phase("ProfileStep")
     rows = [
@@ -173,13 +196,15 @@ def model(profile: Profile) -> pl.DataFrame:
     if len(rows) < 2:
         rows = []
     elif steps is not None:
+        others = {"cpu_total_ns": profile.total_ns, "gpu_total_ns": steps["gpu_total_ns"]}
+        inside = _phases_in_steps(profile)
         rows.append(
             {
                 "name": "Others",
-                "cpu_total_ns": _rest(profile.total_ns, (row["cpu_total_ns"] for row in rows[1:])),
-                "gpu_total_ns": _rest(
-                    steps["gpu_total_ns"], (row["gpu_total_ns"] for row in rows[1:])
-                ),
+                **{
+                    key: _rest(whole, [row[key] for row in rows[1:]], int(inside[column].sum()))
+                    for (key, whole), column in zip(others.items(), ("cpu_ns", "device_ns"))
+                },
             }
         )
     table = pl.DataFrame([{key: row.get(key) for key in STATS} for row in rows], STATS)
@@ -189,9 +214,18 @@ def model(profile: Profile) -> pl.DataFrame:
     )
 
 
-def _rest(whole_ns: int, parts_ns: Iterable[int]) -> int:
-    """Return the whole without its parts; as an int64 that wraps around, as polars' sums do."""
-    return (whole_ns - sum(parts_ns) + (1 << 63)) % (1 << 64) - (1 << 63)
+def _rest(whole_ns: int, parts_ns: Sequence[int], inside_ns: int) -> int:
+    """Return the whole without its parts; without those inside it, if that is negative; at least 0."""
+    rest_ns = whole_ns - sum(parts_ns)
+    return rest_ns if rest_ns >= 0 else max(0, whole_ns - inside_ns)
+
+
+def _phases_in_steps(profile: Profile) -> pl.DataFrame:
+    """Return the phases that are below a step: they are parts of it, others run beside it."""
+    tree = profile.tree
+    is_inside = tree.below(tree.rows_of_category("ProfileStep"))
+    phases = profile.outermost.filter(pl.col("category") != "ProfileStep")
+    return phases.filter(pl.Series(is_inside[phases["row"].to_numpy()], dtype=pl.Boolean))
 
 
 def distributed(profile: Profile) -> pl.DataFrame:

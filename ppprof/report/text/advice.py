@@ -292,6 +292,8 @@ def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
     facts = format_facts(finding.facts)
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
+        if facts.get("step_of") == "slowest":
+            facts["basis"] = words["slowest"].format(basis=facts["basis"])
     if "role" in facts:
         facts["role"] = _role(facts["role"], words)
     if "host" in facts and finding.facts["host"] is None:

@@ -19,6 +19,7 @@ from ppprof.trace.kineto.fields import (
     IGNORED_SPANS,
     KINDS,
     NO_ARGS,
+    OVERHEAD,
     PROCESS_NAMES,
     SPANS,
     WAIT,
@@ -29,7 +30,7 @@ from ppprof.trace.kineto.fields import (
 from ppprof.trace.kineto.inputs import converted_inputs
 from ppprof.trace.kineto.processes import ranks_of, split
 from ppprof.trace.kineto.terms import LEAST_FRAME_NS, MODULE, OPERATORS
-from ppprof.trace.schema import FRAMES, conform
+from ppprof.trace.schema import FRAMES, OVERHEADS, conform
 
 _MIN_EVENTS = 1 << 15
 """Fewest decoded events in each part, except in the last one. Making a column costs as much as 1000
@@ -170,6 +171,8 @@ class KinetoColumns:
                 return "hosts"
             if event.cat in IGNORED_SPANS:
                 self.ignored[event.cat] += 1
+                if event.cat == OVERHEAD:
+                    return "overheads"
                 if event.cat == FRAME and _is_long(event):
                     return "frames"
             elif not event.cat:
@@ -241,6 +244,15 @@ class KinetoColumns:
         """
         table = self._table("frames").with_columns(pl.col("start_ns") + base_ns)
         return conform(table, FRAMES).drop_nulls()
+
+    def overheads(self, base_ns: int) -> pl.DataFrame:
+        """Return the times that the profiler itself takes: columns of `OVERHEADS`. Called once.
+
+        Args:
+            base_ns: nanoseconds to add to each recorded start.
+        """
+        table = self._table("overheads").with_columns(pl.col("start_ns") + base_ns)
+        return conform(table, OVERHEADS).drop_nulls().filter(pl.col("dur_ns") >= 0)
 
 
 def dtypes_of(columns: Columns) -> dict[str, pl.DataType]:

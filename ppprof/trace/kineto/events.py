@@ -29,7 +29,7 @@ known (`forwards`).
 
 Left out, and counted in ``Trace.ignored``: other python_function events (frames of the interpreter, ten per operator, which no
 table counts; the long ones are in `Trace.frames`), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
-the model), flows (correlation ids and sequence numbers hold the same links), Trace.
+the model; the latter are in `Trace.overheads`), flows (correlation ids and sequence numbers hold the same links), Trace.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from ppprof.trace.kineto.host_tree import (
     forwards,
     nested,
     slack_of,
+    with_called,
     with_caller,
     with_parent,
     with_threads,
@@ -113,7 +114,7 @@ def kineto_trace(
     hosts, marks = with_marked_steps(hosts, launches, step_mark)
     backward = backward_events(hosts, slack_ns)
     calls = backward_calls(backward, hosts)
-    hosts = pl.concat([backward, hosts], how="diagonal")
+    hosts = pl.concat([with_called(backward, calls, hosts), hosts], how="diagonal")
     # Before events move from an engine's thread to its caller: each thread counts its own nodes.
     numbered = columns.details("sequences")
     rows = first_rows(hosts["index"], numbered["index"])
@@ -150,6 +151,7 @@ def kineto_trace(
         kernels=kernels,
         memsets=empty(MEMSETS),
         frames=columns.frames(base_ns),
+        overheads=columns.overheads(base_ns),
         extra_info={
             **_named(
                 columns.thread_names, *map(str, events["thread"].drop_nulls().unique().sort())

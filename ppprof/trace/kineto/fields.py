@@ -79,6 +79,8 @@ EMPTY = KinetoEvent()
 FRAME = "python_function"
 PROCESS_NAMES = ("process_name", "process_labels")
 """Names of the metadata events that name a process."""
+OVERHEAD = "overhead"
+"""``cat`` of the times that the profiler itself takes: ``Activity Buffer Request``."""
 COLLECTIVE_CALL = "record_param_comms"
 """Name of the operators that are calls of collectives, or waits for them."""
 WAIT = "wait"
@@ -93,7 +95,7 @@ KINDS = {
 """``cat`` of a span -> kind of event."""
 IGNORED_SPANS = frozenset(
     [
-        *(FRAME, "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "Trace"),
+        *(FRAME, "gpu_user_annotation", "cuda_sync", "cuda_event", OVERHEAD, "Trace"),
         *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
     ]
 )
@@ -120,6 +122,7 @@ ARGS: Mapping[str, Columns] = {
         **dict.fromkeys(("size", "allocated", "reserved", "device_type", "device_id"), "Int64"),
     },
     "frames": {},
+    "overheads": {},
 }
 """Kind of event -> its columns that come from `KinetoArgs`."""
 SPANS: Mapping[str, Columns] = {kind: {**_SPAN, **args} for kind, args in ARGS.items()}

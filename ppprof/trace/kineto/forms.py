@@ -25,6 +25,7 @@ from ppprof.trace.kineto.fields import (
     DETAILS,
     FRAME,
     IGNORED_SPANS,
+    OVERHEAD,
     PROCESS_NAMES,
     Columns,
     KinetoArgs,
@@ -93,11 +94,12 @@ CLASSES = (
     EventClass(_HOST, "X", FRAME, f"{MODULE}*"),
     EventClass(("frames",), "X", FRAME, least_dur_ns=LEAST_FRAME_NS),
     EventClass((), "X", FRAME),
+    EventClass(("overheads",), "X", OVERHEAD),
     *(EventClass(("launches",), "X", cat) for cat in sorted(LAUNCHES)),
     *(EventClass(_DEVICE, "X", cat) for cat in DEVICES),
     EventClass(("memory",), "i", name="[memory]"),
     *(EventClass((), ph) for ph in IGNORED_PHASES),
-    *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME})),
+    *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME, OVERHEAD})),
     EventClass(_DEVICE, "X", "", either=(_arg("stream"), _arg("device"))),
 )
 FORMS = EventForms(dict(_KEYS.values()), _TABLES, CLASSES)

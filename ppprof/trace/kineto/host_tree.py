@@ -240,8 +240,8 @@ def backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
     """Return the Backward events on a thread of the autograd engine, with the thread that waits.
 
     The waiting thread is the caller. It must be the only thread with steps. A Backward event is
-    left out if the caller began or ended an event meanwhile, or if another backward pass ran
-    meanwhile.
+    left out if the caller began or ended an event meanwhile that is not in a node, or if another
+    backward pass ran meanwhile on a third thread.
 
     Returns:
         key, begin_ns and until_ns of the Backward event; caller_key and caller, the thread's id.
@@ -251,16 +251,58 @@ def backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
     runs = backward.join(callers, how="cross").sort("start_ns")
     if callers.height != 1:
         runs = runs.clear()
-    # If there is one, an event of its thread; else, there are no runs.
-    is_own = hosts["key"] == (callers["caller_key"][0] if callers.height else -1)
-    own = hosts.select("start_ns", "end_ns").filter(is_own)
+    runs = runs.filter(pl.col("key") != pl.col("caller_key"))
+    own = _outside_nodes(hosts, callers["caller_key"])
     return runs.filter(
-        pl.col("key") != pl.col("caller_key"),
         _num_within(own["start_ns"], runs) == 0,
         _num_within(own["end_ns"] - 1, runs) == 0,
         _num_within(runs["start_ns"], runs) <= 1,
         pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1, fill_value=0),
     ).select("key", "caller_key", "caller", begin_ns="start_ns", until_ns="end_ns")
+
+
+def _outside_nodes(hosts: pl.DataFrame, keys: pl.Series) -> pl.DataFrame:
+    """Return start_ns and end_ns of the events of some threads that are not in an autograd node."""
+    own = hosts.filter(pl.col("key").is_in(keys.implode())).sort(
+        "start_ns", "end_ns", descending=[False, True]
+    )
+    node_end = pl.when(pl.col("node").is_not_null()).then("end_ns").otherwise(0)
+    return own.filter(pl.col("start_ns") >= node_end.cum_max()).select("start_ns", "end_ns")
+
+
+def with_called(backward: pl.DataFrame, calls: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return the Backward events with one for each backward pass of a caller.
+
+    The engine runs the nodes of the CPU on the calling thread, such as GraphRoot, meanwhile::
+
+        caller    GraphRoot   AccumulateGrad         aten::add
+        engine        MmBackward0   MmBackward0
+        Backward  ---------------------------
+    """
+    if calls.is_empty():
+        return backward
+    caller_key, caller = calls.select("caller_key", "caller").row(0)
+    begins = calls.select("key", start_ns="begin_ns", is_called=pl.lit(value=True))
+    called = backward.join(begins, ["key", "start_ns"], "left", maintain_order="left")
+    called = called.with_columns(pl.col("is_called").fill_null(value=False))
+    own = called.filter(pl.col("is_called") | (pl.col("key") == caller_key)).sort("start_ns")
+    gaps = own.select(
+        start_ns=pl.col("end_ns").cum_max().shift(1, fill_value=0), end_ns="start_ns"
+    ).with_columns(end_ns=pl.max_horizontal("start_ns", "end_ns"))
+    others = _outside_nodes(hosts, calls["caller_key"].head(1))
+    passes = (pl.lit(_num_within(others["start_ns"], gaps)) > 0).cum_sum().alias("pass")
+    merged = (
+        own.with_columns(passes)
+        .group_by("pass", maintain_order=True)
+        .agg(pl.exclude("end_ns").first(), pl.col("end_ns").max())
+        .with_columns(
+            key=pl.lit(caller_key, pl.Int64),
+            thread=pl.lit(caller, pl.Int64),
+            dur_ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
+    )
+    rest = called.filter(~pl.col("is_called") & (pl.col("key") != caller_key))
+    return pl.concat([merged.select(backward.columns), rest.select(backward.columns)])
 
 
 def with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

@@ -29,10 +29,12 @@ from tests.fixtures.findings import (
     accumulating,
     ahead,
     allocating,
+    allocating_on_device,
     batches,
     calling,
     computing,
     copying,
+    copying_pageable,
     holding,
     in_lines,
     loading,
@@ -92,6 +94,8 @@ NEARLY = {
     "exposed-communication": {
         "threads": [computing(600, reduced=805), computing(800, reduced=805)]
     },
+    "allocation": {"threads": [allocating_on_device(100, 300)]},
+    "pageable-copies": {"threads": [copying_pageable("Memcpy HtoD (Pinned -> Device)")]},
     "blocking-copies": {"threads": [copying(418)]},  # before the copy returns
     "optimizer-unfused": {"threads": [updating(15)]},
     "tiny-kernels": {"threads": [tiny(12)]},

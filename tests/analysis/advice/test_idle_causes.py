@@ -1,0 +1,111 @@
+"""Idle time of a device counts for the recorded cause: the profiler, an allocation, a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.analysis.advice.finding import Finding
+from tests.fixtures.findings import US
+from tests.fixtures.torch_training import TorchTraining
+
+STEP = 10_000.0
+
+
+def by_rule(path: Path) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in ppprof.advise(ppprof.open(path))}
+
+
+def idling(folder: Path, causes: list[tuple[str, float]]) -> Path:
+    """In each step gaps of these causes and lengths, and kernels of 900 between them."""
+    trace = TorchTraining()
+    for number in range(6):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        now = at
+        for cause, length in causes:
+            start = now + 5
+            if cause == "overhead":
+                trace.event("overhead", "Activity Buffer Request", start, length, pid=-1, tid=0)
+            elif cause != "host":
+                ids = {"correlation": 10**6 + len(trace.events)}
+                trace.event("cuda_runtime", cause, start, length, **ids)
+            now += length + 20
+            trace.event("cpu_op", "aten::mm", now - 5, 100)
+            trace.launch(now - 4, 4, "gemm", now, 900)
+            now += 900
+        trace.event("cpu_op", "aten::mm", now - 5, 100)
+        trace.launch(now - 4, 4, "gemm", now, at + STEP - now)
+    return trace.write(folder / "a.json")
+
+
+RULES = {
+    "overhead": "profiler-overhead",
+    "cudaMalloc": "allocation",
+    "cuModuleLoadData": "allocation",
+}
+
+
+def test_time_of_the_profiler_is_not_the_hosts(tmp_path: Path):
+    """4 of 4.54 ms that the device idles are the profiler's own."""
+    trace = TorchTraining()
+    for number in range(6):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        trace.event("cpu_op", "aten::mm", at + 50, 4300)
+        trace.event("overhead", "Activity Buffer Request", at + 100, 4000, pid=-1, tid=0)
+        trace.launch(at + 4200, 20, "gemm", at + 4240, 900)
+        for i in range(5):
+            start = at + 5100 + i * 950
+            trace.event("cpu_op", "aten::mm", start, 100)
+            trace.launch(start + 20, 10, "gemm", start + 40, 900)
+    found = by_rule(trace.write(tmp_path / "a.json"))
+    assert found["profiler-overhead"].cost_ns == pytest.approx(4000 * US)
+    assert found["host-bound"].cost_ns == pytest.approx(540 * US)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["overhead", "cudaMalloc", "cuModuleLoadData", "host"]),
+            st.sampled_from([200.0, 500.0, 1000.0]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_each_gap_counts_for_its_cause(
+    tmp_path_factory: pytest.TempPathFactory, causes: list[tuple[str, float]]
+):
+    found = by_rule(idling(tmp_path_factory.mktemp("a"), causes))
+    for rule in {*RULES.values(), "host-bound"}:
+        expected = sum(length for cause, length in causes if RULES.get(cause, "host-bound") == rule)
+        cost = found[rule].cost_ns if rule in found else 0
+        # Before each kernel, 20 us are the host's.
+        assert cost == pytest.approx(expected * US, abs=25 * (len(causes) + 1) * US), rule
+
+
+def test_copies_from_pageable_memory_are_to_be_pinned(tmp_path: Path):
+    """3 of 10 ms are a copy that no kernel hides."""
+    trace = TorchTraining()
+    for number in range(8):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        trace.event("cpu_op", "aten::copy_", at + 30, 3070)
+        name = "Memcpy HtoD (Pageable -> Device)"
+        trace.launch(
+            *(at + 40, 3020, name, at + 50, 3000), category="gpu_memcpy", call="cudaMemcpyAsync"
+        )
+        trace.event("cuda_runtime", "cudaStreamSynchronize", at + 3062, 20)
+        for i in range(6):
+            start = at + 3150 + i * 20
+            trace.event("cpu_op", "aten::mm", start, 18)
+            trace.launch(start + 2, 10, "gemm", at + 3200 + i * 1100, 1100)
+        trace.event("cuda_runtime", "cudaDeviceSynchronize", at + 3300, 6600)
+    found = by_rule(trace.write(tmp_path / "a.json"))["pageable-copies"]
+    assert found.share == pytest.approx(0.3)
+    assert (found.facts["num_copies"], found.facts["copies_ns"]) == (1, 3000 * US)

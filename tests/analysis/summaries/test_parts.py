@@ -1,0 +1,122 @@
+"""Parts are not negative and add up to the whole; no share is above 100%."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.report.text.advice import render_findings
+from tests.fixtures.torch_training import TorchTraining
+
+STEP, EVALUATE = 10_000.0, "autograd::engine::evaluate_function: "
+
+
+def backward_on_two_threads(
+    folder: Path, num_steps: int = 5, on_caller: tuple[bool, ...] = (True,) * 4
+) -> Path:
+    """Four products; then a backward pass whose nodes run on the engine's and the calling thread."""
+    trace = TorchTraining()
+    for number in range(num_steps):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        for i in range(4):
+            trace.event("cpu_op", "aten::mm", at + 50 + i * 1000, 100)
+            trace.launch(at + 70 + i * 1000, 10, "forward", at + 90 + i * 1000, 900)
+        begin = at + 4200
+        trace.event("user_annotation", "backward", begin, 4800)
+        trace.event("cpu_op", f"{EVALUATE}torch::autograd::GraphRoot", begin + 20, 10)
+        trace.event("cpu_op", "torch::autograd::GraphRoot", begin + 22, 2)
+        for i, is_on_caller in enumerate(on_caller):
+            start = begin + 100 + i * 1100
+            trace.event("cpu_op", f"{EVALUATE}MmBackward0", start, 200, tid=101)
+            trace.event("cpu_op", "MmBackward0", start + 2, 190, tid=101)
+            ids = {"correlation": 10**6 + len(trace.events)}
+            trace.event("cuda_runtime", "cudaLaunchKernel", start + 20, 10, tid=101, **ids)
+            trace.event(
+                "kernel", "backward", start + 40, 1000, pid=0, tid=7, device=0, stream=7, **ids
+            )
+            if is_on_caller:
+                name = f"{EVALUATE}torch::autograd::AccumulateGrad"
+                trace.event("cpu_op", name, start + 150, 20)
+        trace.event("user_annotation", "Optimizer.step#SGD.step", at + 9100, 300)
+        trace.event("cpu_op", "aten::add_", at + 9110, 50)
+        trace.launch(at + 9120, 10, "sgd", at + 9160, 200)
+    return trace.write(folder / "a.json")
+
+
+def rows(path: Path, view: str) -> dict[str, dict[str, float]]:
+    return {row["name"]: row for row in ppprof.open(path).summary(view).rows(named=True)}
+
+
+def test_a_backward_pass_on_two_threads_is_one(tmp_path: Path):
+    path = backward_on_two_threads(tmp_path)
+    model = rows(path, "model")
+    assert model["ProfileStep"]["gpu_total_ns"] == 39_000_000
+    assert (model["Backward"]["calls"], model["Backward"]["gpu_total_ns"]) == (5, 20_000_000)
+    # From the first node to the end of the last on either thread: 3.58 ms.
+    assert model["Backward"]["cpu_total_ns"] == pytest.approx(5 * 3_580_000)
+    assert model["Others"]["gpu_total_ns"] == 18_000_000
+    assert rows(path, "udf")["backward"]["gpu_total_ns"] == 20_000_000
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=4))
+def test_phases_and_others_add_up_to_the_steps(
+    tmp_path_factory: pytest.TempPathFactory, on_caller: list[bool]
+):
+    path = backward_on_two_threads(tmp_path_factory.mktemp("a"), 3, tuple(on_caller))
+    model = rows(path, "model")
+    kernels_ns = 3 * (4 * 900 + len(on_caller) * 1000 + 200) * 1000  # counted from the trace's text
+    assert model["ProfileStep"]["gpu_total_ns"] == kernels_ns
+    for side in ("cpu", "gpu"):
+        parts = [row[f"{side}_total_ns"] for name, row in model.items() if name != "ProfileStep"]
+        assert min(parts) >= 0
+        assert sum(parts) == model["ProfileStep"][f"{side}_total_ns"]
+
+
+@given(st.integers(1, 12), st.sampled_from([100.0, 600.0, 998.0]), st.sampled_from([0, 3]))
+def test_no_utilization_is_above_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, num: int, length: float, before: int
+):
+    """The host launches a step in 6 ms, the device needs ``num`` ms for it; some work came before."""
+    trace = TorchTraining()
+    for i in range(before):
+        trace.event("cpu_op", "aten::mm", -5000 + i * 20, 15)
+        trace.launch(-4999 + i * 20, 5, "gemm", -4000 + i * 1000, 990)
+    for number in range(5):
+        at = number * 6000.0
+        trace.step(number, at, 6000)
+        for i in range(num):
+            start = at + 50 + i * 100
+            trace.event("cpu_op", "aten::mm", start, 50)
+            trace.launch(start + 10, 10, "gemm", 100 + (number * num + i) * 1000.0, length)
+    path = trace.write(tmp_path_factory.mktemp("a") / "a.json")
+    run = ppprof.open(path)
+    (share,) = run.summary("device").filter(device="GPU0")["utilization"]
+    assert 0 < share <= 1
+    kernels = run.summary("overview").filter(side="gpu", event_type="Kernel")
+    if not before:
+        assert (kernels["ratio"] <= 1 + 1e-9).all()
+        if num > 6:  # the device is the slower one
+            assert share == pytest.approx(length / 1000, abs=0.02)
+
+
+def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
+    """The steps of four ranks take 10, 12, 14 and 20 ms, and no rank waits for another."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for rank, length in enumerate((10_000.0, 12_000.0, 14_000.0, 20_000.0)):
+        trace = TorchTraining(rank, 4)
+        for number in range(6):
+            at = number * length
+            trace.step(number, at, length)
+            for i in range(8):
+                start = at + 50 + i * (length - 200) / 8
+                trace.event("cpu_op", "aten::mm", start, 100)
+                trace.launch(start + 20, 10, "gemm", start + 40, 900)
+        trace.write(folder / f"rank{rank}.pt.trace.json")
+    text = render_findings(ppprof.advise(ppprof.open(folder)))
+    assert "of a 20 ms step, recorded, slowest rank" in text
