@@ -1,15 +1,15 @@
 import paddle
 
 net = paddle.nn.Sequential(
-    paddle.nn.Linear(256, 2048), paddle.nn.ReLU(), paddle.nn.Linear(2048, 256)
+    paddle.nn.Linear(256, 1024), paddle.nn.ReLU(), paddle.nn.Linear(1024, 256)
 )
 optimizer = paddle.optimizer.AdamW(0.001, parameters=net.parameters())
+batch = paddle.randn([64, 256])
 
-for step in range(60):  # loop
-    loss = (net(paddle.randn([64, 256])) ** 2).mean()
+for step in range(120):  # loop
+    loss = (net(batch) ** 2).mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
     if step % 3 == 0:
-        paddle.save(net.state_dict(), "net.pdparams")
-        paddle.save(optimizer.state_dict(), "net.pdopt")  # planted
+        paddle.save({**net.state_dict(), **optimizer.state_dict()}, "net.pdparams")  # planted

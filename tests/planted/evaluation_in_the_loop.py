@@ -1,8 +1,8 @@
 import paddle
 
-net = paddle.nn.Sequential(paddle.nn.Linear(128, 512), paddle.nn.ReLU(), paddle.nn.Linear(512, 16))
+net = paddle.nn.Sequential(paddle.nn.Linear(128, 256), paddle.nn.ReLU(), paddle.nn.Linear(256, 16))
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
-held_out = [paddle.randn([1024, 128]) for _ in range(8)]
+batch, held_out = paddle.randn([512, 128]), [paddle.randn([512, 128]) for _ in range(4)]
 
 
 def evaluate():
@@ -13,9 +13,9 @@ def evaluate():
     return paddle.stack(losses).mean()
 
 
-for step in range(60):  # loop
-    loss = (net(paddle.randn([1024, 128])) ** 2).mean()
+for step in range(120):  # loop
+    loss = (net(batch) ** 2).mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
-    score = evaluate()  # planted
+    score = evaluate()  # planted: 8-13

@@ -4,7 +4,7 @@ import paddle
 
 net = paddle.nn.Sequential(paddle.nn.Linear(64, 256), paddle.nn.ReLU(), paddle.nn.Linear(256, 8))
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
-batch = paddle.randn([4096, 64])
+batch = paddle.randn([2048, 64])
 
 
 def log(step, loss):
@@ -13,9 +13,9 @@ def log(step, loss):
         file.write(json.dumps({"step": step, "loss": float(loss), "weights": weights}) + "\n")
 
 
-for step in range(60):  # loop
+for step in range(120):  # loop
     loss = (net(batch) ** 2).mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
-    log(step, loss)  # planted
+    log(step, loss)  # planted: 10-13

@@ -1,12 +1,12 @@
 import paddle
 
 net = paddle.nn.Sequential(
-    paddle.nn.Linear(512, 2048), paddle.nn.ReLU(), paddle.nn.Linear(2048, 512)
+    paddle.nn.Linear(256, 1024), paddle.nn.ReLU(), paddle.nn.Linear(1024, 256)
 )
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
-batches = [paddle.randn([512, 512]) for _ in range(4)]
+batches = [paddle.randn([256, 256]) for _ in range(4)]
 
-for step in range(60):  # loop
+for step in range(120):  # loop
     loss = (net(batches[step % 4]) ** 2).mean()
     loss.backward()
     optimizer.step()

@@ -3,19 +3,20 @@ import math
 import paddle
 
 net = paddle.nn.Sequential(paddle.nn.Linear(128, 512), paddle.nn.ReLU(), paddle.nn.Linear(512, 128))
+batch = paddle.randn([512, 128])
 
 
 class Warmup(paddle.optimizer.lr.LRScheduler):
     def get_lr(self):
-        return sum(math.cos(i) ** 2 for i in range(60_000)) / 60_000_000  # planted
+        return sum(math.cos(i) ** 2 for i in range(60_000)) / 60_000_000
 
 
 schedule = Warmup(0.001)
 optimizer = paddle.optimizer.Adam(schedule, parameters=net.parameters())
 
-for step in range(60):  # loop
-    loss = (net(paddle.randn([1024, 128])) ** 2).mean()
+for step in range(120):  # loop
+    loss = (net(batch) ** 2).mean()
     loss.backward()
     optimizer.step()
     optimizer.clear_grad()
-    schedule.step()  # planted
+    schedule.step()  # planted: 11

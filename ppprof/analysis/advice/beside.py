@@ -9,7 +9,7 @@ from ppprof.analysis.advice.finding import Fact, Finding
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""
-FEW_SAMPLES = 5
+FEW_SAMPLES = 4
 """With fewer samples, the time of a line may be chance."""
 SURE_SAMPLES = 30
 """From this number on, the share of a line is known to some 10 points."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from ppprof.analysis.advice.beside import lines_beside
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -208,9 +209,9 @@ def unexplained(evidence: Evidence) -> list[Finding]:
     """Report one place with much host time that no event explains, in a trace without device events.
 
     With device events, such time is idle time of the device, and `host_bound` names the place. With
-    samples of Python stacks, `ppprof.analysis.advice.beside` names the lines.
+    enough samples of Python stacks, `ppprof.analysis.advice.beside` names the lines and their times.
     """
-    if evidence.indicator_means["idle_ns"].count() or evidence.names("beside").height:
+    if evidence.indicator_means["idle_ns"].count() or lines_beside(evidence).height:
         return []
     facts = _largest_gap(evidence)
     gap_ns = facts["gap_ns"]

@@ -27,12 +27,12 @@ from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 
-LEAST_SAMPLES = 20
-"""Fewest samples of a window from which lines are named."""
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
 _ALMOST_ALL = 0.8
 """An inner line is named in place of the line that calls it if it takes at least this share."""
+_LEAST_SAMPLES = 3
+"""Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _MOST_SOURCE = 60
 """Characters of a line's source in its name."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -51,7 +51,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
 
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``),
-        calls (the instants that the sample stands for) and dur_ns (the time). No rows if the window has fewer than `LEAST_SAMPLES`.
+        calls (the instants that the sample stands for) and dur_ns (the time). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     nothing = pl.DataFrame(
@@ -61,8 +61,6 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     if sampled is None:
         return nothing
     samples = sampled.samples.filter("is_step")
-    if samples.select(sampled.instants.sum()).item() < LEAST_SAMPLES:
-        return nothing
     trains = np.zeros(samples.height, bool)
     thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
     pauses = together(intervals_of(gaps))
@@ -103,9 +101,11 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     found = found.filter(pl.col("time_ns") < pl.col("end_ns"))
 
     def most(key: str, least: float) -> Mapping[object, str]:
-        sums = found.group_by(key, "name").agg(pl.col("dur_ns").sum())
+        sums = found.group_by(key, "name").agg(pl.col("dur_ns", "calls").sum())
         sums = sums.with_columns(whole=pl.col("dur_ns").sum().over(key))
-        sums = sums.filter(pl.col("dur_ns") >= least * pl.col("whole"))
+        sums = sums.filter(
+            (pl.col("dur_ns") >= least * pl.col("whole")) & (pl.col("calls") >= _LEAST_SAMPLES)
+        )
         return dict(sums.sort("dur_ns", "name").select(key, "name").iter_rows())
 
     of_gap, of_place = most("gap", 0.5), most("place", _ALMOST_ALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
@@ -50,8 +51,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     typical_ns, mean_ns = mean_of(typical, "step_ns"), mean_of(steps, "step_ns")
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
-    distances = np.unique(np.diff(large["step"].to_numpy()))
-    every = int(distances[0]) if large.height >= _EVEN and len(distances) == 1 else None
+    place = _place(evidence, mean_of(slow, "excess_ns"))
+    every = _distance(large) or _distance_of_line(evidence, place)
     facts: dict[str, Fact] = {
         "num_slow": slow.height,
         "num_steps": steps.height,
@@ -59,7 +60,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         "every": every,
         "slow_ns": mean_of(slow, "step_ns"),
         "typical_ns": typical_ns,
-        **_place(evidence, mean_of(slow, "excess_ns")),
+        **place,
     }
     rows = slow.sort("excess_ns", "step", descending=[True, False]).select(
         "window", "step", "step_ns", "excess_ns"
@@ -73,6 +74,27 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
         for finding in findings
     ]
+
+
+def _distance(steps: pl.DataFrame) -> int | None:
+    """Return the distance of steps that come evenly; None if they do not, or are few."""
+    distances = np.unique(np.diff(np.unique(steps["step"].to_numpy())))
+    return int(distances[0]) if steps.height >= _EVEN and len(distances) == 1 else None
+
+
+def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | None:
+    """Return the distance of the recorded steps that take long in the line of slow steps.
+
+    Noise makes other steps slow, too, but not in this line.
+    """
+    if place["wording"] not in ("line", "gap"):
+        return None
+    kind = "beside" if place["wording"] == "line" else "gap"
+    parts = [own.names.filter(what=kind, name=place["gap"]) for own in evidence.indicators.values()]
+    steps = pl.concat(parts).group_by("step").agg(pl.col("time_ns").max())
+    large = steps.filter(pl.col("time_ns") >= steps["time_ns"].max() / 4)  # type: ignore[operator]
+    distance = _distance(large.sort("step"))
+    return distance if distance is not None and distance > 1 else None
 
 
 def _worst(every: int | None, *, is_long: bool, num: int) -> str:

@@ -9,6 +9,10 @@ due meanwhile::
     due        x     x     x      x     x     x
     sample     x                                       x     line 41, for 5 of 6
 
+A thread that runs Python gives the lock away when it enters an operator, or after Python's switch
+interval: 5 ms, unless it is shortened. Shorter stretches of Python would never be found. So a window
+shortens it to 1 ms.
+
 The instants are due at random intervals, so that they do not keep step with the training. A sample takes 16 to 60 us (measured on two busy cores, Paddle 3.3.1).
 """
 
@@ -47,6 +51,8 @@ log = logging.getLogger("ppprof")
 _COST_RATIO = 0.01
 """Part of the time that samples may take with ``auto``."""
 _LEAST_INTERVAL_NS, _MOST_INTERVAL_NS = 1_000_000, 100_000_000
+_SWITCH_SECONDS = 0.001
+"""Longest time, in a window, for which a thread that runs Python keeps the lock from another one."""
 _FIRST_INTERVAL_NS = 4_000_000
 """Until the first samples have shown what one costs."""
 _SMOOTHING = 0.1
@@ -87,6 +93,8 @@ class StackSampler(WindowObserver):
             self._interval_ns = round(1e9 / per_second)
         self._keeps_source = keeps_source
         self._files = _Files(Path.cwd())  # the training may change it
+        self._switch_s: float | None = None
+        """The training's own switch interval; None outside windows."""
         self._sampling: _Sampling | None = None
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
@@ -94,6 +102,9 @@ class StackSampler(WindowObserver):
 
     def started(self) -> None:
         """Start the thread that samples."""
+        if sys.getswitchinterval() > _SWITCH_SECONDS:
+            self._switch_s = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_SECONDS)
         self._sampling = self._last = _Sampling(self._interval_ns)
         start_thread(self._sampling.run, "stacks")
 
@@ -102,6 +113,9 @@ class StackSampler(WindowObserver):
         if self._sampling is not None:
             self._sampling.stop()
             self._sampling = None
+        switch_s, self._switch_s = self._switch_s, None
+        if switch_s is not None and sys.getswitchinterval() == _SWITCH_SECONDS:
+            sys.setswitchinterval(switch_s)  # unless the training has set another one
 
     def kept(self, name: TraceName, num_steps: int) -> None:
         """Take the samples of a recording that stays in memory."""

@@ -54,9 +54,13 @@ def test_a_line_that_also_trains_is_not_named(tmp_path: Path) -> None:
     assert lines(tmp_path, training(450), in_lines((1000, FORWARD))) == {}
 
 
-def test_few_samples_name_nothing(tmp_path: Path) -> None:
-    stacks = in_lines((500, FORWARD), (500, LOGS), num=1, every=100)
-    assert lines(tmp_path, training(450), stacks) == {}
+def test_few_samples_name_the_gap_but_are_no_time_of_a_line(tmp_path: Path) -> None:
+    stacks = in_lines((500, FORWARD), (500, LOGS), every=500)
+    kept = dataclasses.replace(stacks, samples=stacks.samples[:6])
+    folder = run(tmp_path / "log", [training(450)], stacks=[kept])
+    (finding,) = (one for one in ppprof.advise(ppprof.open(folder)) if one.facts.get("gap"))
+    assert (finding.rule, finding.facts["gap"]) == ("unexplained", LOG)
+    assert finding.cost_ns == pytest.approx(550 * US)
 
 
 def step(number: int, *inside: Span) -> Span:

@@ -1,0 +1,97 @@
+"""Scripts with one planted bottleneck each: the first finding, its line and its share of a step.
+
+The truth is measured without ppprof (`planted_truth`), before and after, since the machine's speed
+changes. Six scripts are in the tier of jobs, and all of them in the tier `all`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from tests.jobs.launching import ROOT, environment
+from tests.jobs.planted_truth import marks
+
+pytestmark = [pytest.mark.paddle]
+
+FOLDER = ROOT / "tests/planted"
+HEALTHY = "nothing_at_all"
+IN_JOBS = (
+    "checkpoint_every_third_step",
+    "evaluation_in_the_loop",
+    "item_per_sample",
+    "logging_each_step",
+    "slow_schedule",
+    HEALTHY,
+)
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "conftest")
+TOLERANCE = 0.15
+"""Difference of shares that recording, few samples and a busy machine explain."""
+
+
+def test_the_scripts_are_short_and_marked() -> None:
+    assert set(IN_JOBS) <= set(SCRIPTS)
+    for name in SCRIPTS:
+        script = FOLDER / f"{name}.py"
+        assert 10 <= len(script.read_text(encoding="utf-8").splitlines()) <= 40
+        found = marks(script)
+        assert len(found["loop"]) == 1
+        assert bool(found["planted"]) == (name != HEALTHY)
+
+
+def case(name: str) -> object:
+    tier = pytest.mark.jobs if name in IN_JOBS else pytest.mark.all
+    return pytest.param(name, marks=tier)
+
+
+@pytest.mark.parametrize("name", [case(name) for name in SCRIPTS])
+def test_the_line_is_found(name: str, tmp_path: Path) -> None:
+    script = shutil.copy(FOLDER / f"{name}.py", tmp_path)
+    before = truth(name, tmp_path)
+    window = ("-o", "Profiler.scheduler=[30,100]", "-o", "Profiler.trigger=False")
+    done = run(tmp_path, "-m", "ppprof", "run", *window, script)
+    after = truth(name, tmp_path)
+    findings = ppprof.advise(ppprof.open(tmp_path / "profiler_log"))
+    lines = [finding for finding in findings if line_of(finding) is not None]
+    closing = next(line for line in done.stdout.splitlines() if line.startswith("rank 0, window"))
+    if name == HEALTHY:
+        assert lines == []
+        return
+    first = next(finding for finding in findings if finding.share is not None)
+    assert lines[:1] == [first]
+    allowed = marks(FOLDER / f"{name}.py")["planted"]
+    file, number = str(line_of(first)).split(":")[:2]
+    assert file == f"{name}.py"
+    assert int(re.match(r"\d+", number)[0]) in allowed  # type: ignore[index]
+    assert f"{first.share:.0%} " in closing
+    assert f"{file}:" in closing
+    assert min(before, after) - TOLERANCE <= first.share <= max(before, after) + TOLERANCE
+
+
+def line_of(finding: ppprof.analysis.advice.Finding) -> str | None:
+    place = finding.facts.get("line") or finding.facts.get("gap")
+    is_line = isinstance(place, str) and re.match(r"\w+\.py:\d+", place)
+    return place if is_line else None  # type: ignore[return-value]
+
+
+def truth(name: str, folder: Path) -> float:
+    done = run(folder, "-m", "tests.jobs.planted_truth", f"{name}.py")
+    return float(re.findall(r"^share ([0-9.]+)$", done.stdout, re.MULTILINE)[0])
+
+
+def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
