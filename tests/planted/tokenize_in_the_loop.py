@@ -2,13 +2,13 @@ import re
 
 import paddle
 
-net = paddle.nn.Sequential(paddle.nn.Embedding(1000, 64), paddle.nn.Linear(64, 64))
+net = paddle.nn.Sequential(paddle.nn.Embedding(1000, 64), paddle.nn.Linear(64, 512))
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
-text = "the quick brown fox jumps over the lazy dog " * 3000
+text = "the quick brown fox jumps over the lazy dog " * 1500
 
 
 def tokens(text):
-    return [hash(word) % 1000 for word in re.findall(r"[a-z]+", text)][:256]
+    return [hash(word) % 1000 for word in re.findall(r"[a-z]+", text)][:512]
 
 
 for step in range(120):  # loop

@@ -93,8 +93,14 @@ def _distance_of_line(evidence: Evidence, place: Mapping[str, Fact]) -> int | No
     parts = [own.names.filter(what=kind, name=place["gap"]) for own in evidence.indicators.values()]
     steps = pl.concat(parts).group_by("step").agg(pl.col("time_ns").max())
     large = steps.filter(pl.col("time_ns") >= steps["time_ns"].max() / 4)  # type: ignore[operator]
-    distance = _distance(large.sort("step"))
-    return distance if distance is not None and distance > 1 else None
+    numbers = np.sort(large["step"].to_numpy())
+    distances = np.diff(numbers)
+    if len(numbers) < _EVEN or (distances % distances.min()).any():
+        return None
+    # Samples may miss the line in a step, but not in most of them.
+    distance = int(distances.min())
+    num_expected = (numbers[-1] - numbers[0]) // distance + 1
+    return distance if distance > 1 and num_expected <= 2 * len(numbers) else None
 
 
 def _worst(every: int | None, *, is_long: bool, num: int) -> str:
