@@ -92,6 +92,65 @@ def escape_cell(text: str) -> str:
     return escape_control_chars(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
+MOST_CHARACTERS = 80
+"""Longer names are shortened: kernels of C++ templates have up to 1,000 characters."""
+
+
+def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
+    """Return a name of at most ``limit`` characters, without the C++ parts that tell little.
+
+    A name that fits is unchanged. From a longer one go its mangling, return type, template arguments
+    and parameters, and if that is not enough, its middle.
+
+    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::F<float>>(int)", 60)
+    'at::native::vectorized_elementwise_kernel'
+    >>> short_name("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_10MeanOpsEEEEvT1_", 40)
+    'at::native::reduce_kernel'
+    >>> short_name("a" * 20 + "b" * 20, 11)
+    'aaaaa…bbbbb'
+    """
+    if len(name) <= limit:
+        return name
+    plain = _without_templates(_demangled(name).replace("(anonymous namespace)::", ""))
+    plain = _RETURN_TYPE.sub("", _PARAMETERS.sub("", plain)) or name
+    if len(plain) <= limit:
+        return plain
+    half = (limit - 1) // 2
+    return f"{plain[: limit - 1 - half]}…{plain[-half:]}"
+
+
+_PARAMETERS = re.compile(r"(?<=\w)\(.*\)(?: \[clone[^]]*\])?\Z", re.DOTALL)
+_RETURN_TYPE = re.compile(r"\A(?:void|std::enable_if\S*) ")
+_MANGLED = re.compile(r"\A_ZN?K?((?:\d+\w+)+)")
+
+
+def _demangled(name: str) -> str:
+    """Return the qualified name in a mangled C++ name, without its arguments; others unchanged."""
+    if not (mangled := _MANGLED.match(name)):
+        return name
+    rest, parts = mangled[1], []
+    while digits := re.match(r"[1-9]\d{0,3}", rest):
+        length = int(digits[0])
+        parts.append(rest[digits.end() : digits.end() + length])
+        rest = rest[digits.end() + length :]
+    return "::".join(part for part in parts if "_GLOBAL__N" not in part) or name
+
+
+def _without_templates(name: str) -> str:
+    """Return a name without what is between angle brackets; unchanged if these do not match."""
+    kept, depth = [], 0
+    for character, before in zip(name, " " + name):
+        if character == ">" and before != "-":
+            depth -= 1
+        elif character == "<":
+            depth += 1
+        elif depth == 0:
+            kept.append(character)
+        if depth < 0:
+            return name
+    return "".join(kept) if depth == 0 else name
+
+
 def format_ranges(what: str, numbers: Iterable[int]) -> str:
     """Format numbers as ``rank 0``, ``windows 0-3, 7`` or ``no step``.
 

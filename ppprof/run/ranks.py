@@ -16,7 +16,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.base import BaseRun
 from ppprof.run.traces import WindowResult
-from ppprof.units import format_ranges
+from ppprof.units import format_ranges, short_name
 
 _Window = tuple[int, int, pl.DataFrame]
 """Rank, window, and a table of the window."""
@@ -60,7 +60,7 @@ def cluster_of(
     unnamed = collectives.filter(pl.col("members").is_null())
     collectives = with_members(collectives, run.topology)
     if not (guessed := unnamed.join(collectives, ["rank", "start_ns", "op"], "semi")).is_empty():
-        names = ", ".join(guessed["op"].unique().sort().head(_MOST_NAMES))
+        names = ", ".join(map(short_name, guessed["op"].unique().sort().head(_MOST_NAMES)))
         _log.warning("%s", Message("by_order", path=run.path, names=names))
     passes = with_windows(by_window(lambda analysis: analysis.passes))
     links = {

@@ -32,11 +32,16 @@ def test_the_first_finding_is_the_headline(slow_data, cli):
 
 def test_nothing_stands_out(tmp_path, cli):
     path = run(tmp_path / "log", [thread(lambda at: (op(at, 0, 900),))])
-    assert cli("advise", path).out == "Nothing above minor: no rule reports a finding.\n"
+    assert cli("advise", path).out == (
+        "Nothing above minor: no rule reports a finding. Largest: operator matmul dygraph 90.0%.\n"
+    )
     path = run(tmp_path / "small", [loading(20)])
-    assert cli("advise", path).out.startswith("Nothing above minor (small findings: 1).\n\n1. ")
+    assert cli("advise", path).out.startswith(
+        "Nothing above minor (small findings: 1). Largest: phase"
+    )
     out = cli("advise", path, "--language", "zh").out
-    assert out.startswith("没有高于轻微的问题：1 条轻微结论。\n\n1. 训练在等待数据 [input-bound]\n")
+    assert out.startswith("没有高于轻微的问题：1 条轻微结论。最大的部分：阶段")
+    assert "\n\n1. 训练在等待数据 [input-bound]\n" in out
 
 
 def test_formats_hold_the_same_findings(slow_data, cli):

@@ -27,6 +27,7 @@ from ppprof.report.text.advice import (
 from ppprof.report.text.layout import Layout
 from tests.fixtures.findings import TRIGGERS
 from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import Thread, span
 
 
 def placeholders(text):
@@ -184,3 +185,27 @@ def test_names_do_not_break_a_table():
     finding = Finding("tiny-kernels", "major", 2.0, 0.5, "likely", facts, evidence)
     assert "| `void k<int*>(a\\|b)` | 2.5 |" in findings_markdown([finding])
     assert findings_table([finding]).row(0)[:5] == ("tiny-kernels", "major", 2.0, 0.5, "likely")
+
+
+def test_long_names_are_short_in_texts_and_whole_in_json(triggered):
+    """A kernel's name of 900 characters, and one that has nothing to leave out."""
+    arguments = ", ".join(["at::native::BinaryFunctor<float, float, float>"] * 20)
+    long = f"void at::native::elementwise_kernel<128, 4, {arguments}>(int, {arguments})"
+    for name, short in ((long, "at::native::elementwise_kernel"), ("x" * 900, "x…x")):
+        finding = dataclasses.replace(
+            triggered["tiny-kernels"], evidence=pl.DataFrame({"name": [name], "calls": [1]})
+        )
+        text = render_findings([finding])
+        assert max(map(len, text.splitlines())) < 400
+        assert short.partition("…")[0] in text
+        assert "BinaryFunctor" not in text
+        (document,) = findings_document([finding])["findings"]
+        assert document["evidence"][0]["name"] == name
+
+
+def test_a_trace_of_130_ns_has_no_costly_finding(tmp_path):
+    inside = span("Operator", "matmul dygraph", 0, 10)
+    loads = span("Dataloader", "DataLoader", 10, 130)
+    step = span("ProfileStep", "ProfileStep#0", 0, 130, inside, loads)
+    path = run(tmp_path / "log", [Thread(1, "main", (step,))])
+    assert [each.rule for each in ppprof.advise(ppprof.open(path))] == ["short-window"]

@@ -150,4 +150,4 @@ def advise(evidence: Evidence) -> Findings:
         is_major_doubt = severity == 0 and finding.rule in _TRUST
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    return Findings(sorted(findings, key=sort_key))
+    return Findings(sorted(findings, key=sort_key), evidence.largest)

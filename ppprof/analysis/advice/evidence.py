@@ -10,7 +10,15 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.finding import LEAST_RATIO, MOST_ROWS, Fact, Finding, severity_of
+from ppprof.analysis.advice.finding import (
+    LEAST_COST_NS,
+    LEAST_RATIO,
+    MOST_ROWS,
+    Fact,
+    Finding,
+    Part,
+    severity_of,
+)
 from ppprof.analysis.advice.indicators import STEPS, Indicators
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
@@ -246,6 +254,17 @@ class Evidence:
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
+    @cached_property
+    def largest(self) -> list[Part]:
+        """The phase, the operator and the module with the most time; empty without traces."""
+        parts = []
+        for kind in ("phase", "operator", "module"):
+            names = self.names(kind)
+            if names.height and self.step_ns:
+                share = min(1.0, float(names["time_ns"][0]) / self.step_ns)
+                parts.append(Part(kind, names["name"][0], share))
+        return parts
+
     def time_finding(
         self,
         rule: str,
@@ -257,8 +276,8 @@ class Evidence:
     ) -> list[Finding]:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
-        The list is empty if the cost is below `LEAST_RATIO` of the typical step, or if there are no
-        steps. A cost above the typical step time is lowered to it.
+        The list is empty if the cost is below `LEAST_RATIO` of the typical step or `LEAST_COST_NS`, or
+        if there are no steps. A cost above the typical step time is lowered to it.
 
         Args:
             rule: the rule's name.
@@ -272,7 +291,7 @@ class Evidence:
         """
         step_ns, basis = step or (self.step_ns, self.basis)
         cost_ns = min(cost_ns, step_ns)
-        if not step_ns or cost_ns < LEAST_RATIO * step_ns:
+        if not step_ns or cost_ns < max(LEAST_RATIO * step_ns, LEAST_COST_NS):
             return []
         share = cost_ns / step_ns
         all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, "remedy": "code"}

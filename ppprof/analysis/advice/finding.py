@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -27,6 +27,9 @@ runs of one config on a shared machine. `ppprof.analysis.ranks.stragglers` has t
 
 LEAST_RATIO = 0.01
 """Share of a step. Smaller costs are not reported."""
+
+LEAST_COST_NS = 1_000
+"""Smaller costs are not reported, whatever their share: a clock is read no more exactly."""
 
 MOST_ROWS = 10
 """Maximum number of rows of a finding's evidence."""
@@ -53,8 +56,24 @@ class Finding:
     """The rows that show the finding, at most `MOST_ROWS`. Columns end in their units."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the step that takes much of it, whether or not a rule finds fault with it."""
+
+    kind: str
+    """``phase``, ``operator`` or ``module``."""
+    name: str
+    share: float
+    """Its time as a share of the run's typical step, 0 to 1."""
+
+
 class Findings(list[Finding]):
     """The findings of a run, a list; notebooks show it as a page of text and tables."""
+
+    def __init__(self, findings: Iterable[Finding] = (), largest: Sequence[Part] = ()) -> None:
+        super().__init__(findings)
+        self.largest = tuple(largest)
+        """The largest phase, operator and module; empty if the run has no trace."""
 
 
 def severity_of(share: float) -> str:

@@ -21,6 +21,7 @@ from ppprof.analysis.profile.intervals import (
     together,
     union,
 )
+from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import idle_causes
@@ -127,7 +128,8 @@ line of the user's code beside the training; calls are samples: `ppprof.analysis
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
 itself does), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
-memory that is not pinned)."""
+memory that is not pinned), phase, operator and module (a phase of the step, an operator without the
+operators in it, a module without the modules in it)."""
 
 MEMORY = {
     "place": pl.String,
@@ -181,6 +183,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
+    if not profile.unrecorded_device:
+        builder.add_largest()
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         "num_operators": builder.count_by_step(profile.tree.events.host_rows("Operator")),
@@ -283,6 +287,31 @@ class IndicatorBuilder:
         largest = totals.sort("time_ns", "name", descending=[True, False]).head(_NAMES)["name"]
         chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
         self.names.append(chosen.select(pl.lit(kind).alias("what"), pl.all()).select(*NAMES))
+
+    def add_largest(self) -> None:
+        """Add the names of phases, operators and modules, with their times.
+
+        The time is device time if the trace has device events, else CPU time: of an operator without
+        the operators in it, of a module without the modules in it, forward and backward together.
+        """
+        time = "device_ns" if self.on_device else "cpu_ns"
+        phases = self.profile.outermost.filter(pl.col("category") != "ProfileStep")
+        rows = phases["row"].to_numpy()
+        self.add_names("phase", self.hosts(rows).select("step", name="category", time_ns=time))
+        hosts = self.tree.hosts
+        is_operator = (hosts["category"] == "Operator").to_numpy()
+        own_ns = self.tree.own(time, is_operator, self.tree.enclosing(is_operator))
+        operators = hosts.select("name", step=self.step_of_host, time_ns=pl.Series(own_ns))
+        self.add_names("operator", operators.filter(pl.Series(is_operator)))
+        tree = modules(self.profile).filter((pl.col("path") != "") & (pl.col("self_ns") > 0))
+        path = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
+        path = path.str.replace(f"^Backward({SEPARATOR}|$)", "")
+        named = tree.select("step", name=path, time_ns="self_ns")
+        is_layer = ~pl.col("name").is_in(["", *PHASES])
+        layers = named.filter(is_layer).with_columns(
+            pl.col("name").str.replace_all(SEPARATOR, "/", literal=True)
+        )
+        self.add_names("module", layers)
 
     @cached_property
     def updating(self) -> Intervals:

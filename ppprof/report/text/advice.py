@@ -16,12 +16,12 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.finding import Finding, Findings
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.units import format_ratio, format_time, format_value
+from ppprof.units import format_ratio, format_time, format_value, short_name
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""
@@ -66,7 +66,7 @@ class FindingRow:
         """Headers of the evidence, and its rows as lists of cells with units."""
         columns = self.evidence.columns
         cells = [
-            [format_value(name, value) for name, value in zip(columns, row)]
+            [short_name(format_value(name, value)) for name, value in zip(columns, row)]
             for row in self.evidence.rows()
         ]
         return list(self.evidence_headers), cells
@@ -122,10 +122,11 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     """
     words = read_catalogue(language)["words"]
     if not findings:
-        return str(words["nothing"])
+        return str(words["nothing"]) + _largest(findings, words)
     first, row = findings[0], finding_rows(findings[:1], language)[0]
     if first.severity == "minor":
-        return str(words["nothing_above_minor"]).format(num=len(findings))
+        nothing = str(words["nothing_above_minor"]).format(num=len(findings))
+        return nothing + _largest(findings, words)
     facts = {"num": len(findings), "severity": row.severity_text, "title": row.title}
     if first.cost_ns is None or first.share is None:
         return str(words[text]).format(**facts)
@@ -137,6 +138,20 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
         step=step,
         basis=_facts(first, words).get("basis"),
     )
+
+
+def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = "largest") -> str:
+    """Return a sentence with the largest phase, operator and module; "" if they are unknown."""
+    parts = findings.largest if isinstance(findings, Findings) else ()
+    shown = ", ".join(
+        words["part_of_step"].format(
+            kind=words["kind"][part.kind],
+            name=short_name(part.name),
+            share=format_ratio(part.share),
+        )
+        for part in parts
+    )
+    return str(words[text]).format(parts=shown) if shown else ""
 
 
 _MOST_IN_VERDICT = 3
@@ -161,7 +176,9 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
             text = _text(catalogue["rules"][finding.rule], "short", finding)
             short = text.format_map(_facts(finding, words))
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
-    shown = ", ".join(parts) or words["verdict_nothing"]
+    shown = ", ".join(parts) or words["verdict_nothing"] + _largest(
+        findings, words, "verdict_largest"
+    )
     return str(words["verdict"]).format(step=format_time(step_ns), parts=shown)
 
 
@@ -289,7 +306,7 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
 
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
     """Return the finding's facts as text; those that are words are translated."""
-    facts = format_facts(finding.facts)
+    facts = {name: short_name(text) for name, text in format_facts(finding.facts).items()}
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
         if facts.get("step_of") == "slowest":

@@ -555,7 +555,7 @@ _WHY_EMPTY = {
     "dist": "no communication in this trace",
     "op": "no operators in this trace",
     "kernel": "no kernels of a device in this trace",
-    "memcpy": "no copies in this trace",
+    "memcpy": "no spans of copies on the host in this trace; the Overview counts the device's copies",
     "udf": "no spans of the training's own in this trace",
     "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
     "shape": "no operators in this trace",

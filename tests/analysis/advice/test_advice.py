@@ -15,7 +15,7 @@ from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
 from ppprof.analysis.advice.waiting import proposed_micro_batches
 from ppprof.errors import InputError, UsageError
-from ppprof.report.text.advice import finding_rows, render_findings, verdict
+from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
     CALL,
@@ -631,3 +631,32 @@ def test_stages_without_a_topology_are_no_slow_ranks(tmp_path):
     made = stages(1, 3)["threads"]
     found = findings(tmp_path, made)
     assert "slow-rank" not in [finding.rule for finding in found]
+
+
+@pytest.mark.parametrize("rule", NEARLY)
+def test_without_a_finding_the_largest_parts_are_named(rule, tmp_path):
+    found = findings(tmp_path, **NEARLY[rule])
+    assert all(0 <= part.share <= 1 for part in found.largest)
+    if not found or found[0].severity == "minor":
+        for text in (headline(found), verdict(1e6, found)):
+            assert all(
+                f"{part.kind} {part.name} {part.share:.1%}" in text for part in found.largest
+            )
+
+
+def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
+    """Of 900, a node takes 500 with an operator of 400 in it; Net's Linear takes 300."""
+
+    def make(at):
+        linear = op(at, 0, 300, "Linear", op(at, 0, 300, "linear dygraph"), category="Forward")
+        yield op(at, 0, 350, "Net", linear, category="Forward")
+        inner = op(at, 450, 850, "conv2d_grad dygraph")
+        node = op(at, 400, 900, "Dy2StGradNode", inner)
+        yield op(at, 400, 900, "Gradient Backward", node, category="Backward")
+
+    largest = findings(tmp_path, [thread(make)]).largest
+    assert [(part.kind, part.name, part.share) for part in largest] == [
+        ("phase", "Backward", 0.5),
+        ("operator", "conv2d_grad dygraph", 0.4),
+        ("module", "Net/Linear", 0.3),
+    ]
