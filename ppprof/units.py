@@ -97,7 +97,7 @@ MOST_CHARACTERS = 80
 
 
 def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
-    """Return a name of at most ``limit`` characters, without the C++ parts that tell little.
+    """Return a name of at most ``limit`` characters, without the parts of C++ that say little.
 
     A name that fits is unchanged. From a longer one go its mangling, return type, template arguments
     and parameters, and if that is not enough, its middle.

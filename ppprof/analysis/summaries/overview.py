@@ -20,12 +20,14 @@ from ppprof.analysis.profile.intervals import (
     Intervals,
     covered,
     covered_by_group,
+    difference,
     joined,
     overlap,
     union,
 )
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.arrays import Array
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel
@@ -243,6 +245,10 @@ def distributed(profile: Profile) -> pl.DataFrame:
     communicates and another computes. Exposed Communication, which Paddle does not report, is
     Communication minus Overlap.
 
+    If Paddle's rule finds no communication, it is that of `ppprof ranks`
+    (`ppprof.analysis.ranks.rank_communication`): DataParallel's reductions on a CPU, which record no
+    event, and kernels of libraries that Paddle does not know.
+
     If the trace lacks the events of its device, Computation, Overlap and Exposed Communication are
     unknown: operators and communication on the host only launch.
 
@@ -253,18 +259,23 @@ def distributed(profile: Profile) -> pl.DataFrame:
         without communication.
     """
     comm = profile.paddle_communication
-    communication_ns = covered(*comm.both)
-    overlap_ns = overlap(comm.both, comm.computation)
+    both, computation = comm.both, comm.computation
+    if not len(both[0]):
+        both = union(*communication_of(profile).intervals)
+        if comm.computed_by == "operators":
+            computation = difference(computation, both)
+    communication_ns = covered(*both)
+    overlap_ns = overlap(both, computation)
     rows = [
         ("ProfileStep", profile.total_ns, None),
         ("Communication", communication_ns, None),
-        ("Computation", covered(*comm.computation), comm.computed_by),
+        ("Computation", covered(*computation), comm.computed_by),
         ("Overlap", overlap_ns, comm.computed_by),
         ("Exposed Communication", communication_ns - overlap_ns, comm.computed_by),
     ]
     table = pl.DataFrame(
         [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]
-        if len(comm.both[0])
+        if len(both[0])
         else [],
         DISTRIBUTED,
         orient="row",

@@ -9,6 +9,7 @@ from collections import defaultdict
 from hypothesis import given
 
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import TableOptions, render_tables
@@ -205,3 +206,17 @@ def _without_launches(node):
         if not isinstance(item, Launch)
     ]
     return dataclasses.replace(node, inside=tuple(inside))
+
+
+def test_reductions_of_data_parallel_are_communication_on_a_cpu(tmp_path):
+    """They have no event: of the gradient node, 10 to 40, all after the division, as in ``ranks``."""
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 40).around(
+        span("DygraphKernelLaunch", "empty kernel launch", 11, 12),
+        span("DygraphKernelLaunch", "scale kernel launch", 13, 15),
+    )
+    step = span("ProfileStep", "ProfileStep#0", 0, 50, reduced)
+    profile = profile_of(tmp_path / "a.pb", Thread(1, "main", (step,)))
+    times = times_of(profile)
+    assert (times["Communication"], times["Computation"], times["Overlap"]) == (25, 5, 0)
+    parts = breakdown(profile).parts.filter(part="exposed")["time_ns"].sum()
+    assert times["Exposed Communication"] == parts == 25
