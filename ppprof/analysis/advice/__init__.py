@@ -14,6 +14,11 @@ from ppprof.analysis.advice.disjoint import disjoint
 from ppprof.analysis.advice.evidence import SLOW, Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
+from ppprof.analysis.advice.small_operators import (
+    LEAST_SMALL,
+    MANY_OPERATORS,
+    SMALL_NS,
+)
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
@@ -73,6 +78,11 @@ RULES: tuple[Rule, ...] = (
         "beside-training",
         beside.beside_training,
         thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
+    ),
+    Rule(
+        "many-small-operators",
+        launches.many_small_operators,
+        thresholds={"least_ratio": LEAST_SMALL, "many": MANY_OPERATORS, "small_ns": SMALL_NS},
     ),
     Rule(
         "unexplained",

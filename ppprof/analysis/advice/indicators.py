@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
@@ -123,7 +124,8 @@ NAMES = {
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
-line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), chain
+line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), small (a layer with many small operators:
+`ppprof.analysis.advice.small_operators`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
@@ -180,6 +182,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
         builder.add_names("beside", time.beside.select("step", "name", "calls", time_ns="dur_ns"))
+        builder.add_names("small", small_operators(profile))
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))

@@ -15,6 +15,7 @@ from ppprof.analysis.advice.beside import lines_beside
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
+from ppprof.analysis.advice.small_operators import LEAST_SMALL
 
 LEAST_UPDATES = 16
 """Least number of parameter updates per step; with fewer, there is nothing to fuse."""
@@ -218,3 +219,24 @@ def unexplained(evidence: Evidence) -> list[Finding]:
     if not isinstance(gap_ns, float) or gap_ns < LEAST_UNEXPLAINED * evidence.step_ns:
         return []
     return evidence.time_finding("unexplained", gap_ns, "possible", facts, evidence.names("gap"))
+
+
+def many_small_operators(evidence: Evidence) -> list[Finding]:
+    """Report the layer that spends most time on small operators, in a trace without device events.
+
+    How much of its time one operator for all would save is unknown: the cost is the maximum.
+    """
+    layers = evidence.names("small")
+    if evidence.indicator_means["idle_ns"].count() or layers.is_empty():
+        return []
+    first = layers.row(0, named=True)
+    if first["time_ns"] < LEAST_SMALL * evidence.step_ns:
+        return []
+    facts: dict[str, Fact] = {
+        "layer": first["name"],
+        "layer_ns": first["time_ns"],
+        "num_operators": first["calls"],
+    }
+    return evidence.time_finding(
+        "many-small-operators", first["time_ns"], "possible", facts, layers
+    )

@@ -217,7 +217,7 @@ class _Places:
             inner = self._inner(outer, members)
             for row in members:
                 path = inner if self._paths[row][: len(inner)] == inner else outer
-                names[row] = self._name(path[-1])
+                names[row] = line_name(self._sampled, path[-1])
         return [names.get(row) for row in rows.tolist()]
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
@@ -233,14 +233,18 @@ class _Places:
                 return path
             path = best
 
-    def _name(self, frame: Frame) -> str:
-        where = frame.place
-        if not frame.function.startswith("<"):
-            where += f", {frame.function.rpartition('.')[2]}()"
-        source = self._sampled.source_of(frame)
-        if source is None:
-            return where
-        return f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
+
+def line_name(sampled: SampledSteps, frame: Frame) -> str:
+    """Return the name of a line: ``train.py:7, log(): json.dumps(record)``."""
+    where = frame.place
+    if not frame.function.startswith("<"):
+        where += f", {frame.function.rpartition('.')[2]}()"
+    source = sampled.source_of(frame)
+    if source is None:
+        return where
+    return (
+        f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
+    )
 
 
 def _path(own: Sequence[Frame]) -> Path:

@@ -1,0 +1,101 @@
+"""Layers that call many small operators: a loop in Python where one operator would do."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import contains, together
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import sampled_steps
+
+MANY_OPERATORS = 64
+"""Least number of operators that one call of a layer makes itself, not through layers in it."""
+SMALL_NS = 50_000
+"""Longest mean time of these operators: about what Paddle needs to call one from Python."""
+LEAST_SMALL = 0.05
+"""Share of a step. Less time of a layer is not worth a change."""
+_LEAST_SAMPLES = 3
+_MOSTLY = 0.5
+"""A line stands for a layer if it has at least this share of the samples in it."""
+
+
+def small_operators(profile: Profile) -> pl.DataFrame:
+    """Return the calls of layers that make at least `MANY_OPERATORS` small operators themselves.
+
+    ::
+
+        Forward    Net ##################################
+                     WindowMean #####################       time_ns: all of it, and of the gradients
+        operators  a  s m s m s m s m s m s m s m c     b      of its own operators
+
+    Returns:
+        step; name, the layer's path and its line where samples know it; calls (operators) and
+        time_ns: the call without the layers in it, and the gradients of its operators.
+    """
+    tree, events = profile.tree, profile.trace.events
+    hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
+    is_layer = (hosts["category"] == "Forward").to_numpy()
+    layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
+    is_inner = tree.below(tree.events.host_rows("Operator"))
+    hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
+    dur = pl.col("end_ns") - pl.col("start_ns")
+    own = hosts.filter((pl.col("category") == "Operator") & ~pl.Series(is_inner))
+    own = own.filter(pl.col("layer") >= 0)
+    sums = own.group_by("layer").agg(
+        calls=pl.len().cast(pl.Int64), mean_ns=dur.mean(), operators=pl.col("row")
+    )
+    many = sums.filter((pl.col("calls") >= MANY_OPERATORS) & (pl.col("mean_ns") < SMALL_NS))
+    inner = hosts.filter(pl.col("category") == "Forward").group_by("layer").agg(inner_ns=dur.sum())
+    calls = many.join(
+        hosts.select("row", "step", "start_ns", "end_ns"), left_on="layer", right_on="row"
+    )
+    calls = calls.join(inner, "layer", "left")
+    gradients = events.select("forward", "dur_ns", "name").filter(
+        pl.col("forward").is_not_null()
+        & pl.col("name").cast(pl.String).str.starts_with("Local_").not_()
+    )
+    of_operators = calls.select("layer", forward="operators").explode("forward")
+    backward = (
+        gradients.with_columns(pl.col("forward").cast(pl.Int64))
+        .join(of_operators, on="forward")
+        .group_by("layer")
+        .agg(backward_ns=pl.col("dur_ns").sum())
+    )
+    calls = calls.join(backward, "layer", "left")
+    paths = {row: _path(hosts, row) for row in calls["layer"].to_list()}
+    calls = calls.with_columns(
+        path=pl.col("layer").replace_strict(paths, return_dtype=pl.String),
+        time_ns=dur - pl.col("inner_ns").fill_null(0) + pl.col("backward_ns").fill_null(0),
+    )
+    lines = {path: _line(profile, of_path) for (path,), of_path in calls.group_by("path")}
+    names = [f"{path} ({lines[path]})" if lines[path] else path for path in calls["path"].to_list()]
+    return calls.select("step", "calls", "time_ns", name=pl.Series(names, dtype=pl.String))
+
+
+def _path(hosts: pl.DataFrame, row: int) -> str:
+    """Return the names of the layers around a layer, such as ``Sequential/WindowMean``."""
+    names = []
+    while row >= 0:
+        names.append(str(hosts["name"][row]))
+        row = int(hosts["layer"][row])
+    return "/".join(reversed(names))
+
+
+def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
+    """Return the user's line with most samples in calls of a layer; None if no line has."""
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return None
+    samples = sampled.samples.filter("is_step")
+    inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
+    found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+    instants: dict[str, int] = {}
+    for stack, num in found.iter_rows():
+        frame = sampled.line[stack]
+        name = "" if frame is None else line_name(sampled, frame)
+        instants[name] = instants.get(name, 0) + num
+    best = max(instants, key=lambda name: instants[name], default="")
+    is_known = instants.get(best, 0) >= max(_LEAST_SAMPLES, _MOSTLY * sum(instants.values()))
+    return best if best and is_known else None
