@@ -121,7 +121,7 @@ def breakdown(profile: Profile) -> Breakdown:
     on_device = profile.tree.events.has_devices
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    computation = _computation(profile)
+    computation = computation_of(profile)
     waiting = waiting_intervals(profile) if on_device else None
     communication, is_pipeline, bubble = bubble_of(
         communication_of(profile), passes_of(profile), waiting
@@ -208,7 +208,7 @@ def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]
     )
 
 
-def _computation(profile: Profile) -> Intervals:
+def computation_of(profile: Profile) -> Intervals:
     """Return the computation of `Communication`, and computing kernels without a recorded launch.
 
     Without the all-reduces of `hidden_reductions`.

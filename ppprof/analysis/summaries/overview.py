@@ -28,6 +28,7 @@ from ppprof.analysis.profile.intervals import (
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
+from ppprof.analysis.ranks.step_breakdown import computation_of
 from ppprof.arrays import Array
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel
@@ -243,7 +244,8 @@ def distributed(profile: Profile) -> pl.DataFrame:
     operator and does not itself communicate: an operator does not compute while an all_reduce runs
     in it, or if it is named after a collective. Overlap is then the time in which one thread
     communicates and another computes. Exposed Communication, which Paddle does not report, is
-    Communication minus Overlap.
+    Communication minus Overlap; if the device has kernels of communication, it is their time while
+    no other kernel runs, as in `ppprof ranks`: the host's spans only launch them.
 
     If Paddle's rule finds no communication, it is that of `ppprof ranks`
     (`ppprof.analysis.ranks.rank_communication`): DataParallel's reductions on a CPU, which record no
@@ -266,12 +268,16 @@ def distributed(profile: Profile) -> pl.DataFrame:
             computation = difference(computation, both)
     communication_ns = covered(*both)
     overlap_ns = overlap(both, computation)
+    exposed_ns = communication_ns - overlap_ns
+    communicating = union(*communication_of(profile).intervals)
+    if comm.computed_by == "kernels" and len(communicating[0]):
+        exposed_ns = covered(*difference(communicating, computation_of(profile)))
     rows = [
         ("ProfileStep", profile.total_ns, None),
         ("Communication", communication_ns, None),
         ("Computation", covered(*computation), comm.computed_by),
         ("Overlap", overlap_ns, comm.computed_by),
-        ("Exposed Communication", communication_ns - overlap_ns, comm.computed_by),
+        ("Exposed Communication", exposed_ns, comm.computed_by),
     ]
     table = pl.DataFrame(
         [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]

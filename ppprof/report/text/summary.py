@@ -514,7 +514,7 @@ _DISTRIBUTED_NOTES = {
 Communication time: Communication Event time, Communication Op time and its kernel time on gpu.
 Computation time: Kernel time, except kernels belong to communication(nccl kernels).
 Overlap time: Communication time intersects with computation time.
-Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Exposed Communication time: the device communicates and does not compute, as in ppprof ranks (ppprof's own row).
 Example:
 Communication:
   CPU:              |_________________|

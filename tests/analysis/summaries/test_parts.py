@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import ppprof
 from ppprof.report.text.advice import render_findings
+from ppprof.run.advise import collect_evidence_of_run
 from tests.fixtures.torch_training import TorchTraining
 
 STEP, EVALUATE = 10_000.0, "autograd::engine::evaluate_function: "
@@ -120,3 +121,27 @@ def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
         trace.write(folder / f"rank{rank}.pt.trace.json")
     text = render_findings(ppprof.advise(ppprof.open(folder)))
     assert "of a 20 ms step, recorded, slowest rank" in text
+
+
+@given(st.integers(0, 900), st.integers(0, 900), st.integers(100, 900))
+def test_dist_and_ranks_expose_as_much(
+    tmp_path_factory: pytest.TempPathFactory, begin: int, computes: int, length: int
+):
+    """A product, and an all-reduce of its own stream that it hides in part."""
+    trace = TorchTraining()
+    for number in range(4):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        trace.event("cpu_op", "aten::mm", at + 10, 30)
+        trace.launch(at + 15, 10, "gemm", at + 1000, computes + 1)
+        trace.event("cpu_op", "c10d::allreduce_", at + 50, 40)
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        trace.launch(at + 60, 10, name, at + 1000 + begin, length, stream=20)
+    run = ppprof.open(trace.write(tmp_path_factory.mktemp("a") / "a.json"))
+    exposed = run.summary("dist").filter(name="Exposed Communication")["time_ns"][0]
+    hidden_us = max(0, min(computes + 1, begin + length) - begin)
+    assert exposed == 4 * (length - hidden_us) * 1000
+    steps = collect_evidence_of_run(run).all_steps
+    assert exposed == sum(
+        steps[name].sum() for name in steps.columns if name.startswith("exposed_")
+    )
