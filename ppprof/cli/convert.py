@@ -18,8 +18,12 @@ from ppprof.units import format_omitted, format_ranges, format_skipped, format_u
 EXAMPLES = {
     "ppprof convert broken.json mended.json": "a trace that every viewer opens",
     "ppprof convert profiler_log kineto --to kineto": "one file a rank, for HTA and TraceLens",
+    "ppprof convert profiler_log lines.json --to speedscope": "Python stacks, for speedscope.app",
     "ppprof convert capture.pb trace.json.gz": "Paddle's .pb as JSON, for ui.perfetto.dev",
 }
+
+_OF_STACKS = ("speedscope", "collapsed")
+"""Values of ``--to`` for samples of Python stacks."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -28,22 +32,29 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "Reads the trace IN, of Paddle's or torch's profiler and broken or not, and writes it "
         "to OUT: Paddle's JSON, which VisualDL, Perfetto and chrome://tracing open, or "
         "Paddle's .pb. With --to kineto, IN may be a run, and OUT is a directory of "
-        "torch.profiler's JSON, one file a rank, which HTA and TraceLens read. "
+        "torch.profiler's JSON, one file a rank, which HTA and TraceLens read. With --to "
+        "speedscope or collapsed, OUT is a file with the samples of Python stacks in IN. "
         "VisualDL's Trace page needs the internet."
     )
     add = parser.add_argument
-    add("source", type=to_path, metavar="IN", help="trace file; with --to kineto, also a run")
+    add(
+        "source",
+        type=to_path,
+        metavar="IN",
+        help="trace file; with another --to than paddle, also a run",
+    )
     add(
         "target",
         type=to_path,
         metavar="OUT",
-        help="ends in .json, .json.gz or .pb; with --to kineto, a directory, or such a .json of one rank",
+        help="ends in .json, .json.gz or .pb; with --to kineto, a directory, or such a .json of one rank; "
+        "with --to speedscope or collapsed, any name",
     )
     add(
         "--to",
-        choices=("paddle", "kineto"),
+        choices=("paddle", "kineto", *_OF_STACKS),
         default="paddle",
-        help="whose format to write; default: paddle",
+        help="whose format to write; collapsed: for flamegraph.pl; default: paddle",
     )
     add_selection(parser)
     add("--gzip", action="store_true", default=None, help="compress the files in the directory OUT")
@@ -60,6 +71,12 @@ def check(args: argparse.Namespace) -> None:
         if args.target.name.endswith((".json", ".json.gz")):
             checks.no_effect(("gzip",), "on a file: the name OUT says whether it is compressed")
         checks.done()
+        return
+    if args.to in _OF_STACKS:
+        checks.no_effect(("steps", "gzip", "workers"), "without --to kineto")
+        checks.done()
+        if problem := problem_of_output(args.target, [args.source], args.force):
+            raise UsageError(f"{args.target}: {problem}")
         return
     checks.no_effect(("rank", "window", "steps", "gzip", "workers"), "without --to kineto")
     checks.done()
@@ -93,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.to == "kineto":
         return _to_kineto(args)
+    if args.to in _OF_STACKS:
+        return _to_stacks(args)
     from ppprof.run.convert import has_events
     from ppprof.trace import read, write
 
@@ -134,6 +153,30 @@ def _to_kineto(args: argparse.Namespace) -> int:
         written.num_events,
         sum(path.stat().st_size for path in written.paths),
     )
+    return 0
+
+
+def _to_stacks(args: argparse.Namespace) -> int:
+    from ppprof.cli.runs import open_run
+    from ppprof.report.stack_files import STACK_FORMATS
+
+    run = open_run(args.source, reading=args.reading)
+    windows = {}
+    for recording in run.select_ranks(args.rank, args.window):
+        stacks = run.reader.trace(recording)[1].stacks
+        if stacks is not None and len(stacks.samples):
+            windows[f"rank {recording.rank}, window {recording.window}"] = stacks
+    if not windows:
+        raise InputError(
+            f"{args.source}: no samples of Python stacks; expected a run that was recorded with "
+            "Profiler.python_stacks"
+        )
+    try:
+        args.target.write_text(STACK_FORMATS[args.to](windows), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{args.target}: {error.strerror or error}") from error
+    num = sum(len(stacks.samples) for stacks in windows.values())
+    log.info("%s: %d samples, %d bytes", args.target, num, args.target.stat().st_size)
     return 0
 
 
