@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,35 @@ def test_the_line_is_found(name: str, tmp_path: Path) -> None:
     assert min(before, after) - TOLERANCE <= first.share <= max(before, after) + TOLERANCE
 
 
+ENDS = """
+import os, signal, sys, time
+import paddle
+
+net = paddle.nn.Linear(64, 64)
+optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
+for step in range(60):
+    net(paddle.randn([64, 64])).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+    if step == 40 and sys.argv[1] == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    if step == 40:
+        raise RuntimeError("planted")
+"""
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(("how", "code"), [("SIGTERM", -signal.SIGTERM), ("exception", 1)])
+def test_the_samples_survive_the_end_of_the_training(how: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS, encoding="utf-8")
+    window = ("-o", "Profiler.scheduler=[20,60]", "-o", "Profiler.trigger=False")
+    run(tmp_path, "-m", "ppprof", "run", *window, "ends.py", how, code=code)
+    run(tmp_path, "-m", "ppprof", "finish", "profiler_log")
+    findings = ppprof.advise(ppprof.open(tmp_path / "profiler_log"))
+    assert line_of(findings[0]) == "ends.py:10"
+
+
 def line_of(finding: ppprof.analysis.advice.Finding) -> str | None:
     """Return the line that a finding names, such as ``train.py:7, log()``."""
     names = (str(finding.facts.get(name)) for name in ("line", "gap", "layer"))
@@ -92,13 +122,15 @@ def truth(name: str, folder: Path) -> float:
     return float(re.findall(r"^share ([0-9.]+)$", done.stdout, re.MULTILINE)[0])
 
 
-def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def run(folder: Path, *args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
         [sys.executable, *args],
         cwd=folder,
         env=environment(folder),
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
     )
+    assert done.returncode == code, done.stderr
+    return done

@@ -226,3 +226,20 @@ def test_samples_keep_nothing_of_the_training_alive(tmp_path: Path, program: Mod
     finally:
         gc.enable()
     assert any(frame.function.endswith("layer") for frame in stacks.frames)
+
+
+@pytest.mark.parametrize("own", [None, 0.25])
+def test_a_window_shortens_the_switch_interval_and_restores_it(
+    tmp_path: Path, own: float | None
+) -> None:
+    before = sys.getswitchinterval()
+    sampler = StackSampler(tmp_path, 1000)
+    sampler.started()
+    assert sys.getswitchinterval() == 0.001
+    if own is not None:  # the training sets it meanwhile
+        sys.setswitchinterval(own)
+    sampler.uninstall()
+    try:
+        assert sys.getswitchinterval() == (own or before)
+    finally:
+        sys.setswitchinterval(before)
