@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.evidence import Evidence, mean_of
 from ppprof.analysis.advice.finding import LEAST_RATIO, Finding, severity_of
 
 WAITING = frozenset(
@@ -19,6 +19,9 @@ COMPUTATION = frozenset(
     ("recompute", "gradient-accumulation", "slow-product", "wide-vocabulary", "fusible")
 )
 """Rules about the time in which a device computes, or without a device the host."""
+
+HOST = frozenset(("beside-training", "unexplained"))
+"""Rules about the time of the host outside operators, communication and data loading."""
 
 BESIDE = "slow-steps"
 """The rule whose cost is no part of the typical step: it is about the other steps."""
@@ -45,7 +48,11 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         rules to the computation of the median rank.
     """
     whole = 1.0
-    pools = {WAITING: _longest_wait_ns(evidence), COMPUTATION: _computation_ns(evidence)}
+    pools = {
+        WAITING: _longest_wait_ns(evidence),
+        COMPUTATION: _computation_ns(evidence),
+        HOST: evidence.step_ns,
+    }
     kept = []
     for finding in findings:
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
@@ -62,6 +69,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[pool] -= share * step_ns
         if finding.rule == "input-bound":
             pools[WAITING] -= _waited_for_data_ns(evidence, finding.facts)
+        if finding.rule == "slow-rank":
+            pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
         if share < finding.share:
             severity = severity_of(share)
             finding = dataclasses.replace(
@@ -99,3 +108,16 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
     if own.is_empty() or own[0] is None or least is None:
         return 0.0
     return float(max(0.0, own[0] - least))
+
+
+def _rest_ns(evidence: Evidence, facts: Mapping[str, object], excess_ns: float) -> float:
+    """Return the longest time of the host outside all else, without the excess of a slow rank in it."""
+    if "rest_ns" not in evidence.rank_means.columns:
+        return evidence.step_ns
+    known = evidence.rank_means.select("rank", pl.col("rest_ns").fill_null(0))
+    is_slow = pl.col("rank") == pl.lit(facts["rank"])
+    own, others = known.filter(is_slow)["rest_ns"], known.filter(~is_slow)["rest_ns"]
+    if own.is_empty() or others.is_empty():
+        return evidence.step_ns
+    more_ns = max(0.0, mean_of(known.filter(is_slow), "rest_ns") - float(others.median()))  # type: ignore[arg-type]
+    return float(known["rest_ns"].to_numpy().max()) - min(excess_ns, more_ns)

@@ -32,7 +32,6 @@ from ppprof.analysis.ranks.rank_communication import (
     communication_of,
 )
 from ppprof.arrays import Bool, Int64
-from ppprof.trace.labels import Labels
 from ppprof.trace.schema import nullable
 
 _SENT = re.compile("(?i)send|recv")
@@ -243,16 +242,11 @@ def _between_replicas(profile: Profile) -> Intervals:
         dp all_reduce    ____#######_____     3 of 7 exposed
         own              #############___     16 - 3
     """
-    events = profile.tree.events
-    if not events.has_devices:
-        spans = events.host_rows("Communication")
-        axis = Labels.of(events.events["axis"].gather(spans))
-        return events.intervals(spans[axis.where(_is_between_replicas) | (axis.number < 0)])
     communication = communication_of(profile)
-    return difference(
-        communication.times(communication.axis.where(_is_between_replicas)),
-        profile.communication.computation,
-    )
+    times = communication.times(communication.axis.where(_is_between_replicas))
+    if not profile.tree.events.has_devices:
+        return times
+    return difference(times, profile.communication.computation)
 
 
 def _is_between_replicas(axis: str) -> bool:

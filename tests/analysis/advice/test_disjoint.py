@@ -126,3 +126,22 @@ def test_costs_of_any_run_add_up_to_its_parts(rule: str, tmp_path: Path):
     parts = [finding for finding in found if finding.rule != BESIDE and finding.cost_ns]
     assert sum(finding.share or 0 for finding in parts) <= 1 + 1e-9
     assert {rule} & (WAITING | COMPUTATION) <= {finding.rule for finding in parts}
+
+
+def test_what_makes_a_rank_slow_is_not_unexplained_too(tmp_path: Path):
+    """Rank 1 sleeps 700 of 1000 us, and rank 0 waits for it."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+
+    def rank(sleep: int):
+        return thread(
+            lambda at: (
+                op(at, 0, 200),
+                span("Communication", facts, at + (200 + sleep) * US, at + 1000 * US),
+            )
+        )
+
+    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [rank(0), rank(700)])))
+    assert [(finding.rule, finding.cost_ns) for finding in found] == [
+        ("slow-rank", 700 * US),
+        ("exposed-communication", 100 * US),
+    ]

@@ -555,3 +555,13 @@ def test_steps_whose_usual_times_are_0_are_not_replayed(own_ns):
         for rank, own in enumerate(own_ns)
     ]
     assert what_if(tables, Topology.of(dp=2)).is_empty()
+
+
+def test_reductions_of_data_parallel_on_a_cpu_are_no_own_work(tmp_path):
+    """They record no event: of a step of 100, 13 to 40 less the division until 15 is waiting."""
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 40).around(
+        span("DygraphKernelLaunch", "scale kernel launch", 13, 15)
+    )
+    main = Thread(1, "main", (span("ProfileStep", "ProfileStep#0", 0, 100, reduced),))
+    found = passes(Profile(read(write(tmp_path / "a.pb", main))), 0).filter(kind="own")
+    assert (found["end_ns"] - found["start_ns"]).to_list() == [75]
