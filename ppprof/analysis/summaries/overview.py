@@ -264,6 +264,7 @@ def distributed(profile: Profile) -> pl.DataFrame:
     both, computation = comm.both, comm.computation
     if not len(both[0]):
         both = union(*communication_of(profile).intervals)
+        computation = profile.communication.computation
         if comm.computed_by == "operators":
             computation = difference(computation, both)
     communication_ns = covered(*both)

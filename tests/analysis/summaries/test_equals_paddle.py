@@ -20,7 +20,10 @@ from itertools import product
 import pytest
 from hypothesis import given
 
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.views import summarize
 from ppprof.trace import read
+from ppprof.trace.communication_names import is_communication
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
 from tests.fixtures.tiers import one_in
@@ -63,8 +66,22 @@ def test_each_view_alone(view, tmp_path):
 
 def test_kernels_of_other_makers_are_computation_as_in_paddles_tables(tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.other_makers())
-    for view in ("overview", "dist"):
-        assert_equal(read(path), paddle_tables.load(path).text([view]), {"views": [view]})
+    assert_equal(read(path), paddle_tables.load(path).text(["overview"]), {"views": ["overview"]})
+
+
+def test_where_paddle_knows_no_communication_the_table_has_that_of_all_makers(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.other_makers())
+    assert lines_of(paddle_tables.load(path).text(["dist"])) == [""]
+    kernels = [row for row in read(path).events.rows(named=True) if row["category"] == "Kernel"]
+    spans = {is_of: [] for is_of in (True, False)}
+    for row in kernels:
+        instants = range(row["start_ns"], row["start_ns"] + row["dur_ns"])
+        spans[is_communication(row["name"])].extend(instants)
+    shown = dict(summarize(Profile(read(path)), "dist").select("name", "time_ns").rows())
+    communicates, computes = (set(spans[is_of]) for is_of in (True, False))
+    assert shown["Communication"] == len(communicates)
+    assert shown["Computation"] == len(computes)
+    assert shown["Overlap"] == len(communicates & computes)
 
 
 def test_views_print_in_paddles_order(tmp_path):
