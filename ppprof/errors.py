@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+NO_PADDLE = (
+    "PaddlePaddle is not installed in this environment: pip install paddlepaddle, or "
+    "paddlepaddle-gpu for NVIDIA's devices (https://www.paddlepaddle.org.cn/install)"
+)
+
 
 class PpprofError(Exception):
     """Base class of all errors for users."""

@@ -41,7 +41,7 @@ from ppprof.capture.steps.step_log import StepLog, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock
-from ppprof.errors import PpprofError, UsageError
+from ppprof.errors import NO_PADDLE, PpprofError, UsageError
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
 
@@ -148,10 +148,7 @@ def attach(
         pass_interruption(error)
         why = reason(error)
         if isinstance(error, ModuleNotFoundError) and error.name == "paddle":
-            why = (
-                "PaddlePaddle is not installed in this environment: pip install paddlepaddle, or "
-                "paddlepaddle-gpu for NVIDIA's devices (https://www.paddlepaddle.org.cn/install)"
-            )
+            why = NO_PADDLE
         log.warning(f"cannot attach: {why}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
@@ -222,6 +219,7 @@ def _attach(
             liveness=liveness,
             windows=store if windows is not None else None,
             post_processor=post_processor,
+            brief=profiler.brief,
         ),
     ]
     timer = _timer()

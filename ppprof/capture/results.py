@@ -58,6 +58,8 @@ class Results(Part):
     """What became of the windows of this rank; None if this rank does not record."""
     post_processor: PostProcessor | None = None
     """Makes the tables; None if this rank does not record."""
+    brief: bool = False
+    """Whether a few lines are printed instead of tables."""
 
     task = "printing the results"
 
@@ -111,7 +113,7 @@ class Results(Part):
             )
 
     def _print_summary(self) -> None:
-        if self.window_clock.timer_only or self.summary.has_table:
+        if self.window_clock.timer_only or (self.summary.has_table and not self.brief):
             print_result(f"{self.summary.text()}\n")
         if self.clocks_of is not None:
             # Imported before, by the part that compares the clocks.
@@ -133,7 +135,7 @@ class Results(Part):
         if self.viewed is None:
             log.warning(f"{run}: no viewer opens pb alone; add json to Profiler.formats")
             return
-        if self.viewed == "json":  # VisualDL does not open gzip files
+        if self.viewed == "json" and not self.brief:  # VisualDL does not open gzip files
             print_result(f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}\n")
         paths = [str(run / name.trace(self.viewed)) for name in windows.saved]
         traces = " ".join(paths[:_MOST_PATHS])
@@ -153,7 +155,11 @@ class Results(Part):
             lines.append(f"rank {self.rank}: {self.summary.verdict()}")
         elif self.post_processor is not None and self.post_processor.verdict:
             lines.append(self.post_processor.verdict)
-        lines.append(f"all ranks, as a page: ppprof report {run} -o report.html")
+        if self.brief and has_windows:
+            if self.summary.has_table:
+                lines.append(f"all steps from the 11th on, on average: {self.summary.verdict()}")
+            lines.append(f"all tables: ppprof summary {run}")
+        lines.append(f"all ranks, as a page: ppprof report {run}")
         lines.append(f"what to change: ppprof advise {run}")
         print_result("".join(f"{line}\n" for line in lines))
 

@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
+from ppprof.cli.options import DEFAULT_RUN
 from ppprof.cli.terminal import (
     Terminal,
     fit_message,
@@ -212,9 +213,18 @@ def _check_command(argv: Sequence[str]) -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if not argv:
+        command_parser(()).print_help()
+        return 0
     _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
     command = import_module(f"ppprof.cli.{args.command}")
+    runs = getattr(args, "paths", None) or [getattr(args, "run", None)]
+    if runs == [DEFAULT_RUN] and not Path(DEFAULT_RUN).exists():
+        raise InputError(
+            f"{DEFAULT_RUN}: no such directory; expected a run: name its directory, or record one with "
+            "ppprof run train.py"
+        )
     command.check(args)
     with contextlib.ExitStack() as stack:
         if args.command in _READING:

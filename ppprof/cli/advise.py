@@ -9,6 +9,7 @@ from ppprof.cli.options import (
     add_format,
     add_layout,
     add_output,
+    add_paths,
     add_reading,
     add_renamed,
     add_rows,
@@ -30,12 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "or code to change."
     )
     add = parser.add_argument
-    add(
-        "paths",
-        metavar="RUN",
-        nargs="+",
-        help="run directory, or those of a run's nodes; or traces",
-    )
+    add_paths(parser, "run directory, or those of a run's nodes; or traces")
     add_selection(parser)
     add("--language", choices=LANGUAGES, default="en", help="language of the findings: en or zh")
     add_rows(parser, "findings", "none")

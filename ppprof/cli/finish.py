@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.cli.options import Checks, whole_number
+from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import PpprofError, UsageError
 from ppprof.paths import is_remote
 
 if TYPE_CHECKING:
+    from ppprof.analysis.profile.profile import Profile
     from ppprof.config import ProfilerConfig
     from ppprof.run.summary import WindowTables
     from ppprof.rundir.recordings import Recording
-    from ppprof.trace import Trace
 
 EXAMPLES = {
     "ppprof finish profiler_log": "tables and traces that a killed run could not write",
@@ -44,7 +44,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "formats keep pb. A capture does this itself; run it after a job was killed."
     )
     add = parser.add_argument
-    add("run", metavar="RUN", help="run directory (profiler_log)")
+    add(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default=DEFAULT_RUN,
+        help=f"run directory; default: {DEFAULT_RUN}",
+    )
     add("--rank", metavar="R", help="only this rank's captures")
     add("--window", metavar="W", help="only this window, counted from 0")
     add(
@@ -98,14 +104,15 @@ def run(args: argparse.Namespace) -> int:
         window=args.window,
         command=args.then,
     )
+    verdicts: list[str] = []
+    if args.verdict or args.serve is None:
+        finish_captures.keywords["conclude"] = partial(_conclude, run, verdicts, args.verdict)
     if args.serve is not None:
-        verdicts: list[str] = []
-        if args.verdict:
-            finish_captures.keywords["conclude"] = partial(_conclude, run, verdicts)
         _serve(finish_captures, verdicts, args.seconds, args.serve)
     else:
         with _limited(args.seconds):
             finish_captures()
+        print(*(f"{verdict}\n" for verdict in verdicts), sep="", end="")
     return 0
 
 
@@ -177,22 +184,39 @@ def _numbers_on_stdin() -> Iterator[int]:
         yield from map(int, lines)
 
 
-def _conclude(run: Path, verdicts: list[str], recording: Recording, trace: Trace) -> None:
-    """Add a sentence about a window to ``verdicts``, if it has steps."""
+def _conclude(
+    run: Path,
+    verdicts: list[str],
+    always: bool,
+    recording: Recording,
+    profile: Profile,
+    profiler: ProfilerConfig,
+) -> None:
+    """Add a sentence about a window to ``verdicts``, if it has steps; its largest parts if it is brief.
+
+    Nothing if the config prints tables, unless ``always`` is True.
+    """
+    from ppprof.analysis.efficiency.efficiency import largest_modules
     from ppprof.report.text.advice import verdict
+    from ppprof.report.text.summary import render_largest
     from ppprof.run.advise import findings_of_window
 
-    found = findings_of_window(run, recording, trace)
+    if not (always or profiler.brief):
+        return
+    found = findings_of_window(run, recording, profile.trace)
     if found is not None:
-        what = f"rank {recording.rank}, window {recording.window}"
-        verdicts.append(f"{what}: {verdict(*found)}")
+        lines = [f"rank {recording.rank}, window {recording.window}: {verdict(*found)}"]
+        lines += render_largest(largest_modules(profile)) if profiler.brief else []
+        verdicts.append("\n".join(lines))
 
 
 def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
-    """Print the tables of a window, in one piece."""
+    """Print the tables of a window, in one piece; none if the config is brief."""
     from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
     from ppprof.rundir.summaries import rows_of
 
+    if profiler.brief:
+        return
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
     every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])

@@ -7,6 +7,7 @@ import argparse
 from ppprof.cli.options import (
     Checks,
     add_output,
+    add_paths,
     add_reading,
     add_renamed,
     add_selection,
@@ -31,11 +32,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "on the clock of rank 0, arrows between the ranks of a collective."
     )
     add = parser.add_argument
-    add(
-        "paths",
-        nargs="+",
-        metavar="RUN",
-        help="run directory (the newest run in it), or those of a run's nodes; or one of traces",
+    add_paths(
+        parser,
+        "run directory (the newest run in it), or those of a run's nodes; or one of traces",
     )
     add_selection(parser)
     add_renamed(parser, "--ranks", "--rank")

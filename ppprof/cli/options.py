@@ -105,6 +105,16 @@ def add_layout(parser: argparse.ArgumentParser, *, tables: bool = True) -> None:
     )
 
 
+DEFAULT_RUN = "profiler_log"
+"""The run that a command reads if none is named: where ``Profiler.profiler_log`` is by default."""
+
+
+def add_paths(parser: argparse.ArgumentParser, explanation: str, metavar: str = "RUN") -> None:
+    """Add the paths of a run; ``explanation`` is the help text, to which the default is added."""
+    text = f"{explanation}; default: {DEFAULT_RUN}"
+    parser.add_argument("paths", metavar=metavar, nargs="*", default=[DEFAULT_RUN], help=text)
+
+
 def add_output(
     parser: argparse.ArgumentParser, explanation: str = "write to FILE instead of stdout"
 ) -> None:

@@ -13,6 +13,7 @@ from ppprof.cli.options import (
     add_format,
     add_layout,
     add_output,
+    add_paths,
     add_reading,
     add_rows,
     add_selection,
@@ -43,11 +44,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "loading, idling for the host, and the rest. The parts add up to the step."
     )
     add = parser.add_argument
-    add(
-        "paths",
-        nargs="+",
-        metavar="RUN",
-        help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    add_paths(
+        parser,
+        "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
     )
     add(
         "--by",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from pathlib import Path
 
-from ppprof.cli.options import Checks, add_output, add_reading, add_selection
+from ppprof.cli.options import Checks, add_output, add_paths, add_reading, add_selection
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES
+from ppprof.paths import to_path
 
 EXAMPLES = {
-    "ppprof report profiler_log -o page.html": "a page that needs no network",
+    "ppprof report": "a page of the run in profiler_log that needs no network: report.html",
     "ppprof report new_log --baseline base_log -o page.html": "with what changed",
 }
+_PAGE, _NEXT_PAGE = "report.html", "report_N.html"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -23,16 +27,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "and a timeline; with --baseline also what changed."
     )
     add = parser.add_argument
-    add(
-        "paths",
-        metavar="RUN",
-        nargs="+",
-        help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    add_paths(
+        parser,
+        "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
     )
     add("--baseline", metavar="BASE", help="a run to compare with")
     add_selection(parser)
     add("--language", choices=LANGUAGES, default="en", help="language of the page: en or zh")
-    add_output(parser, "the page to write; required")
+    add_output(parser, f"the page to write; default: {_PAGE}, or the first free {_NEXT_PAGE}")
     add_reading(parser)
 
 
@@ -41,10 +43,15 @@ def check(args: argparse.Namespace) -> None:
     checks = Checks(args)
     checks.selection()
     checks.workers()
-    checks.output([path for path in (*args.paths, args.baseline) if path is not None])
     if args.output is None:
-        checks.problems.append("-o: expected the page to write, -o report.html")
+        args.output = to_path(_PAGE) if args.force else _free_page()
+    checks.output([path for path in (*args.paths, args.baseline) if path is not None])
     checks.done()
+
+
+def _free_page() -> Path:
+    pages = (to_path(_NEXT_PAGE.replace("N", str(number))) for number in itertools.count(2))
+    return next(page for page in itertools.chain([to_path(_PAGE)], pages) if not page.exists())
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ output are those that it has without ppprof.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import ppprof
 from ppprof.choices import StepRange
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.output import problem_of_output
+from ppprof.errors import NO_PADDLE
 from ppprof.paths import to_path
 
 EXAMPLES = {
@@ -41,7 +43,9 @@ LAUNCHER_OPTIONS = (
 """Options of ``paddle.distributed.launch``; each has a value."""
 
 _SETTLED = ("trigger={'settled': 10}", "row_limit=10", "op_detail=False")
-"""Without a config: record a window once step times have settled, and print short tables."""
+"""Without a config: record a window once step times have settled; short tables."""
+_TABLES = ("summary", "detailed", "with_flops", "brief")
+"""Keys of the Profiler block that choose the tables to print."""
 
 _PROGRAM = Path(ppprof.__file__).parent / "integrations" / "launched.py"
 
@@ -70,6 +74,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="set a key of the Profiler block, such as profile_memory=False; repeatable",
     )
     add("--timer-only", action="store_true", help="measure step times alone, write no trace")
+    add("--tables", action="store_true", help="print all tables too, not only the largest parts")
     add("--log", metavar="DIR", help="write to this directory; default: profiler_log")
     add("--report", type=to_path, metavar="PAGE", help="afterwards, write a page as report does")
     add("--force", action="store_true", help="replace PAGE where it exists")
@@ -92,7 +97,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
 
 
-_FLAGS = ("-h", "--help", "--timer-only", "--force")
+_FLAGS = ("-h", "--help", "--timer-only", "--tables", "--force")
 """Options without a value."""
 
 
@@ -148,6 +153,8 @@ def check(args: argparse.Namespace) -> None:
         checks.problems += [f"--report {args.report}: {problem}"] if problem else []
     if args.log == "":
         checks.problems.append("--log: empty; expected a directory")
+    if importlib.util.find_spec("paddle") is None:
+        checks.problems.append(NO_PADDLE)
     checks.done()
 
 
@@ -213,13 +220,20 @@ def _recorder_options(args: argparse.Namespace) -> list[str]:
     blocks = ["enable=True"]
     if args.config is None and args.steps is None and not args.timer_only:
         blocks += _SETTLED
+    own = [text.removeprefix("Profiler.") for text in args.override]
+    if not (args.config or args.timer_only or args.tables or any(map(_chooses_tables, own))):
+        blocks.append("brief=True")
     if args.steps is not None:
         blocks.append(f"scheduler=[{args.steps.start}, {args.steps.stop}]")
     blocks += ["timer_only=True"] if args.timer_only else []
     blocks += [f"profiler_log={json.dumps(args.log)}"] if args.log is not None else []
-    blocks += [text.removeprefix("Profiler.") for text in args.override]
+    blocks += own
     options = [word for text in blocks for word in ("-o", f"Profiler.{text}")]
     options += ["-c", args.config] if args.config is not None else []
     options += ["--report", str(args.report.absolute())] if args.report is not None else []
     options += ["--optimizer", str(args.optimizer)] if args.optimizer is not None else []
     return options
+
+
+def _chooses_tables(override: str) -> bool:
+    return re.split("[.=]", override, maxsplit=1)[0] in _TABLES

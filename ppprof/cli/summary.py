@@ -24,6 +24,7 @@ from ppprof.cli.options import (
     add_format,
     add_layout,
     add_output,
+    add_paths,
     add_reading,
     add_rows,
     add_selection,
@@ -47,7 +48,7 @@ DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
 
 _VIEWS_CHANGED_BY = {
-    "sorted_by": {"op", "kernel", "udf", "shape"},
+    "sorted_by": {"op", "kernel", "udf", "shape", "layer"},
     "thread_sep": {"op", "udf"},
     "time_unit": set(ALL_VIEWS) - {"device", "mem"},
     "op_detail": {"op"},
@@ -75,7 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     switch = argparse.BooleanOptionalAction
-    add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
+    add_paths(parser, "run directory or trace file", "PATH")
     add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
     add(
         "--by",

@@ -152,6 +152,9 @@ class ProfilerConfig:
     directory, beside the stacks in the run directory."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
+    brief: bool = False
+    """Print a verdict and the largest parts of a step instead of the tables, which are in ``summary/``
+    in any case. True for ``ppprof run`` without a config and without ``--tables``."""
     timer_only: bool = False
     """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace, whatever the
     ``scheduler`` says."""
@@ -475,7 +478,7 @@ def _warn_about_ignored_keys(
     if config.timer_only:
         plain = ProfilerConfig()  # keys set to their default need no warning
         names = (
-            *("summary", "detailed", "formats", "with_flops", "background"),
+            *("summary", "detailed", "brief", "formats", "with_flops", "background"),
             *("trigger", "max_trace_mb", "on_window_end"),
         )
         # No warning for `scheduler`: nearly every config has one, and -o Profiler.timer_only=True is

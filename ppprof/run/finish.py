@@ -48,7 +48,7 @@ _log = logging.getLogger("ppprof")
 ShowTables = Callable[[WindowTables, ProfilerConfig], None]
 """Called with the tables that the config selects, before the traces are written."""
 
-Conclude = Callable[[Recording, Trace], None]
+Conclude = Callable[[Recording, Profile, ProfilerConfig], None]
 """Called with a window once all its files are written."""
 
 
@@ -195,7 +195,7 @@ def _finish_window(
     write_completion(run, name.rank, name.window, files, skipped)
     if conclude is not None:
         try:
-            conclude(recording, trace)
+            conclude(recording, profile, profiler)
         except Exception as error:  # the window is finished: only the sentence about it is missing
             _log.info("rank %d, window %d: no verdict: %s", name.rank, name.window, error)
     return files

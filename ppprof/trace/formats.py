@@ -87,7 +87,7 @@ def warn_of_cache(cache: bool | None) -> None:
         warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
-_FRAMEWORK_BYTES = 4 << 20
+_FRAMEWORK_BYTES, _TEXT_BYTES = 4 << 20, 512
 
 
 def framework_of(path: str | Path) -> str:
@@ -108,7 +108,7 @@ def framework_of(path: str | Path) -> str:
 
 def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> dict[int, Trace]:
     with TraceStream(path) as source:
-        head = source.peek(64)
+        head = source.peek(_TEXT_BYTES)
         if source.damage and not head:
             raise TraceError(f"{path}: {source.damage}")
     if not head:
@@ -123,11 +123,23 @@ def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> 
         return {rank: with_stacks(trace, path) for rank, trace in traces.items()}
     from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
-    trace = with_step_mark(read_window(path), reading.step_mark)
+    try:
+        trace = with_step_mark(read_window(path), reading.step_mark)
+    except TraceError as error:
+        if not _is_text(head):
+            raise
+        raise TraceError(
+            f"{path}: text, not a trace; expected JSON of Paddle's or torch's profiler, or Paddle's .pb"
+        ) from error
     if progress is not None:
         size = to_path(path).stat().st_size
         progress(size, size)
     return {0: trace}
+
+
+def _is_text(head: bytes) -> bool:
+    text = head.decode("ascii", "replace")  # what stands for other alphabets is printable
+    return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
 def write(trace: Trace, path: str | Path) -> Mapping[str, int]:

@@ -314,7 +314,7 @@ def test_the_last_lines_say_how_to_look(
     assert capsys.readouterr().out.splitlines()[-4:] == [
         f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}",
         f"chrome://tracing or https://ui.perfetto.dev: {run / name.trace('json')}",
-        f"all ranks, as a page: ppprof report {run} -o report.html",
+        f"all ranks, as a page: ppprof report {run}",
         f"what to change: ppprof advise {run}",
     ]
 

@@ -265,7 +265,7 @@ def test_timer_only_ends_in_the_share_of_waiting_for_data(
             prof.step()
     *_, verdict, report, advise = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"rank 2: step [\d.]+ [nu]s", verdict)
-    assert report == f"all ranks, as a page: ppprof report '{tmp_path}/my log' -o report.html"
+    assert report == f"all ranks, as a page: ppprof report '{tmp_path}/my log'"
     assert advise == f"what to change: ppprof advise '{tmp_path}/my log'"
 
 
@@ -277,7 +277,7 @@ def test_a_run_without_a_window_ends_in_its_step_time(
             prof.step()
     verdict, report, advise = capsys.readouterr().out.splitlines()[-3:]
     assert re.fullmatch(r"rank 0: step [\d.]+ [nu]s", verdict)
-    assert report == f"all ranks, as a page: ppprof report {tmp_path} -o report.html"
+    assert report == f"all ranks, as a page: ppprof report {tmp_path}"
     assert advise == f"what to change: ppprof advise {tmp_path}"
 
 
@@ -293,7 +293,7 @@ def test_a_run_ends_in_its_verdict_and_what_to_run(
         prof.step()
     lines = capsys.readouterr().out.splitlines()
     commands = [
-        f"all ranks, as a page: ppprof report {tmp_path} -o report.html",
+        f"all ranks, as a page: ppprof report {tmp_path}",
         f"what to change: ppprof advise {tmp_path}",
     ]
     assert lines[-2:] == commands

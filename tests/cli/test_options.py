@@ -123,3 +123,27 @@ def test_a_path_that_is_not_utf8_is_written_with_escapes(command, tmp_path, monk
     assert text
     if "json" in command:
         assert str(path) in json.dumps(json.loads(text), ensure_ascii=False)
+
+
+def test_without_a_command_the_help_is_printed(cli, capsys):
+    shown = cli().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out == shown != ""
+
+
+@pytest.mark.parametrize("command", [*READING, "finish", "trigger"])
+def test_the_run_is_profiler_log_by_default(command, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if command == "diff":  # two runs have no default
+        with pytest.raises(SystemExit):
+            main([command])
+        return
+    options = ["-o", "merged.json"] if command == "merge" else []
+    assert cli(command, *options, code=3).err == (
+        "profiler_log: no such directory; expected a run: name its directory, or record one with "
+        "ppprof run train.py\n"
+    )
+    (tmp_path / "profiler_log").mkdir()
+    here, named = (cli(command, *options, *run, code=3).err for run in ([], ["profiler_log"]))
+    assert here == named != ""

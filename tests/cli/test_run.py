@@ -13,11 +13,13 @@ import pytest
 from ppprof import cli
 from ppprof.cli import run as run_command
 from ppprof.cli.run import LAUNCHER_OPTIONS
+from ppprof.errors import NO_PADDLE
 
 PROGRAM = str(run_command._PROGRAM)
 SETTLED = [
     *("-o", "Profiler.enable=True", "-o", "Profiler.trigger={'settled': 10}"),
     *("-o", "Profiler.row_limit=10", "-o", "Profiler.op_detail=False"),
+    *("-o", "Profiler.brief=True"),
 ]
 
 
@@ -37,6 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 
     monkeypatch.setattr(run_command.os, "execv", execv)
     monkeypatch.setattr(run_command.subprocess, "_args_from_interpreter_flags", list)
+    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: name)
     monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -66,6 +69,14 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
                 *("-o", "Profiler.detailed=True", "--", "train.py"),
             ],
         ),
+        (
+            "--steps 10:20 train.py",
+            [
+                *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.brief=True"),
+                *("-o", "Profiler.scheduler=[10, 20]", "--", "train.py"),
+            ],
+        ),
+        ("--tables train.py", [PROGRAM, *SETTLED[:-2], "--", "train.py"]),
         (
             "--timer-only train.py",
             [
@@ -162,6 +173,15 @@ def test_all_problems_are_listed(
     assert cli.main(["run", *words.split()]) == 2
     printed = capsys.readouterr().err.splitlines()
     assert printed == problems if problems is not None else len(printed) == 1
+    assert started == []
+
+
+def test_without_paddle_it_does_not_start(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["run", "--nproc", "2", "train.py"]) == 2
+    assert capsys.readouterr().err == f"{NO_PADDLE}\n"
     assert started == []
 
 

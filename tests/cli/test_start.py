@@ -63,13 +63,13 @@ def imported(*lines: list[str]) -> list[tuple[list[str], int, list[str]]]:
 
 
 def test_help_and_version_import_nothing_heavy():
-    lines = [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
+    lines = [[], ["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
     assert imported(*lines) == [(line, 0, []) for line in lines]
 
 
 def test_usage_errors_import_nothing_heavy():
     assert USAGE_ERRORS.keys() == COMMANDS.keys()
-    lines = [[], ["--nosuch"], ["nosuch"], *([command, "--nosuch"] for command in COMMANDS)]
+    lines = [["--nosuch"], ["nosuch"], *([command, "--nosuch"] for command in COMMANDS)]
     lines += [[command, *arguments] for command, arguments in USAGE_ERRORS.items()]
     assert imported(*lines) == [(line, 2, []) for line in lines]
 

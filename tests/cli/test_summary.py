@@ -354,7 +354,7 @@ def test_efficiency_in_all_formats(trace, cli):
 def test_an_option_without_effect_is_reported(trace, cli):
     arguments = ["--views", "overview", "--sorted-by", "cpu_max", "--no-op-detail"]
     assert cli("summary", "a.pb", *arguments).err == (
-        "--sorted-by: has no effect on overview; it changes op, kernel, udf, shape\n"
+        "--sorted-by: has no effect on overview; it changes op, kernel, udf, shape, layer\n"
         "--op-detail: has no effect on overview; it changes op\n"
     )
 

@@ -51,7 +51,7 @@ def test_it_says_how_to_look(two_rank_job: tuple[Path, str]) -> None:
     assert re.search(r"visualdl --logdir \S*profiler_log", output)
     closing = re.search(
         r"^rank 0, window 1: step [\d.]+ ms: .+\n"
-        r"all ranks, as a page: ppprof report \S+ -o report.html\n"
+        r"all ranks, as a page: ppprof report \S+\n"
         r"what to change: ppprof advise \S+$",
         output,
         re.M,

@@ -170,18 +170,43 @@ def test_steps_that_were_asked_for_are_the_only_ones(
     assert not list((tmp_path / "profiler_log").rglob("*.pb"))
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_a_run_on_a_terminal_has_paddles_tables_and_ends_in_three_lines(
-    tmp_path: Path, columns: int
+@pytest.mark.jobs
+def test_a_run_on_a_terminal_prints_a_verdict_the_largest_parts_and_the_next_commands(
+    tmp_path: Path,
 ) -> None:
     words = ["-m", "ppprof", "run", "--steps", "3:5", steady(tmp_path), "12"]
+    code, text = in_terminal(tmp_path, 120, command(*words), environment(tmp_path))
+    assert code == 0
+    lines = text.splitlines()
+    (first,) = (n for n, line in enumerate(lines) if line.startswith("rank 0, window 0: step "))
+    assert lines[first + 1].split()[-3:] == ["forward", "backward", "share"]
+    shares = [line.split()[-1] for line in lines[first + 2 :] if line.endswith("%")]
+    assert sum(float(share[:-1]) for share in shares) == pytest.approx(100, abs=0.5)
+    assert lines[-4].startswith("all steps from the 11th on, on average: step ")
+    assert lines[-3:] == [
+        "all tables: ppprof summary profiler_log",
+        "all ranks, as a page: ppprof report profiler_log",
+        "what to change: ppprof advise profiler_log",
+    ]
+    assert len(lines) - first <= 12
+    assert (
+        len(
+            json.loads((tmp_path / "profiler_log/summary/rank_00000_w0.json").read_text())["tables"]
+        )
+        == 9
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_tables_are_printed_on_request_and_end_in_three_lines(tmp_path: Path, columns: int) -> None:
+    words = ["-m", "ppprof", "run", "--tables", "--steps", "3:5", steady(tmp_path), "12"]
     code, text = in_terminal(tmp_path, columns, command(*words), environment(tmp_path))
     assert code == 0
     assert "\x1b" not in text
     assert "CPU Total / Avg / Max / Min / Ratio(%)" in text
     verdict, report, advise = text.splitlines()[-3:]
     assert verdict.startswith("rank 0, window 0: step ")
-    assert report == "all ranks, as a page: ppprof report profiler_log -o report.html"
+    assert report == "all ranks, as a page: ppprof report profiler_log"
     assert advise == "what to change: ppprof advise profiler_log"
 
 

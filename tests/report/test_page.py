@@ -243,10 +243,18 @@ def test_all_problems_of_the_command_line_are_reported_at_once(runs, cli, tmp_pa
         f"-o {taken}: exists; --force replaces it",
     ]
     assert taken.read_text() == "mine"
-    assert (
-        cli("report", str(runs["gpu"]), code=2).err
-        == "-o: expected the page to write, -o report.html\n"
-    )
+
+
+def test_a_page_without_a_name_is_the_next_free_one(runs, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options, page in (
+        ((), "report.html"),
+        ((), "report_2.html"),
+        (("--force",), "report.html"),
+        ((), "report_3.html"),
+    ):
+        assert cli("report", str(runs["timer"]), *options).err == f"{page}: open it in a browser\n"
+        assert (tmp_path / page).stat().st_size > 10_000
 
 
 def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):

@@ -360,6 +360,7 @@ LAYERS: dict[str, pl.DataType] = {
     "steps": pl.Int64(),
     "forward_ns": pl.Float64(),
     "backward_ns": pl.Float64(),
+    "ratio": pl.Float64(),
     "flops": pl.Float64(),
     "backward_flops": pl.Float64(),
     "flops_per_s": pl.Float64(),
@@ -368,7 +369,10 @@ LAYERS: dict[str, pl.DataType] = {
 
 
 def layers(profile: Profile) -> pl.DataFrame:
-    """Return the modules of a step in the order in which they run, with their FLOPs and rates.
+    """Return the modules of a step, with their times, FLOPs and rates.
+
+    They come in the order in which they run. If the profile's options name a sort key, modules of
+    one parent come with the longest first.
 
     A module is an ``nn.Layer``, or a span of the user; see `ppprof.analysis.profile.module_tree`.
     The second ``Block`` of a ``GPT`` is one row for all steps.
@@ -376,7 +380,9 @@ def layers(profile: Profile) -> pl.DataFrame:
     Returns:
         depth (0 for an outermost module); name; steps (number of steps that have it); per step, with
         all modules below: forward_ns, backward_ns, flops of the forward, and backward_flops. Times
-        are those of the device if the module launches work on it, else of the CPU. FLOPs are those
+        are those of the device if the module launches work on it, else of the CPU. ratio is the
+        share of forward and backward in the time of all steps, which is the sum of ``self_ns`` of
+        `ppprof.analysis.profile.module_tree.modules`. FLOPs are those
         of the operators whose work is known; gradients are those that are known to belong to the
         module, and backward_ns and backward_flops are null if none is. flops_per_s of both
         together, and mfu, its share of the device's peak for the dtype in which most of them are
@@ -391,6 +397,7 @@ def layers(profile: Profile) -> pl.DataFrame:
     flops = np.zeros(hosts.height, np.int64)
     flops[work["row"].to_numpy()] = _without_nested(profile, work)
     table = modules(profile, flops=flops)
+    whole_ns = table["self_ns"].sum()
     last = pl.col("path").str.split(SEPARATOR)
     is_backward = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}")
     is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(PHASES)
@@ -412,6 +419,7 @@ def layers(profile: Profile) -> pl.DataFrame:
         steps=pl.col("step").cast(pl.Int64),
         forward_ns=pl.col("time_ns") / pl.col("step"),
         backward_ns=pl.col("time_ns_of_backward") / pl.col("step"),
+        ratio=whole("time_ns", "time_ns_of_backward") / pl.lit(max(whole_ns, 1)),
         flops_per_s=whole("flops", "flops_of_backward")
         * 1e9
         / whole("time_ns", "time_ns_of_backward"),
@@ -422,7 +430,67 @@ def layers(profile: Profile) -> pl.DataFrame:
     rows = rows.with_columns(
         pl.when(pl.col("flops_per_s").is_finite()).then("flops_per_s"),
     ).with_columns(mfu=pl.col("flops_per_s") / pl.lit(peak, pl.Float64))
-    return rows.select(pl.col(column).cast(dtype) for column, dtype in LAYERS.items())
+    rows = rows.select(pl.col(column).cast(dtype) for column, dtype in LAYERS.items())
+    return rows if profile.options.sorted_by == "auto" else rows[_longest_first(rows)]
+
+
+def _longest_first(rows: pl.DataFrame) -> list[int]:
+    """Return the order of rows in pre-order in which the longest of siblings comes first."""
+    above: list[tuple[float, int]] = []
+    keys = []
+    for row, (depth, ratio) in enumerate(rows.select("depth", "ratio").iter_rows()):
+        above[depth:] = [(-ratio, row)]
+        keys.append(tuple(above))
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+LARGEST: dict[str, pl.DataType] = {
+    "name": pl.String(),
+    "modules": pl.Int64(),
+    "forward_ns": pl.Float64(),
+    "backward_ns": pl.Float64(),
+    "ratio": pl.Float64(),
+}
+
+
+def largest_modules(profile: Profile) -> pl.DataFrame:
+    """Return the parts of a step that add up to it: modules without the modules below them.
+
+    Modules of one class in parents of the same classes are one row: all ``Linear`` of all ``Block``.
+
+    Returns:
+        name: the classes from the outermost module on, joined by " > "; ``Backward`` is what no
+        module's gradients are, and the empty name is outside all modules. modules: how many there
+        are. forward_ns and backward_ns: per step. ratio: the share of both; the sum is 1. The
+        largest first. Empty if the trace lacks the events of its device, or has no step.
+    """
+    if profile.unrecorded_device:
+        return pl.DataFrame(schema=LARGEST)
+    table = modules(profile)
+    is_gradient = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}") & pl.col(
+        "path"
+    ).str.contains(SEPARATOR, literal=True)
+    own_path = pl.col("path").str.split(SEPARATOR).list.slice(1).list.join(SEPARATOR)
+    table = table.with_columns(
+        path=pl.when(is_gradient).then(own_path).otherwise("path"), is_gradient=is_gradient
+    )
+    num_steps = max(table["step"].n_unique(), 1)
+    whole_ns = max(table["self_ns"].sum(), 1)
+    names = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
+    own_ns = pl.col("self_ns")
+    is_backward = pl.col("is_gradient") | (pl.col("name") == "Backward")
+    return (
+        table.with_columns(name=names.str.replace_all(SEPARATOR, " > ", literal=True))
+        .group_by("name")
+        .agg(
+            modules=pl.col("path").n_unique(),
+            forward_ns=own_ns.filter(~is_backward).sum() / num_steps,
+            backward_ns=own_ns.filter(is_backward).sum() / num_steps,
+            ratio=own_ns.sum() / whole_ns,
+        )
+        .sort("ratio", "name", descending=[True, False])
+        .select(pl.col(column).cast(dtype) for column, dtype in LARGEST.items())
+    )
 
 
 def _without_nested(profile: Profile, work: pl.DataFrame) -> Int64:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import polars as pl
+
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report import columns as spec
@@ -25,6 +27,7 @@ from ppprof.report.columns import EFFICIENCY, cut_start, percent, text_cells, te
 from ppprof.report.columns import cut as cut_text
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Column, Line, Table
+from ppprof.units import format_ratio, format_time
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -337,6 +340,7 @@ _LAYERS = (
     ),
     spec.Column("forward_ns", "ms", header="Forward", text="whole ns", width=10),
     spec.Column("backward_ns", "ms", header="Backward", text="whole ns", width=10),
+    spec.Column("ratio", "ratio", header="Ratio (%)", width=9),
     spec.Column("flops", header="GFLOPs", text="GFLOP", width=10),
     spec.Column("backward_flops", header="Backward GFLOPs", text="GFLOP", width=16),
     spec.Column("flops_per_s", "TFLOP/s", header="TFLOP/s", width=10),
@@ -391,11 +395,34 @@ _SAMPLED = (
 
 _PER_STEP = (
     "Of one step: times, and floating point operations (FLOPs) of operators whose work is known.\n"
+    "Ratio: of forward and backward, with all layers below, in the time of all steps.\n"
     "TFLOP/s and MFU count forward and backward; MFU is the share of the device's peak."
 )
 
 _EXACT_ROOF = 1.02
 """Roofs above this ratio are wrong: clocks that boost and rounded times do not explain them."""
+
+_MOST_PARTS = 5
+
+
+def render_largest(parts: pl.DataFrame) -> list[str]:
+    """Return `ppprof.analysis.efficiency.efficiency.largest_modules` as lines: the largest, and a rest.
+
+    No lines for a table without rows.
+    """
+    rows = []
+    for name, num, forward_ns, backward_ns, ratio in parts[:_MOST_PARTS].iter_rows():
+        classes = name.split(" > ")
+        shown = " > ".join(classes[-2:]) + (f" ({num})" if num > 1 else "")
+        shown = {"": "outside all modules", "Backward": "Backward, of no module"}.get(name, shown)
+        times = (format_time(time_ns) if time_ns else "-" for time_ns in (forward_ns, backward_ns))
+        rows.append((shown, *times, format_ratio(ratio)))
+    rest = parts["ratio"][_MOST_PARTS:].to_list()
+    rows += [(f"{len(rest)} more parts", "", "", format_ratio(sum(rest)))] if rest else []
+    mean_ns = sum(parts["forward_ns"].to_list()) + sum(parts["backward_ns"].to_list())
+    title = f"the largest parts of a step, {format_time(mean_ns)} on average"
+    return PADDLE.aligned((title, "forward", "backward", "share"), rows) if rows else []
+
 
 _ROOF = (
     "Time: of the device, or of the CPU in a trace without a device; all calls.\n"

@@ -125,4 +125,4 @@ def test_no_layers(tmp_path: Path) -> None:
 def test_as_printed(trace: Trace) -> None:
     lines = render(Profile(trace), ["layer"], TableOptions()).splitlines()
     (row,) = (line.split() for line in lines if line.startswith("GPT"))
-    assert row == ["GPT", "10.00", "8.00", "2.05e-06", "4.1e-06", "3.41e-07", "-"]
+    assert row == ["GPT", "10.00", "8.00", "60.00", "2.05e-06", "4.1e-06", "3.41e-07", "-"]
