@@ -48,6 +48,7 @@ from ppprof.rundir.run_file import RunFile
 if TYPE_CHECKING:
     from ppprof.capture.ranks.clock_sync import ClockSync
     from ppprof.capture.ranks.control_channel import ControlChannel
+    from ppprof.capture.ranks.flight_recorder import FlightRecorder
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import WindowObserver, Windows
     from ppprof.config import ProfilerConfig
@@ -183,6 +184,8 @@ def _attach(
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
+    flight_recorder = _flight_recorder(profiler, job, run) if run is not None else None
+
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
     clock_sync = triggers = None
     if run is not None and not profiler.timer_only:
@@ -203,6 +206,7 @@ def _attach(
     parts: list[Part | None] = [
         DevicePart(_device),
         liveness,
+        flight_recorder,
         TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
         RecordingPart(clock, windows, post_processor, triggers) if post_processor else None,
         clock_sync,
@@ -252,6 +256,20 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
     with _without(job.rank, "ranks that die will not be named"):
         return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
     return None
+
+
+def _flight_recorder(profiler: ProfilerConfig, job: Job, run: Path) -> FlightRecorder | None:
+    is_wanted = profiler.flight_recorder and job.topology.world_size > 1
+    if not is_wanted and profiler.hang_after is None:
+        return None
+    try:
+        from ppprof.capture.ranks.flight_recorder import FlightRecorder
+
+        return FlightRecorder(run, job.topology, job.rank, profiler.hang_after)
+    except Exception as error:  # the disk, or another version of Paddle
+        pass_interruption(error)
+        log.warning(f"rank {job.rank}: {reason(error)}; ppprof hang will not know this rank")
+        return None
 
 
 def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:

@@ -45,6 +45,7 @@ COMMANDS = {
     "advise": "print what is slow, what that costs a step, and what to change",
     "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
     "convert": "write a trace in another format, or mend a broken one",
+    "hang": "name the rank that a job waits for, and the operation it has not come to",
     "doctor": "check what this machine can record, and what is missing",
     "trigger": "open a window in a running job that was started with Profiler.trigger",
     "finish": "make traces and tables of raw captures, as after a killed run",

@@ -150,6 +150,12 @@ class ProfilerConfig:
     source: bool = True
     """Keep the source lines around those that take the most time, of files below the working
     directory, beside the stacks in the run directory."""
+    flight_recorder: bool = True
+    """Note the last 2,048 communication operations of each rank of a job, in and outside of windows, for
+    ``ppprof hang``."""
+    hang_after: Optional[float] = knob(None, above=0, maximum=1_000_000)
+    """Write the stacks of all threads if no step ends for this many seconds, for ``ppprof hang``; blank
+    writes none."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
     brief: bool = False

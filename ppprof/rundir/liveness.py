@@ -18,6 +18,7 @@ import platform
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
@@ -121,6 +122,40 @@ class LivenessRegistry:
         return f"rank {rank} ({label}{more})"
 
 
+class RankState(NamedTuple):
+    """What the run directory and this machine know about a rank's process."""
+
+    pid: int | None
+    """Its process on this machine; None if it ended, or runs on another machine or in another container."""
+    text: str
+    """How it ended, or that it is stopped; "" if it runs, or if that cannot be seen from here."""
+
+
+def rank_states(run: Path) -> dict[int, RankState]:
+    """Return the state of each rank that has, or had, a session and did not end it in peace.
+
+    Raises:
+        OSError: the run directory cannot be read.
+    """
+    node, states = _node(), {}
+    for entry in matches(run, "alive", _ENTRY):
+        pid = int(entry["pid"]) if entry["node"] == node else None
+        text = ""
+        if pid is not None and not _is_alive(pid):
+            pid, text = None, "its process is gone: killed, or it crashed"
+        elif pid is not None and _status(pid)[:1] in (["T"], ["t"]):
+            text = "its process is stopped, as by SIGSTOP or a debugger"
+        states[int(entry["rank"])] = RankState(pid, text)
+    for entry in matches(run, "failed", _FAILURE):
+        text = f"ended by {entry['kind'].upper()}"
+        if entry["kind"] == "txt":
+            with suppress(OSError):
+                content = RunFile(run, f"failed/{entry[0]}").read(_MOST_BYTES)
+                text = f"failed: {content.decode('utf-8', 'replace').strip()[:_MOST_CHARACTERS]}"
+        states[int(entry["rank"])] = RankState(None, text)
+    return states
+
+
 def live_ranks(run: Path) -> set[int]:
     """Return the ranks with an open session, as far as this machine can see.
 
@@ -158,11 +193,18 @@ def _is_alive(pid: int) -> bool:
         return False
     except OSError:
         return True
-    with suppress(OSError, ValueError, IndexError):
-        # "4711 (python) S ppid pgrp session tty tpgid flags"; the name may contain blanks.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _status(pid)
+    with suppress(ValueError, IndexError):
         return fields[0] not in "ZX" and not int(fields[6]) & _EXITING
     return True
+
+
+def _status(pid: int) -> list[str]:
+    """Return the state, the parent and further fields of a process; empty where there is no ``/proc``."""
+    with suppress(OSError):
+        # "4711 (python) S ppid pgrp session tty tpgid flags"; the name may contain blanks.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def _one_line(error: BaseException) -> str:

@@ -166,6 +166,12 @@ class RunFile:
         with os.fdopen(self._descriptor(flags, creates=True), "ab", buffering=0) as file:
             yield cast("BinaryIO", file)
 
+    @contextmanager
+    def updating(self) -> Iterator[BinaryIO]:
+        """Open the existing file to change it in place, as a mapped file is."""
+        with os.fdopen(self._descriptor(os.O_RDWR), "r+b", buffering=0) as file:
+            yield cast("BinaryIO", file)
+
     def create(self, data: bytes = b"") -> None:
         """Create the file, and its folder if missing.
 
@@ -277,7 +283,7 @@ class RunFile:
                 raise self._explained(error) from error
         status = os.fstat(descriptor)
         why = "" if stat.S_ISREG(status.st_mode) else "not a regular file"
-        if not why and flags & os.O_APPEND and status.st_nlink > 1:
+        if not why and flags & (os.O_APPEND | os.O_RDWR) and status.st_nlink > 1:
             why = "a hard link: the file has another name"
         if why:
             os.close(descriptor)

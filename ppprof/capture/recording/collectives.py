@@ -71,7 +71,7 @@ _DATA = {
 may hold their data: the first parameter that is not None counts. No names if the size of the data
 is not known before the call."""
 
-_METHODS = {
+METHODS = {
     "all_reduce": ("all_reduce", 0),
     "allreduce": ("all_reduce", 0),
     "all_gather": ("all_gather", 0),
@@ -181,10 +181,10 @@ class Collectives(WindowObserver):
                 wrapper = wrappers.get(id(value))
                 if wrapper is not None:
                     namespace[name] = wrapper
-        for kind in _process_groups():
+        for kind in process_groups():
             self._methods.install(kind, "_start_coalescing", self._call_start)
             self._methods.install(kind, "_end_coalescing", self._call_end)
-            for method, (op, index) in _METHODS.items():
+            for method, (op, index) in METHODS.items():
                 for name in (method, f"{method}_on_calc_stream"):
                     self._methods.install(
                         kind, name, functools.partial(self._call_method, op, index)
@@ -398,7 +398,7 @@ def _method_key(op: str, index: int, method: _Function, group: Any, args: tuple[
     return method, group, others, dtype_key(tensor.dtype), *tensor.shape
 
 
-def _process_groups() -> list[type]:
+def process_groups() -> list[type]:
     """Return the classes of process groups in this build of Paddle, such as ``ProcessGroupGloo``."""
     return [
         kind

@@ -92,7 +92,7 @@ class StackSampler(WindowObserver):
             per_second = 1000.0 if rate is True else float(rate)
             self._interval_ns = round(1e9 / per_second)
         self._keeps_source = keeps_source
-        self._files = _Files(Path.cwd())  # the training may change it
+        self._files = UserFiles(Path.cwd())  # the training may change it
         self._switch_s: float | None = None
         """The training's own switch interval; None outside windows."""
         self._sampling: _Sampling | None = None
@@ -247,7 +247,7 @@ class _Sampling:
         if self._is_fixed:
             self._interval_ns *= 2
 
-    def stacks(self, files: _Files, keeps_source: bool) -> PythonStacks:
+    def stacks(self, files: UserFiles, keeps_source: bool) -> PythonStacks:
         """Return the samples as columns, and the stacks that they found.
 
         Args:
@@ -303,7 +303,7 @@ def _lines_of(innermost: FrameType) -> list[tuple[CodeType, int, str]]:
     return lines
 
 
-class _Files(dict[str, "tuple[str, bool]"]):
+class UserFiles(dict[str, "tuple[str, bool]"]):
     """Path of a file relative to a folder, and whether it is the user's, by the path in its code."""
 
     def __init__(self, folder: Path) -> None:

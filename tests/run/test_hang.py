@@ -1,0 +1,163 @@
+"""Which rank a job waits for, from rings that are written here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof.errors import InputError
+from ppprof.run.hang import Hang, find_hang
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing
+
+GROUPS = {0: (0, 1, 2, 3), 1: (0, 1), 2: (2, 3), 3: (0, 1)}
+"""Group -> its ranks."""
+
+
+class Job:
+    """Writes what ranks have done: each call is (group, operation) or (group, "send" or "recv", peer)."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._now = 10**18
+        (run / "manifest.json").write_text("{}")
+
+    def rank(self, rank: int, *calls: Any, waits: bool = False, on_device: bool = False) -> None:
+        """Write a ring; ``waits`` means in the last call."""
+        ring = FlightRing(self.run, rank)
+        for group, ranks in GROUPS.items():
+            ring.text({"group": group, "ranks": list(ranks), "axis": None})
+        numbers: dict[Any, int] = {}
+        for place, (group, name, *more) in enumerate(calls):
+            self._now += 1_000
+            is_transfer = name in ("send", "recv")
+            key = (group, name, *more) if is_transfer else group
+            numbers[key] = numbers.get(key, 0) + 1
+            size = 8 if is_transfer or not more else more[0]
+            number = ring.add(
+                *(group, numbers[key], 0, self._now, size, more[0] if is_transfer else -1),
+                *(ring.text(name), ring.text("float32"), ring.text(f"train.py:{place + 1} step")),
+            )
+            is_last = place == len(calls) - 1
+            if not (waits and is_last):
+                ring.times(number, self._now + 1, 0 if on_device else self._now + 2)
+
+    def hang(self) -> Hang:
+        return find_hang([self.run])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_the_rank_that_does_not_come(job: Job) -> None:
+    for rank in (0, 1, 3):
+        job.rank(rank, (0, "all_reduce"), (0, "all_gather"), waits=True)
+    job.rank(2, (0, "all_reduce"))
+    hang = job.hang()
+    assert (hang.causes, hang.circle, hang.absent) == ((2,), (), ())
+    assert hang.verdict().startswith(
+        "rank 2 has not come to all_gather of the group of ranks 0-3, where ranks 0-1, 3 wait; it "
+        "last called all_reduce at train.py:1 step, "
+    )
+
+
+def test_the_first_of_a_chain_is_the_cause(job: Job) -> None:
+    """Rank 3 waits for 2, which waits in another group for 0, which computes."""
+    job.rank(0, (1, "all_reduce"))
+    job.rank(1, (1, "all_reduce"), (1, "all_reduce"), waits=True)
+    job.rank(2, (0, "barrier"), waits=True)
+    job.rank(3, (2, "all_reduce"), waits=True)
+    hang = job.hang()
+    assert hang.causes == (0,)
+    assert {each.rank: each.missing for each in hang.waiting} == {1: (0,), 2: (0, 1, 3), 3: (2,)}
+
+
+def test_two_groups_in_another_order_are_a_circle(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), waits=True)
+    job.rank(1, (3, "all_reduce"), waits=True)
+    hang = job.hang()
+    assert set(hang.circle) == {0, 1}
+    assert "in different orders" in hang.verdict()
+
+
+def test_a_crossed_pair_of_receives_is_a_circle(job: Job) -> None:
+    job.rank(0, (1, "recv", 1), waits=True)
+    job.rank(1, (1, "recv", 0), waits=True)
+    assert set(job.hang().circle) == {0, 1}
+
+
+def test_a_send_that_never_comes(job: Job) -> None:
+    job.rank(0, (1, "send", 1), (1, "send", 1))
+    job.rank(1, (1, "recv", 0), (1, "recv", 0), (1, "recv", 0), waits=True)
+    hang = job.hang()
+    assert hang.causes == (0,)
+    assert "rank 0 has not come to recv" in hang.verdict()
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"), [((0, "broadcast"), ("name",)), ((0, "all_reduce", 16), ("size",))]
+)
+def test_other_operations_of_equal_number(job: Job, other: Any, differs: tuple[str, ...]) -> None:
+    for rank in (0, 1, 2):
+        job.rank(rank, (0, "all_reduce"), (0, "all_reduce"), waits=True)
+    job.rank(3, (0, "all_reduce"), other, waits=True)
+    hang = job.hang()
+    (mismatch,) = hang.mismatches
+    assert (mismatch.sequence, mismatch.differs) == (2, differs)
+    assert "as number 2: ranks 0-2: all_reduce at train.py:2 step" in hang.verdict()
+
+
+def test_a_skipped_collective_shows_in_the_lines(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), (1, "all_reduce"), (1, "all_reduce"), (1, "barrier"))
+    job.rank(1, (1, "all_reduce"), (3, "barrier"), (1, "all_reduce"), (1, "barrier"), waits=True)
+    assert job.hang().verdict().endswith("from number 2 on they call from different lines")
+
+
+def test_sizes_of_an_exchange_may_differ(job: Job) -> None:
+    job.rank(0, (1, "alltoall", 16))
+    job.rank(1, (1, "alltoall", 32))
+    assert job.hang().mismatches == ()
+
+
+def test_a_rank_without_a_ring_is_named(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), waits=True)
+    hang = job.hang()
+    assert (hang.causes, hang.absent) == ((), (1,))
+    assert "rank 1 has not come" in hang.verdict()
+
+
+def test_an_operation_that_all_have_called(job: Job) -> None:
+    for rank in (0, 1):
+        job.rank(rank, (1, "all_reduce"), waits=True)
+    assert "and it does not end: look at the network" in job.hang().verdict()
+
+
+def test_operations_on_devices_have_no_host_that_waits(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), (1, "all_reduce"), on_device=True)
+    job.rank(1, (1, "all_reduce"), on_device=True)
+    hang = job.hang()
+    assert (hang.on_devices, hang.causes) == (True, (1,))
+
+
+def test_a_healthy_job_blames_nobody(job: Job) -> None:
+    for rank in range(4):
+        job.rank(rank, (0, "all_reduce"), (0, "barrier"))
+    hang = job.hang()
+    assert (hang.waiting, hang.causes, hang.mismatches) == ((), (), ())
+    assert hang.verdict() == "no rank waits in a communication operation that Python called"
+
+
+def test_overwritten_operations_blame_nobody(job: Job) -> None:
+    """Rank 1 has called so much in one group that its calls of another group are gone."""
+    job.rank(0, (1, "all_reduce"), waits=True)
+    job.rank(1, (1, "all_reduce"), *[(3, "barrier")] * MOST_OPERATIONS)
+    assert job.hang().causes == ()
+
+
+def test_without_rings_the_message_says_what_makes_them(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no rank has noted .* Profiler\.flight_recorder"):
+        find_hang([tmp_path])

@@ -1,0 +1,127 @@
+"""The ring of a rank's last communication operations."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppprof.rundir import flight
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, Group, read_rings
+from tests.jobs.launching import ROOT
+
+MEMBERS = {"group": 7, "ranks": [0, 3], "axis": "dp"}
+
+
+def add(ring: FlightRing, sequence: int, step: int = 0) -> int:
+    return ring.add(
+        *(7, sequence, step, 1_000 + sequence, 4096, -1),
+        *(ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:41 step")),
+    )
+
+
+def test_what_is_noted_is_read(tmp_path: Path) -> None:
+    ring = FlightRing(tmp_path, 3)
+    ring.text(MEMBERS)
+    done, waits, inside = (add(ring, sequence) for sequence in (1, 2, 3))
+    ring.times(done, 2_000, 3_000)
+    ring.times(waits, 2_500, -2_600)
+    ring.step(5, 9_000)
+    (read,) = read_rings(tmp_path).values()
+    assert (read.rank, read.step, read.step_ns, read.unreadable) == (3, 5, 9_000, 0)
+    assert read.groups == {7: Group((0, 3), "dp")}
+    assert [each.is_pending for each in read.operations] == [False, True, True]
+    assert [each.pending_since_ns for each in read.operations[1:]] == [2_600, 1_003]
+    assert inside == 3
+    (first, *_) = read.operations
+    assert first[1:] == (
+        *(7, 1, 0, 1_001, 2_000, 3_000, 4096, -1),
+        *("all_reduce", "float32", "train.py:41 step"),
+    )
+
+
+def test_the_last_operations_stay(tmp_path: Path) -> None:
+    ring = FlightRing(tmp_path, 0)
+    first = add(ring, 1)
+    for sequence in range(2, 3 * MOST_OPERATIONS):
+        add(ring, sequence)
+    ring.times(first, 1, 1)  # its record is another operation's by now
+    operations = read_rings(tmp_path)[0].operations
+    expected = list(range(2 * MOST_OPERATIONS, 3 * MOST_OPERATIONS))
+    assert [each.sequence for each in operations] == expected
+    assert not any(each.returned_ns for each in operations)
+
+
+def test_texts_end_where_there_is_no_more_room(tmp_path: Path) -> None:
+    ring = FlightRing(tmp_path, 0)
+    numbers = [ring.text(f"a place with a long name {number:0999}") for number in range(100)]
+    assert 0 < numbers[0] < numbers[50]
+    assert numbers[-1] == 0
+    assert read_rings(tmp_path)[0].groups == {}
+
+
+def test_damaged_files_and_records_are_left_out(tmp_path: Path) -> None:
+    ring = FlightRing(tmp_path, 0)
+    for sequence in (1, 2, 3):
+        add(ring, sequence)
+    path = tmp_path / flight.ring_path(0)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, flight._FIRST + 2 * 64, 4711)  # one end of the second record
+    path.write_bytes(data)
+    (tmp_path / "flight/00001.ring").write_bytes(b"ppprof flight 1\nshort")
+    (tmp_path / "flight/00002.ring").write_bytes(bytes(len(data)))
+    rings = read_rings(tmp_path)
+    assert [*rings] == [0]
+    assert [each.sequence for each in rings[0].operations] == [1, 3]
+    assert rings[0].unreadable == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_content_is_read_without_an_error(tmp_path: Path, seed: int) -> None:
+    FlightRing(tmp_path, 0).text(MEMBERS)
+    path = tmp_path / flight.ring_path(0)
+    chance, data = random.Random(seed), bytearray(path.read_bytes())
+    for _ in range(5_000):
+        data[chance.randrange(16, len(data))] = chance.randrange(256)
+    path.write_bytes(data)
+    for ring in read_rings(tmp_path).values():
+        assert len(ring.operations) + ring.unreadable <= MOST_OPERATIONS
+
+
+WRITES = """
+import sys
+from pathlib import Path
+from tests.rundir.test_flight import MEMBERS, FlightRing, add
+ring = FlightRing(Path(sys.argv[1]), 0)
+ring.text(MEMBERS)
+print("begun", flush=True)
+sequence = 0
+while True:
+    sequence += 1
+    number = add(ring, sequence, sequence)
+    ring.times(number, sequence, 0)
+    ring.step(sequence, sequence)
+"""
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_killed_process_leaves_its_last_operations(tmp_path: Path, moment: int) -> None:
+    command = [sys.executable, "-c", WRITES, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(random.Random(moment).uniform(0.01, 0.2))
+        os.kill(process.pid, signal.SIGKILL)
+    ring = read_rings(tmp_path)[0]
+    sequences = [each.sequence for each in ring.operations]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+    assert ring.step in (sequences[-1], sequences[-1] - 1)
+    assert ring.unreadable <= 1
+    assert len(sequences) >= min(MOST_OPERATIONS, ring.step) - 1
