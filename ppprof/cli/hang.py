@@ -76,7 +76,9 @@ def _lines(hang: Hang) -> Iterator[str]:
         call = waiting.operation
         since = (hang.now_ns - call.pending_since_ns) / 1e9
         missing = (
-            format_ranges("rank", waiting.missing) if waiting.missing else "nobody: all have called"
+            format_ranges("rank", waiting.missing)
+            if waiting.missing
+            else "no rank: all have called"
         )
         size = f", {call.size:,} bytes {call.dtype}" if call.size else ""
         yield (

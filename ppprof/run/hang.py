@@ -275,7 +275,7 @@ def _differences(calls: list[Operation]) -> tuple[str, ...]:
 
 
 def _circle(waits_for: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return ranks of which each waits for the next, and the last for the first; empty if there are none."""
+    """Return ranks of which each waits for the next, and the last for the first; empty without a circle."""
     for first in sorted(waits_for):
         path = [first]
         while True:

@@ -142,7 +142,7 @@ def test_operations_on_devices_have_no_host_that_waits(job: Job) -> None:
     assert (hang.on_devices, hang.causes) == (True, (1,))
 
 
-def test_a_healthy_job_blames_nobody(job: Job) -> None:
+def test_a_healthy_job_has_no_cause(job: Job) -> None:
     for rank in range(4):
         job.rank(rank, (0, "all_reduce"), (0, "barrier"))
     hang = job.hang()
@@ -150,7 +150,7 @@ def test_a_healthy_job_blames_nobody(job: Job) -> None:
     assert hang.verdict() == "no rank waits in a communication operation that Python called"
 
 
-def test_overwritten_operations_blame_nobody(job: Job) -> None:
+def test_overwritten_operations_are_no_cause(job: Job) -> None:
     """Rank 1 has called so much in one group that its calls of another group are gone."""
     job.rank(0, (1, "all_reduce"), waits=True)
     job.rank(1, (1, "all_reduce"), *[(3, "barrier")] * MOST_OPERATIONS)
