@@ -3,7 +3,7 @@
 Each rank's ring (`ppprof.rundir.flight`) says which operations it has called, and in which it waits. All
 members of a group call its collectives in one order, so the n-th of one is the n-th of all; transfers from
 one rank to another likewise. A rank that waits, waits for those that have not called the same operation yet.
-Following who waits for whom ends at ranks that wait for nobody, the cause, or in a circle: the ranks call
+Following who waits for whom ends at ranks that do not wait, the cause, or in a circle: the ranks call
 operations in different orders.
 """
 
