@@ -95,25 +95,9 @@ def test_any_content_is_read_without_an_error(tmp_path: Path, seed: int) -> None
         assert len(ring.operations) + ring.unreadable <= MOST_OPERATIONS
 
 
-WRITES = """
-import sys
-from pathlib import Path
-from tests.rundir.test_flight import MEMBERS, FlightRing, add
-ring = FlightRing(Path(sys.argv[1]), 0)
-ring.text(MEMBERS)
-print("begun", flush=True)
-sequence = 0
-while True:
-    sequence += 1
-    number = add(ring, sequence, sequence)
-    ring.times(number, sequence, 0)
-    ring.step(sequence, sequence)
-"""
-
-
 @pytest.mark.parametrize("moment", range(5))
 def test_a_killed_process_leaves_its_last_operations(tmp_path: Path, moment: int) -> None:
-    command = [sys.executable, "-c", WRITES, str(tmp_path)]
+    command = [sys.executable, "-m", "tests.rundir.flight_program", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
