@@ -42,6 +42,12 @@ _TEXTS = {
         "{path}: only tables are left of this window, no trace",
         "{path}：这个窗口只剩下表，没有时间线",
     ),
+    "sampled": (
+        "{path}: this window has {total} segments, more than memory holds at once: {num} of them are "
+        "read, at equal distances, and tables count only their steps; for others: ppprof summary FILE",
+        "{path}：这个窗口有 {total} 个分段，内存无法一次容纳：等距读取其中 {num} 个，"
+        "表只统计这些分段的步；其他分段请用：ppprof summary FILE",
+    ),
     "died": (
         "{path}: the process that was reading it died: {error}",
         "{path}：读取它的进程已退出：{error}",

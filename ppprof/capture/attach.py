@@ -29,7 +29,7 @@ from ppprof.capture.parts import (
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.process import above_standard_streams
 from ppprof.capture.ranks.job import Job, agreement, job_store
-from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
+from ppprof.capture.recording.disk_budget import DiskBudget, default_bytes
 from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
@@ -44,6 +44,7 @@ from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import NO_PADDLE, PpprofError, UsageError
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
+from ppprof.units import MEGABYTE, format_bytes
 
 if TYPE_CHECKING:
     from ppprof.capture.ranks.clock_sync import ClockSync
@@ -370,15 +371,37 @@ def _windows(
             from ppprof.capture.recording.python_stacks import StackSampler
 
             observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
-        if profiler.max_trace_mb is not None:  # after the operators, whose file counts
-            observers.append(DiskBudget(run, job.rank, profiler.max_trace_mb, profiler.formats))
-        elif profiler.scheduler is None and profiler.trigger is None and prints:
-            observers.append(UnboundedWindow(job.rank, profiler.formats))
+        # after the operators and stacks, whose files count
+        observers += _disk_budget(profiler, job, run, prints)
         return Windows(recorder, store, [*observers, steps])
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
+
+
+def _disk_budget(
+    profiler: ProfilerConfig, job: Job, run: Path, prints: bool
+) -> list[WindowObserver]:
+    """Return the limit of this rank's traces: the config's, or that of a schedule without end."""
+    if profiler.max_trace_mb is not None:
+        return [DiskBudget(run, job.rank, profiler.max_trace_mb * MEGABYTE, profiler.formats)]
+    schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
+    if schedule.num_windows is not None:
+        return []
+    num_ranks = len(job.topology.select(profiler.ranks))
+    max_bytes = default_bytes(run, num_ranks)
+    if prints:
+        what = "every step is recorded, as Profiler.scheduler is not set,"
+        if schedule.record is not None:
+            what = f"Profiler.scheduler has no last window ({schedule}): windows are recorded"
+        log.warning(
+            f"rank {job.rank}: {what} until the traces of a rank take {format_bytes(max_bytes)} (all "
+            "ranks: 10 GB, or a tenth of the free space); another limit: Profiler.max_trace_mb; a few "
+            "steps only: Profiler.scheduler: [10, 20]"
+        )
+    setting = "the limit of a schedule without end (Profiler.max_trace_mb sets another one):"
+    return [DiskBudget(run, job.rank, max_bytes, profiler.formats, setting=setting)]
 
 
 def _operators(job: Job, run: Path) -> list[WindowObserver]:

@@ -113,6 +113,10 @@ class Part:
         """Handle the change between two steps; return for how many ns this stalled the training."""
         return 0
 
+    def stalls(self, transition: Transition) -> bool:
+        """Return whether `on_transition` will stall the training, though no window opens or ends."""
+        return False
+
     def is_idle(self) -> bool:
         """Return whether the part needs no `on_transition` until a window gets ready.
 
@@ -235,6 +239,10 @@ class RecordingPart(Part):
         self._windows = windows
         self._post_processor = post_processor
         self._triggers = triggers
+
+    def stalls(self, transition: Transition) -> bool:
+        """Return whether a segment of the open window is about to be saved."""
+        return self._windows is not None and self._windows.ends_segment(transition)
 
     def on_transition(self, transition: Transition) -> int:
         """Print finished tables; then open, save, keep or delete windows."""

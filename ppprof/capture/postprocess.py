@@ -230,7 +230,7 @@ _REDRAW_SECONDS = 0.2
 _POLL_SECONDS = 0.02
 _BRIEF_SECONDS = 1.0
 
-_BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
+_BASE_BYTES, _BYTES_A_RAW_BYTE, _MOST_RAW_BYTES = 200 << 20, 10, 256 << 20
 """Upper bound of a helper's memory. Helpers took 180, 280 and 660 MiB for raw captures of 3, 16 and
 65 MiB. The bound is compared with the free memory ahead of a window, but it is not enforced: polars
 reserves far more than it uses, so a limit would make good captures fail."""
@@ -283,16 +283,19 @@ class PostProcessor:
         self.verdict = ""
         """What is slow in the window that was finished last, in a sentence; "" if unknown."""
 
-    def add(self, window: int, raw: Path, brief: bool = False) -> None:
+    def add(
+        self, window: int, raw: Path, brief: bool = False, num_bytes: int | None = None
+    ) -> None:
         """Send a window to the helper; start a helper if none runs.
 
         Args:
             window: number of the window.
-            raw: path of the window's raw capture.
+            raw: path of the window's raw capture, or of its first segment.
             brief: whether to return at once even if ``background`` is False, since the process is
                 about to end.
+            num_bytes: size of all segments of the window; None for that of ``raw``.
         """
-        shortage = _memory_shortage(raw)
+        shortage = _memory_shortage(raw, num_bytes)
         if shortage:
             self._log_failure(window, raw, shortage)
             return
@@ -434,7 +437,7 @@ def helper_bytes(raw_bytes: int, ranks: int) -> int:
     return ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw_bytes)
 
 
-def _memory_shortage(raw: Path) -> str:
+def _memory_shortage(raw: Path, num_bytes: int | None = None) -> str:
     """Return why memory is too short for one helper of each local rank.
 
     "" if there is enough memory, or if the free memory is unknown.
@@ -442,7 +445,10 @@ def _memory_shortage(raw: Path) -> str:
     left = available_bytes()
     with suppress(OSError, ValueError):
         ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-        needed = helper_bytes(raw.stat().st_size, ranks)
+        size = raw.stat().st_size
+        if num_bytes is not None:  # of segments, the helper reads only as many as fit
+            size = max(size, min(num_bytes, _MOST_RAW_BYTES))
+        needed = helper_bytes(size, ranks)
         if left is not None and left < needed:
             return f"{left >> 20} MiB of memory are left, up to {needed >> 20} MiB may be needed"
     return ""

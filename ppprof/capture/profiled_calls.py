@@ -279,7 +279,7 @@ class _Recording:
             try:
                 with tempfile.TemporaryDirectory(prefix="ppprof_") as folder:
                     file = RunFile(Path(folder), "call.pb")
-                    self._recorder.stop(file, brief=True)
+                    self._recorder.write(self._recorder.take(brief=True), file, brief=True)
                     raw = file.path.read_bytes()
             except Exception as error:
                 self._note = str(error) or repr(error)

@@ -139,7 +139,9 @@ class Results(Part):
             print_result(f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}\n")
         paths = [str(run / name.trace(self.viewed)) for name in windows.saved]
         traces = " ".join(paths[:_MOST_PATHS])
-        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        num_traces = sum(windows.num_segments.get(name.window, 1) for name in windows.saved)
+        num_more = num_traces - min(len(paths), _MOST_PATHS)
+        more = f" and {num_more} more" if num_more else ""
         print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
 
     def _print_end(self) -> None:

@@ -92,6 +92,13 @@ class Schedule:
             skip_first=scheduler.skip_first,
         )
 
+    @property
+    def num_windows(self) -> int | None:
+        """Number of windows; None if there is no last one, or if the only one has no end."""
+        if self.record == 0:
+            return 0
+        return self.repeat if self.record is not None and self.repeat else None
+
     def state(self, step: int) -> State:
         """Return the state of a step; steps are counted from 0."""
         if self.record is None:

@@ -144,6 +144,7 @@ class RecordingSession(ProfilerSession):
         self._moving = [
             part for part in parts if _overrides(part.on_transition, Part.on_transition)
         ]
+        self._stalling = [part for part in parts if _overrides(part.stalls, Part.stalls)]
         self._timer = timer or StepTimer()
         self._rank = rank
         self._stop_training = stop_training
@@ -339,6 +340,8 @@ class RecordingSession(ProfilerSession):
         """
         try:
             transition = self._window_clock.advance(self._step)
+            if any(part.stalls(transition) for part in self._stalling):
+                transition = transition._replace(excluded=True)
         except Exception as error:
             self._report("choosing steps", error)
             return

@@ -139,7 +139,7 @@ def _to_kineto(args: argparse.Namespace) -> int:
 
     run = open_run(args.source, reading=args.reading)
     paths = kineto_paths(run, args.target, args.rank, args.window, bool(args.gzip))
-    sources = [file for recording in run.recordings for file in recording.files]
+    sources = [file for recording in run.recordings for file in recording.every_file]
     _check_targets(args.target, paths.values(), sources, args.force)
     try:
         with processes(args.workers, run) as executor:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.cli.runs import open_run
 
     run = open_run(*args.paths, reading=args.reading)
-    sources = [file for recording in run.recordings for file in recording.files]
+    sources = [file for recording in run.recordings for file in recording.every_file]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")
     try:

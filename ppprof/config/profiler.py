@@ -124,8 +124,8 @@ class ProfilerConfig:
     """Attach the profiler to the training. If False, all other keys have no effect."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
     """``[start, stop]`` records steps start to stop-1. A mapping ``closed, ready, record, repeat,
-    skip_first`` records repeating windows. Blank: every step is recorded, and a warning gives the
-    size of a step. Blank with a ``trigger``: only the windows that the trigger opens."""
+    skip_first`` records repeating windows. Blank: every step is recorded, up to 10 GB or a tenth of
+    the free disk space (see ``max_trace_mb``). Blank with a ``trigger``: only the windows that the trigger opens."""
     trigger: Optional[TriggerConfig] = None
     """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
     defaults. Blank or False opens no window on demand: ``ppprof trigger`` cannot record the job."""
@@ -204,8 +204,9 @@ class ProfilerConfig:
     """Write tables and traces in a low-priority process while the training continues. False, for
     debugging, makes the training of all ranks wait for that process at the end of each window."""
     max_trace_mb: Optional[float] = knob(None, above=0)
-    """Disk limit for the traces of one rank over a whole run, in MB of 10^6 bytes; blank for no
-    limit. A window that nears the limit closes early on that rank, and traces that do not fit are
+    """Disk limit for the traces of one rank over a whole run, in MB of 10^6 bytes. Blank: no limit if
+    the ``scheduler`` has a last window, else 10 GB or a tenth of the free space, whichever is less,
+    divided by the recording ranks. A window that nears the limit closes early on that rank, and traces that do not fit are
     not written. The size of the first window is estimated from the memory that it takes, so the
     first window may exceed the limit a little."""
     on_window_end: Union[str, tuple[str, ...], None] = None

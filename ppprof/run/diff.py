@@ -72,7 +72,7 @@ class RunPart:
     def framework(self) -> str | None:
         """``paddle`` or ``torch``, from the first readable file; None without a readable file."""
         for recording in self.recordings:
-            for path in recording.files:
+            for path in recording.every_file:
                 with suppress(InputError):  # reported where the window is read
                     return framework_of(path)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shlex
@@ -20,7 +21,7 @@ from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import ProblemLog, notes_on, with_job_context
+from ppprof.run.traces import ProblemLog, notes_on, read_first_readable, with_job_context
 from ppprof.rundir import (
     JobContext,
     TraceName,
@@ -31,7 +32,7 @@ from ppprof.rundir import (
     trace_bytes,
 )
 from ppprof.rundir.liveness import live_ranks
-from ppprof.rundir.recordings import Recording
+from ppprof.rundir.recordings import Recording, scan
 from ppprof.rundir.run_file import RunFile
 from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.rundir.triggers import write_completion
@@ -80,31 +81,47 @@ def finish(
         raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
     profiler = ProfilerConfig.from_mapping(manifest["profiler"])
     job = job_context_of(manifest)
-    captures = [
-        (name, path)
-        for name, path in raw_files(run)
-        if rank in (None, name.rank) and window in (None, name.window)
-    ]
+    captures = _captures(run, rank, window)
     rundir.reject_symlinks(run)
     _remove_cut_captures(run, rank, window)
     if not captures:
         _log.info("%s: nothing left to finish; tables as data: %s/summary", run, run)
     num_failed = 0
-    for name, path in captures:
+    for names in captures:
+        first = names[0]
         try:
-            with _locked(run, name, path) as is_locked:
+            with _locked(run, names) as is_locked:
                 if is_locked:
-                    files = _finish_window(run, name, path, profiler, job, show, conclude)
+                    files = _finish_window(run, names, profiler, job, show, conclude)
                     if command:
-                        _run_command(command, run, name, files)
+                        _run_command(command, run, first, files)
         except TraceError as error:
             num_failed += 1
             _log.error("%s", error)
         except OSError as error:
             num_failed += 1
-            _log.error("%s: %s", error.filename or path, error.strerror or error)
+            _log.error("%s", _unwritten(run, error, run / first.raw))
     if num_failed and num_failed == len(captures):
         raise InputError(f"{run}: no raw capture could be finished")
+
+
+def _captures(run: Path, rank: int | None, window: int | None) -> list[list[TraceName]]:
+    """Return the raw captures of each window, one for each segment that is still raw."""
+    windows: dict[object, list[TraceName]] = {}
+    for name, _ in raw_files(run):
+        if rank in (None, name.rank) and window in (None, name.window):
+            windows.setdefault(name.of_window, []).append(name)
+    return list(windows.values())
+
+
+def _unwritten(run: Path, error: OSError, raw: Path) -> str:
+    """Return what to log if the files of a window cannot be written."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or raw}: {error.strerror or error}"
+    return (
+        f"{run}: {error.strerror}: the raw capture is kept; once there is space again, run: "
+        f"ppprof finish {shlex.quote(str(run))}"
+    )
 
 
 def _remove_cut_captures(run: Path, rank: int | None, window: int | None) -> None:
@@ -117,6 +134,7 @@ def _remove_cut_captures(run: Path, rank: int | None, window: int | None) -> Non
     alive = live_ranks(run) if cut else set()
     for name, file in cut:
         what = f"rank {name.rank}, window {name.window}"
+        what += f", segment {name.segment}" * bool(name.segment)
         if name.rank in alive:
             _log.warning("%s: %s is being saved, or its process was killed elsewhere", file, what)
             continue
@@ -126,14 +144,16 @@ def _remove_cut_captures(run: Path, rank: int | None, window: int | None) -> Non
 
 
 @contextmanager
-def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
-    """Lock a capture; yield whether it is ours: the training's own process may be finishing it.
+def _locked(run: Path, names: Sequence[TraceName]) -> Iterator[bool]:
+    """Lock a window; yield whether it is ours: the training's own process may be finishing it.
 
-    Partial files of a process that was killed are removed.
+    The first raw capture is locked, and removed last. Partial files of a process that was killed are
+    removed.
     """
+    raw = run / names[0].raw
     with ExitStack() as stack:
         try:
-            is_ours = stack.enter_context(RunFile(run, name.raw).locked())
+            is_ours = stack.enter_context(RunFile(run, names[0].raw).locked())
         except FileNotFoundError:
             _log.info("%s: another process has just finished it", raw)
             is_ours = False
@@ -141,7 +161,7 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
             if not is_ours:
                 _log.info("%s: skipped: another process is finishing it", raw)
         if is_ours:
-            for partial_file in partial_files(run, name):
+            for partial_file in (file for name in names for file in partial_files(run, name)):
                 with suppress(OSError):
                     partial_file.remove()
         yield is_ours
@@ -149,22 +169,29 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
 
 def _finish_window(
     run: Path,
-    name: TraceName,
-    raw: Path,
+    names: Sequence[TraceName],
     profiler: ProfilerConfig,
     job: JobContext,
     show: ShowTables,
     conclude: Conclude | None,
 ) -> list[Path]:
-    """Show the tables that the config selects, then write the configured traces.
+    """Show the tables that the config selects, then write the configured traces of each segment.
+
+    Memory holds the segments that `read_first_readable` reads together, then one at a time.
 
     Returns:
         The files of the window: its traces, then its tables.
     """
-    trace = with_job_context(read_window(raw), job)
-    ProblemLog().report(raw, {}, (), notes_on(raw, trace), trace.unrecorded_device)
+    name = names[0]
+    recording = _recording(run, name)
+    is_whole = len(recording.segments) == 1
+    errors: list[str] = []
+    if is_whole:
+        raw, trace = run / name.raw, _read_raw(run, name, job)
+    else:
+        raw, trace, errors = read_first_readable(recording, job=job)
+    ProblemLog().report(raw, {}, errors, notes_on(raw, trace), trace.unrecorded_device)
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
-    recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))
     tables = tables_of_profile(profile, recording, raw, profiler.views())
     show(tables, profiler)  # before the slow part: a user is waiting for them
     every = {
@@ -172,10 +199,60 @@ def _finish_window(
         for view in VIEWS
     }
     RunFile(run, name.summary).write(dumps(document(rows_of(every), **tables.identity())).encode())
-    max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
-    traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if name.rank == 0:  # once for a job
         _log_interleaved(trace, raw)
+    traces: list[Path] = []
+    kept: list[str] = []
+    finished: list[TraceName] = []
+    for segment in names:
+        try:
+            segment_trace = trace if is_whole else _read_raw(run, segment, job)
+        except TraceError:  # reported above
+            continue
+        written, why_kept = _write_segment(segment_trace, run, segment, profiler)
+        traces += written
+        kept += [why_kept] if why_kept and why_kept not in kept else []
+        finished += [segment] if run / segment.raw not in written else []
+    for segment in reversed(finished):  # the one that is locked last
+        with suppress(FileNotFoundError):
+            RunFile(run, segment.raw).remove()
+        with suppress(OSError):
+            RunFile(run, segment.calls).remove_folder()
+        with suppress(OSError):
+            RunFile(run, segment.operator_calls).remove()
+    files = [*traces, run / name.summary]
+    write_completion(run, name.rank, name.window, files, "; ".join(kept) or None)
+    if conclude is not None:
+        try:
+            conclude(recording, profile, profiler)
+        except Exception as error:  # the window is finished: only the sentence about it is missing
+            _log.info("rank %d, window %d: no verdict: %s", name.rank, name.window, error)
+    return files
+
+
+def _read_raw(run: Path, name: TraceName, job: JobContext) -> Trace:
+    return with_job_context(read_window(run / name.raw), job)
+
+
+def _recording(run: Path, name: TraceName) -> Recording:
+    """Return a window with all its segments, those that are no longer raw included."""
+    for recording in scan([run]):
+        if (recording.rank, recording.window) == (name.rank, name.window) and recording.files:
+            return recording
+    raise TraceError(f"{run / name.raw}: it was removed meanwhile; expected one process to finish")
+
+
+def _write_segment(
+    trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig
+) -> tuple[list[Path], str | None]:
+    """Write the configured traces of a segment.
+
+    Returns:
+        The files of the segment, with the raw capture if it is kept; and why a format is missing.
+    """
+    raw = run / name.raw
+    max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
+    traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if skipped:
         _log.warning("%s: kept: %s", raw, skipped)
     if trace.skipped:
@@ -184,21 +261,7 @@ def _finish_window(
         _log.warning("%s: contains no event; the file is kept", raw)
     if trace.skipped or trace.events.is_empty() or skipped or "pb" in profiler.formats:
         traces.append(raw)
-    else:
-        with suppress(FileNotFoundError):
-            RunFile(run, name.raw).remove()
-        with suppress(OSError):
-            RunFile(run, name.calls).remove_folder()
-        with suppress(OSError):
-            RunFile(run, name.operator_calls).remove()
-    files = [*traces, run / name.summary]
-    write_completion(run, name.rank, name.window, files, skipped)
-    if conclude is not None:
-        try:
-            conclude(recording, profile, profiler)
-        except Exception as error:  # the window is finished: only the sentence about it is missing
-            _log.info("rank %d, window %d: no verdict: %s", name.rank, name.window, error)
-    return files
+    return traces, skipped
 
 
 def _log_interleaved(trace: Trace, raw: Path) -> None:

@@ -20,12 +20,14 @@ from ppprof.analysis.profile.steps import select_steps
 from ppprof.choices import ReadOptions, StepRange, SummaryOptions
 from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
+from ppprof.paths import store_errors_as_oserror
 from ppprof.rundir import JobContext
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace
 from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.formats import read_ranks
 from ppprof.trace.schema import unknown_device_kinds
+from ppprof.trace.segments import join_segments
 from ppprof.trace.steps import incomplete_time_ns
 from ppprof.trace.unrecorded_device import with_device
 from ppprof.units import format_ranges, format_skipped, format_time
@@ -36,6 +38,10 @@ U = TypeVar("U")
 Progress = Callable[[Path, int, int], None]
 """Called with a file, the number of bytes read so far, and the size of the file in bytes."""
 
+MOST_BYTES = 256 << 20
+"""Largest size of a window's segments, as ``.pb``, that are read together: some 2.5 GB of memory."""
+_PER_PB = {".json": 4.5, ".json.gz": 0.5}
+"""Size of a trace divided by the size of its ``.pb``."""
 _NOTABLE_NS = 1_000_000
 """An incomplete step that took less is the end of the training's last call; nothing is left out."""
 
@@ -303,22 +309,66 @@ def read_first_readable(
     """
     if not recording.files:
         raise InputError(Message("only_tables", path=recording.saved))
-    errors: list[str] = []
-    for path in recording.files:
-        try:
-            file_progress = _file_progress(progress, path)
-            traces = read_ranks(path, progress=file_progress, reading=options)
-            if recording.is_in_shared_file:
-                trace = traces[recording.rank]
-            elif len(traces) > 1:
-                ranks = format_ranges("rank", traces)
-                raise TraceError(f"{path}: {ranks} in one file; give it alone, without other files")
-            else:
-                trace = next(iter(traces.values()))
-            return path, with_job_context(trace, job or JobContext()), errors
-        except TraceError as error:
-            errors.append(str(error))
-    raise TraceError("\n".join(errors))
+    chosen, errors = sample_of_segments(recording)
+    paths: list[Path] = []
+    traces: list[Trace] = []
+    for files in chosen:
+        for path in files:
+            try:
+                traces.append(_read(path, recording, progress, options))
+                paths.append(path)
+                break
+            except TraceError as error:
+                errors.append(str(error))
+    if not traces:
+        raise TraceError("\n".join(errors))
+    return paths[0], with_job_context(join_segments(traces), job or JobContext()), errors
+
+
+def _read(
+    path: Path, recording: Recording, progress: Progress | None, options: ReadOptions | None
+) -> Trace:
+    """Return the trace of a recording's rank from one of its files."""
+    traces = read_ranks(path, progress=_file_progress(progress, path), reading=options)
+    if recording.is_in_shared_file:
+        return traces[recording.rank]
+    if len(traces) > 1:
+        ranks = format_ranges("rank", traces)
+        raise TraceError(f"{path}: {ranks} in one file; give it alone, without other files")
+    return next(iter(traces.values()))
+
+
+def sample_of_segments(recording: Recording) -> tuple[list[Sequence[Path]], list[str]]:
+    """Return the segments to read of a window, and a message if they are not all.
+
+    All, if their files are small enough to be in memory together; otherwise as many as are, at equal
+    distances, the first one included. A window of one segment is always read.
+
+    >>> _spread(7, 3)
+    [0, 2, 4]
+    """
+    segments = recording.segments
+    sizes = [_bytes_of_pb(files[0]) for files in segments]
+    total = sum(sizes)
+    if len(segments) < 2 or total <= MOST_BYTES:
+        return list(segments), []
+    num_read = max(1, int(len(segments) * MOST_BYTES / total))
+    message = Message("sampled", path=segments[0][0], num=num_read, total=len(segments))
+    return [segments[index] for index in _spread(len(segments), num_read)], [message]
+
+
+def _spread(total: int, num: int) -> list[int]:
+    return [index * total // num for index in range(num)]
+
+
+def _bytes_of_pb(path: Path) -> float:
+    """Return about how large a trace is, or would be, as ``.pb``."""
+    try:
+        with store_errors_as_oserror(path):
+            size = path.stat().st_size
+    except OSError:  # reported where it is read
+        return 0
+    return size / next((f for suffix, f in _PER_PB.items() if path.name.endswith(suffix)), 1.0)
 
 
 def _file_progress(progress: Progress | None, path: Path) -> Callable[[int, int], None] | None:

@@ -29,7 +29,9 @@ wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set 
 
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 # Only `_STEM` is compiled here: every command imports this module, and few need the others.
-_STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
+_STEM = re.compile(
+    r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})(?:_s([0-9]{5,6}))?"
+)
 _SUMMARY = r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json"
 _LINES = r"rank_([0-9]{5,6})\.jsonl"
 _RAW = r"rank_.+\.pb"
@@ -38,13 +40,20 @@ _CUT = r"\.writing_(rank_.+\.pb)\.[0-9a-f]{32}"
 
 @dataclass(frozen=True)
 class TraceName:
-    """The name of a trace file or raw capture: rank, coordinate, start time and window.
+    """The name of a trace file or raw capture: rank, coordinate, start time, window and segment.
+
+    A long window is recorded in segments, one after the other (`ppprof.capture.recording.segments`).
+    Each has files of its own, whose names differ in ``_s00001``, ``_s00002`` ... only; the first
+    segment has no such ending, so a window of one segment has the name that it always had.
 
     >>> name = TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
     >>> name.stem
     'rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000'
     >>> TraceName.parse(name.trace("json.gz")) == name
     True
+    >>> from dataclasses import replace
+    >>> replace(name, segment=12).raw
+    'raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000_s00012.pb'
     """
 
     rank: int
@@ -54,16 +63,24 @@ class TraceName:
     """Time at which the window opened: local time of the rank's machine, to the second."""
     window: int
     """Number of the window in the run, from 0."""
+    segment: int = 0
+    """Number of the segment in the window, from 0."""
 
     @property
     def stem(self) -> str:
         """The file name without suffix. VisualDL shows the part before ``_time_`` as the worker."""
         stamp = f"{self.started:%Y%m%dT%H%M%S}"
-        return f"rank_{self.rank:05d}_{self.label}_time_{stamp}_{self.window:03d}"
+        segment = f"_s{self.segment:05d}" if self.segment else ""
+        return f"rank_{self.rank:05d}_{self.label}_time_{stamp}_{self.window:03d}{segment}"
 
     def trace(self, fmt: str) -> str:
         """Return the file name of the trace in the format ``fmt``, a key of `TRACE_SUFFIXES`."""
         return f"{self.stem}.paddle_trace{TRACE_SUFFIXES[fmt]}"
+
+    @property
+    def of_window(self) -> tuple[int, int, datetime, str]:
+        """Rank, window, start time and coordinate, which all segments of a window share."""
+        return self.rank, self.window, self.started, self.label
 
     @property
     def raw(self) -> str:
@@ -112,12 +129,12 @@ class TraceName:
         match = _STEM.fullmatch(stem)
         if match is None or suffix not in _SUFFIXES:
             return None
-        rank, label, stamp, window = match.groups()
+        rank, label, stamp, window, segment = match.groups()
         try:
             started = datetime.strptime(stamp, "%Y%m%dT%H%M%S")
         except ValueError:
             return None
-        return cls(int(rank), label, started, int(window))
+        return cls(int(rank), label, started, int(window), int(segment or 0))
 
 
 _SUFFIXES = frozenset(["pb", *(f"paddle_trace{suffix}" for suffix in TRACE_SUFFIXES.values())])
@@ -165,12 +182,12 @@ def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, RunFile]]:
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
-    """Return (name, path) of each raw capture, sorted by rank, window, start time."""
+    """Return (name, path) of each raw capture, sorted by rank, window, start time, segment."""
     directory = to_path(run)
     paths = [directory / "raw" / match[0] for match in matches(directory, "raw", re.compile(_RAW))]
     parsed = ((TraceName.parse(path), path) for path in paths)
     files = [(name, path) for name, path in parsed if name is not None]
-    return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
+    return sorted(files, key=lambda file: (*file[0].of_window, file[0].segment))
 
 
 def trace_bytes(run: PathLike, rank: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,11 +63,23 @@ class Recording:
     """Such as ``dp0_pp0_sharding0_mp0``; None if the file name has no coordinate."""
     files: tuple[Path, ...]
     """Traces with the same events in different formats, the preferred format first. Empty if only
-    the tables exist."""
+    the tables exist. Of a window in segments, those of the first segment."""
     saved: Path | None = None
     """The file with the window's tables as data; None if there is no such file."""
     is_in_shared_file: bool = False
     """Whether its files hold several ranks."""
+    later: tuple[tuple[Path, ...], ...] = ()
+    """Like ``files``, of each later segment of the window, in the order of recording."""
+
+    @property
+    def segments(self) -> tuple[tuple[Path, ...], ...]:
+        """The files of each segment of the window; empty if only the tables exist."""
+        return (self.files, *self.later) if self.files else ()
+
+    @property
+    def every_file(self) -> Iterator[Path]:
+        """All traces of the window: of every segment, in every format."""
+        return (path for files in self.segments for path in files)
 
     @property
     def what(self) -> str:
@@ -241,28 +253,60 @@ def single_file(path: Path) -> Recording:
 
 
 def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
-    """Return the recordings of trace files, one for each: the ranks of one run."""
+    """Return the recordings of trace files, one for each window: the ranks of one run."""
     if len(paths) == 1:
         return [single_file(paths[0])]
-    own = {path for path in paths if rundir.TraceName.parse(path)}
-    recordings = {path: single_file(path) for path in paths if path in own}
-    first = max((recording.rank for recording in recordings.values()), default=-1) + 1
-    by_order = {
-        str(path): path for path in sorted(set(paths) - own, key=lambda p: _natural(p.name))
-    }
+    own: dict[rundir.TraceName, list[Path]] = {}
+    foreign: list[Path] = []
+    for path in dict.fromkeys(paths):
+        name = rundir.TraceName.parse(path)
+        if name is None:
+            foreign.append(path)
+        elif name in own:
+            raise _given_twice(name, own[name][0], path)
+        else:
+            own[name] = [path]
+    recordings = _of_windows(own, {})
+    first = max((rank for rank, _ in recordings), default=-1) + 1
+    by_order = {str(path): path for path in sorted(foreign, key=lambda p: _natural(p.name))}
     for worker, rank in _ranks_of(by_order, first, paths).items():
         path = by_order[worker]
-        recordings[path] = Recording(rank, 0, path.name, None, (path,))
-    unique: dict[tuple[int, int], Recording] = {}
-    for recording in recordings.values():
-        key = (recording.rank, recording.window)
-        if key in unique:
-            raise InputError(
-                f"{unique[key].files[0]}, {recording.files[0]}: both are of rank {key[0]}, window "
-                f"{key[1]}; expected files of different ranks"
-            )
-        unique[key] = recording
-    return [unique[key] for key in sorted(unique)]
+        recordings[rank, 0] = Recording(rank, 0, path.name, None, (path,))
+    return [recordings[key] for key in sorted(recordings)]
+
+
+def _of_windows(
+    own: Mapping[rundir.TraceName, list[Path]], saved: Mapping[tuple[int, int], Path]
+) -> dict[tuple[int, int], Recording]:
+    """Return the recordings of ppprof's own traces, by rank and window, with all their segments.
+
+    Args:
+        own: the files of each segment, the preferred one first.
+        saved: the tables of each window, by rank and window.
+
+    Raises:
+        InputError: two windows claim the same rank and number.
+    """
+    recordings: dict[tuple[int, int], Recording] = {}
+    firsts: dict[tuple[int, int], rundir.TraceName] = {}
+    for name in sorted(own, key=lambda each: (*each.of_window, each.segment)):
+        key, paths = (name.rank, name.window), tuple(own[name])
+        if key not in recordings:
+            firsts[key] = name
+            recordings[key] = Recording(*key, paths[0].name, name.label, paths, saved.get(key))
+        elif name.of_window != firsts[key].of_window:
+            raise _given_twice(name, recordings[key].files[0], paths[0])
+        else:
+            later = (*recordings[key].later, paths)
+            recordings[key] = replace(recordings[key], later=later)
+    return recordings
+
+
+def _given_twice(name: rundir.TraceName, first: Path, second: Path) -> InputError:
+    return InputError(
+        f"{first}, {second}: both are of rank {name.rank}, window {name.window}; expected files of "
+        "different ranks, or a directory for each run"
+    )
 
 
 def _ranks_of(workers: Mapping[str, Path], first: int, paths: Iterable[Path]) -> Mapping[str, int]:
@@ -289,16 +333,7 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     """
     listing = listing or Listing()
     own, foreign, saved = _files(directories, listing)
-    recordings: dict[tuple[int, int], Recording] = {}
-    for name, paths in own.items():
-        key = (name.rank, name.window)
-        if key in recordings:
-            raise InputError(
-                f"{join_paths(directories)}: rank {name.rank}, window {name.window} exists twice, as "
-                f"{recordings[key].files[0].name} and {paths[0].name}; "
-                "expected a directory for each run"
-            )
-        recordings[key] = Recording(*key, paths[0].name, name.label, tuple(paths), saved.get(key))
+    recordings = _of_windows(own, saved)
     for key in saved.keys() - recordings.keys():
         recordings[key] = Recording(*key, saved[key].name, None, (), saved[key])
     first = max((rank for rank, _ in recordings), default=-1) + 1
@@ -315,7 +350,7 @@ class _Files(NamedTuple):
     """The files of recordings in directories of one run."""
 
     own: Mapping[rundir.TraceName, list[Path]]
-    """Traces and raw captures that ppprof wrote, the preferred one of a window first."""
+    """Traces and raw captures that ppprof wrote, the preferred one of a segment first."""
     foreign: Mapping[str, Mapping[str, list[Path]]]
     """Worker -> time in the file name -> traces."""
     saved: Mapping[tuple[int, int], Path]

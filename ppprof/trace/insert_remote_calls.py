@@ -18,10 +18,8 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from ppprof.errors import TraceError
@@ -33,9 +31,9 @@ from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.join_operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
+from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
+from ppprof.trace.segments import concatenated
 from ppprof.trace.stacks_beside import with_stacks
-from ppprof.trace.steps import steps_of
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -113,7 +111,7 @@ def _with_calls(trace: Trace, folder: RunFile) -> Trace:
                 skipped["recordings of remote calls"] += 1
         parts.append(_call_trace(aligned_call, recorded, free_ids))
     return dataclasses.replace(
-        _concatenated(parts),
+        concatenated(parts),
         extra_info={**trace.extra_info, **free_ids.tracks},
         skipped={**trace.skipped, **{kind: count for kind, count in skipped.items() if count}},
     )
@@ -278,50 +276,6 @@ def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _F
             for id in [device["id"]]
             if isinstance(id, int) and id in devices
         ),
-    )
-
-
-def _concatenated(parts: list[Trace]) -> Trace:
-    """Return the first trace with the events of all traces, in the order of `EVENTS`.
-
-    Row numbers are adapted, and steps are found again. The tables of memory, kernels and memsets
-    and the devices of all traces are joined, too.
-    """
-    first = list(accumulate((part.events.height for part in parts), initial=0))
-    events = pl.concat(
-        part.events.with_columns(pl.col("parent", "forward") + offset)
-        for part, offset in zip(parts, first)
-    )
-    is_device = pl.col("device").is_not_null()
-    kind = pl.when(pl.col("depth").is_not_null()).then(0).when(is_device).then(2).otherwise(1)
-    order = events.select(
-        kind=kind,
-        thread=pl.when(pl.col("depth").is_not_null()).then("thread"),
-        row=pl.int_range(pl.len()),
-    ).sort("kind", "thread", "row")["row"]
-    row = np.full(events.height + 1, -1, np.int32)  # the last entry maps -1 to -1
-    row[order.to_numpy()] = np.arange(events.height)
-
-    def renumbered(table: pl.DataFrame, column: str) -> pl.DataFrame:
-        return table.with_columns(
-            nullable(row[table[column].fill_null(-1).to_numpy()]).alias(column)
-        )
-
-    def side(name: str) -> pl.DataFrame:
-        tables = (
-            getattr(part, name).with_columns(pl.col("event") + offset)
-            for part, offset in zip(parts, first)
-        )
-        return renumbered(pl.concat(tables), "event")
-
-    events = renumbered(renumbered(events[order], "parent"), "forward")
-    return dataclasses.replace(
-        parts[0],
-        events=events.with_columns(step=steps_of(events)),
-        memory=side("memory").sort("thread", "process", "time_ns", maintain_order=True),
-        kernels=side("kernels"),
-        memsets=side("memsets"),
-        devices=tuple(device for part in parts for device in part.devices),
     )
 
 

@@ -61,8 +61,10 @@ class SmallRecorder:
             self._steps.append((*self._step, time.monotonic_ns(), is_complete))
             self._step = None
 
-    def stop(self, raw: RunFile, brief: bool = False) -> None:
-        """Write what was recorded."""
+    stop_seconds = 0.0
+
+    def take(self, brief: bool = False) -> tuple[Span, ...]:
+        """Return the spans of the steps."""
         if self._fault == "sigterm_while_saving":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
@@ -74,7 +76,10 @@ class SmallRecorder:
             inside = () if is_complete else (marker,)
             return span("ProfileStep", f"ProfileStep#{step}", start, end, *inside)
 
-        steps = tuple(recorded(*step) for step in self._steps)
+        return tuple(recorded(*step) for step in self._steps)
+
+    def write(self, steps: tuple[Span, ...], raw: RunFile, brief: bool = False) -> None:
+        """Write them."""
         raw.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
 
     on_device = False

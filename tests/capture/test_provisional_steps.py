@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from ppprof.capture.window_clock import WindowClock
 from ppprof.config import ProfilerConfig
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
+from tests.capture.fake_recorder import Recorder
 
 MB = 1_000_000
 
@@ -42,61 +42,6 @@ class Timer(StepTimer):
         self.num_steps += 1
         differs = self.num_steps <= self.settles_at and self.num_steps % 2
         return StepTime(3 * 10**9 if differs else 10**9, None)
-
-
-class Steps(list[str]):
-    """What a recorder keeps in memory."""
-
-
-class Recorder:
-    """Writes the numbers of the steps of a window, and ``-`` for a step that has not ended."""
-
-    on_device = False
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.steps: list[str] = []
-        self.step: int | None = None
-        self.is_in_use = False
-        self.taken: list[weakref.ref[Steps]] = []
-
-    def prepare(self, give_way: object = None) -> bool:
-        if not self.is_in_use:
-            self.log.append("prepare")
-        return not self.is_in_use
-
-    def start(self) -> None:
-        self.steps = []
-        self.log.append("start")
-
-    def begin_step(self, step: int) -> None:
-        self.step = step
-
-    def end_step(self, *, is_complete: bool = True) -> None:
-        if self.step is not None:
-            self.steps.append(f"{self.step}{'' if is_complete else '-'}")
-            self.step = None
-
-    def take(self, brief: bool = False) -> Steps:
-        self.log.append("take")
-        steps = Steps(self.steps)
-        self.taken.append(weakref.ref(steps))
-        return steps
-
-    def write(self, result: list[str], raw: RunFile, brief: bool = False) -> None:
-        self.log.append("write")
-        raw.write(" ".join(result).encode())
-
-    def stop(self, raw: RunFile, brief: bool = False) -> None:
-        self.write(self.take(brief), raw, brief)
-
-    def device_answers(self) -> bool:
-        return True
-
-    def discard(self) -> None:
-        self.log.append("discard")
-
-    close = discard
 
 
 class Training:
@@ -270,7 +215,7 @@ def test_a_full_budget_ends_them_and_the_window_comes_later(
 ) -> None:
     monkeypatch.setattr(DiskBudget, "_last_step_bytes", None)
     sizes = [0]
-    budget = DiskBudget(tmp_path, 0, 5, ["pb"], lambda: sizes[0])
+    budget = DiskBudget(tmp_path, 0, 5e6, ["pb"], lambda: sizes[0])
     training = Training(tmp_path, budget=budget, settled=9).go(1)
     for _ in range(4):
         sizes[0] += MB  # of memory: 2 MB of a .pb at the most
@@ -289,7 +234,7 @@ def test_memory_that_the_training_takes_in_its_first_steps_is_not_that_of_a_trac
 ) -> None:
     monkeypatch.setattr(DiskBudget, "_last_step_bytes", None)
     sizes = [0]
-    budget = DiskBudget(tmp_path, 0, 1000, ["pb"], lambda: sizes[0])
+    budget = DiskBudget(tmp_path, 0, 1e9, ["pb"], lambda: sizes[0])
     training = Training(tmp_path, budget=budget, settled=9).go(1)
     for growth in (300 * MB, 300 * MB, 300 * MB, *([MB] * 6)):
         sizes[0] += growth

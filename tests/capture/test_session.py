@@ -54,9 +54,13 @@ class Windows:
         self.fail_at = fail_at
         self.num_dropped = self.num_skipped = 0
         self.cut: set[int] = set()
+        self.num_segments: dict[int, int] = {}
 
     def fits(self, transition: Transition) -> bool:
         return True
+
+    def ends_segment(self, transition: Transition) -> bool:
+        return False
 
     def advance(self, transition: Transition) -> bool:
         states = f"{transition.own_before.value}->{transition.own_after.value}"
@@ -377,6 +381,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
         num_skipped=0,
         advance=lambda *_: True,
         fits=lambda *_: True,
+        ends_segment=lambda _: False,
         close=close,
     )
 
@@ -551,7 +556,7 @@ def test_so_does_one_that_costs_a_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Recorder(SmallRecorder):
-        def stop(self, raw: RunFile, brief: bool = False) -> None:
+        def write(self, steps: object, raw: RunFile, brief: bool = False) -> None:
             signal.raise_signal(signal.SIGUSR1)
 
     made = PostProcessor(tmp_path, 0, prints=True, command=[])

@@ -33,6 +33,8 @@ from tests.jobs import toy  # noqa: E402
 from tests.jobs.resident import resident_bytes  # noqa: E402
 
 EVERY_4 = {"closed": 1, "ready": 1, "record": 2, "repeat": 0}
+LIMIT = {"max_trace_mb": 1000}
+"""Without it, the limit of a schedule without end is named."""
 """Windows of the steps 2 and 3, 6 and 7, 10 and 11..."""
 SKIPPED = "window 0 is not recorded: another profiler is open in this process"
 
@@ -155,7 +157,7 @@ def test_a_profiler_that_the_training_opens_in_a_window_ends_the_window(
     step = toy.training()
     expected = alone(tmp_path, step, 4)
     own = None
-    with ppprof.attach({**block, "scheduler": {**EVERY_4, "record": 4}}) as prof:
+    with ppprof.attach({**block, "scheduler": {**EVERY_4, "record": 4}, **LIMIT}) as prof:
         for number in range(19):  # windows of 2 to 5, 8 to 11 and 14 to 17
             if number == 4:
                 own = theirs(tmp_path / "theirs.pb")
@@ -232,7 +234,7 @@ def test_a_profiler_that_only_times_costs_no_window(
     """It creates Paddle's C++ profiler, and never uses it."""
     step = toy.training()
     timer = None
-    with ppprof.attach(block) as prof:
+    with ppprof.attach({**block, **LIMIT}) as prof:
         for current in range(9):
             if current == number:
                 timer = paddle.profiler.Profiler(timer_only=True)
@@ -350,7 +352,7 @@ def test_200_windows_leave_no_memory_behind(tmp_path: Path) -> None:
             recorder.start()
             recorder.begin_step(0)
             recorder.end_step()
-            recorder.stop(RunFile(tmp_path, "window.pb"), brief=True)
+            recorder.write(recorder.take(brief=True), RunFile(tmp_path, "window.pb"), brief=True)
             recorder.discard()
         gc.collect()
         return resident_bytes()

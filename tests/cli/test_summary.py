@@ -21,6 +21,7 @@ from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
+from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
 from tests.fixtures.rendered import render
 from tests.fixtures.run_directories import make_run, only_tables, trace_name
@@ -417,7 +418,7 @@ def slow_read(path, *, progress=None, **_):
     if progress:
         for done in (0, 400, 1000):
             progress(done, 1000)
-    return read(path)
+    return read_ranks(path)
 
 
 @pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
@@ -430,7 +431,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
             bars.append(self)
 
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    monkeypatch.setattr("ppprof.run.traces.read", slow_read)
+    monkeypatch.setattr("ppprof.run.traces.read_ranks", slow_read)
     monkeypatch.setattr("sys.stderr", stderr)
     assert main(["summary", "a.pb"]) == 0
     assert [(bar.desc, bar.n, bar.total) for bar in bars] == [
@@ -486,7 +487,7 @@ def test_control_c_ends_it_quietly(trace, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt  # as Python's handler of SIGINT does
 
-    monkeypatch.setattr("ppprof.run.traces.read", interrupted)
+    monkeypatch.setattr("ppprof.run.traces.read_ranks", interrupted)
     assert main(["summary", "a.pb"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -34,9 +34,9 @@ def test_every_name_on_the_way_exists(page: str) -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).is_file()] == []
     recorder = importlib.import_module("ppprof.capture.recording.recorder")
     reader = importlib.import_module("ppprof.trace.paddle.pb_reader")
-    assert {"Recorder.start", "Recorder.stop", "read_paddle_pb"} <= spans
+    assert {"Recorder.start", "Recorder.take", "read_paddle_pb"} <= spans
     assert recorder.Recorder.start
-    assert recorder.Recorder.stop
+    assert recorder.Recorder.take
     assert reader.read_paddle_pb
 
 

@@ -12,7 +12,7 @@ import ppprof
 from ppprof.choices import ACROSS
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
-from ppprof.trace import read
+from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
 from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import Thread, span, write
@@ -37,8 +37,8 @@ def test_one_trace_is_held_at_a_time_and_each_is_read_once(tmp_path, monkeypatch
     run_path = make_run(tmp_path, {0: 1, 1: 1, 2: 1})
     run, asked = ppprof.open(run_path), []
     monkeypatch.setattr(
-        "ppprof.run.traces.read",
-        lambda path, **_: asked.append((path, run.reader._trace)) or read(path),
+        "ppprof.run.traces.read_ranks",
+        lambda path, **_: asked.append((path, run.reader._trace)) or read_ranks(path),
     )
     run.across(ACROSS, "name")
     assert asked == [(run_path / trace_name(rank).raw, None) for rank in (0, 1, 2)]

@@ -25,6 +25,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_node_marker
 from ppprof.rundir.recordings import resolve_each
 from ppprof.trace import formats, read, schema
+from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
 from tests.fixtures.run_directories import make_run, only_tables, trace_name
 from tests.fixtures.timeline import write
@@ -145,7 +146,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
     run_path = make_run(tmp_path, {0: 2, 1: 1})
     asked = []
     monkeypatch.setattr(
-        "ppprof.run.traces.read", lambda path, **_: asked.append(path) or read(path)
+        "ppprof.run.traces.read_ranks", lambda path, **_: asked.append(path) or read_ranks(path)
     )
     run = ppprof.open(run_path)
     assert asked == []
@@ -321,7 +322,7 @@ def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
     for second in (1, 2):
         name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
         (tmp_path / name.trace("json")).touch()
-    with pytest.raises(InputError, match=r"rank 0, window 0 exists twice, as .* and .*; expected"):
+    with pytest.raises(InputError, match=r", .*: both are of rank 0, window 0; expected"):
         ppprof.open(tmp_path)
 
 

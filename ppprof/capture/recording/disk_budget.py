@@ -1,9 +1,10 @@
-"""The size of windows: what is left of ``Profiler.max_trace_mb``, and a window without an end."""
+"""The size of windows: what is left of ``Profiler.max_trace_mb``, or of a limit for schedules without end."""
 
 from __future__ import annotations
 
 import logging
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from ppprof import rundir
 from ppprof.capture.recording.windows import WindowObserver
-from ppprof.units import MEGABYTE, format_bytes
+from ppprof.units import MEGABYTE
 
 _PB_PER_RESIDENT = 2.0
 """Size of a ``.pb`` divided by the growth of resident memory in a first window, rounded up to be
@@ -25,8 +26,8 @@ other formats are written, even if it is deleted afterwards."""
 
 _FEWEST_MEASURED = 2
 """Fewest steps of a window that is not saved to estimate the size of a step from."""
-_UNMEASURED_STEPS, _MEASURED_STEPS = 5, 10
-"""Steps of a window without end before the size of a step is measured, and steps to measure it."""
+_MOST_BYTES, _SHARE_OF_FREE = 10_000_000_000, 0.1
+"""Limits of a run whose schedule has no end."""
 
 log = logging.getLogger("ppprof")
 
@@ -35,10 +36,11 @@ class DiskBudget(WindowObserver):
     """The disk space of one rank's traces, over all windows of a run.
 
     Args:
-        max_trace_mb: limit in MB of 10^6 bytes.
+        max_bytes: limit in bytes.
         formats: formats in which traces are written, of ``json``, ``json.gz`` and ``pb``.
         resident_bytes: returns the resident memory of this process in bytes; tests pass another
             function.
+        setting: what sets the limit, for messages.
     """
 
     _last_step_bytes: float | None = None
@@ -48,11 +50,13 @@ class DiskBudget(WindowObserver):
         self,
         run: Path,
         rank: int,
-        max_trace_mb: float,
+        max_bytes: float,
         formats: Sequence[str],
         resident_bytes: Callable[[], int] | None = None,
+        setting: str = "Profiler.max_trace_mb",
     ) -> None:
-        self.max_bytes = int(max_trace_mb * MEGABYTE)
+        self.max_bytes = int(max_bytes)
+        self._setting = setting
         self._run = run
         self._rank = rank
         self._total_per_pb = 1 + sum(_SIZE_PER_PB[fmt] for fmt in formats)
@@ -66,10 +70,10 @@ class DiskBudget(WindowObserver):
     def limit(self, num_steps: int | None) -> str:
         """Return the setting of the limit if one more step might exceed it; "" if the step fits."""
         exceeds = self.is_spent if num_steps is None else self.is_close(num_steps)
-        return f"Profiler.max_trace_mb {self.max_bytes / MEGABYTE:g}" if exceeds else ""
+        return f"{self._setting} {self.max_bytes / MEGABYTE:.10g}" if exceeds else ""
 
     def started(self) -> None:
-        """Note the memory in use and the disk space taken: a window has opened."""
+        """Note the memory in use and the disk space taken: a window, or its next segment, has opened."""
         self._resident = {0: self._resident_bytes()}
         self._spent = self._on_disk()
 
@@ -145,42 +149,16 @@ class DiskBudget(WindowObserver):
         return written + pending
 
 
-class UnboundedWindow(WindowObserver):
-    """Warns once of the size of a step, in a window that records every step until the end.
+def default_bytes(run: Path, num_ranks: int) -> int:
+    """Return the limit of one rank's traces in a run whose schedule has no end.
 
-    The first steps are not measured, since the training itself takes memory in them.
+    10 GB or a tenth of the free space, whichever is less, divided by the ranks that record.
+
+    Raises:
+        OSError: the free space cannot be read.
     """
-
-    def __init__(
-        self,
-        rank: int,
-        formats: Sequence[str],
-        resident_bytes: Callable[[], int] | None = None,
-    ) -> None:
-        self._rank = rank
-        self._files_per_pb = sum(_SIZE_PER_PB[fmt] for fmt in formats) + ("pb" in formats)
-        self._resident_bytes = resident_bytes or _resident_bytes
-        self._next_step = self._first_step = _UNMEASURED_STEPS
-        self._first_bytes = 0
-
-    def step(self, num_steps: int) -> None:
-        """Log the size of a step once it is known."""
-        if num_steps != self._next_step:
-            return
-        resident = self._resident_bytes()
-        if num_steps == self._first_step:
-            self._first_bytes = resident
-        elif resident > self._first_bytes:
-            step_bytes = (resident - self._first_bytes) / (num_steps - self._first_step)
-            log.warning(
-                f"rank {self._rank}: every step is recorded, as Profiler.scheduler is not set: a step "
-                f"adds {format_bytes(step_bytes)} of memory, and some "
-                f"{format_bytes(step_bytes * self._files_per_pb)} of files at the end; to record a few "
-                "steps: Profiler.scheduler: [10, 20]; to limit the files: Profiler.max_trace_mb"
-            )
-            return
-        # Without growth, the recording still fits in memory that was free: measure again later.
-        self._next_step = num_steps + max(_MEASURED_STEPS, num_steps - self._first_step)
+    free = shutil.disk_usage(run).free
+    return int(min(_MOST_BYTES, free * _SHARE_OF_FREE) / max(num_ranks, 1))
 
 
 def _resident_bytes() -> int:

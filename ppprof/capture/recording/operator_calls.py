@@ -231,8 +231,9 @@ _DTYPES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
     *("float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
+_COLUMNS = 5
 _MOST_NUMBERS = 30_000_000
-"""Limit of the numbers that calls take, 5 each, so that the file can be read: 240 MB."""
+"""Limit of the numbers that calls take, `_COLUMNS` each, so that the file can be read: 240 MB."""
 _NO_DTYPE = -1
 """Stands for the key of a dtype; 0 is one."""
 _MOST_ITEMS = 1000
@@ -309,6 +310,15 @@ class OperatorCallRecorder(WindowObserver):
         run_backward = eager[RUN_BACKWARD]
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
+    def started(self) -> None:
+        """Begin to note the calls of a window, or of its next segment."""
+        if self._window is not self._recorded and self._replaced:
+            self._window = self._recorded = WindowCalls(self._node_of)
+
+    def num_operators(self) -> int | None:
+        """Return the number of calls that are noted."""
+        return len(self._recorded.calls) // _COLUMNS
+
     def step(self, num_steps: int) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough."""
         self._recorded.stop_looking_at_graphs()
@@ -328,7 +338,7 @@ class OperatorCallRecorder(WindowObserver):
 
     def uninstall(self) -> None:
         """Restore all functions, also in modules that have imported a wrapper meanwhile."""
-        if self._window is None:
+        if not self._replaced:
             return
         self._window = None
         for owner, name, original, wrapper in self._replaced:

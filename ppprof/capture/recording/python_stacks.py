@@ -101,7 +101,9 @@ class StackSampler(WindowObserver):
         self._kept: dict[TraceName, _Sampling | None] = {}
 
     def started(self) -> None:
-        """Start the thread that samples."""
+        """Start the thread that samples, and stop that of an earlier segment of the window."""
+        if self._sampling is not None:
+            self._sampling.stop()
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -126,6 +128,7 @@ class StackSampler(WindowObserver):
         sampling, self._last = self._kept.pop(name, self._last), None
         if sampling is None:
             return
+        sampling.stop()  # of a window that goes on in another segment, it still samples
         with self._losing_stacks(name):
             stacks = sampling.stacks(self._files, self._keeps_source)
             write_python_stacks(RunFile(self._run, name.stacks), stacks)
@@ -191,8 +194,9 @@ class _Sampling:
         self._due_ns += round(self._interval_ns * (0.5 + self._random.random()))
 
     def stop(self) -> None:
-        """Let `run` end."""
-        self._stops.release()
+        """Let `run` end, unless it has been stopped already."""
+        with suppress(RuntimeError):
+            self._stops.release()
 
     def _sample(self, me: int) -> None:
         """Note the stacks of all threads but ``me``; the interpreter's lock is held meanwhile."""

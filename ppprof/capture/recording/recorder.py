@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class Recorder:
     """Records windows, one after another.
 
     For each window, call `prepare` and `start`, then `begin_step` and `end_step` for each step, then
-    `stop`. After the last window, call `close`.
+    `take` and `write`. After the last window, call `close`.
 
     Paddle's C++ profiler exists from `prepare` to `stop`. On a CPU, a cycle of creating, preparing,
     starting, stopping and releasing an empty one takes 50 us and leaves no memory in use. On another
@@ -112,6 +113,8 @@ class Recorder:
         self._lock = threading.RLock()  # between a guest's thread and `discard`
         self._thread = threading.get_ident()
         self._give_way: Callable[[], None] = self._discard_after_a_while
+        self.stop_seconds = 0.0
+        """How long it took to stop the last window, without the wait for the device's work."""
 
     def _create(self) -> bool:
         """Create Paddle's profiler for the targets that can be recorded; return whether that is possible.
@@ -151,7 +154,7 @@ class Recorder:
 
         Args:
             give_way: called when the training creates its own profiler, in the thread that does so.
-                It must release Paddle's profiler, by `stop` or `discard`. None drops the window, after
+                It must release Paddle's profiler, by `take` or `discard`. None drops the window, after
                 a while.
 
         Returns:
@@ -211,24 +214,11 @@ class Recorder:
         if abs(jump_ns) >= _LEAST_JUMP_NS:
             span(f"{CLOCK_MARKER}{jump_ns} ns", "UserDefined").end()
 
-    def stop(self, raw: RunFile, brief: bool = False) -> None:
-        """Close the window and write its raw capture. The file is written whole or not at all.
-
-        Args:
-            raw: the raw capture.
-            brief: whether the process or the caller cannot wait: skip the check for a full disk, and
-                keep Paddle's profiler until `close`.
-
-        Raises:
-            OSError: the directory is gone, read-only or full; the window is lost.
-        """
-        self.write(self.take(brief), raw, brief)
-
     def take(self, brief: bool = False) -> Any:
         """Close the window and return its events, as Paddle keeps them in memory, for `write`.
 
         Args:
-            brief: whether to keep Paddle's profiler until `close`.
+            brief: whether to keep Paddle's profiler until `close`: the process is about to end.
         """
         with self._lock:
             if self._profiler is None:
@@ -242,12 +232,15 @@ class Recorder:
         return result
 
     def write(self, result: Any, raw: RunFile, brief: bool = False) -> None:
-        """Write the raw capture of a window; see `stop`.
+        """Write the raw capture of a window. The file is written whole or not at all.
 
         Args:
             result: what `take` has returned for the window.
             raw: the raw capture.
-            brief: whether to skip the check for a full disk.
+            brief: whether the process or the caller cannot wait: skip the check for a full disk.
+
+        Raises:
+            OSError: the directory is gone, read-only or full; the window is lost.
         """
         with above_standard_streams(), raw.writing() as hidden:
             result.save(str(hidden), "pb")
@@ -332,10 +325,13 @@ class Recorder:
         On a device, Paddle waits for the device meanwhile, in C++ and with Python's lock. If the
         device never answers, only the default action of SIGTERM can end the process.
         """
-        if not self._targets.on_device:
-            return self._profiler.stop()
-        with default_actions():
-            return self._profiler.stop()
+        with default_actions() if self._targets.on_device else nullcontext():
+            if self._targets.on_device:  # whose time is the training's
+                paddle.device.synchronize()
+            begin = time.perf_counter()
+            result = self._profiler.stop()
+            self.stop_seconds = time.perf_counter() - begin
+        return result
 
     def _silence(self) -> None:
         if self._memory and self._recording:

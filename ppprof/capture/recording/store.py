@@ -97,13 +97,18 @@ class WindowStore:
         self._run = run
         self._label = topology.label(rank)
         self._post_processor = post_processor
-        self._held: dict[int, rundir.TraceName] = {}
+        self._held: dict[int, list[rundir.TraceName]] = {}
+        self._segments: list[rundir.TraceName] = []
+        """The saved segments of the window that is open."""
         self.provisional = ProvisionalSteps()
         self.holds = False
         """Whether windows are held when they are saved: they get their tables at `release`, or are
         deleted."""
         self.saved: list[rundir.TraceName] = []
-        """Names of the saved windows that are not held, in the order of saving or release."""
+        """Names of the first segments of saved windows that are not held, in the order of saving or
+        release."""
+        self.num_segments: dict[int, int] = {}
+        """Number of a saved window -> number of its segments."""
         self.saved_steps: dict[int, range] = {}
         """Number of a saved window -> the steps that were recorded."""
         self.cut: set[int] = set()
@@ -131,19 +136,32 @@ class WindowStore:
         with suppress(OSError):
             self.calls(name).remove_folder()
 
-    def add(self, name: rundir.TraceName, steps: range, brief: bool) -> None:
-        """Hold a window whose raw capture is written, or start to make its tables and traces."""
-        self.saved_steps[name.window] = steps
-        if self.holds:
-            self._held[name.window] = name
-        else:
-            self._finish(name, brief)
+    def add(self, name: rundir.TraceName, steps: range) -> None:
+        """Note that the raw capture of a window, or of its next segment, is written."""
+        self._segments.append(name)
+        before = self.saved_steps.get(name.window, steps) if name.segment else steps
+        self.saved_steps[name.window] = range(before.start, steps.stop)
+        self.num_segments[name.window] = len(self._segments)
+
+    def end_window(self, brief: bool = False) -> None:
+        """Hold the window whose segments were added, or start to make its tables and traces.
+
+        Do nothing without any.
+
+        Args:
+            brief: whether to return at once, since the process is about to end.
+        """
+        segments, self._segments = self._segments, []
+        if segments and self.holds:
+            self._held[segments[0].window] = segments
+        elif segments:
+            self._finish(segments, brief)
 
     def release(self, window: int) -> None:
         """Start to make tables and traces of a held window; do nothing if it is not held."""
-        name = self._held.pop(window, None)
-        if name is not None:
-            self._finish(name, brief=False)
+        segments = self._held.pop(window, None)
+        if segments is not None:
+            self._finish(segments, brief=False)
 
     def release_all(self, brief: bool = False) -> None:
         """Release all held windows, in the order of saving.
@@ -154,14 +172,14 @@ class WindowStore:
         for window in list(self._held):
             self._finish(self._held.pop(window), brief)
 
-    def drop(self, window: int) -> rundir.TraceName | None:
-        """Hold a window no longer, since it is to be deleted, and return its name; None if not held."""
-        name = self._held.pop(window, None)
-        self.num_dropped += name is not None
-        return name
+    def drop(self, window: int) -> list[rundir.TraceName]:
+        """Hold a window no longer, since it is to be deleted, and return its segments; [] if not held."""
+        segments = self._held.pop(window, [])
+        self.num_dropped += bool(segments)
+        return segments
 
     def delete(self, name: rundir.TraceName) -> None:
-        """Delete the files of a window.
+        """Delete the files of a segment.
 
         Raises:
             OSError: the raw capture cannot be deleted.
@@ -171,6 +189,11 @@ class WindowStore:
             with suppress(FileNotFoundError):  # `ppprof finish` was faster
                 RunFile(self._run, path).remove()
 
-    def _finish(self, name: rundir.TraceName, brief: bool) -> None:
-        self.saved.append(name)
-        self._post_processor.add(name.window, self._run / name.raw, brief)
+    def _finish(self, segments: list[rundir.TraceName], brief: bool) -> None:
+        first = segments[0]
+        self.saved.append(first)
+        sizes = []
+        for name in segments:
+            with suppress(OSError):
+                sizes.append((self._run / name.raw).stat().st_size)
+        self._post_processor.add(first.window, self._run / first.raw, brief, sum(sizes))

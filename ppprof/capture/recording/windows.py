@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ppprof import rundir
 from ppprof.capture.output import reason
+from ppprof.capture.recording.segments import SegmentLength
 from ppprof.capture.recording.store import InMemory, WindowStore
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
@@ -57,7 +58,11 @@ class WindowObserver:
         """Wrap functions of Paddle: a window is about to open."""
 
     def started(self) -> None:
-        """Handle that Paddle's profiler has started to record a window."""
+        """Handle that Paddle's profiler has started to record a window, or its next segment."""
+
+    def num_operators(self) -> int | None:
+        """Return how many operators Python has called since `started`; None if it is not counted."""
+        return None
 
     def step(self, num_steps: int) -> None:
         """Handle the end of a step in a window, which has so many steps now."""
@@ -80,18 +85,32 @@ class WindowObserver:
 
 @dataclass
 class _Recording:
-    """The recording that is open."""
+    """The recording that is open: a window's segment."""
 
     name: rundir.TraceName
     first_step: int
     is_provisional: bool
     """Whether it holds the provisional steps ahead of the window."""
+    num_before: int = 0
+    """Steps in earlier segments of the window."""
     num_steps: int = 0
     """Steps that have ended in it."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def window_steps(self) -> int:
+        """Steps of the window so far."""
+        return self.num_before + self.num_steps
 
     @property
     def steps(self) -> range:
+        """The steps of the segment."""
         return range(self.first_step, self.first_step + self.num_steps)
+
+    def next(self) -> _Recording:
+        """Return the next segment of the window, which begins now."""
+        name = replace(self.name, segment=self.name.segment + 1)
+        return _Recording(name, self.steps.stop, self.is_provisional, self.window_steps)
 
 
 class Windows:
@@ -101,9 +120,11 @@ class Windows:
 
         window opens    recorder.prepare -> observers.install -> recorder.start -> observers.started
         each step       recorder.begin_step ... recorder.end_step -> observers.step
-        window ends     observers.uninstall -> on a device: observers.before_waiting
-                        -> recorder.stop, which writes the raw capture
-                        -> observers.saved -> store.add
+        segment ends    on a device: observers.before_waiting -> recorder.take, recorder.write, which
+                        writes the raw capture -> observers.saved -> store.add
+                        -> recorder.prepare -> recorder.start -> observers.started
+        window ends     observers.uninstall -> as where a segment ends, up to store.add
+                        -> store.end_window
         first steps     uninstall, before_waiting -> recorder.take -> observers.kept, in memory
           written       recorder.write -> observers.saved -> store.add
           not written   observers.dropped
@@ -127,6 +148,7 @@ class Windows:
         self._asked: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
         self._open: _Recording | None = None
+        self._length = SegmentLength()
 
     @property
     def calls(self) -> RunFile | None:
@@ -155,15 +177,34 @@ class Windows:
         steps, effect = None, "is not recorded on this rank"
         if self._open is not None and not is_over:
             steps = self._open.num_steps + before.records
-            effect = f"ends after {steps} step{'s' * (steps != 1)} on this rank"
+            total = self._open.num_before + steps
+            effect = f"ends after {total} step{'s' * (total != 1)} on this rank"
         limit = next(filter(None, (each.limit(steps) for each in self._observers)), "")
         if limit:
             what = f"{_AHEAD} " * (after is State.PROVISIONAL) + f"window {transition.window}"
             log.warning(f"rank {self._store.rank}: {what} {effect}: {limit}")
         return not limit
 
+    def ends_segment(self, transition: Transition) -> bool:
+        """Return whether the open segment is to be saved, and the next one to begin, in `advance`."""
+        recording = self._open
+        is_within = transition.own_before is State.RECORD and transition.own_after.records
+        if recording is None or recording.is_provisional or not is_within:
+            return False
+        return self._length.is_reached(
+            recording.num_steps + 1,
+            recording.window_steps + 1,
+            self._num_operators(),
+            time.monotonic() - recording.started,
+        )
+
+    def _num_operators(self) -> int | None:
+        return next(filter(None, (each.num_operators() for each in self._observers)), None)
+
     def advance(self, transition: Transition) -> bool:
         """Save a window that ends (or keep provisional steps in memory), open or continue a window.
+
+        Save a segment if it is time (`ends_segment`), and begin the next one.
 
         Returns:
             False if the window cannot be recorded, because the training's own profiler is open. The
@@ -175,6 +216,7 @@ class Windows:
         before, after = transition.own_before, transition.own_after
         with self._lock:
             self._thread = threading.get_ident()
+            ends_segment = self.ends_segment(transition)
             self._end_step(before)
             if before is State.LAST:
                 self._save()
@@ -184,6 +226,8 @@ class Windows:
                 self._keep_in_memory()
                 self._answer()
             self._store.holds = transition.is_provisional
+            if ends_segment and not self._next_segment():
+                return False
             opens = after.records and self._open is None
             # Do not prepare twice: CUPTI accepts only one call.
             if before is not State.READY and (after is State.READY or opens):
@@ -207,6 +251,27 @@ class Windows:
             if after.records:
                 self._recorder.begin_step(transition.step)
             return True
+
+    def _next_segment(self) -> bool:
+        """Save the open segment and begin the next one; return False if that is impossible."""
+        recording = self._open
+        assert recording is not None
+        self._save(is_last=False)
+        if not self._recorder.prepare(self.give_way):
+            log.warning(
+                f"rank {self._store.rank}: window {recording.name.window} was cut short: {_IN_USE}; "
+                f"steps recorded: {recording.window_steps}; {_ONE}"
+            )
+            self._uninstall()
+            self._store.cut.add(recording.name.window)
+            self._store.end_window()
+            self._answer()
+            return False
+        self._open = recording.next()
+        self._recorder.start()
+        for observer in self._observers:
+            observer.started()
+        return True
 
     def _end_step(self, before: State) -> None:
         self._recorder.end_step()
@@ -251,7 +316,7 @@ class Windows:
                     effect = self._end_early(recording, is_complete)
                     log.warning(
                         f"rank {rank}: {effect}: {_THEIRS}; "
-                        f"steps recorded: {recording.num_steps}; {_ONE}"
+                        f"steps recorded: {recording.window_steps}; {_ONE}"
                     )
                 elif self._is_set_up:
                     self._store.num_skipped += 1
@@ -313,14 +378,14 @@ class Windows:
                     self._recorder.abandon()
                     if recording is not None:
                         raise RuntimeError(
-                            f"the device does not answer; window {recording.name.window} is lost, "
-                            f"steps recorded: {recording.num_steps}"
+                            f"the device does not answer; {_what_is_lost(recording.name, recording.num_steps)}"
                         )
-                elif recording is not None and (keep_empty or recording.num_steps):
+                elif recording is not None and (keep_empty or recording.window_steps):
                     self._recorder.end_step(is_complete=False)
                     self._save()
             finally:
                 self._abandon()
+                self._store.end_window()
                 self._free_provisional_steps()
                 self._recorder.close()
                 self._answer()
@@ -330,13 +395,12 @@ class Windows:
         self._store.release(window)
 
     def drop(self, window: int) -> None:
-        """Delete a held window's raw capture and remote calls; do nothing if it is not held.
+        """Delete a held window's raw captures and remote calls; do nothing if it is not held.
 
         Raises:
             OSError: the raw capture cannot be deleted.
         """
-        name = self._store.drop(window)
-        if name is not None:
+        for name in self._store.drop(window):
             self._call_dropped(name)
             self._store.delete(name)
 
@@ -352,9 +416,12 @@ class Windows:
         """
         self._store.holds = False
         with self._lock:
-            if not self._save_provisional_steps(brief=True):
-                self._recorder.end_step(is_complete=False)
-                self._save(brief=True)
+            try:
+                if not self._save_provisional_steps(brief=True):
+                    self._recorder.end_step(is_complete=False)
+                    self._save(brief=True)
+            finally:
+                self._store.end_window(brief=True)
             if self._open is not None:
                 self._store.delete_calls(self._open.name)
             self._store.release_all(brief=True)
@@ -390,25 +457,36 @@ class Windows:
             return False
         with self._losing(kept.name, len(kept.steps)):
             self._recorder.write(kept.events, self._store.raw(kept.name), brief)
-        self._saved(kept.name, kept.steps, brief)
+        self._saved(kept.name, kept.steps)
+        self._store.end_window(brief)
         return True
 
-    def _save(self, brief: bool = False) -> None:
+    def _save(self, brief: bool = False, *, is_last: bool = True) -> None:
+        """Save the open segment, the last one of its window or not; do nothing without one."""
         recording, self._open = self._open, None
-        if recording is not None:
+        if recording is None:
+            return
+        operators = self._num_operators()
+        try:
             with self._losing(recording.name, recording.num_steps):
-                self._before_stop()
-                self._recorder.stop(self._store.raw(recording.name), brief)
-            self._saved(recording.name, recording.steps, brief)
+                self._before_stop(uninstalls=is_last)
+                events = self._recorder.take(brief)
+                self._length.learn(recording.num_steps, operators, self._recorder.stop_seconds)
+                self._recorder.write(events, self._store.raw(recording.name), brief)
+            self._saved(recording.name, recording.steps)
+        finally:
+            if is_last:
+                self._store.end_window(brief)
 
-    def _saved(self, name: rundir.TraceName, steps: range, brief: bool) -> None:
+    def _saved(self, name: rundir.TraceName, steps: range) -> None:
         with self._losing(name, len(steps)):
             for observer in self._observers:
                 observer.saved(name, len(steps))
-        self._store.add(name, steps, brief)
+        self._store.add(name, steps)
 
-    def _before_stop(self) -> None:
-        self._uninstall()
+    def _before_stop(self, *, uninstalls: bool = True) -> None:
+        if uninstalls:
+            self._uninstall()
         if self._recorder.on_device:
             for observer in self._observers:
                 observer.before_waiting()
@@ -437,8 +515,16 @@ class Windows:
         try:
             yield
         except Exception as error:
-            lost = f"window {name.window} is lost, steps recorded: {num_steps}"
+            lost = _what_is_lost(name, num_steps)
             raise RuntimeError(f"{self._store.raw(name)}: {reason(error)}; {lost}") from error
+
+
+def _what_is_lost(name: rundir.TraceName, num_steps: int) -> str:
+    if name.segment:
+        return (
+            f"the last {num_steps} steps of window {name.window} are lost, earlier ones are saved"
+        )
+    return f"window {name.window} is lost, steps recorded: {num_steps}"
 
 
 def _waits_for_threads(thread: int) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import shutil
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
+from ppprof.capture.recording.disk_budget import DiskBudget, default_bytes
 from ppprof.rundir import TraceName
 
 MB = 1_000_000
@@ -49,16 +49,18 @@ def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
 
 def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> None:
     resident = Growing()
-    budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
+    budget = DiskBudget(tmp_path, 0, 10 * MB, ["pb"], resident)
     # 0.5 MB of memory are 1 MB of a .pb at the most: 10 steps fit, and one more might not.
     assert not budget.is_spent
     assert num_steps(budget, resident, 0.5) == 10
-    assert num_steps(DiskBudget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 1) == 1
+    assert (
+        num_steps(DiskBudget(tmp_path, 0, 11 * MB, ["json", "json.gz"], resident), resident, 1) == 1
+    )
 
 
 def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:
     resident = Growing()
-    budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
+    budget = DiskBudget(tmp_path, 0, 10 * MB, ["pb"], resident)
     budget.started()
     budget.saved(window(tmp_path, 0, 4), 4)
     assert not budget.is_spent
@@ -69,7 +71,7 @@ def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> 
 
 
 def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
-    budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
+    budget = DiskBudget(tmp_path, 0, 10 * MB, ["json"], Growing())
     budget.started()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
@@ -82,7 +84,7 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
 
 
 def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
-    budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
+    budget = DiskBudget(tmp_path, 0, 10 * MB, ["json"], Growing())
     budget.started()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
@@ -92,45 +94,15 @@ def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
 
 
 def test_resident_memory_is_read() -> None:
-    budget = DiskBudget(Path(), 0, 10, ["pb"])
+    budget = DiskBudget(Path(), 0, 10 * MB, ["pb"])
     assert 10 * MB < budget._resident_bytes() < 100_000 * MB
 
 
-def messages_of(growth_mb: list[float], formats: list[str]) -> list[tuple[int, str]]:
-    """Return what an endless window logs after which step, if its steps take so much memory."""
-    resident = Growing()
-    unbounded = UnboundedWindow(3, formats, resident)
-    logged: list[tuple[int, str]] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append((step, record.getMessage()))  # type: ignore[method-assign]
-    log = logging.getLogger("ppprof")
-    log.addHandler(handler)
-    try:
-        for step, size_mb in enumerate(growth_mb, 1):
-            resident.size += int(size_mb * MB)
-            unbounded.step(step)
-    finally:
-        log.removeHandler(handler)
-    return logged
-
-
-def test_a_window_without_end_logs_the_size_of_a_step_once() -> None:
-    # The first 5 steps are the training's own; a .pb is as large as the memory, JSON 4.5 times.
-    steps = [80.0] * 5 + [2 * 1.048576] * 100
-    assert messages_of(steps, ["json"]) == [
-        (
-            15,
-            "rank 3: every step is recorded, as Profiler.scheduler is not set: a step adds 2 MiB of "
-            "memory, and some 9 MiB of files at the end; to record a few steps: Profiler.scheduler: "
-            "[10, 20]; to limit the files: Profiler.max_trace_mb",
-        )
-    ]
-    assert "some 11 MiB of files" in messages_of(steps, ["json", "pb"])[0][1]
-    assert messages_of(steps[:14], ["json"]) == []
-
-
-def test_memory_that_was_free_before_delays_the_measurement() -> None:
-    steps = [0.0] * 20 + [2 * 1.048576] * 100
-    ((step, message),) = messages_of(steps, ["json"])
-    assert step == 25  # 20 steps from step 5 on, of which 5 took 2 MiB
-    assert "a step adds 512 KiB of memory" in message
+def test_a_schedule_without_end_gets_a_tenth_of_the_free_space_or_10_gb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=40_000 * MB))
+    assert default_bytes(tmp_path, 8) == 500 * MB
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=4_000_000 * MB))
+    assert default_bytes(tmp_path, 2) == 5_000 * MB

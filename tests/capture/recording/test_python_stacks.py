@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import threading
@@ -184,6 +185,25 @@ def test_a_recording_in_memory_keeps_its_own_samples(tmp_path: Path, program: Mo
     ]
     assert f"program.py:{WAITS}" in places[0]
     assert f"program.py:{HOLDS}" not in places[0]
+    assert f"program.py:{HOLDS}" in places[1]
+
+
+def test_each_segment_of_a_window_has_its_own_samples(tmp_path: Path, program: ModuleType) -> None:
+    sampler = StackSampler(tmp_path, 1000)
+    names = [dataclasses.replace(NAME, segment=segment) for segment in (0, 1)]
+    before = threading.active_count()
+    for name, work in zip(names, (program.wait, program.hold_the_lock)):
+        sampler.started()
+        work()
+        sampler.saved(name, 1)
+    sampler.uninstall()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline, "a thread still samples"
+        time.sleep(0.01)
+    places = [own_times(read_python_stacks(RunFile(tmp_path, name.stacks))) for name in names]
+    assert f"program.py:{WAITS}" in places[0]
+    assert f"program.py:{WAITS}" not in places[1]
     assert f"program.py:{HOLDS}" in places[1]
 
 

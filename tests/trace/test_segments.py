@@ -1,0 +1,193 @@
+"""A window that was cut into segments reads like the same window in one piece."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices import VIEWS, SummaryOptions
+from ppprof.rundir.python_stacks import Frame, PythonStacks
+from ppprof.trace import Trace, read, read_paddle_pb
+from ppprof.trace.segments import join_segments
+from tests.fixtures.paddle_proto import NodeTrees
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import (
+    CPU,
+    EPOCH_NS,
+    Inside,
+    Launch,
+    Memory,
+    Span,
+    Thread,
+    alloc,
+    span,
+    to_proto,
+    write,
+)
+
+OPTIONS = SummaryOptions()
+STEP_NS = 1 << 40
+IS_DEVICE = pl.col("device").is_not_null()
+
+
+def moved(item: Inside, by: int) -> Inside:
+    """The same thing, so much later."""
+    if isinstance(item, Memory):
+        return dataclasses.replace(item, time=item.time + by)
+    times: dict[str, Any] = {"start": item.start + by, "end": item.end + by}  # type: ignore[union-attr]
+    if isinstance(item, (Span, Launch)):
+        times["inside"] = tuple(moved(each, by) for each in item.inside)
+    return dataclasses.replace(item, **times)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[tuple[Thread, ...]]:
+    """The threads of each step of a window, on one clock."""
+    steps = []
+    for number in range(draw(st.integers(2, 5))):
+        begin = number * STEP_NS
+        threads = []
+        for thread in draw(traces()):
+            inside = tuple(moved(item, begin) for item in thread.inside)
+            if thread.id == 31:
+                assert isinstance(inside[0], Span)
+                name = f"ProfileStep#{number + 7}"
+                inside = (dataclasses.replace(inside[0], name=name), *inside[1:])
+            threads.append(dataclasses.replace(thread, inside=inside))
+        steps.append(tuple(threads))
+    return steps
+
+
+def whole(steps: list[tuple[Thread, ...]]) -> list[Thread]:
+    """The threads of all steps together."""
+    threads: dict[int, Thread] = {}
+    for thread in (thread for step in steps for thread in step):
+        known = threads.setdefault(thread.id, dataclasses.replace(thread, inside=()))
+        threads[thread.id] = known.around(*thread.inside)
+    return list(threads.values())
+
+
+def part(trees: NodeTrees, first: int, end: int) -> NodeTrees:
+    """What a profiler would have recorded that ran in steps ``first`` to ``end - 1`` only."""
+    kept = NodeTrees()
+    kept.CopyFrom(trees)
+
+    def is_in(time_ns: int) -> bool:
+        return first * STEP_NS <= time_ns - EPOCH_NS < end * STEP_NS
+
+    for tree in kept.thread_trees:
+        nodes = []
+        for node in tree.host_nodes:
+            event = node.host_trace_event
+            if node.parentid < 0:
+                for items, time_of in (
+                    (node.runtime_nodes, lambda item: item.runtime_trace_event.start_ns),
+                    (node.mem_nodes, lambda item: item.mem_event.timestamp_ns),
+                ):
+                    chosen = [item for item in items if is_in(time_of(item))]
+                    del items[:]
+                    items.extend(chosen)
+                nodes.append(node)
+            elif is_in(event.start_ns):
+                nodes.append(node)
+        copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+        del tree.host_nodes[:]
+        tree.host_nodes.extend(copies)
+    return kept
+
+
+def ends(num_steps: int, cuts: set[int]) -> list[tuple[int, int]]:
+    bounds = [0, *sorted(cut for cut in cuts if 0 < cut < num_steps), num_steps]
+    return list(zip(bounds, bounds[1:]))
+
+
+def tables(trace: Trace) -> dict[str, pl.DataFrame]:
+    profile = Profile(trace, OPTIONS)
+    return {view: summarize(profile, view) for view in VIEWS}
+
+
+def timeline(trace: Trace) -> pl.DataFrame:
+    """All events in any order, with the event that each lies in or was launched by."""
+    numbers = ("parent", "forward", "correlation_id")
+    events = trace.events.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    parents = events.select("name", "start_ns", "dur_ns").with_row_index("parent")
+    parents = parents.rename({name: f"parent_{name}" for name in ("name", "start_ns", "dur_ns")})
+    joined = events.join(parents.cast({"parent": pl.Int32}), on="parent", how="left")
+    return joined.drop(numbers).sort(pl.all())
+
+
+@given(window=windows(), cuts=st.sets(st.integers(1, 4)))
+def test_any_cut_gives_the_tables_of_the_whole(
+    window: list[tuple[Thread, ...]], cuts: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trees = to_proto(whole(window), devices=(0, 1))
+    folder = tmp_path_factory.mktemp("segments")
+    (folder / "whole.pb").write_bytes(trees.SerializeToString())
+    expected = read_paddle_pb(folder / "whole.pb")
+    segments = []
+    for number, (first, end) in enumerate(ends(len(window), cuts)):
+        path = folder / f"{number}.pb"
+        path.write_bytes(part(trees, first, end).SerializeToString())
+        segments.append(read_paddle_pb(path))
+    joined = join_segments(segments)
+
+    assert_frame_equal(timeline(joined), timeline(expected))
+    launches = joined.events.filter(pl.col("correlation_id").is_not_null() & ~IS_DEVICE)
+    assert launches["correlation_id"].is_unique().all()
+    for view, table in tables(expected).items():
+        assert_frame_equal(
+            tables(joined)[view], table, categorical_as_str=True, check_row_order=False
+        )
+
+
+def test_a_clock_that_is_set_back_between_segments_moves_the_later_ones(tmp_path: Path) -> None:
+    def segment(number: int, start: int) -> Trace:
+        step = Thread(31, "main").around(
+            span("ProfileStep", f"ProfileStep#{number}", start, start + 10).around(
+                span("Operator", "relu dygraph", start + 2, start + 5), alloc(start + 3, 8, CPU)
+            )
+        )
+        return read_paddle_pb(write(tmp_path / f"{number}.pb", step))
+
+    joined = join_segments([segment(1, 100), segment(2, 40), segment(3, 60)])
+    events = joined.events.filter(pl.col("category") == "Operator")
+    assert (events["start_ns"] - EPOCH_NS).to_list() == [102, 112, 132]
+    assert (joined.memory["time_ns"] - EPOCH_NS).to_list() == [103, 113, 133]
+    assert events["step"].to_list() == [1, 2, 3]
+
+
+def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
+    frames = [Frame("__main__", "train.py", f"f{line}", line, True) for line in range(3)]
+
+    def stacks(*rows: tuple[int, int, int, int], first: int) -> PythonStacks:
+        return PythonStacks(1000, frames[first:], [[0], [1, 0]], np.array(rows, np.int64))
+
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", ())))
+    one, other = (
+        dataclasses.replace(trace, stacks=each)
+        for each in (
+            stacks((31, 5, 10, 0), (32, 6, 10, 1), first=0),
+            stacks((31, 7, 10, 1), (31, 8, 10, -1), first=1),
+        )
+    )
+    joined = join_segments([one, other]).stacks
+    assert joined is not None
+    named = [
+        (
+            thread,
+            time,
+            [joined.frames[row].function for row in joined.stacks[stack]] if stack >= 0 else None,
+        )
+        for thread, time, _, stack in joined.samples.tolist()
+    ]
+    assert named == [(31, 5, ["f0"]), (31, 7, ["f2", "f1"]), (31, 8, None), (32, 6, ["f1", "f0"])]
