@@ -27,6 +27,7 @@ USAGE_ERRORS = {
     "advise": ["a.pb", "--format", "csv", "--row-limit", "3"],
     "report": ["a.pb", "--window", "x"],
     "convert": ["a.pb", "b.txt"],
+    "hang": ["run", "--width", "x"],
     "doctor": ["--nproc", "0"],
     "trigger": ["run", "--timeout", "5"],
     "finish": ["run", "--rank", "x", "--then", "'"],

@@ -113,7 +113,7 @@ def completed(scripts, tmp_path):
 def test_bash_completes_commands_options_choices_and_files(completed):
     assert set(COMMANDS) <= set(completed(""))
     assert completed("su") == ["summary"]
-    assert completed("summary", "--ste") == ["--steps"]
+    assert completed("summary", "--ste") == ["--step-mark", "--steps"]
     assert completed("summary", "--format", "") == ["csv", "json", "md", "table"]
     assert completed("summary", "prof") == ["profiler_log"]
     assert completed("convert", "tr") == ["trace.json"]

@@ -60,6 +60,8 @@ def lines_of(theirs):
 
 def assert_equal(trace, theirs, settings):
     """``theirs`` is Paddle's text."""
+    if "Distribution Summary" not in theirs:  # ours shows communication that Paddle does not count
+        settings = {"views": [view for view in paddle_tables.VIEWS if view != "dist"], **settings}
     lines = [ours(trace, **settings), lines_of(theirs)]
     if trace.events["device"].is_null().all():
         lines = [OURS_WITHOUT_DEVICES.sub("", "\n".join(side)).split("\n") for side in lines]

@@ -66,6 +66,28 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
     return union(first[is_kept], last[is_kept])
 
 
+def pieces_inside(intervals: Intervals, frame: Intervals) -> tuple[Int64, Intervals]:
+    """Return the parts of intervals that lie in ``frame``.
+
+        intervals   ########
+        frame         ##  ####
+        out           ##  ##
+
+    Args:
+        intervals: N intervals, in any order, overlaps allowed.
+        frame: a union.
+
+    Returns:
+        For each part the number of its interval, ascending, and its start and end.
+    """
+    start, end = intervals
+    first = np.searchsorted(frame[1], start, side="right")
+    num = np.maximum(np.searchsorted(frame[0], end, side="left") - first, 0)
+    row = np.repeat(np.arange(len(start)), num)
+    own = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(num) - num, num)
+    return row, (np.maximum(start[row], frame[0][own]), np.minimum(end[row], frame[1][own]))
+
+
 def difference_by_group(
     left: Intervals, left_group: Int64, right: Intervals, right_group: Int64
 ) -> Intervals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import polars as pl
@@ -23,6 +24,7 @@ from ppprof.analysis.profile.intervals import (
     difference,
     joined,
     overlap,
+    pieces_inside,
     union,
 )
 from ppprof.analysis.profile.profile import PHASES, Profile
@@ -73,12 +75,11 @@ def device(profile: Profile) -> pl.DataFrame:
     devices = launched["device"].unique(maintain_order=True)
     number = kernels["device"].replace_strict(devices, range(len(devices))).to_numpy()
     steps = _device_steps(profile)
-    start, end = intervals_of(kernels)
     total_ns = covered(*steps)
-    for row, device in enumerate(devices):
-        busy = union(start[number == row], end[number == row])
-        busy_ns = overlap(busy, steps)
-        rows.append((f"GPU{device}", busy_ns / total_ns if total_ns else None))
+    piece, pieces = pieces_inside(intervals_of(kernels), steps)
+    _, busy_ns = covered_by_group(number[piece], pieces)
+    for device, ns in zip_longest(devices, busy_ns.tolist(), fillvalue=0):
+        rows.append((f"GPU{device}", ns / total_ns if total_ns else None))
     return pl.DataFrame(rows, DEVICE, orient="row")
 
 

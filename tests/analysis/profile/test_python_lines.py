@@ -65,14 +65,14 @@ def test_lines_and_functions_of_an_average_step(steps: Trace) -> None:
     table = python_lines(profile)
     columns = ["thread", "kind", "file", "line", "function", "samples", "self_ratio", "total_ratio"]
     assert table.select(columns).with_columns(pl.col("^.*_ratio$").round(9)).rows() == [
-        ("steps", "line", "train.py", 41, "log", 2, 0.5, 0.5),
-        ("steps", "line", "train.py", 12, "main", 3, 0.1, 0.6),
-        ("steps", "line", "train.py", 14, "main", 1, 0.1, 0.1),
-        ("steps", "function", "train.py", None, "log", 2, 0.5, 0.5),
-        ("steps", "function", "", None, ELSEWHERE, 1, 0.3, 0.3),
-        ("steps", "function", "train.py", None, "main", 4, 0.2, 0.7),
-        ("others", "line", "data.py", 3, "read", 1, 0.25, 0.25),
-        ("others", "function", "data.py", None, "read", 1, 0.25, 0.25),
+        ("steps", "line", "train.py", 41, "log", 10, 0.5, 0.5),
+        ("steps", "line", "train.py", 12, "main", 12, 0.1, 0.6),
+        ("steps", "line", "train.py", 14, "main", 2, 0.1, 0.1),
+        ("steps", "function", "train.py", None, "log", 10, 0.5, 0.5),
+        ("steps", "function", "", None, ELSEWHERE, 6, 0.3, 0.3),
+        ("steps", "function", "train.py", None, "main", 14, 0.2, 0.7),
+        ("others", "line", "data.py", 3, "read", 5, 0.25, 0.25),
+        ("others", "function", "data.py", None, "read", 5, 0.25, 0.25),
     ]
     assert table["self_ns"].to_list() == pytest.approx((table["self_ratio"] * 100).to_list())
     assert table["source"].to_list()[:2] == ["json.dumps(record)", None]
@@ -81,10 +81,10 @@ def test_lines_and_functions_of_an_average_step(steps: Trace) -> None:
 def test_a_function_that_calls_itself_counts_once(steps: Trace) -> None:
     table = python_lines(with_samples(steps, (31, 30, 40, 4)))
     assert table.select("line", "function", "samples", "self_ratio", "total_ratio").rows() == [
-        (41, "log", 1, 1.0, 1.0),
-        (12, "main", 1, 0.0, 1.0),
-        (None, "log", 1, 1.0, 1.0),
-        (None, "main", 1, 0.0, 1.0),
+        (41, "log", 4, 1.0, 1.0),
+        (12, "main", 4, 0.0, 1.0),
+        (None, "log", 4, 1.0, 1.0),
+        (None, "main", 4, 0.0, 1.0),
     ]
 
 

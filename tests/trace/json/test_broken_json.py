@@ -365,7 +365,7 @@ def test_skipped_parts_are_one_line_on_stderr(tmp_path, capsys):
 REFUSED = {
     "empty": (b"", "empty"),
     "zeros": (bytes(5000), "begins with zeros, not with a trace"),
-    "text": (b"hello, world\n" * 99, "not a Paddle .pb trace"),
+    "text": (b"hello, world\n" * 99, "text, not a trace"),
     "binary": (bytes(range(256)) * 9, "not a"),
     "other JSON": (b'{"a": 1}', 'no list of events \\("traceEvents": \\[...\\]\\)'),
     "a number": (b"[1, 2, 3]", "none of its items is an event"),
