@@ -140,7 +140,9 @@ def test_a_request_opens_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
     assert sorted((note["rank"], note["window"]) for note in notes) == [
         (rank, window) for rank in "01" for window in "012"
     ]
-    assert all(len(note["files"]) == 2 and note["are_there"] for note in notes)
+    assert all(note["are_there"] for note in notes)
+    for note in notes:  # the long window may be in several segments, a trace each
+        assert len(note["files"]) == 2 or (note["window"] == "2" and len(note["files"]) > 2)
 
 
 _NOTE = """
