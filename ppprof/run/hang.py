@@ -198,9 +198,14 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
 
 
 def _waiting(ring: Ring, rings: Mapping[int, Ring]) -> list[Waiting]:
-    """Return the operation in which a rank's host waits, if it does: the first one."""
+    """Return the operation in which a rank's host waits, if it does: the first one.
+
+    A rank that has called another operation since then no longer waits: an exception ended the wait.
+    """
+    last_ns = max((each.called_ns for each in ring.operations), default=0)
     for operation in ring.operations:
-        if operation.is_pending and operation.group in ring.groups:
+        still = operation.is_pending and last_ns <= operation.pending_since_ns
+        if still and operation.group in ring.groups:
             return [_with_missing(ring, operation, rings)]
     return []
 

@@ -157,6 +157,19 @@ def test_overwritten_operations_are_no_cause(job: Job) -> None:
     assert job.hang().causes == ()
 
 
+def test_a_call_that_an_exception_ended_is_over(job: Job) -> None:
+    """Rank 1 has swallowed the exception of its first call, and waits in its second one."""
+    ring = FlightRing(job.run, 1)
+    ring.text({"group": 1, "ranks": [0, 1], "axis": None})
+    for sequence in (1, 2):
+        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"))
+        ring.add(1, sequence, 0, 10**18 + sequence, 8, -1, *texts)
+    job.rank(0, (1, "all_reduce"))
+    hang = job.hang()
+    assert [(each.rank, each.operation.sequence) for each in hang.waiting] == [(1, 2)]
+    assert hang.causes == (0,)
+
+
 def test_without_rings_the_message_says_what_makes_them(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"no rank has noted .* Profiler\.flight_recorder"):

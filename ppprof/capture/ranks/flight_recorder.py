@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import os
 import sys
 import threading
 import time
@@ -206,7 +207,8 @@ class _Watchdog:
         self._next_ns = 0
         file = RunFile(run, stacks_path(rank))
         file.create()
-        self._file: BinaryIO = file.path.open("ab", buffering=0)
+        with file.appending() as opened:
+            self._file: BinaryIO = os.fdopen(os.dup(opened.fileno()), "ab", buffering=0)
         self.arm()
 
     def arm(self) -> None:
