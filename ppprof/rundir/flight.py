@@ -15,12 +15,13 @@ import json
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppprof.rundir.run_file import RunFile, matches
+from ppprof.topology import MOST_RANKS
 
 MOST_OPERATIONS = 2048
 """Operations of a ring: each has one record."""
@@ -144,6 +145,13 @@ class FlightRing:
         self._texts[key] = len(self._texts)
         return self._texts[key]
 
+    def group(self, group: int, ranks: Sequence[int], axis: str | None) -> None:
+        """Note the ranks of a group. Ranks at equal distances take a line of equal length for any number."""
+        step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+        is_regular = step > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step))
+        members = {"range": [ranks[0], ranks[-1] + 1, step]} if is_regular else {"ranks": [*ranks]}
+        self.text({"group": group, "axis": axis, **members})
+
     def add(
         self,
         group: int,
@@ -219,14 +227,15 @@ def _parse(rank: int, data: bytes) -> Ring | None:
         except ValueError:
             texts.append(_UNKNOWN)
     groups: dict[int, Group] = {}
+    num_left = MOST_RANKS  # a line can name a million ranks, and a damaged file has many lines
     for value in texts:
-        number, members = (
-            (value.get(key) for key in ("group", "ranks")) if isinstance(value, dict) else (0, 0)
-        )
-        if isinstance(number, int) and isinstance(members, list):
+        if not isinstance(value, dict) or not isinstance(value.get("group"), int):
+            continue
+        ranks = _members(value)
+        num_left -= len(ranks)
+        if ranks and num_left >= 0:
             axis = value.get("axis")
-            ranks = tuple(member for member in members if type(member) is int)
-            groups[number] = Group(ranks, axis if isinstance(axis, str) else None)
+            groups[value["group"]] = Group(tuple(ranks), axis if isinstance(axis, str) else None)
     operations, unreadable = [], 0
 
     def text(number: int) -> str:
@@ -243,3 +252,15 @@ def _parse(rank: int, data: bytes) -> Ring | None:
             )
     operations.sort()
     return Ring(rank, step, step_ns, groups, tuple(operations), unreadable)
+
+
+def _members(group: Mapping[str, Any]) -> Sequence[int]:
+    """Return the ranks of a group; none of a damaged one."""
+    bounds: Any = group.get("range")
+    ranks: Any = group.get("ranks")
+    is_regular = isinstance(bounds, list) and [type(each) for each in bounds] == [int] * 3
+    if is_regular and bounds[2] > 0 and 0 <= bounds[0] < bounds[1] <= MOST_RANKS:
+        return range(*bounds)
+    if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+        return ranks
+    return ()

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,22 @@ def test_the_last_operations_stay(tmp_path: Path) -> None:
     expected = list(range(2 * MOST_OPERATIONS, 3 * MOST_OPERATIONS))
     assert [each.sequence for each in operations] == expected
     assert not any(each.returned_ns for each in operations)
+
+
+@pytest.mark.parametrize("ranks", [range(10_000), range(3, 9_999, 8), (5,), (0, 1, 3), (7, 4)])
+def test_a_group_of_any_size_is_kept(tmp_path: Path, ranks: Sequence[int]) -> None:
+    ring = FlightRing(tmp_path, 0)
+    for number in range(20):
+        ring.group(number, ranks, "dp")
+    assert ring.text("there is room for more") > 0
+    assert read_rings(tmp_path)[0].groups == dict.fromkeys(range(20), Group(tuple(ranks), "dp"))
+
+
+def test_groups_of_a_damaged_file_take_bounded_memory(tmp_path: Path) -> None:
+    ring = FlightRing(tmp_path, 0)
+    for number in range(50):
+        ring.group(number, range(900_000), None)
+    assert len(read_rings(tmp_path)[0].groups) == 1
 
 
 def test_texts_end_where_there_is_no_more_room(tmp_path: Path) -> None:

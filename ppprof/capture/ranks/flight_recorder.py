@@ -155,7 +155,7 @@ class FlightRecorder(Part):
             if group.process_group is process_group:
                 ranks = tuple(group.ranks)
                 axis = self._topology.axis_of(group.ranks)
-                self._ring.text({"group": group.id, "ranks": group.ranks, "axis": axis})
+                self._ring.group(group.id, group.ranks, axis)
                 self._groups[id(process_group)] = group.id, ranks
                 return group.id, ranks
         raise LookupError("a process group without a number")
