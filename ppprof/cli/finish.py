@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import select
 import shlex
@@ -168,9 +169,17 @@ def _serve(
         out, err = (os.lseek(stream, 0, os.SEEK_CUR) for stream in (1, 2))
         with suppress(BrokenPipeError):  # the training has ended
             os.write(status, f"{window} {code} {tables} {out} {err}\n".encode())
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if peak_bytes > _MOST_MEMORY_BYTES or out > _MOST_OUTPUT_BYTES:
+        if _peak_bytes() > _MOST_MEMORY_BYTES or out > _MOST_OUTPUT_BYTES:
             return
+
+
+def _peak_bytes() -> int:
+    """Return the peak memory of this program; ``ru_maxrss`` counts the training that started it, too."""
+    with suppress(OSError):
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if peak:
+            return int(peak[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _numbers_on_stdin() -> Iterator[int]:

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -444,6 +445,21 @@ def test_a_helper_that_cannot_start_leaves_no_descriptor(
             os.close(file)
     made.wait(30)
     assert "Too many open files" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_the_memory_of_a_training_is_not_counted_as_its_helpers() -> None:
+    """A training above 1 GiB had each window's tables made by a new process."""
+    child = "from ppprof.cli.finish import _peak_bytes; print(_peak_bytes())"
+    parent = (
+        "import subprocess, sys\n"
+        "ballast = b'x' * (400 << 20)\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent, child], capture_output=True, text=True, check=True
+    )
+    assert 0 < int(done.stdout) < 200 << 20
 
 
 def test_a_helper_receives_signals_though_its_starter_blocks_them(tmp_path: Path) -> None:
