@@ -159,7 +159,10 @@ def _clocks_of(
             num_bytes += int(trace.events.estimated_size())
             if num_bytes <= _MAX_HELD_BYTES:
                 held[recording] = trace
-    clocks = align_clocks(tables_by_rank(tables), measured) if tables else measured
+    clocks = measured
+    if tables:
+        hosts = dict(run.places.select("rank", "host").iter_rows())
+        clocks = align_clocks(tables_by_rank(tables), measured, hosts)
     errors_ns = {
         rank: clock.error_ns for rank, clock in clocks.items() if clock.method == "collectives"
     }

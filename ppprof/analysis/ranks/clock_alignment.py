@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,15 @@ in nanoseconds. A missing lower bound is -`_UNBOUNDED`, a missing upper bound is
 _UNBOUNDED = np.iinfo(np.int64).max // 4
 
 
+_SAME_CLOCK_NS = 1_000_000
+"""Events of ranks whose host has one name may contradict one clock by this much: times of devices are
+not exact. Two computers of one name contradict it by more."""
+
+
 def align_clocks(
-    tables: Sequence[pl.DataFrame], measured: Mapping[int, Clock] | None = None
+    tables: Sequence[pl.DataFrame],
+    measured: Mapping[int, Clock] | None = None,
+    hosts: Mapping[int, str | None] | None = None,
 ) -> dict[int, Clock]:
     """Return the ranks' clocks, derived from the order in which events must have happened.
 
@@ -42,18 +50,22 @@ def align_clocks(
     sides, as an NTP round trip does. The tightest bounds in a stretch of time make a reading: their
     middle is the offset, half their width the error. Errors add up from rank to rank, so the clock
     of a rank is derived along the path of ranks with the smallest sum. Within a group, only the
-    member with the smallest error bounds the clocks of the others.
+    member with the smallest error bounds the clocks of the others. Ranks on one host have one clock:
+    what is known of one of them holds for all.
 
     Args:
         tables: the result of `ppprof.analysis.ranks.collectives.collectives` for each rank, on the
             rank's own clock.
         measured: the measured clocks, keyed by rank. They are returned unchanged.
+        hosts: rank -> host name, if known. A host is left out if the events of its ranks contradict
+            one clock: several computers have its name.
 
     Returns:
         Clocks, keyed by rank: the measured clocks, and a clock with method ``collectives`` for
         every rank that a chain of collectives connects to a measured clock. Without measured
         clocks, the lowest rank's clock is the reference (method ``same``), and the clocks of the
-        ranks connected to it are derived. Other ranks are missing.
+        ranks connected to it are derived. A rank on the host of a rank with a clock has that
+        rank's readings and method. Other ranks are missing.
     """
     ranks = sorted(int(table["rank"][0]) for table in tables if table.height)
     fixed = measured or {}
@@ -63,6 +75,7 @@ def align_clocks(
     if not clocks:
         clocks[ranks[0]] = _reference_clock(ranks[0], tables)
     by_members, groups = _synchronizing_collectives(tables)
+    neighbours = _neighbours(hosts or {}, by_members, groups)
     queue = [(clock.error_ns, rank) for rank, clock in clocks.items()]
     heapq.heapify(queue)
     done: set[int] = set()
@@ -71,6 +84,10 @@ def align_clocks(
         if rank in done:
             continue
         done.add(rank)
+        for other in neighbours.get(rank, ()):
+            if other not in done and other not in fixed:
+                clocks[other] = replace(clocks[rank], rank=other)
+                heapq.heappush(queue, (clocks[other].error_ns, other))
         # A group's best-known member binds all others: there are too many pairs to compare all.
         shared = [by_members.pop(group) for group in groups.get(rank, ()) if group in by_members]
         for other, bounds in _bounds(shared, rank).items():
@@ -118,6 +135,31 @@ def _synchronizing_collectives(
         {str(members): table for (members,), table in by_members.items()},
         dict(groups.iter_rows()),
     )
+
+
+def _neighbours(
+    hosts: Mapping[int, str | None],
+    by_members: Mapping[str, pl.DataFrame],
+    groups: Mapping[int, Sequence[str]],
+) -> dict[int, list[int]]:
+    """Return rank -> the ranks on its host, itself included, of hosts whose ranks agree on one clock."""
+    by_host: dict[str, list[int]] = {}
+    for rank, host in hosts.items():
+        if host is not None:
+            by_host.setdefault(host, []).append(rank)
+    neighbours = {}
+    for members in by_host.values():
+        shared = {group for rank in members for group in groups.get(rank, ())}
+        within = [by_members[group].filter(pl.col("rank").is_in(members)) for group in shared]
+        bounds = [
+            each for table in within for each in _bounds([table], int(table["rank"][0])).values()
+        ]
+        if all(
+            low.max(initial=0) <= _SAME_CLOCK_NS and high.min(initial=0) >= -_SAME_CLOCK_NS
+            for _, low, high in bounds
+        ):
+            neighbours.update(dict.fromkeys(members, members))
+    return neighbours
 
 
 def _reference_clock(rank: int, tables: Sequence[pl.DataFrame]) -> Clock:

@@ -97,7 +97,7 @@ class Cluster:
 
         A rank is missing if its clock was not measured and cannot be derived.
         """
-        return align_clocks(self.collectives, self.measured_clocks)
+        return align_clocks(self.collectives, self.measured_clocks, self._hosts)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -166,10 +166,15 @@ class Cluster:
         recorded = [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
         return what_if(recorded, self.topology, self.clocks)
 
+    @cached_property
+    def _hosts(self) -> Mapping[int, str]:
+        """Rank -> host name, of the ranks whose host is known."""
+        known = self.steps_per_trace.filter(pl.col("host").is_not_null())
+        return dict(known.select("rank", "host").unique().iter_rows())
+
     def _links_of_groups(self) -> Mapping[str, float]:
         """Return the slowest known link of each group whose ranks are on one host."""
-        known = self.steps_per_trace.filter(pl.col("host").is_not_null())
-        hosts = dict(known.select("rank", "host").unique().iter_rows())
+        hosts = self._hosts
         links = {}
         for members in self.arrivals["members"].unique():
             ranks = [int(rank) for rank in members.replace(">", ",").split(",")]

@@ -46,6 +46,43 @@ def test_the_order_of_events_bounds_every_clock(offsets, seed):
         assert abs(clock.offset_ns - true[rank]) <= clock.error_ns < 3 * MS
 
 
+def recorded_by(offsets, seed, groups):
+    """Tables of ranks 0 to 3, whose clocks are behind by ``offsets``, that reduce in ``groups``."""
+    rng = np.random.default_rng(seed)
+    rows = {rank: [] for rank in range(4)}
+    for time in range(0, 200 * MS, 10 * MS):
+        for members in groups:
+            ranks = [int(rank) for rank in members.split(",")]
+            arrive = time + rng.integers(0, 3 * MS, len(ranks))
+            leave = arrive.max() + rng.integers(0, MS, len(ranks))
+            for rank, start, end in zip(ranks, arrive.tolist(), leave.tolist()):
+                own = offsets[rank]
+                rows[rank].append((members, "all_reduce", 1, time // MS, start - own, end - own))
+    return [collectives_of(*rows[rank], rank=rank) for rank in rows]
+
+
+@given(
+    offset=st.integers(-(10**9), 10**9),
+    seed=st.integers(0, 2**32 - 1),
+    groups=st.sampled_from([("0,1", "1,2", "2,3"), ("0,1,2,3",), ("0,2", "1,3"), ("0,2",)]),
+)
+def test_ranks_of_one_host_are_not_moved_against_each_other(offset, seed, groups):
+    """Ranks 0 and 1 are on one host, 2 and 3 on another whose clock differs."""
+    parts = recorded_by([0, 0, offset, offset], seed, groups)
+    hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
+    clocks = align_clocks([part for part in parts if part.height], None, hosts)
+    assert clocks[1].readings == clocks[0].readings
+    assert clocks[3].readings == clocks[2].readings
+    assert abs(clocks[3].offset_ns - offset) <= clocks[3].error_ns
+
+
+def test_computers_of_one_name_have_a_clock_each():
+    parts = recorded_by([0, 0, 50 * MS, 50 * MS], 1, ("0,1,2,3",))
+    clocks = align_clocks(parts, None, dict.fromkeys(range(4), "localhost"))
+    for rank in (2, 3):
+        assert abs(clocks[rank].offset_ns - 50 * MS) <= clocks[rank].error_ns < 5 * MS
+
+
 def test_a_measured_clock_is_kept_and_others_are_derived_from_it():
     rows = [("0,1", "all_reduce", 1, k, k * MS, k * MS + 500) for k in range(20)]
     late = [(*row[:4], row[4] - 7 * MS, row[5] - 7 * MS) for row in rows]
