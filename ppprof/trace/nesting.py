@@ -164,33 +164,30 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int32 | No
         Shape (N,), the index of the parent, -1 for an outermost event. None if an event does not
         lie inside its parent, even with the slack: the events are not in this order.
     """
-    overlap = end_ns[:-1] - start_ns[1:]
     num_events = len(start_ns)
-    bounds = np.flatnonzero(overlap > slack_ns[:-1] + slack_ns[1:]) + 1
-    lengths = np.diff(bounds, append=num_events)
-    inner = slice(bounds[0] if len(bounds) else num_events, None)
-    starts, ends = start_ns[inner], end_ns[inner]
-    level_above = np.append(0, bounds[:-1])[: len(bounds)]
-    first, last = np.repeat(level_above, lengths), np.repeat(bounds - 1, lengths)
-    nearest = np.empty(num_events, np.int64)
-    for above, here, after in zip(level_above, bounds, bounds + lengths):
-        nearest[here:after] = np.searchsorted(
-            start_ns[above:here], start_ns[here:after], side="right"
-        )
-    best = np.clip(first + nearest[inner] - 1, first, last)
-    inside = _overlap(start_ns, end_ns, best, starts, ends)
-    rows = np.flatnonzero(inside < ends - starts)  # the others lie in their nearest one
-    nearby, inside = best[rows], inside[rows]
-    for other in (nearby - 1, nearby + 1):
-        candidate = np.clip(other, first[rows], last[rows])
-        fit = _overlap(start_ns, end_ns, candidate, starts[rows], ends[rows])
-        best[rows] = np.where(fit > inside, candidate, best[rows])
-        inside = np.maximum(fit, inside)
-    off = slack_ns[inner] + slack_ns[best]
-    if ((start_ns[best] - starts > off) | (ends - end_ns[best] > off)).any():
-        return None
+    ends_level = end_ns[:-1] - start_ns[1:] > slack_ns[:-1] + slack_ns[1:]
+    bounds = [*(np.flatnonzero(ends_level) + 1).tolist(), num_events]
     parent = np.full(num_events, -1, np.int32)
-    parent[inner] = best
+    for above, here, after in zip([0, *bounds], bounds, bounds[1:]):
+        starts, ends = start_ns[here:after], end_ns[here:after]
+        best = np.searchsorted(start_ns[above:here], starts, side="right") - 1
+        np.maximum(best, 0, out=best)
+        best += above
+        # Most events lie in the last one that begins before them.
+        rows = np.flatnonzero((start_ns[best] > starts) | (end_ns[best] < ends))
+        if len(rows):
+            start, end, nearby = starts[rows], ends[rows], best[rows]
+            outer, inside = nearby, _overlap(start_ns, end_ns, nearby, start, end)
+            for other in (nearby - 1, nearby + 1):
+                candidate = np.clip(other, above, here - 1)
+                fit = _overlap(start_ns, end_ns, candidate, start, end)
+                outer = np.where(fit > inside, candidate, outer)
+                inside = np.maximum(fit, inside)
+            off = slack_ns[here:after][rows] + slack_ns[outer]
+            if ((start_ns[outer] - start > off) | (end - end_ns[outer] > off)).any():
+                return None
+            best[rows] = outer
+        parent[here:after] = best
     return parent
 
 

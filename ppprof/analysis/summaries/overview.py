@@ -156,7 +156,7 @@ def _host_categories(tree: Tree) -> dict[str, tuple[int, int]]:
         rows = np.flatnonzero(np.append(np.ones(events.num_hosts, bool), host >= 0))
     categories = Labels.of(events.events["category"]).take(rows)
     times = _calls_and_time(categories, events.intervals(rows))
-    first = np.full(len(categories.texts), events.num_hosts)
+    first = np.full(len(categories.texts), events.num_hosts, np.int32)  # as visit: 35 times faster
     np.minimum.at(first, categories.number[: events.num_hosts], tree.visit)
     np.minimum.at(first, categories.number[events.num_hosts :], tree.visit[host[host >= 0]])
     in_order = (categories.texts[number] for number in np.argsort(first, kind="stable"))

@@ -127,23 +127,15 @@ class HostTree:
         `_UNSETTLED` without one, or if it is of another thread or its time does not agree.
         """
         host, order = self._table, self._by_position
-        sides = [
-            [
-                np.ascontiguousarray(values, np.int64)
-                for values in (table[key] for key in ("position", "start", "dur", "slack"))
-            ]
-            for table in (host, inner)
-        ]
-        threads = _numbered_threads([host, inner])
-        position, *times = sides[0]
-        positions = position if order is None else position[order]
+        positions = host["position"] if order is None else host["position"][order]
         previous = np.searchsorted(positions, inner["position"]) - 1
         owner = (previous if order is None else order[previous]).astype(np.int32)
-        host_start, host_dur, host_slack = (values[owner] for values in times)
-        _, start, dur, slack = sides[1]
-        slack = slack + host_slack
-        held = (start >= host_start - slack) & (start + dur <= host_start + host_dur + slack)
-        held = (held | self._has_depths) & (previous >= 0)
+        held = previous >= 0
+        if not self._has_depths:
+            late = inner["start"] - host["start"][owner]
+            slack = inner["slack"] + host["slack"][owner]
+            held &= (late >= -slack) & (late + inner["dur"] <= host["dur"][owner] + slack)
+        threads = _numbered_threads([host, inner])
         held &= threads[0][owner] == threads[1]
         return np.where(held, owner, np.int32(_UNSETTLED))
 
