@@ -1,8 +1,9 @@
-"""What operators were called with in a window: a file beside the raw capture.
+r"""What operators were called with in a window: a file beside the raw capture.
 
 The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python::
 
-    {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {}]],
+    {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {},
+                     "File \"train.py\", line 3, in log"]],
      "dtypes": ["float32", "bfloat16"],
      "backwards": [[7, [["MatmulGradNode", 3, 2], ["GradNodeAccumulation", -1, 0]]]]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
@@ -47,6 +48,9 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     """Element type of each tensor, likewise."""
     attributes: Mapping[str, Attribute]
     """Arguments that are neither tensors nor real numbers."""
+    callstack: str = ""
+    """The line of the training's code that called it: ``File "train.py", line 3, in log``; empty if
+    unknown."""
 
 
 class Node(msgspec.Struct, array_like=True, frozen=True):

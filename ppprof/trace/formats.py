@@ -24,6 +24,7 @@ from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
+from ppprof.trace.lines import with_lines
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 from ppprof.trace.stacks_beside import with_stacks
@@ -120,7 +121,7 @@ def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> 
         )
     if head.lstrip()[:1] in (b"{", b"["):
         traces = read_json_ranks(path, progress, reading.step_mark)
-        return {rank: with_stacks(trace, path) for rank, trace in traces.items()}
+        return {rank: with_lines(with_stacks(trace, path)) for rank, trace in traces.items()}
     from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
 
     try:

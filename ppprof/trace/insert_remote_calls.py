@@ -30,6 +30,7 @@ from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.join_operator_calls import with_operator_inputs
+from ppprof.trace.lines import with_lines
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
 from ppprof.trace.segments import concatenated
@@ -63,7 +64,7 @@ def read_window(raw: str | Path) -> Trace:
     trace = with_stacks(read_paddle_pb(raw), raw)
     path = to_path(raw)
     trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
-    return _with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name))
+    return with_lines(_with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name)))
 
 
 def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:

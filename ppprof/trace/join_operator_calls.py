@@ -54,9 +54,8 @@ _MOST_NESTED = 8
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-_INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes"), pl.String())
+_INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes", "callstack"), pl.String())
 """The columns of events that the calls fill."""
-_NONE = (None, None, None)
 _PREFIX = "Global_"
 _MOST_TRIED = 8
 """How many calls with the same nodes to compare with."""
@@ -64,7 +63,7 @@ _LINKS = {"row": pl.Int64(), "call": pl.Int64(), "operator": pl.String(), "gradi
 
 
 def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
-    """Return the events with shapes, dtypes and attributes of the operators that Python called.
+    """Return the events with shapes, dtypes, attributes and lines of the operators that Python called.
 
     Args:
         events: reads category, name, thread, start_ns, dur_ns; see `ppprof.trace.schema.EVENTS`.
@@ -100,12 +99,16 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     texts = [_inputs(recorded, **kind) for kind in kinds.iter_rows(named=True)]
     kinds = kinds.hstack(pl.DataFrame(texts, _INPUTS, orient="row"))
     operators = operators.join(kinds, on=key)
-    known = operators.filter(pl.col("shapes").is_not_null()).select("row", *_INPUTS)
+    known = operators.filter(pl.any_horizontal(pl.col(_INPUTS.keys()).is_not_null())).select(
+        "row", *_INPUTS
+    )
     links = links_of_gradients(events, operators, recorded)
     gradients = links.join(
         known.with_columns(pl.col("row").cast(pl.Int64)), left_on="forward", right_on="row"
     )
-    gradients = gradients.with_columns(attributes=_with_gradients(gradients))
+    gradients = gradients.with_columns(
+        attributes=pl.when(pl.col("shapes").is_not_null()).then(_with_gradients(gradients))
+    )
     known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed")
     forward = events["forward"].scatter(links["row"], links["forward"])
     return events.with_columns(
@@ -162,15 +165,17 @@ def _inputs(
     result: int,
     num_casts: int,
     num_others: int,
-) -> tuple[str | None, str | None, str | None]:
+) -> tuple[str | None, str | None, str | None, str | None]:
     """Return the inputs of an operator of a call, as texts of the columns `_INPUTS`."""
     call = recorded.signatures[signature]
+    line = call.callstack or None
+    only_line = None, None, None, line
     shapes: dict[str, Any] = dict(call.shapes)
     dtypes: dict[str, Any] = dict(call.dtypes)
     if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator
         computed = recorded.dtypes[result] if result >= 0 else None
         if operator == "cast" or computed not in _FLOATS:
-            return _NONE
+            return only_line
         dtypes = {
             name: [computed if dtype in _FLOATS else dtype for dtype in each]
             for name, each in dtypes.items()
@@ -185,8 +190,8 @@ def _inputs(
         shapes = {"X0": [product], "X1": shapes["X2"]}
         dtypes = {"X0": dtypes["X0"], "X1": dtypes["X2"]}
     elif operator not in (name, name.rstrip("_")) and num_others != 1:
-        return _NONE
-    return _text(shapes), _text(dtypes), _text(call.attributes)
+        return only_line
+    return _text(shapes), _text(dtypes), _text(call.attributes), line
 
 
 def _operator_name(call: Signature) -> str:

@@ -126,7 +126,18 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     ),
     "dtypes": (pl.Categorical(), "their element types, likewise"),
     "attributes": (pl.Categorical(), "an operator's arguments that are no tensors, likewise"),
-    "callstack": (pl.Categorical(), "lines of source that called an operator; null likewise"),
+    "callstack": (
+        pl.Categorical(),
+        "lines of source that called an operator, of a gradient those of its operator; null likewise",
+    ),
+    "line": (
+        pl.Categorical(),
+        "line of the training's own code around a host event, 'train.py:41'; null if unknown",
+    ),
+    "line_is_sampled": (
+        pl.Boolean(),
+        "true if samples of Python stacks gave the line, false if callstack did; null without a line",
+    ),
 }
 """Column -> dtype and meaning.
 

@@ -211,7 +211,10 @@ def test_many_threads_take_no_longer_than_many_calls() -> None:
         }
     ).with_columns(
         pl.lit(None, pl.Int64).alias("forward"),
-        *(pl.lit(None, pl.Categorical()).alias(c) for c in ("shapes", "dtypes", "attributes")),
+        *(
+            pl.lit(None, pl.Categorical()).alias(c)
+            for c in ("shapes", "dtypes", "attributes", "callstack")
+        ),
     )
     zeros = np.zeros(num, np.int64)
     rows = np.stack([threads, zeros + 9, zeros + 16, zeros, zeros - 1], axis=1)

@@ -22,10 +22,11 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps
+from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps, source_of
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.arrays import Bool, Int64
-from ppprof.trace import Frame
+from ppprof.trace import Frame, PythonStacks
+from ppprof.trace.lines import frame_of_call
 
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
@@ -217,7 +218,7 @@ class _Places:
             inner = self._inner(outer, members)
             for row in members:
                 path = inner if self._paths[row][: len(inner)] == inner else outer
-                names[row] = line_name(self._sampled, path[-1])
+                names[row] = line_name(self._sampled.stacks, path[-1])
         return [names.get(row) for row in rows.tolist()]
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
@@ -234,17 +235,32 @@ class _Places:
             path = best
 
 
-def line_name(sampled: SampledSteps, frame: Frame) -> str:
+def line_name(stacks: PythonStacks | None, frame: Frame) -> str:
     """Return the name of a line: ``train.py:7, log(): json.dumps(record)``."""
     where = frame.place
     if not frame.function.startswith("<"):
         where += f", {frame.function.rpartition('.')[2]}()"
-    source = sampled.source_of(frame)
+    source = source_of(stacks, frame)
     if source is None:
         return where
     return (
         f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
     )
+
+
+def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
+    """Return the name of the line that calls most of some operators; None if it is unknown for most.
+
+    Args:
+        profile: one rank's window.
+        rows: rows of its events.
+    """
+    stacks = profile.trace.events["callstack"].gather(rows)
+    most = stacks.value_counts(sort=True, name="calls").row(0) if len(stacks) else (None, 0)
+    frame = frame_of_call(most[0])
+    if frame is None or 2 * most[1] < len(stacks):
+        return None
+    return line_name(profile.trace.stacks, frame)
 
 
 def _path(own: Sequence[Frame]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.advice.own_lines import line_name, line_of_operators
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
@@ -84,17 +84,18 @@ def _path(hosts: pl.DataFrame, row: int) -> str:
 
 
 def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
-    """Return the user's line with most samples in calls of a layer; None if no line has."""
+    """Return the line that makes most of a layer's calls, else that with most samples in them."""
+    called = line_of_operators(profile, calls["operators"].explode())
     sampled = sampled_steps(profile)
-    if sampled is None:
-        return None
+    if called is not None or sampled is None:
+        return called
     samples = sampled.samples.filter("is_step")
     inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
     found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
     instants: dict[str, int] = {}
     for stack, num in found.iter_rows():
         frame = sampled.line[stack]
-        name = "" if frame is None else line_name(sampled, frame)
+        name = "" if frame is None else line_name(sampled.stacks, frame)
         instants[name] = instants.get(name, 0) + num
     best = max(instants, key=lambda name: instants[name], default="")
     is_known = instants.get(best, 0) >= max(_LEAST_SAMPLES, _MOSTLY * sum(instants.values()))

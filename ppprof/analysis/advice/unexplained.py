@@ -13,6 +13,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.trace.lines import frame_of_call
 from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000
@@ -200,26 +201,11 @@ _FUNCTION = re.compile(r".*\.py\(\d+\): ")
 def _lines(stacks: pl.Series, before: int | None, after: int | None) -> str:
     """Return the lines of the events beside a gap in parentheses; empty if they are unknown."""
     known = [
-        line
+        frame.place
         for neighbour in (before, after)
-        if neighbour is not None and (line := _own_line(stacks[neighbour]))
+        if neighbour is not None and (frame := frame_of_call(stacks[neighbour]))
     ]
     return f" ({' to '.join(dict.fromkeys(known))})" if known else ""
-
-
-def _own_line(stack: str | None) -> str:
-    """Return the innermost line of a call stack that is not in an installed package.
-
-    >>> _own_line('File "a.py", line 3, in f, File "/site-packages/x.py", line 9, in g')
-    'a.py:3'
-    """
-    frames = _FRAME.findall(stack or "")
-    own = [frame for frame in frames if "-packages" not in frame[0]] or frames
-    return ":".join(own[-1]) if own else ""
-
-
-_FRAME = re.compile(r"""File ["']([^"']+)["'], line (\d+)""")
-"""A line of a call stack; Paddle's JSON has single quotation marks."""
 
 
 def _location(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:

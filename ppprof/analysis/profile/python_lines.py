@@ -61,16 +61,17 @@ class SampledSteps:
         """The user's innermost frame of each stack; None without one, and for no stack."""
         return [next(iter(own), None) for own in self.own]
 
-    def source_of(self, frame: Frame) -> str | None:
-        """Return the text of a line without its indentation; None if it was not kept."""
-        text = self.stacks.source.get(frame.file, {}).get(frame.line, "").strip()
-        return text or None
-
     @property
     def weights(self) -> Int64:
         """The weights of the samples of the threads with steps."""
         weights: Int64 = self.samples.filter("is_step")["weight_ns"].to_numpy()
         return weights
+
+
+def source_of(stacks: PythonStacks | None, frame: Frame) -> str | None:
+    """Return the text of a line without its indentation; None if it was not kept."""
+    source = stacks.source if stacks is not None else {}
+    return source.get(frame.file, {}).get(frame.line, "").strip() or None
 
 
 @once
@@ -176,7 +177,7 @@ def _places(
         return [(0, ("function", "", None, ELSEWHERE, None))]
     places: dict[tuple[str, str, int | None, str, str | None], int] = {}
     for number, frame in enumerate(own):
-        line = ("line", frame.file, frame.line, frame.function, sampled.source_of(frame))
+        line = ("line", frame.file, frame.line, frame.function, source_of(sampled.stacks, frame))
         function = ("function", frame.file, None, frame.function, None)
         for place in (line, function):
             places.setdefault(place, min(number, 1))

@@ -30,7 +30,7 @@ from paddle.distributed import collective
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.recording.collectives import METHODS, process_groups
 from ppprof.capture.recording.patches import Patches, dtype_key
-from ppprof.capture.recording.python_stacks import UserFiles
+from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir.flight import POINT_TO_POINT, FlightRing, stacks_path
 from ppprof.rundir.run_file import RunFile

@@ -6,8 +6,8 @@ and the methods of tensors in C++, such as ``x @ y``. A wrapper notes when the c
 the shapes, dtypes and whole numbers among its arguments. `ppprof.trace.join_operator_calls` joins the calls
 to the events that Paddle records within them.
 
-Calls of one step repeat in the next one. So each combination of function and arguments is kept once,
-and a call takes 40 bytes. In the first step of a window, the order of gradients is kept as well
+Calls of one step repeat in the next one. So each combination of function, line of the training's code
+and arguments is kept once, and a call takes 40 bytes. In the first step of a window, the order of gradients is kept as well
 (`gradient_order`); the later steps have the same one as long as they call the same functions.
 """
 
@@ -17,6 +17,7 @@ import functools
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 import types
@@ -41,6 +42,7 @@ from ppprof.capture.recording.gradient_order import (
     node_reader,
 )
 from ppprof.capture.recording.patches import dtype_key, namespaces
+from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
@@ -57,7 +59,7 @@ from ppprof.rundir.run_file import RunFile
 log = logging.getLogger("ppprof")
 
 Key = tuple[Any, ...]
-"""A function and what it is called with: `OperatorCallRecorder` makes and reads it."""
+"""A function, the line that calls it, and what it is called with: `OperatorCallRecorder` makes and reads it."""
 CallId = tuple[int, int]
 """Thread and start of a call."""
 
@@ -282,6 +284,7 @@ class OperatorCallRecorder(WindowObserver):
         self._recorded = WindowCalls(None)
         """The calls until `take`, also those of a window that is over."""
         self._local = threading.local()
+        self._lines = OwnLines(UserFiles(Path.cwd()))
         self._dtypes = {
             dtype_key(getattr(paddle, name)): row
             for row, name in enumerate(_DTYPES)
@@ -401,7 +404,7 @@ class OperatorCallRecorder(WindowObserver):
 
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
-        described = self._described
+        described, line_around, caller = self._described, self._lines.around, sys._getframe
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
 
@@ -413,7 +416,7 @@ class OperatorCallRecorder(WindowObserver):
             try:
                 row = window.rows_of_updates.get(id(args[0])) if is_update else None
                 if row is None:
-                    key: list[Any] = [name]
+                    key: list[Any] = [name, line_around(caller(1))]
                     known = window.parameters
                     for arg in args:
                         kind = type(arg)
@@ -468,7 +471,7 @@ class OperatorCallRecorder(WindowObserver):
             result = function(tensors, *args, **kwargs)
             end = now()
             thread = threading.get_native_id()
-            window.add((thread, start, end, window.row((RUN_BACKWARD,)), _NO_DTYPE))
+            window.add((thread, start, end, window.row((RUN_BACKWARD, -1)), _NO_DTYPE))
             if nodes:
                 window.backwards[thread, start] = nodes
             return result
@@ -502,7 +505,7 @@ class OperatorCallRecorder(WindowObserver):
         return None
 
     def _signature(self, key: Key) -> Signature:
-        name, *parts = key
+        name, line, *parts = key
         arguments: list[tuple[str, Any]] = []
         items = iter(parts)
         for part in items:
@@ -525,7 +528,7 @@ class OperatorCallRecorder(WindowObserver):
                 attributes[argument] = [item for item in plain if isinstance(item, (int, str))]
             elif value is not None:
                 attributes[argument] = _plain(value)
-        return Signature(name, shapes, dtypes, attributes)
+        return Signature(name, shapes, dtypes, attributes, self._lines.call_stack(line))
 
 
 def _node_reader() -> _Call | None:

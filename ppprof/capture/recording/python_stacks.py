@@ -22,9 +22,7 @@ import dataclasses
 import itertools
 import logging
 import random
-import re
 import sys
-import sysconfig
 import threading
 import time
 from _thread import allocate_lock
@@ -40,6 +38,7 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.capture.output import reason
 from ppprof.capture.process import start_thread
+from ppprof.capture.recording.user_files import UserFiles, function_name
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
@@ -65,8 +64,6 @@ _MOST_SAMPLES = 100_000
 _MOST_STACKS = 20_000
 _MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
-_INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
-"""What a comprehension adds to the name of its function."""
 _MOST_SOURCE_BYTES = 2 << 20
 """Largest file whose lines are kept."""
 
@@ -269,8 +266,7 @@ class _Sampling:
                 if row is None:
                     row = frame_rows[code, line] = len(frames)
                     path, is_own = files[code.co_filename]
-                    name = _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
-                    frames.append(Frame(module, path, name, line, is_own))
+                    frames.append(Frame(module, path, function_name(code), line, is_own))
                 rows.append(row)
             stacks.append(rows)
         is_stepping = samples[:, 0] == self._native_id
@@ -305,31 +301,6 @@ def _lines_of(innermost: FrameType) -> list[tuple[CodeType, int, str]]:
         lines.append((frame.f_code, frame.f_lineno or 0, module if type(module) is str else ""))
         frame = frame.f_back
     return lines
-
-
-class UserFiles(dict[str, "tuple[str, bool]"]):
-    """Path of a file relative to a folder, and whether it is the user's, by the path in its code."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        paths = sysconfig.get_paths()
-        kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-        packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
-        own, *others = [Path(each.__file__ or "").resolve().parent for each in packages if each]
-        self._harness = own / "train"
-        self._foreign = {own, *others, *(Path(paths[kind]).resolve() for kind in kinds)}
-
-    def __missing__(self, file: str) -> tuple[str, bool]:
-        path = Path(file)
-        shown, is_own = file, False
-        if not file.startswith("<"):
-            folders = (self.folder / path).resolve().parents
-            is_foreign = self._harness not in folders and self._foreign.intersection(folders)
-            is_own = not is_foreign and "-packages" not in file
-        with suppress(ValueError):
-            shown = str((self.folder / path).relative_to(self.folder))
-        self[file] = shown, is_own
-        return self[file]
 
 
 def _source(stacks: PythonStacks, folder: Path) -> Mapping[str, Mapping[int, str]]:

@@ -144,6 +144,31 @@ def test_attributes_are_kept() -> None:
     assert 2 in signatures["conv2d"].attributes.values()
 
 
+def test_operators_and_their_gradients_have_the_line_that_calls_them(tmp_path: Path) -> None:
+    x, w = paddle.ones([4, 8]), paddle.create_parameter([8, 8], "float32")
+
+    def step() -> None:
+        y = nn.functional.relu(x @ w)
+        for _ in range(2):
+            y = y * 2.0
+        y.mean().backward()
+
+    first = step.__code__.co_firstlineno
+    operators(tmp_path / "log", step)
+    ((_, raw),) = rundir.raw_files(rundir.newest(tmp_path / "log"))
+    events = read_window(raw).events.with_columns(pl.col("name", "line").cast(pl.String))
+    path = os.path.relpath(__file__)
+    expected = {"matmul": 1, "relu": 1, "scale": 3, "mean": 4}
+    for name, after in expected.items():
+        found = events.filter(pl.col("name") == f"{name} dygraph")
+        assert found["line"].unique().to_list() == [f"{path}:{first + after}"]
+        gradients = events.filter(pl.col("name").str.contains(f"(?i)^Global_{name}GradNode"))
+        assert len(gradients) == len(found) > 0
+        assert gradients["line"].unique().to_list() == [f"{path}:{first + after}"]
+    exact = events.filter(pl.col("category").is_in(["Operator", "OperatorInner"]))
+    assert not exact["line_is_sampled"].any()
+
+
 @pytest.mark.filterwarnings("ignore:When training, we now always track")
 def test_flops_of_a_resnet_are_those_that_its_layers_count(tmp_path: Path) -> None:
     """Each convolution and the last layer count as ``paddle.flops`` does, by hooks."""

@@ -1,0 +1,84 @@
+"""Which code is the user's: neither Python's, nor of an installed package, nor Paddle's, nor ours."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FrameType
+
+
+class UserFiles(dict[str, "tuple[str, bool]"]):
+    """Path of a file relative to a folder, and whether it is the user's, by the path in its code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        paths = sysconfig.get_paths()
+        kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+        packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
+        own, *others = [Path(each.__file__ or "").resolve().parent for each in packages if each]
+        self._harness = own / "train"
+        self._foreign = {own, *others, *(Path(paths[kind]).resolve() for kind in kinds)}
+
+    def __missing__(self, file: str) -> tuple[str, bool]:
+        path = Path(file)
+        shown, is_own = file, False
+        if not file.startswith("<"):
+            folders = (self.folder / path).resolve().parents
+            is_foreign = self._harness not in folders and self._foreign.intersection(folders)
+            is_own = not is_foreign and "-packages" not in file
+        with suppress(ValueError):
+            shown = str((self.folder / path).relative_to(self.folder))
+        self[file] = shown, is_own
+        return self[file]
+
+
+class OwnLines:
+    """The user's lines from which functions were called.
+
+    Args:
+        files: the files of the training's code.
+    """
+
+    def __init__(self, files: UserFiles) -> None:
+        self._files = files
+        self._is_own: dict[int, tuple[bool, CodeType]] = {}
+        """By the identity of a code, which stays alive here: a hash of its contents would cost more."""
+        self._rows: dict[tuple[int, int], int] = {}
+        self._places: list[tuple[CodeType, int]] = []
+
+    def around(self, frame: FrameType | None) -> int:
+        """Return a number for the user's innermost line around a frame; -1 without one."""
+        known = self._is_own
+        while frame is not None:
+            code = frame.f_code
+            kind = known.get(id(code))
+            if kind is None:
+                kind = known[id(code)] = self._files[code.co_filename][1], code
+            if kind[0]:
+                key = id(code), frame.f_lasti
+                row = self._rows.get(key)
+                if row is None:
+                    row = self._rows[key] = len(self._places)
+                    self._places.append((code, frame.f_lineno or 0))
+                return row
+            frame = frame.f_back
+        return -1
+
+    def call_stack(self, row: int) -> str:
+        """Return a line as Paddle writes call stacks: ``File "train.py", line 3, in log``; "" for -1."""
+        if row < 0:
+            return ""
+        code, line = self._places[row]
+        return f'File "{self._files[code.co_filename][0]}", line {line}, in {function_name(code)}'
+
+
+def function_name(code: CodeType) -> str:
+    """Return the name of a function; for a comprehension, that of the function around it."""
+    return _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
+
+
+_INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
+"""What a comprehension adds to the name of its function."""

@@ -1,0 +1,110 @@
+"""Fill in the lines of the user's code: the columns line and line_is_sampled of the events.
+
+::
+
+    call       train.py:8 ..................    the line that called an operator: exact
+    Operator     matmul
+    inner          compute                      has the line of its operator
+    Forward  ###################                samples 8 8 8 9: half or more are in line 8
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import polars as pl
+
+from ppprof.arrays import Int64
+from ppprof.rundir.python_stacks import Frame, PythonStacks
+from ppprof.trace.schema import Trace
+
+_LEAST_SAMPLES = 3
+"""Fewest samples in an event that give it a line."""
+_MOSTLY = 0.5
+"""Least share of the samples in an event that its line has."""
+_MOST_EVENTS = 50_000
+"""Most events whose samples are looked at; the longest are."""
+_FRAME = re.compile(r"""File ["']([^"']+)["'], line (\d+)(?:, in ([^\s,]+))?""")
+"""A line of a call stack; Paddle's JSON has single quotation marks."""
+
+
+def frame_of_call(stack: str | None) -> Frame | None:
+    """Return the innermost frame of a call stack that is not in an installed package.
+
+    Without one, the innermost frame; None for text without frames.
+
+    >>> frame_of_call('File "a.py", line 3, in f, File "/site-packages/x.py", line 9, in g').place
+    'a.py:3'
+    """
+    frames = _FRAME.findall(stack or "")
+    own = [frame for frame in frames if "-packages" not in frame[0]] or frames
+    if not own:
+        return None
+    file, line, function = own[-1]
+    return Frame("", file, function or "<module>", int(line), is_own=True)
+
+
+def with_lines(trace: Trace) -> Trace:
+    """Return the trace with the line of each event for which call stacks or samples know it.
+
+    Reads the column callstack, and ``trace.stacks``.
+    """
+    events = trace.events
+    if trace.stacks is None and events["callstack"].null_count() == events.height:
+        return trace
+    line = _called(events)
+    sampled = _sampled(events, line, trace.stacks) if trace.stacks is not None else {}
+    is_sampled = pl.Series(np.zeros(events.height, bool)).set(line.is_null(), None)
+    if sampled:
+        rows = list(sampled)
+        line = line.scatter(rows, list(sampled.values()))
+        is_sampled = is_sampled.scatter(rows, True)
+    columns = {"line": line.cast(pl.Categorical), "line_is_sampled": is_sampled}
+    return dataclasses.replace(trace, events=events.with_columns(**columns))
+
+
+def _called(events: pl.DataFrame) -> pl.Series:
+    """Return the lines that call stacks know, of operators and the events in them."""
+    texts = events["callstack"].drop_nulls().unique().cast(pl.String).to_list()
+    places = {text: frame.place for text in texts if (frame := frame_of_call(text))}
+    stack = pl.col("callstack").cast(pl.String)
+    own = stack.replace_strict(places, default=None, return_dtype=pl.String)
+    line = events.select(own).to_series()
+    for _ in range(2):  # the operator's own work, and its launch
+        line = line.fill_null(line.gather(events["parent"]))
+    return line
+
+
+def _sampled(events: pl.DataFrame, known: pl.Series, stacks: PythonStacks) -> dict[int, str]:
+    """Return the line of each host event without one that has most of the samples in it, by row."""
+    own = [
+        next((stacks.frames[row].place for row in stack if stacks.frames[row].is_own), None)
+        for stack in stacks.stacks
+    ]
+    places = sorted({place for place in own if place is not None})
+    number = {place: row for row, place in enumerate(places)}
+    of_stack: Int64 = np.array([number.get(place or "", -1) for place in (*own, None)], np.int64)
+    hosts = events.select("thread", "start_ns", "dur_ns", "device").with_row_index("row")
+    hosts = hosts.filter(known.is_null() & pl.col("device").is_null())
+    found: dict[int, str] = {}
+    for thread in np.unique(stacks.samples[:, 0]).tolist():
+        samples = stacks.samples[stacks.samples[:, 0] == thread]
+        time, weight, line = samples[:, 1], samples[:, 2], of_stack[samples[:, 3]]
+        inside = hosts.filter(pl.col("thread") == thread)
+        start = inside["start_ns"].to_numpy()
+        first = np.searchsorted(time, start, "left")
+        last = np.searchsorted(time, start + inside["dur_ns"].to_numpy(), "right")
+        candidates = np.flatnonzero(last - first >= _LEAST_SAMPLES)
+        if len(candidates) > _MOST_EVENTS:
+            order = np.argsort(first[candidates] - last[candidates], kind="stable")
+            candidates = candidates[order[:_MOST_EVENTS]]
+        rows = inside["row"].to_numpy()
+        for each in candidates.tolist():
+            part = slice(int(first[each]), int(last[each]))
+            times = np.bincount(line[part] + 1, weight[part])
+            best = int(times[1:].argmax()) if len(times) > 1 else -1
+            if best >= 0 and times[best + 1] >= max(1, _MOSTLY * times.sum()):
+                found[int(rows[each])] = places[best]
+    return found
