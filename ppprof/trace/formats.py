@@ -22,12 +22,11 @@ from pathlib import Path
 from ppprof.choices import ReadOptions, suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
+from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
-from ppprof.trace.lines import with_lines
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
-from ppprof.trace.stacks_beside import with_stacks
 from ppprof.trace.steps import with_step_mark
 from ppprof.units import format_ranges
 

@@ -29,12 +29,11 @@ from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
+from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.join_operator_calls import with_operator_inputs
-from ppprof.trace.lines import with_lines
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
 from ppprof.trace.segments import concatenated
-from ppprof.trace.stacks_beside import with_stacks
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -56,7 +55,7 @@ def read_window(raw: str | Path) -> Trace:
     The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
     calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
 
-    The stacks of the window are in ``stacks/``; see `ppprof.trace.stacks_beside`.
+    The stacks of the window are in ``stacks/``; see `ppprof.trace.event_lines`.
 
     Raises:
         TraceError: the raw capture cannot be read.

@@ -26,7 +26,7 @@ from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps, so
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame, PythonStacks
-from ppprof.trace.lines import frame_of_call
+from ppprof.trace.event_lines import frame_of_call
 
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""

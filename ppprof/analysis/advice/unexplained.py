@@ -13,7 +13,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
-from ppprof.trace.lines import frame_of_call
+from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000

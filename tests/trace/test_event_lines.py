@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
-from ppprof.trace.lines import with_lines
+from ppprof.trace.event_lines import with_lines
 from tests.fixtures.timeline import EPOCH_NS, Shapes, Thread, span, write
 
 FRAMES = [Frame("m", "a.py", "f", 3, True), Frame("m", "b.py", "g", 7, True)]

@@ -1,6 +1,6 @@
-"""Fill in the lines of the user's code: the columns line and line_is_sampled of the events.
+"""Add the samples of Python stacks that a run directory has beside a trace, and the lines of events.
 
-::
+The columns line and line_is_sampled of the events::
 
     call       train.py:8 ..................    the line that called an operator: exact
     Operator     matmul
@@ -17,7 +17,13 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.rundir.python_stacks import Frame, PythonStacks
+from ppprof.paths import PathLike
+from ppprof.rundir.python_stacks import (
+    Frame,
+    PythonStacks,
+    read_python_stacks,
+    stacks_of_trace,
+)
 from ppprof.trace.schema import Trace
 
 _LEAST_SAMPLES = 3
@@ -28,6 +34,24 @@ _MOST_EVENTS = 50_000
 """Most events whose samples are looked at; the longest are."""
 _FRAME = re.compile(r"""File ["']([^"']+)["'], line (\d+)(?:, in ([^\s,]+))?""")
 """A line of a call stack; Paddle's JSON has single quotation marks."""
+
+
+def with_stacks(trace: Trace, path: PathLike) -> Trace:
+    """Return the trace with the stacks of its window; the same trace without such a file.
+
+    Args:
+        trace: the trace.
+        path: the file that it was read from. ``skipped`` counts a file of stacks that is unreadable.
+    """
+    file = stacks_of_trace(path)
+    if file is None:
+        return trace
+    try:
+        return dataclasses.replace(trace, stacks=read_python_stacks(file))
+    except FileNotFoundError:
+        return trace
+    except (OSError, ValueError, TypeError):
+        return dataclasses.replace(trace, skipped={**trace.skipped, "files of Python stacks": 1})
 
 
 def frame_of_call(stack: str | None) -> Frame | None:
