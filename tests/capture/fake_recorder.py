@@ -50,7 +50,7 @@ class Recorder:
         self.log.append("write")
         raw.write(" ".join(result).encode())
 
-    stop_seconds = 0.0
+    wait_seconds = 0.0
 
     def device_answers(self) -> bool:
         return True

@@ -61,7 +61,7 @@ class SmallRecorder:
             self._steps.append((*self._step, time.monotonic_ns(), is_complete))
             self._step = None
 
-    stop_seconds = 0.0
+    wait_seconds = 0.0
 
     def take(self, brief: bool = False) -> tuple[Span, ...]:
         """Return the spans of the steps."""

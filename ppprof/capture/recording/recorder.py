@@ -113,8 +113,8 @@ class Recorder:
         self._lock = threading.RLock()  # between a guest's thread and `discard`
         self._thread = threading.get_ident()
         self._give_way: Callable[[], None] = self._discard_after_a_while
-        self.stop_seconds = 0.0
-        """How long it took to stop the last window, without the wait for the device's work."""
+        self.wait_seconds = 0.0
+        """Processor time for which the last `take` has waited for the device's work."""
 
     def _create(self) -> bool:
         """Create Paddle's profiler for the targets that can be recorded; return whether that is possible.
@@ -326,12 +326,11 @@ class Recorder:
         device never answers, only the default action of SIGTERM can end the process.
         """
         with default_actions() if self._targets.on_device else nullcontext():
-            if self._targets.on_device:  # whose time is the training's
+            if self._targets.on_device:
+                begin = time.thread_time()
                 paddle.device.synchronize()
-            begin = time.perf_counter()
-            result = self._profiler.stop()
-            self.stop_seconds = time.perf_counter() - begin
-        return result
+                self.wait_seconds = time.thread_time() - begin
+            return self._profiler.stop()
 
     def _silence(self) -> None:
         if self._memory and self._recording:

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -134,11 +134,22 @@ class Windows:
     it, they are asked for a `WindowObserver.limit`. Functions are wrapped only while Paddle records; the
     profiler exists from `Recorder.prepare` until the window ends, or until the training needs it
     (`give_way`).
+
+    Args:
+        recorder: drives Paddle's profiler.
+        store: the files of the windows.
+        observers: what happens besides.
+        now: returns the processor time of this thread in seconds; tests pass another function.
     """
 
     def __init__(
-        self, recorder: Recorder, store: WindowStore, observers: Sequence[WindowObserver] = ()
+        self,
+        recorder: Recorder,
+        store: WindowStore,
+        observers: Sequence[WindowObserver] = (),
+        now: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._now = now
         self._recorder = recorder
         self._store = store
         self._observers = observers
@@ -256,6 +267,7 @@ class Windows:
         """Save the open segment and begin the next one; return False if that is impossible."""
         recording = self._open
         assert recording is not None
+        begin, operators = self._now(), self._num_operators()
         self._save(is_last=False)
         if not self._recorder.prepare(self.give_way):
             log.warning(
@@ -271,6 +283,8 @@ class Windows:
         self._recorder.start()
         for observer in self._observers:
             observer.started()
+        stall_seconds = self._now() - begin - self._recorder.wait_seconds
+        self._length.learn(recording.num_steps, operators, stall_seconds)
         return True
 
     def _end_step(self, before: State) -> None:
@@ -466,12 +480,10 @@ class Windows:
         recording, self._open = self._open, None
         if recording is None:
             return
-        operators = self._num_operators()
         try:
             with self._losing(recording.name, recording.num_steps):
                 self._before_stop(uninstalls=is_last)
                 events = self._recorder.take(brief)
-                self._length.learn(recording.num_steps, operators, self._recorder.stop_seconds)
                 self._recorder.write(events, self._store.raw(recording.name), brief)
             self._saved(recording.name, recording.steps)
         finally:

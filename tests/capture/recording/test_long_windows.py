@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.capture.parts import Part, RecordingPart, StepsPart
-from ppprof.capture.recording.segments import STOP_SECONDS, SegmentLength
+from ppprof.capture.recording.segments import STALL_SECONDS, SegmentLength
 from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.recording.windows import WindowObserver, Windows
 from ppprof.capture.schedule import Schedule
@@ -54,19 +54,24 @@ class Counter(WindowObserver):
 
 
 class Training:
-    """One rank whose recorder takes a time to stop that grows with the square of its operators."""
+    """One rank whose recorder takes a time to stop that grows with the square of its operators.
+
+    Saving takes a time that grows with their number, on a device that has work for a second.
+    """
 
     def __init__(self, run: Path, operators: list[int], schedule: Schedule) -> None:
         self.run, self.operators = run, operators
         self.recorder = Recorder()
         self.counter = Counter(operators)
         self.finished: list[tuple[int, Path]] = []
-        self.longest_stop = 0.0
+        self.longest_stall = self.time = 0.0
         take = self.recorder.take
 
         def timed(brief: bool = False) -> Any:
-            self.recorder.stop_seconds = 2.5e-10 * self.counter.num**2
-            self.longest_stop = max(self.longest_stop, self.recorder.stop_seconds)
+            stall = stall_seconds(self.counter.num)
+            self.longest_stall = max(self.longest_stall, stall)
+            self.time += stall + 1
+            self.recorder.wait_seconds = 1
             return take(brief)
 
         self.recorder.take = timed  # type: ignore[method-assign]
@@ -77,7 +82,7 @@ class Training:
         )
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, Topology.of(dp=1), made)
-        self.windows = Windows(recorder, self.store, [self.counter])
+        self.windows = Windows(recorder, self.store, [self.counter], lambda: self.time)
         clock = WindowClock(schedule)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, steps_path(0))))
         parts: list[Part] = [RecordingPart(clock, self.windows, made), steps]
@@ -94,6 +99,10 @@ class Training:
         return [path.read_text() for _, path in raw_files(self.run)]
 
 
+def stall_seconds(operators: float) -> float:
+    return 2.5e-10 * operators**2 + 8e-6 * operators
+
+
 ENDLESS = Schedule.of(None)
 
 
@@ -101,7 +110,7 @@ ENDLESS = Schedule.of(None)
     operators=st.lists(st.integers(50, 30_000), min_size=1, max_size=5),
     num_steps=st.integers(1, 300),
 )
-def test_every_step_is_in_one_segment_and_no_stop_is_long(
+def test_every_step_is_in_one_segment_and_no_stall_is_long(
     operators: list[int], num_steps: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     training = Training(tmp_path_factory.mktemp("run"), operators, ENDLESS).go(num_steps)
@@ -114,8 +123,9 @@ def test_every_step_is_in_one_segment_and_no_stop_is_long(
     assert training.store.saved_steps == {0: range(num_steps)}
     assert training.counter.num_started == len(training.segments())
     assert training.counter.num_installed == 0
-    most = 1.5 * (STOP_SECONDS / 2.5e-10) ** 0.5 + max(operators)  # it ends after a step
-    assert training.longest_stop <= 2.5e-10 * most**2
+    first = next(num for num in range(0, 200_000, 10) if stall_seconds(num) >= STALL_SECONDS)
+    most = 1.5 * first + max(operators)  # it ends after a step
+    assert training.longest_stall <= stall_seconds(most)
 
 
 def test_a_segments_stall_is_in_the_step_log_and_its_step_is_left_out(tmp_path: Path) -> None:
@@ -130,7 +140,7 @@ def test_a_segments_stall_is_in_the_step_log_and_its_step_is_left_out(tmp_path: 
 
 
 def test_a_short_window_has_one_segment(tmp_path: Path) -> None:
-    training = Training(tmp_path, [900], Schedule.of((5, 15))).go(20)
+    training = Training(tmp_path, [600], Schedule.of((5, 15))).go(20)
     training.session.close()
     assert training.segments() == ["5 6 7 8 9 10 11 12 13 14"]
     assert training.recorder.log.count("start") == 1
@@ -188,13 +198,13 @@ def test_a_training_that_takes_the_profiler_between_two_segments_ends_the_window
 
 
 @pytest.mark.parametrize(
-    ("stop_seconds", "expected"), [(1e-4, 16), (0.04, 8), (0.19, 4), (0.21, 2), (0.5, 1), (30, 1)]
+    ("stall_seconds", "expected"), [(1e-4, 16), (0.02, 8), (0.09, 4), (0.11, 2), (0.3, 1), (30, 1)]
 )
-def test_the_length_follows_from_the_segment_before(stop_seconds: float, expected: int) -> None:
+def test_the_length_follows_from_the_segment_before(stall_seconds: float, expected: int) -> None:
     length = SegmentLength()
     assert not length.is_reached(3, 3, 30_000, 1.0)  # all ranks end at powers of two
     assert length.is_reached(4, 4, 30_000, 1.0)
-    length.learn(4, 30_000, stop_seconds)
+    length.learn(4, 30_000, stall_seconds)
     reached = [step for step in range(5, 70) if length.is_reached(1, step, 1, 1.0)]
     assert reached == [step for step in range(5, 70) if step % expected == 0]
 
