@@ -6,7 +6,8 @@ JSON parser is needed.
 - `layouts` describes the known layouts with format strings, and `fixed_layout` what is read from
   such text. The `scanner` of `native` reads it.
 - The `event_reader` of `native` reads events by the names of their keys, for writers without a fixed
-  layout.
+  layout. For Paddle's files as well it would save 680 lines; it read them in 1.4 times the time, and made
+  ``summary`` of 118 MB take 1.08 and of 395 MB 1.15 times as long (in pairs, November 2026).
 - `ranges` divides a long file among threads, `ahead` begins with it during the imports, and
   `threads` does the same for other work on arrays.
 - `core.call` calls the two functions of `native` for trees: pre-order, which numpy alone makes 10% slower
