@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     language, row_limit = args.language, args.row_limit
     with logged_in(language):
         run = open_run(*args.paths, reading=args.reading)
-        with processes(args.workers, run) as executor:
+        with processes(args.workers, len(run.recordings)) as executor:
             findings = advise(run, args.rank, args.window, steps=args.steps, executor=executor)
         if args.format == "json":
             text = f"{dumps(findings_document(findings, language, run=str(run)))}\n"

@@ -142,7 +142,7 @@ def _to_kineto(args: argparse.Namespace) -> int:
     sources = [file for recording in run.recordings for file in recording.every_file]
     _check_targets(args.target, paths.values(), sources, args.force)
     try:
-        with processes(args.workers, run) as executor:
+        with processes(args.workers, len(run.recordings)) as executor:
             written = write_kineto_files(run, paths, args.steps, executor)
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error

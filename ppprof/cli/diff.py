@@ -159,7 +159,8 @@ def run(args: argparse.Namespace) -> int:
     baseline = experiment = open_run(args.baseline, reading=args.reading)
     if args.experiment not in (None, args.baseline):
         experiment = open_run(args.experiment, reading=args.reading)
-    with processes(args.workers, baseline, experiment) as executor:
+    num_windows = len(baseline.recordings) + len(experiment.recordings)
+    with processes(args.workers, num_windows) as executor:
         comparison = diff(
             baseline,
             experiment,

@@ -12,7 +12,6 @@ from typing import Any
 
 from ppprof.cli import one_thread
 from ppprof.errors import UsageError
-from ppprof.run.index import RunIndex
 from ppprof.trace.fastpath.threads import num_processors
 
 ANSWER_S = 10
@@ -26,7 +25,7 @@ _WINDOWS_PER_PROCESS = 16
 
 
 @contextmanager
-def processes(workers: int | None, *runs: RunIndex) -> Iterator[Executor | None]:
+def processes(workers: int | None, num_windows: int) -> Iterator[Executor | None]:
     """Yield an executor of ``workers`` new processes; None for 1, which means this process.
 
     The processes are spawned: a fork of a process with polars' threads may hang. Each has one such
@@ -35,11 +34,10 @@ def processes(workers: int | None, *runs: RunIndex) -> Iterator[Executor | None]
 
     Args:
         workers: number of processes; None for one per processor, if each of them reads
-            `_WINDOWS_PER_PROCESS` windows of ``runs``.
-        runs: the runs to read.
+            `_WINDOWS_PER_PROCESS` windows.
+        num_windows: the number of windows to read.
     """
     if workers is None:
-        num_windows = sum(len(run.recordings) for run in runs)
         workers = max(1, min(num_processors(), num_windows // _WINDOWS_PER_PROCESS))
     if workers == 1:
         yield None

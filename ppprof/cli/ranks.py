@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
     """Print the times of the ranks; return 0, even if some ranks could not be read."""
     from ppprof.cli import executors
     from ppprof.cli.runs import log_newest, open_located
-    from ppprof.run.index import RunIndex
     from ppprof.rundir.recordings import resolve
 
     paths = args.paths
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         paths = [str(to_path(path).absolute()) for path in paths]
     location = resolve(*paths)
     workers: AbstractContextManager[Executor | None] = (
-        executors.processes(args.workers, RunIndex(location))
+        executors.processes(args.workers, len(location.recordings))
         if args.dask is None
         else executors.dask(args.dask)
     )

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         baseline = None
         if args.baseline is not None:
             baseline = open_run(args.baseline, reading=args.reading)
-        with processes(args.workers, run) as executor:
+        with processes(args.workers, len(run.recordings)) as executor:
             try:
                 write_report(
                     run,

@@ -8,7 +8,6 @@ from ppprof.choices import ReadOptions
 from ppprof.cli.terminal import Progress, log
 from ppprof.messages import Message
 from ppprof.paths import to_path
-from ppprof.run.index import RunIndex
 from ppprof.rundir.recordings import RunLocation, resolve
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def open_located(location: RunLocation, reading: ReadOptions | None = None) -> R
     return Run(location, Progress.on_terminal(), reading)
 
 
-def log_newest(run: RunIndex, location: RunLocation) -> None:
+def log_newest(run: Run, location: RunLocation) -> None:
     """Log the directory of a run if that is not one of the paths that the user gave."""
     if run.paths != tuple(map(to_path, location.given)):
         log.info("%s", Message("newest", given=", ".join(location.given), path=run))

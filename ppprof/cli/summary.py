@@ -263,10 +263,11 @@ class _Source:
             PpprofError: they cannot be read.
         """
         from ppprof.report.text.summary import title
+        from ppprof.run.summary import window_tables
         from ppprof.rundir.summaries import rows_of
 
         rank, window = recording.rank, recording.window
-        tables = self.run.tables(self.views, rank, window, steps=self.steps, options=self.options)
+        tables = window_tables(self.run, recording, self.views, self.steps, self.options)
         return _Window(
             self.prefix + title(rank, tables.recording.what, window, tables.steps),
             rows_of(tables.tables),

@@ -1,6 +1,6 @@
-"""`BaseRun`: a run whose windows can be read; the command modules of this room take it.
+"""`BaseRun`: the windows of a run, the choice of some, and their traces.
 
-`ppprof.run.run.Run` adds the commands.
+The command modules of this room take it; `ppprof.run.run.Run` adds the commands.
 """
 
 from __future__ import annotations
@@ -10,28 +10,33 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from ppprof import rundir
 from ppprof.choices import ReadOptions
-from ppprof.errors import InputError
-from ppprof.run.index import RunIndex
+from ppprof.errors import ConfigError, InputError, UsageError
+from ppprof.messages import Message
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
-from ppprof.rundir.recordings import Recording, RunLocation
-from ppprof.topology import AXES
+from ppprof.rundir.recordings import Recording, RunLocation, join_paths, no_trace
+from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
+from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
     from ppprof.rundir.clocks import Clocks
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 _log = logging.getLogger("ppprof")
 
 
-class BaseRun(RunIndex):
+class BaseRun:
     """A run: its windows, and what the capture wrote beside them.
+
+    A trace file is read at once, because only its events say which ranks it holds. Of other runs,
+    only file names and the manifest have been read.
 
     Args:
         location: the run's files.
@@ -45,19 +50,151 @@ class BaseRun(RunIndex):
         progress: Progress | None = None,
         reading: ReadOptions | None = None,
     ) -> None:
-        super().__init__(location)
+        self.paths = location.paths
+        """The directories of the run, one for each node that wrote its own; or the trace file."""
+        self.path = self.paths[0]
+        """The first of ``paths``."""
         self.reader = TraceReader(progress, rundir.job_context_of(location.manifest), reading)
         """Reads the windows."""
+        self.recordings: Sequence[Recording] = location.recordings
+        """Every window of every rank, sorted by rank, then window."""
+        if len(self.recordings) == 1 and self.paths == self.recordings[0].files:
+            self.recordings = self.reader.ranks_in(self.recordings[0])
+        self._manifest = location.manifest
+
+    def __str__(self) -> str:
+        """Return ``paths`` as text for messages, separated by commas."""
+        return join_paths(self.paths)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The recorded ranks, ascending."""
+        return sorted({recording.rank for recording in self.recordings})
+
+    @property
+    def expected_ranks(self) -> list[int]:
+        """The ranks that the job was configured to record, and the recorded ranks, ascending."""
+        return sorted(self._configured_ranks().union(self.ranks))
+
+    def windows(self, rank: int | None = None) -> list[int]:
+        """Return the numbers of a rank's windows, ascending; of all ranks' windows for None."""
+        return sorted({recording.window for recording in self.select(rank)})
 
     @cached_property
-    def recordings(self) -> Sequence[Recording]:
-        """Every window of every rank, sorted by rank, then window.
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest: what the capture wrote about the job, and ``nodes``: rank -> host name.
 
-        A single file may hold several ranks: it is read for that, and kept for who asks for it.
+        Empty for traces that ppprof did not record.
+
+        Raises:
+            InputError: the manifest cannot be read, or a newer ppprof wrote it.
         """
-        if len(self._recordings) == 1 and self.paths == self._recordings[0].files:
-            return self.reader.ranks_in(self._recordings[0])
-        return self._recordings
+        if isinstance(self._manifest, InputError):
+            raise self._manifest
+        if not self._manifest:
+            return {}
+        nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
+        return {**self._manifest, "nodes": nodes}
+
+    @cached_property
+    def profiler(self) -> ProfilerConfig | None:
+        """The ``Profiler`` block of the job; None without a valid one (an invalid one is logged)."""
+        values = self.manifest.get("profiler")
+        if not isinstance(values, Mapping):
+            return None
+        from ppprof.config import ProfilerConfig
+
+        try:
+            return ProfilerConfig.from_mapping(values)
+        except ConfigError as error:
+            _log.warning("%s", Message("ignored_block", path=self, error=error))
+            return None
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """The topology of the job; None if there is no manifest, or no valid topology in it."""
+        return rundir.topology_of(self.manifest)
+
+    def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
+        """Return the recordings of a rank and window, sorted by rank, then window; None: all.
+
+        Raises:
+            InputError: the run has no window at all.
+            UsageError: no such rank or window; the message names the existing ones.
+        """
+        self._check_recordings()
+        of_rank = [recording for recording in self.recordings if rank in (None, recording.rank)]
+        if not of_rank:
+            raise UsageError(f"{self}: no rank {rank}; it has {format_ranges('rank', self.ranks)}")
+        selected = [recording for recording in of_rank if window in (None, recording.window)]
+        if not selected:
+            windows = format_ranges("window", (recording.window for recording in of_rank))
+            suffix = "" if rank is None else f" of rank {rank}"
+            raise UsageError(f"{self}: no window {window}{suffix}; it has {windows}")
+        return selected
+
+    def select_one(self, rank: int | None = None, window: int | None = None) -> Recording:
+        """Return the recording of a rank and window; None if there is only one.
+
+        Raises:
+            InputError: the run has no window at all.
+            UsageError: no such rank or window, or several; the message names the existing ones.
+        """
+        selected = self.select(rank, window)
+        if len(selected) > 1:
+            several = sorted({recording.rank for recording in selected})
+            choice = (
+                format_ranges("rank", several)
+                if len(several) > 1
+                else format_ranges("window", (recording.window for recording in selected))
+            )
+            raise UsageError(f"{self}: it has {choice}: choose one")
+        return selected[0]
+
+    def select_ranks(
+        self, ranks: RankSelector | None = "all", window: int | None = None
+    ) -> list[Recording]:
+        """Return the recordings of several ranks, sorted by rank, then window.
+
+        A warning names selected ranks that the job was configured to record but that have no trace.
+
+        Args:
+            ranks: ``"all"``, ``3``, ``"0,8-15"`` or, if the run has a manifest, coordinates such as
+                ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config; the
+                other recorded ranks are named in the log. If the run has no config, or if none of
+                ``print_ranks`` was recorded, None selects all ranks.
+            window: the number of the window; None: all windows.
+
+        Raises:
+            InputError: the run has no window at all.
+            UsageError: no such ranks or no such window; the message names the existing ones.
+        """
+        self._check_recordings()
+        configured = self._configured_ranks()
+        if ranks is None:
+            missing = configured.difference(self.ranks)
+            wanted = self._printed_ranks(window)
+        else:
+            wanted = self._selected_ranks(ranks)
+            missing = (wanted & configured).difference(self.ranks)
+        selected = [recording for recording in self.recordings if recording.rank in wanted]
+        if not selected:
+            raise UsageError(
+                f"{self.path}: no {format_ranges('rank', wanted)}; "
+                f"it has {format_ranges('rank', self.ranks)}"
+            )
+        if missing:
+            _log.warning(
+                "%s: no trace of %s; if other nodes wrote them, give their directories too",
+                self,
+                format_ranges("rank", missing),
+            )
+        windows = {recording.window for recording in selected}
+        if window is not None and window not in windows:
+            raise UsageError(
+                f"{self.path}: no window {window}; it has {format_ranges('window', windows)}"
+            )
+        return [recording for recording in selected if window in (None, recording.window)]
 
     @cached_property
     def places(self) -> pl.DataFrame:
@@ -130,6 +267,57 @@ class BaseRun(RunIndex):
         """
         windows = self.select() if recordings is None else recordings
         return self.reader.map_windows(work, windows, executor)
+
+    def _selected_ranks(self, ranks: RankSelector) -> frozenset[int]:
+        """Return the ranks that a selector selects, also ranks that were not recorded."""
+        topology = self.topology
+        if topology is None:
+            if isinstance(ranks, Mapping):
+                raise UsageError(f"{self.path}: {ranks}: coordinates need a manifest; it has none")
+            topology = Topology.of(dp=max(self.ranks) + 1)
+        try:
+            wanted = frozenset(topology.select(ranks))
+        except UsageError as error:
+            raise UsageError(f"{self.path}: {error}") from error
+        return wanted.union(self.ranks) if ranks == "all" else wanted
+
+    def _printed_ranks(self, window: int | None) -> frozenset[int]:
+        """Return the recorded ranks in ``Profiler.print_ranks``, and name the others in the log.
+
+        All recorded ranks without a valid config or topology, or if none of them is printed. Only
+        ranks with the window count as recorded.
+        """
+        recorded = frozenset(recording.rank for recording in self.select(window=window))
+        if self.profiler is None or self.topology is None:
+            return recorded
+        try:
+            chosen = frozenset(self.topology.select(self.profiler.print_ranks))
+        except UsageError:
+            return recorded
+        printed = recorded & chosen or recorded
+        if others := recorded - printed:
+            _log.info(
+                "%s: not shown: %s; --rank R or --rank all shows them",
+                self,
+                format_ranges("rank", others),
+            )
+        return printed
+
+    def _configured_ranks(self) -> frozenset[int]:
+        """Return the ranks that the job was configured to record; empty if they are unknown.
+
+        They are unknown if the run has no manifest, or no topology in it.
+        """
+        block = self.manifest.get("profiler")
+        try:
+            ranks = block["ranks"] if isinstance(block, Mapping) else "all"
+            return self.topology.select(ranks) if self.topology else frozenset()
+        except (KeyError, TypeError, UsageError):
+            return frozenset()
+
+    def _check_recordings(self) -> None:
+        if not self.recordings:
+            raise no_trace(self.paths)
 
 
 def _places(run: BaseRun) -> pl.DataFrame:

@@ -1,9 +1,9 @@
 """`open` and `Run`: tables of a run directory, or of a trace of any kind.
 
-Nothing is read before it is needed, and memory holds one window's events at a time. The
-larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`. Methods that
-tables of one trace do not need, such as those that compare ranks, import the modules for it: all of
-them together take as long as reading a short trace.
+Memory holds one window's events at a time. The larger methods of `Run` are in separate modules:
+`ppprof.run.summary`, `ranks`, `merge`. Methods that tables of one trace do not need, such as those
+that compare ranks, import the modules for it: all of them together take as long as reading a short
+trace.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def open(
             recorded steps or, without any, the marks of the data loader or the optimizer.
 
     Returns:
-        A `Run`. Only file names and the manifest have been read so far. A run without a recorded window, such as
-        with ``timer_only``, has step times only; methods that need a window raise InputError.
+        A `Run`. Only file names and the manifest have been read so far; of a trace file, which may
+        hold several ranks, all of it. A run without a recorded window, such as with
+        ``timer_only``, has step times only; methods that need a window raise InputError.
 
     Raises:
         InputError: a path does not exist, there is neither a run nor a trace, or the paths belong
