@@ -99,18 +99,22 @@ MOST_CHARACTERS = 80
 def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     """Return a name of at most ``limit`` characters, without the parts of C++ that say little.
 
-    A name that fits is unchanged. From a longer one go its mangling, return type, template arguments
+    A name that fits is unchanged. A line of source loses its end. From any other longer name go its mangling, return type, template arguments
     and parameters, and if that is not enough, its middle.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::F<float>>(int)", 60)
     'at::native::vectorized_elementwise_kernel'
     >>> short_name("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_10MeanOpsEEEEvT1_", 40)
     'at::native::reduce_kernel'
+    >>> short_name("train.py:7, log(): file.write(json.dumps(weights))", 30)
+    'train.py:7, log(): file.write…'
     >>> short_name("a" * 20 + "b" * 20, 11)
     'aaaaa…bbbbb'
     """
     if len(name) <= limit:
         return name
+    if _SOURCE_LINE.search(name):
+        return f"{name[: limit - 1]}…"
     plain = _without_templates(_demangled(name).replace("(anonymous namespace)::", ""))
     plain = _RETURN_TYPE.sub("", _PARAMETERS.sub("", plain)) or name
     if len(plain) <= limit:
@@ -119,6 +123,7 @@ def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     return f"{plain[: limit - 1 - half]}…{plain[-half:]}"
 
 
+_SOURCE_LINE = re.compile(r"\.py:\d+")
 _PARAMETERS = re.compile(r"(?<=\w)\(.*\)(?: \[clone[^]]*\])?\Z", re.DOTALL)
 _RETURN_TYPE = re.compile(r"\A(?:void|std::enable_if\S*) ")
 _MANGLED = re.compile(r"\A_ZN?K?((?:\d+\w+)+)")

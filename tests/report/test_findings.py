@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import string
 
 import polars as pl
@@ -209,3 +210,18 @@ def test_a_trace_of_130_ns_has_no_costly_finding(tmp_path):
     step = span("ProfileStep", "ProfileStep#0", 0, 130, inside, loads)
     path = run(tmp_path / "log", [Thread(1, "main", (step,))])
     assert [each.rule for each in ppprof.advise(ppprof.open(path))] == ["short-window"]
+
+
+def test_shares_in_one_sentence_add_up_to_the_step_at_most():
+    """Slow steps are a share of another mean: 84% and 30% would be 114%."""
+
+    def finding(rule, share, **facts):
+        return Finding(rule, "major", share * 1e6, share, "sure", facts, pl.DataFrame())
+
+    found = [
+        finding("beside-training", 0.84, line="a.py:7, log()"),
+        finding("slow-steps", 0.30, gap=None),
+        finding("input-bound", 0.16),
+    ]
+    sentence = verdict(1e6, found)
+    assert [int(share) for share in re.findall(r"(\d+)% ", sentence)] == [84, 16]

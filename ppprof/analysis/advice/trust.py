@@ -17,9 +17,6 @@ growing memory pools make a first step several times as long; noise rarely does.
 LEAST_OTHERS = 3
 """Number of steps after the first step that are needed to know the usual time."""
 
-SHIFT_MAJOR, SHIFT_MODERATE = 0.25, 0.10
-"""Limits of the severities: the share that the first step adds to the mean step time."""
-
 OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
 """Limits of the severities: the share that recording adds to a step. Some 10% is usual with memory
 events (Paddle on CPU); the parts of a step, as shares of it, are then right within 10%. Above 50%,
@@ -79,27 +76,23 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
 
 
 def warm_up(evidence: Evidence) -> list[Finding]:
-    """Report `warm_ups`. The severity is that of the window whose mean step time changes most."""
+    """Report `warm_ups`, always as minor: costs leave such a step out, so it is the cause of none."""
     if evidence.steps.is_empty():
         return []
     odd = warm_ups(evidence)
     if odd.is_empty():
         return []
     row = odd.row(0, named=True)
-    shift = row["mean_ratio"]
-    severity = (
-        "major" if shift >= SHIFT_MAJOR else "moderate" if shift >= SHIFT_MODERATE else "minor"
-    )
     facts = {
         "step": row["step"],
         "first_ns": row["first_ns"],
         "typical_ns": row["typical_ns"],
-        "mean_ratio": shift,
+        "mean_ratio": row["mean_ratio"],
         "next_step": row["step"] + 1,
         "scheduler": evidence.text("Profiler.scheduler"),
         "remedy": evidence.remedy("Profiler"),
     }
-    return evidence.warning("warm-up", severity, facts, odd)
+    return evidence.warning("warm-up", "minor", facts, odd)
 
 
 def profiler_overhead(evidence: Evidence) -> list[Finding]:

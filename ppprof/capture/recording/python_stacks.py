@@ -19,6 +19,7 @@ The instants are due at random intervals, so that they do not keep step with the
 from __future__ import annotations
 
 import dataclasses
+import dis
 import itertools
 import logging
 import random
@@ -64,6 +65,7 @@ _MOST_SAMPLES = 100_000
 _MOST_STACKS = 20_000
 _MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
+_BACKWARDS = frozenset(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))
 _MOST_SOURCE_BYTES = 2 << 20
 """Largest file whose lines are kept."""
 
@@ -293,12 +295,28 @@ def _as_rows(numbers: array[int]) -> Int64:
     return rows
 
 
+def _line_of_jump(frame: FrameType) -> int | None:
+    """Return the first line of a loop whose end a frame has come to; None elsewhere.
+
+    There, Python may give the lock away. Its instruction has the line of the loop's last statement,
+    which is over.
+    """
+    code, instruction = frame.f_code, frame.f_lasti
+    if instruction < 0 or dis.opname[code.co_code[instruction]] not in _BACKWARDS:
+        return None
+    target = next((i.argval for i in dis.get_instructions(code) if i.offset == instruction), None)
+    starts = [line for start, line in dis.findlinestarts(code) if start <= (target or -1)]
+    return starts[-1] if starts else None
+
+
 def _lines_of(innermost: FrameType) -> list[tuple[CodeType, int, str]]:
     lines: list[tuple[CodeType, int, str]] = []
     frame: FrameType | None = innermost
     while frame is not None and len(lines) < _MOST_DEPTH:
         module = frame.f_globals.get("__name__")
-        lines.append((frame.f_code, frame.f_lineno or 0, module if type(module) is str else ""))
+        line = _line_of_jump(frame) if frame is innermost else None
+        line = line or frame.f_lineno or 0
+        lines.append((frame.f_code, line, module if type(module) is str else ""))
         frame = frame.f_back
     return lines
 

@@ -160,7 +160,8 @@ _MOST_IN_VERDICT = 3
 def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -> str:
     """Return one sentence: the step time, and the findings above minor with their share of the step.
 
-    Findings that cost no time come last.
+    Findings that cost no time come last. Shares in one sentence add up to 100% at most: slow steps,
+    whose share is of another mean, are left out beside larger ones.
 
     Raises:
         UsageError: unknown language.
@@ -171,8 +172,11 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
     catalogue = read_catalogue(language)
     words = catalogue["words"]
     parts: list[str] = []
+    left = 1.0
     for finding in sorted(findings, key=lambda finding: finding.share is None):
-        if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT:
+        share = finding.share or 0.0
+        if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
+            left -= share
             text = _text(catalogue["rules"][finding.rule], "short", finding)
             short = text.format_map(_facts(finding, words))
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")

@@ -314,7 +314,7 @@ def test_doubt_comes_first_only_if_it_is_major():
         return Finding(rule, severity, cost_ns, None, "sure", {}, pl.DataFrame())
 
     findings_of_rules = [
-        finding_of("warm-up", "major"),
+        finding_of("runs-ahead", "major"),
         finding_of("short-window", "minor"),
         finding_of("input-bound", "major", 3),
         finding_of("slow-rank", "major", 9),
@@ -335,7 +335,7 @@ def test_doubt_comes_first_only_if_it_is_major():
         patch.setattr(advice, "RULES", rules)
         found = advise(Evidence(None))
     assert [finding.rule for finding in found] == words(
-        "warm-up slow-rank input-bound host-bound short-window"
+        "runs-ahead slow-rank input-bound host-bound short-window"
     )
 
 

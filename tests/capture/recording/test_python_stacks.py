@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import gc
 import sys
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,32 @@ def test_time_belongs_to_the_line_that_keeps_the_lock_and_to_the_line_that_waits
         # Two samples at each end, and a machine with other work.
         assert times[f"program.py:{line}"] == pytest.approx(expected, rel=0.25, abs=20_000_000)
     assert sum(times.values()) <= 1.01 * sum(truth.values()) + 20_000_000
+
+
+LOOP = """\
+def spin(items):
+    for x in items:
+        x = 1
+        x = 2
+"""
+
+
+def test_the_end_of_a_loop_belongs_to_its_first_line() -> None:
+    """Another thread wants the lock, which Python gives away at the jump back."""
+    names: dict[str, Any] = {}
+    exec(compile(LOOP, "loop.py", "exec"), names)  # noqa: S102
+    jumps = [
+        each
+        for each in dis.get_instructions(names["spin"])
+        if each.opname in python_stacks._BACKWARDS
+    ]
+
+    def line(instruction: int) -> int | None:
+        frame = SimpleNamespace(f_code=names["spin"].__code__, f_lasti=instruction)
+        return python_stacks._line_of_jump(frame)  # type: ignore[arg-type]
+
+    assert [line(each.offset) for each in jumps] == [2]
+    assert line(0) is None
 
 
 def test_frames_say_whose_they_are(tmp_path: Path, program: ModuleType) -> None:
