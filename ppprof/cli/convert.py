@@ -158,7 +158,7 @@ def _to_kineto(args: argparse.Namespace) -> int:
 
 def _to_stacks(args: argparse.Namespace) -> int:
     from ppprof.cli.runs import open_run
-    from ppprof.run.stack_files import STACK_FORMATS
+    from ppprof.run.convert import STACK_FORMATS
 
     run = open_run(args.source, reading=args.reading)
     windows = {}

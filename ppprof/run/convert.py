@@ -1,16 +1,18 @@
-"""Files for the tools around torch.profiler: the library behind ``ppprof convert --to kineto``."""
+"""Files for other tools, the library behind ``ppprof convert --to``: those around torch.profiler, and flame graphs."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_steps
@@ -21,13 +23,14 @@ from ppprof.run.run import Run
 from ppprof.rundir.clocks import Clock
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
-from ppprof.trace import Trace
+from ppprof.trace import Frame, PythonStacks, Trace
 from ppprof.trace.kineto.writer import write_kineto_file
 from ppprof.units import format_omitted, format_ranges, format_unusable
 
 _log = logging.getLogger("ppprof")
 
 _NUMBER = re.compile("[0-9]{1,9}")
+_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 @dataclass
@@ -254,3 +257,71 @@ def _on_reference_clock(trace: Trace, clock: Clock | None) -> Trace:
         frames=moved(trace.frames, ("start_ns", "dur_ns")),
         overheads=moved(trace.overheads, ("start_ns", "dur_ns")),
     )
+
+
+def speedscope(windows: Mapping[str, PythonStacks]) -> str:
+    """Return samples as a file of https://www.speedscope.app: one profile a window and thread.
+
+    Args:
+        windows: the samples, keyed by the name of their window, such as ``rank 0, window 0``.
+
+    Source: https://github.com/jlfwong/speedscope/wiki/Importing-from-custom-sources
+    """
+    rows: dict[tuple[str, str, int], int] = {}
+    profiles = []
+    for title, stacks in windows.items():
+        frames = [
+            rows.setdefault((frame.function, frame.file, frame.line), len(rows))
+            for frame in stacks.frames
+        ]
+        paths = [[frames[row] for row in reversed(stack)] for stack in stacks.stacks] + [[]]
+        for thread in np.unique(stacks.samples[:, 0]).tolist():
+            samples = stacks.samples[stacks.samples[:, 0] == thread]
+            profiles.append(
+                {
+                    "type": "sampled",
+                    "name": f"{title}, thread {thread}",
+                    "unit": "nanoseconds",
+                    "startValue": 0,
+                    "endValue": int(samples[:, 2].sum()),
+                    "samples": [paths[row] for row in samples[:, 3].tolist()],
+                    "weights": samples[:, 2].tolist(),
+                }
+            )
+    shared = [{"name": name, "file": file, "line": line} for name, file, line in rows]
+    document = {
+        "$schema": _SPEEDSCOPE,
+        "exporter": "ppprof",
+        "shared": {"frames": shared},
+        "profiles": profiles,
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def collapsed(windows: Mapping[str, PythonStacks]) -> str:
+    """Return samples as collapsed stacks: ``rank 0, window 0;thread 7;main (a.py:3);f (a.py:9) 1200``.
+
+    The number is the time in microseconds. flamegraph.pl, inferno and speedscope read such files.
+
+    Args:
+        windows: the samples, keyed by the name of their window.
+    """
+    times: dict[str, int] = {}
+    for title, stacks in windows.items():
+        names = [_name(frame) for frame in stacks.frames]
+        for thread, _, weight_ns, row in stacks.samples.tolist():
+            path = [names[each] for each in reversed(stacks.stacks[row])] if row >= 0 else []
+            line = ";".join([title, f"thread {thread}", *path])
+            times[line] = times.get(line, 0) + weight_ns
+    return "".join(f"{line} {round(time_ns / 1000)}\n" for line, time_ns in sorted(times.items()))
+
+
+def _name(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})".replace(";", ",")
+
+
+STACK_FORMATS: Mapping[str, Callable[[Mapping[str, PythonStacks]], str]] = {
+    "speedscope": speedscope,
+    "collapsed": collapsed,
+}
+"""Function that writes each format of ``ppprof convert --to``."""

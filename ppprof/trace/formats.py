@@ -5,7 +5,7 @@ Where each format is read and written::
     JSON       json_reader: of Paddle or Kineto; source: the file's bytes, block by block
       fast     fastpath: the fixed layouts of known writers, matched by compiled C or by numpy
       any      json/recovery decodes and repairs; json/values
-      Paddle   paddle/json_columns -> timestamps, nesting -> json_events;  json_writer
+      Paddle   paddle/json_columns -> json_tree -> json_events;  json_writer
       Kineto   kineto/reading: the compiled reader of events (native/events.c), and the decoder for
                what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
     protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> insert_remote_calls;  pb_writer

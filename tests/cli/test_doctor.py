@@ -96,7 +96,7 @@ def test_a_device_that_hangs(
     simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(simulated, "FAULTS['prepare'] = lambda: time.sleep(60)")
-    quick = f"{BEFORE}from ppprof.capture.doctor import examination as e; "
+    quick = f"{BEFORE}from ppprof.capture import doctor as e; "
     quick += "e.examine.__defaults__ = (1, 4.0); "
     window = examined(tmp_path, code=1, before=quick)["window"]
     assert window["reason"] == "no answer within 4 s while preparing Paddle's profiler"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -12,7 +13,7 @@ import sys
 import polars
 import pytest
 
-from ppprof.cli import COMMANDS, main, version
+from ppprof.cli import COMMANDS, main, versions
 from ppprof.cli.completion import SHELLS
 from ppprof.trace.fastpath import core
 
@@ -35,7 +36,7 @@ def test_versions_that_matter_in_a_bug_report(capsys):
 def test_versions_import_nothing():
     """A Paddle that cannot be loaded is what a report of a bug may be about."""
     code = (
-        "import sys; from ppprof.cli.version import versions; versions();"
+        "import sys; from ppprof.cli import versions; versions();"
         "sys.exit(', '.join({'paddle', 'polars', 'numpy', 'visualdl'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
@@ -62,10 +63,12 @@ def test_which_paddle(monkeypatch, installed, there, shown):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(
-        version, "version", lambda name: "1" if name in ("ppprof", "polars", "numpy") else of(name)
+        importlib.metadata,
+        "version",
+        lambda name: "1" if name in ("ppprof", "polars", "numpy") else of(name),
     )
-    monkeypatch.setattr(version, "find_spec", lambda name: object() if there else None)
-    assert f"\npaddle {shown}\n" in version.versions()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
+    assert f"\npaddle {shown}\n" in versions()
 
 
 @pytest.fixture(scope="module")

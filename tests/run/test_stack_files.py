@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ppprof.run.stack_files import collapsed, speedscope
+from ppprof.run.convert import collapsed, speedscope
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from tests.fixtures.findings import logging, training
 from tests.fixtures.run_directories import run

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.cli.version import versions
+from ppprof.cli import versions
 from ppprof.errors import UsageError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import core, fixed_layout

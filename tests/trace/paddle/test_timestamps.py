@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace.fastpath.fixed_layout import MISSING
-from ppprof.trace.paddle.timestamps import TimestampEstimator
+from ppprof.trace.paddle.json_events import TimestampEstimator
 
 ZERO_NS = 1_795_214_805_084_966_791
 
