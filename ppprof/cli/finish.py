@@ -142,13 +142,7 @@ def _serve(
     """Finish the windows whose numbers come on stdin, a line each, as `ppprof.capture.postprocess` asks.
 
     Ends at the end of stdin, after a minute without a number, and once this process has taken or
-    written much: the capture then starts another one.
-
-    Args:
-        finish_captures: called with ``window``.
-        verdicts: to which ``finish_captures`` adds a sentence about the window, if it can.
-        seconds: limit of computing for each window.
-        status: file descriptor to which a line is written for each finished window.
+    written much: the capture then starts another one. Writes a line to ``status`` for each window.
     """
     # A thread of the training that blocks all signals may have started this process.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -299,13 +299,7 @@ def stages_of(run: Run) -> dict[int, int]:
 
 
 def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
-    """Return the table without the column ``window``.
-
-    Args:
-        table: has the columns ``window`` and ``step``.
-        repeats: whether several windows use the same step numbers. If so, the window's number
-            becomes part of the step's: ``window * 2**32 + step``.
-    """
+    """Return the table without ``window``; if windows repeat step numbers, that becomes part of the step."""
     if repeats:
         table = table.with_columns(step=pl.col("window") * _STEPS_OF_A_WINDOW + pl.col("step"))
     return table.drop("window")
@@ -331,14 +325,7 @@ class _Sums:
     def add(
         self, window_costs: Costs, stage: int | None, window: int, steps: StepRange | None
     ) -> None:
-        """Add the costs of one window to the sums of the run.
-
-        Args:
-            window_costs: the costs.
-            stage: pipeline stage of the window's rank; None if the job has only one stage.
-            window: number of the window.
-            steps: the steps that count; None: all.
-        """
+        """Add the costs of one window, whose rank is in a pipeline stage, to the sums of the run."""
         parts = {
             **{kind: getattr(window_costs, kind) for kind in BY_NAME},
             "modules": _module_calls(window_costs.modules, stage),
@@ -360,14 +347,7 @@ class _Sums:
     def run_costs(
         self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool
     ) -> RunCosts:
-        """Return the sums as the costs of a run, with its steps and the facts in its manifest.
-
-        Args:
-            run: the run.
-            steps: the steps of the windows, as in ``RunCosts.steps``.
-            times: the step times, also of steps outside windows, as in ``RunCosts.times``.
-            repeats: whether several windows use the same step numbers; see `_without_window`.
-        """
+        """Return the sums as the costs of a run, with its steps and the facts in its manifest."""
         topology = run.topology
         tables = {
             name: _summed(_without_window(_summed(pl.concat(parts)), repeats=repeats))

@@ -278,15 +278,7 @@ def _log_interleaved(trace: Trace, raw: Path) -> None:
 def _write_traces(
     trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig, max_bytes: int | None
 ) -> tuple[list[Path], str | None]:
-    """Write the traces beside the raw file; return them, and which were left out and why.
-
-    Args:
-        trace: the window.
-        run: the run directory.
-        name: the name of the window.
-        profiler: selects the formats.
-        max_bytes: what all traces of the rank may take; None: no limit.
-    """
+    """Write the traces beside the raw file, in ``max_bytes`` in all; return them, and which were left out and why."""
     written, skipped = [], []
     for fmt in profiler.formats:
         if fmt == "pb":

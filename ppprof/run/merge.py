@@ -75,15 +75,7 @@ def merge_ranks(
 
 
 class _Windows:
-    """The windows to write; besides ``held``, memory holds one of them at a time.
-
-    Args:
-        run: the run.
-        recordings: the windows.
-        steps: only these steps; None: all steps.
-        clocks: clocks, keyed by rank.
-        held: traces that were read already; each is removed when it is written.
-    """
+    """The windows to write; memory holds one of them at a time, and the traces in ``held`` until written."""
 
     def __init__(
         self,
@@ -133,17 +125,9 @@ class _Windows:
 def _clocks_of(
     run: BaseRun, recordings: Sequence[Recording], held: dict[Recording, Trace]
 ) -> Clocks:
-    """Return the clocks of the ranks, keyed by rank.
+    """Return the measured clocks of the ranks, keyed by rank; if some lack, estimate from the collectives.
 
-    These are the clocks that the capture measured. If some ranks have no measurement, their clocks
-    are estimated from the collectives (`align_clocks`), with a warning. Ranks whose clock cannot be
-    estimated are missing.
-
-    Args:
-        run: the run.
-        recordings: the windows to merge.
-        held: receives the traces that this function reads, up to `_MAX_HELD_BYTES` in all; the
-            other traces are read again when they are written.
+    ``held`` receives the traces that this reads, up to `_MAX_HELD_BYTES`.
     """
     reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
     measured = {**reference, **run.clocks} if run.clocks else {}
@@ -177,16 +161,7 @@ def _clocks_of(
 
 
 def _process_name(run: BaseRun, recording: Recording, hosts: Mapping[int, str | None]) -> str:
-    """Return the name of a rank's process, such as ``dp1 pp0 mp1 · host-b``.
-
-    It contains sep and sharding only if their degree is above 1. Without a topology, it is
-    ``recording.what``.
-
-    Args:
-        run: the run.
-        recording: a window of the rank.
-        hosts: rank -> host, for ranks that the manifest's ``nodes`` lack; None for unknown hosts.
-    """
+    """Return the name of a rank's process, such as ``dp1 pp0 mp1 · host-b``; without a topology, `what`."""
     topology, rank = run.topology, recording.rank
     if topology is None or rank >= topology.world_size:
         return recording.what

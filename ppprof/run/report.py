@@ -169,14 +169,7 @@ def _part_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -
 def _comparison(
     part: RunPart | None, costs: RunCosts, naming: Naming, executor: Executor | None
 ) -> tuple[Diff | None, pl.DataFrame | None]:
-    """Return the comparison with a baseline, and the work of the baseline's modules.
-
-    Args:
-        part: the window of the baseline; None for no baseline: then no result.
-        costs: the costs of the experiment.
-        naming: how operators and kernels are named.
-        executor: see `collect_report_data`.
-    """
+    """Return the comparison with a baseline, if any, and the work of the baseline's modules."""
     if part is None:
         return None, None
     results: list[WindowResult[BaselineData]] = []

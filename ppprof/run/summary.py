@@ -173,16 +173,7 @@ def across_ranks(
 def _recordings_of_window(
     run: BaseRun, ranks: Collection[int] | None, window: int | None
 ) -> tuple[int, list[Recording]]:
-    """Return the number of the window, and its recordings of the ranks, sorted by rank.
-
-    Args:
-        run: the run.
-        ranks: only these ranks; None: all ranks.
-        window: the number of the window; None if there is only one.
-
-    Raises:
-        UsageError: no such rank or window, or several windows and None was given.
-    """
+    """Return the number of the window, and its recordings of the ranks (None: all), sorted by rank."""
     chosen = [None] if ranks is None else sorted(ranks)
     recordings = [recording for rank in chosen for recording in run.select(rank)]
     windows = sorted({recording.window for recording in recordings})

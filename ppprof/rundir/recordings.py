@@ -278,15 +278,7 @@ def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
 def _of_windows(
     own: Mapping[rundir.TraceName, list[Path]], saved: Mapping[tuple[int, int], Path]
 ) -> dict[tuple[int, int], Recording]:
-    """Return the recordings of ppprof's own traces, by rank and window, with all their segments.
-
-    Args:
-        own: the files of each segment, the preferred one first.
-        saved: the tables of each window, by rank and window.
-
-    Raises:
-        InputError: two windows claim the same rank and number.
-    """
+    """Return the recordings of ppprof's own traces, by rank and window, with all their segments."""
     recordings: dict[tuple[int, int], Recording] = {}
     firsts: dict[tuple[int, int], rundir.TraceName] = {}
     for name in sorted(own, key=lambda each: (*each.of_window, each.segment)):
@@ -417,18 +409,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, int], str]:
-    """Return the rank of each worker, and where the ranks come from.
+    """Return the rank of each worker, from ``first`` on, and where the ranks come from.
 
-    The first of these that gives every worker a rank of its own, all from ``first`` on:
-    ``distributedInfo.rank``, which torch writes into a trace; ``rank`` and a number in the worker's
-    name; the order of the workers.
-
-    Args:
-        workers: worker -> one of its traces, in the order that counts if nothing else does.
-        first: the lowest rank that is free.
-
-    Returns:
-        Worker -> rank; and `BY_CONTENT`, `BY_NAME` or `BY_ORDER`.
+    The first of these that gives every worker a rank of its own: ``distributedInfo.rank``, which
+    torch writes into a trace; ``rank`` and a number in the worker's name; the order of the workers.
     """
     sources: Mapping[str, Callable[[str], int | None]] = {
         BY_CONTENT: lambda worker: _rank_in_file(workers[worker]),

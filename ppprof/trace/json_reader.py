@@ -160,18 +160,7 @@ def _paddle_trace(columns: PaddleColumns, keys: Keys) -> Trace:
 def _scan_events(
     source: TraceStream, name: str, library: ctypes.CDLL, columns: PaddleColumns, keys: Keys
 ) -> None:
-    """Add the events of a file to ``columns``: read them by their fixed layout, or decode them.
-
-    Only events that do not match the layout are decoded. The keys after the list of events are
-    added to ``keys``.
-
-    Args:
-        source: the file, at the first event.
-        name: key in `DIALECTS` of the file's writer.
-        library: the library of `core.choose`.
-        columns: collects the events.
-        keys: collects the keys.
-    """
+    """Add the events of a file to ``columns``: read them by their fixed layout, and decode the others."""
     dialect = DIALECTS[name]
     reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
     has_end = False

@@ -177,13 +177,7 @@ def _next_start(outermost: pl.DataFrame, category: str, time: Int64) -> Int64:
 
 
 class _Places:
-    """Chooses the lines that are named.
-
-    Args:
-        sampled: the samples of the window.
-        samples: those of the threads with steps.
-        trains: whether each of them is time of training.
-    """
+    """Chooses the lines to name, from samples of threads with steps and whether each is time of training."""
 
     def __init__(self, sampled: SampledSteps, samples: pl.DataFrame, trains: Bool) -> None:
         self._sampled = sampled

@@ -83,20 +83,7 @@ def _part_batches(
     begun: bytes,
     end: int | None,
 ) -> Generator[tuple[int, list[Event]], None, bytes | None]:
-    """Yield the pieces of a part as `decoded_batches`.
-
-    Args:
-        source: the file, at the start of the part.
-        decoder: as in `decoded_batches`.
-        keys: likewise.
-        scans: likewise.
-        begun: the first part of an event that was cut, because its text looks like the start of an
-            event.
-        end: offset of the end of the part; None for the end of the file.
-
-    Returns:
-        ``begun`` for the next part; None if the list of events has ended.
-    """
+    """Yield the pieces of a part as `decoded_batches`; return the text of an event that the part cuts."""
     for block in source.blocks(last_event_start, end):
         ends_file = block.is_last and block.end != end
         ranges = scans.add(block) if scans and not ends_file and not begun else None

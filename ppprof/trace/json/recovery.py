@@ -117,14 +117,7 @@ def event_offsets(text: bytes) -> tuple[list[int], int]:
 
 
 def _event_offsets(chars: str, position: int) -> tuple[list[int], int]:
-    """Return the offsets of events from ``position`` on, and the offset at which parsing failed.
-
-    The first result also ends with the offset after the last complete event; see `event_offsets`.
-
-    Args:
-        chars: the text, one character per byte; must not end in white space.
-        position: offset of an event, or of separators before it.
-    """
+    """Return the offsets of events from ``position`` on, and of the end, and where parsing failed."""
     starts = []
     while True:
         position = _SEPARATORS.match(chars, position).end()  # type: ignore[union-attr]

@@ -227,13 +227,7 @@ class PaddleColumns:
         return {column: values[is_usable] for column, values in part.items()}
 
     def _inputs(self, column: str, values: Array, found: Sequence[bytes]) -> Array:
-        """Return the numbers of inputs; -1 for a text that is no JSON object.
-
-        Args:
-            column: one of `INPUTS`.
-            values: indices into ``found``, -1 for no text.
-            found: texts as in the file.
-        """
+        """Return the numbers of texts of inputs, of indices into ``found``; -1 for a text that is no object."""
         used = np.unique(values[values >= 0])
         texts = [
             found[index]

@@ -221,14 +221,7 @@ def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
 def _side_table(
     schema: Mapping[str, tuple[pl.DataType, str]], device: Columns, present: str, first: int
 ) -> pl.DataFrame:
-    """Return the table `KERNELS` or `MEMSETS`, from the device events with a value of ``present``.
-
-    Args:
-        schema: `KERNELS` or `MEMSETS`.
-        device: the columns of all device events.
-        present: a column that only events of this table have.
-        first: row of the first device event in the events table.
-    """
+    """Return the table `KERNELS` or `MEMSETS`, from the device events with a value of ``present``."""
     rows = np.flatnonzero(_column(device, present) != MISSING)
     columns = {
         name: _series(name, _column(device, name)[rows]) for name in schema if name != "event"
@@ -237,15 +230,7 @@ def _side_table(
 
 
 def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.DataFrame:
-    """Return a table of the columns under new names; columns that are missing are left out.
-
-    Each column is removed from ``columns`` when it is converted, so that no copy is held.
-
-    Args:
-        texts: the strings into which text columns hold indices.
-        columns: old name -> values.
-        names: old name -> new name.
-    """
+    """Return a table of the columns under new names; empties ``columns``, so that no copy is held."""
     table = {}
     for old, new in names.items():
         if old not in columns:

@@ -230,15 +230,7 @@ def _parents(start: Int64, dur: Int64, slack: Int64) -> Int32:
 
 
 def _in_order(order: Int32, parent: Int32) -> tuple[Int32, Int32]:
-    """Return the place of each node in ``order``, and the place of the parent of each node there.
-
-    Args:
-        order: all nodes in pre-order, shape (N,).
-        parent: the parent of each node, -1 for a root, shape (N,).
-
-    Returns:
-        Two arrays of shape (N,). In the second one a root has -1.
-    """
+    """Return the place of each node in ``order``, and the place of its parent there, -1 for a root."""
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order))
     outer = parent[order]

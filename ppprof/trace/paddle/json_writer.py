@@ -216,14 +216,7 @@ def _prepared(trace: Trace) -> pl.DataFrame:
 
 
 def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
-    """Return the parts with which the line of every X event starts, up to its ``args``.
-
-    The caller adds further args and closes the braces.
-
-    Args:
-        track: the JSON value of ``tid``.
-        colour: value of ``cname``.
-    """
+    """Return the parts with which the line of every X event starts, up to its ``args``."""
     process = pl.coalesce("device", "process")
     return [
         *('{"name":"', pl.col("text"), "[", microseconds((pl.col("dur_ns") + 500) // 1000)),

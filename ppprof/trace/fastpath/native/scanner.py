@@ -117,12 +117,7 @@ def _storage(field: Field) -> str:
 
 
 def _fields(layout: EventPattern, number: dict[tuple[str, str], int]) -> Iterator[bytes]:
-    """Yield the code of each field of a layout, from the last to the first.
-
-    Args:
-        layout: the layout.
-        number: kind and name of a column -> its number.
-    """
+    """Yield the code of each field of a layout, from the last to the first."""
     for field in reversed(layout.fields):
         treatment = _WHOLE
         if field.name in TEXTS:
