@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import ending_signal
+from ppprof.capture.steps.processors import Processors
 from ppprof.capture.steps.step_log import DeviceMemory, RecordValues, StepRecord
 
 if TYPE_CHECKING:
@@ -361,6 +362,7 @@ class StepsPart(Part, WindowObserver):
         self._log = log
         self._scalars = scalars
         self._device_memory = device_memory
+        self._processors = Processors()
         self._rss_bytes = 0
         self._next_rss_ns = 0
         self._working: deque[tuple[FinishedStep, StepRecord | None, float | None]] = deque()
@@ -420,6 +422,7 @@ class StepsPart(Part, WindowObserver):
             device_timed,
             memory.peak_reserved_bytes,
             memory.total_bytes,
+            *self._processors.step(),
         )
 
     def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:
@@ -455,6 +458,7 @@ class StepsPart(Part, WindowObserver):
     def close(self, ending: Ending) -> None:
         """Write all steps to disk."""
         self.flush()
+        self._processors.close()
 
     def rescue(self) -> None:
         """Write all steps to disk, the same as `close`."""

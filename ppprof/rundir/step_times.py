@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike
-from ppprof.rundir import jsonl_files
+from ppprof.paths import PathLike, to_path
+from ppprof.rundir import jsonl_files, nodes
 
 STEP_TIMES = {
     "rank": pl.Int64,
@@ -26,13 +27,18 @@ STEP_TIMES = {
     "device_timed": pl.Boolean,
     "device_peak_reserved_bytes": pl.Int64,
     "device_total_bytes": pl.Int64,
+    "processor_wait_ns": pl.Int64,
+    "processors_busy_ratio": pl.Float64,
+    "processors_own_ratio": pl.Float64,
+    "others_ratio": pl.Float64,
 }
 """Columns and their types; a value that is missing in a line is null.
 
-``rank`` comes from the file name. `ppprof.capture.steps.step_log.StepRecord` says what each other
-column means."""
+``rank`` comes from the file name, ``others_ratio`` from `_with_others`.
+`ppprof.capture.steps.step_log.StepRecord` says what each other column means."""
+_READ = {name: dtype for name, dtype in STEP_TIMES.items() if name not in ("rank", "others_ratio")}
 
-_MOST_BYTES = 6 << 20
+_MOST_BYTES = 7 << 20
 """Most bytes to read, from the end of a file: about 16,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
 """Most lines to parse one by one, if Polars cannot parse them together."""
@@ -47,7 +53,10 @@ def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame
 
     Returns:
         One row per (rank, step), sorted by rank, then step, with the columns of `STEP_TIMES`; no
-        rows if there are no files. Truncated and invalid lines are skipped.
+        rows if there are no files. Truncated and invalid lines are skipped. ``others_ratio`` is the
+        share of all processors' time that processes outside the job took, 0 to 1: the busy
+        processors of a rank's host without the use of its ranks. It is null if that of a rank of
+        the host is unknown. The two ratios that were read are those of the next step with a value.
 
     Raises:
         InputError: a file exists but is unreadable.
@@ -62,30 +71,57 @@ def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame
             raise InputError(f"{file}: {error.strerror or error}") from error
         parts.append(_table(text, is_whole=is_whole).with_columns(rank=rank))
     columns = [pl.col(name).cast(dtype) for name, dtype in STEP_TIMES.items()]
-    return pl.concat([part.select(columns) for part in parts]).sort("rank", "step")
+    times = pl.concat([part.select(columns) for part in parts]).sort("rank", "step")
+    return _with_others(times, nodes(to_path(run)))
+
+
+def _with_others(times: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFrame:
+    """Return the step times with others_ratio, and with the ratios of all steps up to their reading.
+
+    Args:
+        times: columns of `STEP_TIMES`, sorted by rank, then step.
+        hosts: rank -> host.
+    """
+    ratios = ["processors_busy_ratio", "processors_own_ratio"]
+    if times["processors_busy_ratio"].null_count() == times.height:
+        return times
+    places = pl.DataFrame(
+        {"rank": hosts.keys(), "host": hosts.values()}, {"rank": pl.Int64, "host": pl.String}
+    )
+    places = places.with_columns(num_ranks=pl.len().over("host"))
+    own = pl.col("processors_own_ratio")
+    others = pl.col("processors_busy_ratio") - own.sum().over("host", "step")
+    is_known = own.count().over("host", "step") == pl.col("num_ranks")
+    return (
+        times.with_columns(pl.col(ratios).backward_fill().over("rank"))
+        .join(places, "rank", "left", maintain_order="left")
+        .with_columns(others_ratio=pl.when(is_known).then(others.clip(0)))
+        .select(*STEP_TIMES)
+    )
 
 
 def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
     lines = text.split(b"\n")
     # Every line ends in a newline, so text after the last one is a truncated line.
     complete = lines[0 if is_whole else 1 : -1]
-    schema = {name: dtype for name, dtype in STEP_TIMES.items() if name != "rank"}
     objects = [line for line in complete if line.startswith(b"{") and line.endswith(b"}")]
     if not objects:
         return pl.DataFrame(schema=STEP_TIMES)
     try:
-        table = pl.read_ndjson(io.BytesIO(b"\n".join(objects)), schema=schema)
+        table = pl.read_ndjson(io.BytesIO(b"\n".join(objects)), schema=_READ)
     except pl.exceptions.PolarsError:  # a single invalid line causes it
-        table = pl.DataFrame([row for row in map(_row, objects[-_MOST_LINES:]) if row], schema)
-    return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(rank=pl.lit(0, pl.Int64))
+        table = pl.DataFrame([row for row in map(_row, objects[-_MOST_LINES:]) if row], _READ)
+    return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(
+        rank=pl.lit(0, pl.Int64), others_ratio=pl.lit(None, pl.Float64)
+    )
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
     """Return the values of one line, keyed by column of `STEP_TIMES`; None for an invalid line."""
     try:
         fields = json.loads(line)
-        row = {name: fields.get(name) for name in STEP_TIMES if name != "rank"}
-        pl.DataFrame([row], {name: dtype for name, dtype in STEP_TIMES.items() if name in row})
+        row = {name: fields.get(name) for name in _READ}
+        pl.DataFrame([row], _READ)
     except (ValueError, TypeError, AttributeError, RecursionError, pl.exceptions.PolarsError):
         return None
     return row

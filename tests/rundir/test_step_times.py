@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from ppprof.capture.steps.step_log import StepLog, StepRecord
@@ -76,3 +77,20 @@ def test_of_a_long_run_the_last_steps(tmp_path, monkeypatch):
     steps = read_step_times(tmp_path)["step"].to_list()
     assert steps[-1] == 99
     assert 8 <= len(steps) <= 10
+
+
+def test_what_other_processes_took_of_a_hosts_processors(tmp_path):
+    """Busy minus the ranks of the host; a reading holds for the steps since the last one."""
+    (tmp_path / "nodes").mkdir()
+    for rank, host in enumerate(["a", "a", "b", "c", "c"]):
+        (tmp_path / f"nodes/{rank:05}.{host}").touch()
+    for rank, busy, own in ((0, 0.9, 0.3), (1, 0.8, 0.4), (2, 0.5, 0.5), (3, 0.7, 0.2)):
+        last = record(1, processors_busy_ratio=busy, processors_own_ratio=own)
+        left(tmp_path, rank, record(0), last, record(2))
+    left(tmp_path, 4, record(0), record(1))
+    others = read_step_times(tmp_path).filter(pl.col("step") < 2)
+    expected = {0: 0.2, 1: 0.1, 2: 0.0, 3: None, 4: None}  # rank 4 did not read them
+    for rank, ratio in expected.items():
+        found = others.filter(rank=rank)["others_ratio"].to_list()
+        assert found == [pytest.approx(ratio)] * 2
+    assert read_step_times(tmp_path).filter(step=2)["others_ratio"].null_count() == 4

@@ -19,6 +19,7 @@ from ppprof.analysis.diff.changes import changes, module_changes
 from ppprof.analysis.diff.run_costs import PARTS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.diff.thresholds import METRICS
+from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
 from ppprof.topology import AXES
 
@@ -57,7 +58,8 @@ class Diff:
         """The change of the step time, with its 95% interval.
 
         There is no interval if the steps of one run were recorded and those of the other were not,
-        or if the score of `comparability` is below 0.5; ``reason`` then says so.
+        if the score of `comparability` is below 0.5, or if other processes disturbed a run
+        (`disturbance`); ``reason`` then says so.
         """
         (baseline, words), (experiment, other_words) = self.step_times
         change = step_change(baseline, experiment)
@@ -66,6 +68,8 @@ class Diff:
             reason = f"steps {words} against steps {other_words}: a profiler slows recorded ones"
         elif self.comparability.score < _COMPARABLE:
             reason = f"the runs have too little in common ({self.comparability.score:.0%})"
+        else:
+            reason = self.disturbance
         if reason and change.low is not None:
             return replace(change, low=None, high=None, reason=reason)
         return change
@@ -92,6 +96,26 @@ class Diff:
             recorded[0] if has_recorded[0] else unrecorded[0],
             recorded[1] if has_recorded[1] else unrecorded[1],
         )
+
+    @cached_property
+    def loads(self) -> tuple[MachineLoad | None, MachineLoad | None]:
+        """The load of each run's machines in the steps of `step_times`; None if it is unknown."""
+        steps = [table.select("rank", "step") for table, _ in self.step_times]
+        one, other = (
+            machine_load(run.times.join(table, ["rank", "step"], "semi"))
+            for run, table in zip(self._runs, steps)
+        )
+        return one, other
+
+    @property
+    def disturbance(self) -> str:
+        """What other processes took of the processors, if they disturbed a run; else empty."""
+        sides = [
+            f"{load.others_ratio:.0%} of the processors during the {side}"
+            for load, side in zip(self.loads, ("baseline", "experiment"))
+            if load is not None and load.is_disturbed
+        ]
+        return f"other processes took {' and '.join(sides)}: use a quieter machine" if sides else ""
 
     @cached_property
     def overview(self) -> pl.DataFrame:

@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """``pass`` if the change is within the limit. If it is beyond: ``fail`` if its whole interval
     is beyond the limit, too, or if the value is exact (not a mean over steps); else
     ``inconclusive``. A ratio to a baseline of 0 fails if the threshold limits increases, and else
-    passes."""
+    passes. A time of the host is ``inconclusive`` if other processes disturbed a run."""
     detail: str
     """The change and its interval, as text."""
 
@@ -63,6 +63,8 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
         status = "fail" if threshold.above else "pass"
         return Outcome(threshold.text, status, "new: the baseline has none of it")
     detail = threshold.format(change.value)
+    if diff.disturbance and _is_of_host(threshold):
+        return Outcome(threshold.text, "inconclusive", f"{detail}; {diff.disturbance}")
     if change.low is None or change.high is None:
         beyond = "fail" if change.is_exact else "inconclusive"
         status = beyond if threshold.is_exceeded_by(change.value) else "pass"
@@ -74,6 +76,14 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
         return Outcome(threshold.text, "pass", detail)
     is_sure = threshold.is_exceeded_by(change.low if threshold.above else change.high)
     return Outcome(threshold.text, "fail" if is_sure else "inconclusive", detail)
+
+
+def _is_of_host(threshold: Threshold) -> bool:
+    """Return whether a threshold is about a time on the host, or a rate."""
+    if threshold.target in METRICS:
+        return METRICS[threshold.target] in ("ns", "per_s")
+    kind, _, name = threshold.target.partition(".")
+    return kind == "module" or name.rpartition(".")[2] not in ("gpu", "gpu_self", "calls")
 
 
 def _change(threshold: Threshold, diff: Diff) -> _Interval:

@@ -48,8 +48,8 @@ class RunCosts:
     add up to step_ns."""
     times: pl.DataFrame
     """The run's step times: rank, step, window, excluded, batch_cost_ns, reader_cost_ns,
-    num_samples, num_tokens, device_peak_bytes, device_peak_reserved_bytes and device_total_bytes; no
-    rows if the run has no step times."""
+    num_samples, num_tokens, device_peak_bytes, device_peak_reserved_bytes, device_total_bytes, and the
+    columns of `machine_load`; no rows if the run has no step times."""
     operators: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame

@@ -3,7 +3,8 @@
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
-"device_peak_reserved_bytes":null,"device_total_bytes":null}``
+"device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
+"processors_busy_ratio":0.52,"processors_own_ratio":0.49}``
 """
 
 from __future__ import annotations
@@ -66,9 +67,20 @@ class StepRecord(NamedTuple):
     null as ``device_peak_bytes``."""
     device_total_bytes: int | None = None
     """Size of the device's memory; null on a CPU and for a device that does not report it."""
+    processor_wait_ns: int | None = None
+    """Time in which the thread that calls `ProfilerSession.step` could run and had no processor
+    (``/proc/thread-self/schedstat``), since the last step with this value. It is read at most every
+    2 ms; null at steps without a reading, and where the system does not count it."""
+    processors_busy_ratio: float | None = None
+    """Share of the time of all processors of the machine in which they were busy (``/proc/stat``),
+    since the last step with this value, 0 to 1. It is read at most twice a second; null at other
+    steps."""
+    processors_own_ratio: float | None = None
+    """The part of ``processors_busy_ratio`` of this process and its descendants, such as workers of a
+    DataLoader; null at the same steps."""
 
 
-RecordValues = tuple[Union[int, None], ...]
+RecordValues = tuple[Union[float, None], ...]
 """The values of a `StepRecord`, in the order of its fields."""
 
 _LINE = "{" + ",".join(f'"{name}":%s' for name in StepRecord._fields) + "}\n"

@@ -123,6 +123,11 @@ def _reason(diff: Diff, words: Words) -> str:
         return words("verdicts.few_steps", num=num, least=LEAST_STEPS)
     if bases[0] != bases[1]:
         return words("verdicts.other_basis", baseline=bases[0], experiment=bases[1])
+    loaded = [load is not None and load.is_disturbed for load in diff.loads]
+    if diff.change.reason == diff.disturbance and any(loaded):
+        key = "loaded" if all(loaded) else f"loaded_{('baseline', 'experiment')[loaded[1]]}"
+        shares = (format_ratio(load.others_ratio) if load else "" for load in diff.loads)
+        return words(f"verdicts.{key}", **dict(zip(("baseline", "experiment"), shares)))
     return words("verdicts.unlike", score=format_ratio(diff.comparability.score))
 
 

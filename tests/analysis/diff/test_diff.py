@@ -648,3 +648,55 @@ def test_a_timer_only_run_has_no_windows(tmp_path):
     with pytest.raises(UsageError, match="no steps of window 3"):
         ppprof.diff(opened, opened, windows=3)
     assert ppprof.diff(opened, opened, ranks="1").baseline.times["rank"].unique().to_list() == [1]
+
+
+def steps_beside(others, *, step_ns, busy=1.0, wait_ns=0, num=40):
+    """A run whose steps (with some noise) were measured while other processes took ``others``."""
+    rows = [
+        {
+            "rank": 0,
+            "step": step,
+            "batch_cost_ns": step_ns + step % 5 * MS // 10,
+            "num_samples": 8,
+            "device_peak_bytes": 20 * step_ns,
+            "processor_wait_ns": wait_ns,
+            "processors_busy_ratio": busy,
+            "others_ratio": others,
+        }
+        for step in range(num)
+    ]
+    return side(times=pl.DataFrame(rows, STEP_TIMES))
+
+
+def test_a_loaded_baseline_gives_no_verdict():
+    loaded, quiet = steps_beside(0.6, step_ns=100 * MS), steps_beside(0.02, step_ns=28 * MS)
+    change = Diff(loaded, quiet).change
+    assert (change.verdict, change.low) == ("inconclusive", None)
+    assert str(change).endswith(
+        "; other processes took 60% of the processors during the baseline: use a quieter machine"
+    )
+    assert "baseline" not in Diff(quiet, loaded).change.reason
+    both = Diff(loaded, steps_beside(0.3, step_ns=28 * MS)).change
+    assert "60% of the processors during the baseline and 30% of the" in both.reason
+    for rule in ("step_time > 5%", "step_time < -5%", "ips < -5%", "step_time_p95 > 5%"):
+        for pair in ((loaded, quiet), (quiet, loaded)):
+            assert outcome_of(Threshold.parse(rule), Diff(*pair)).status == "inconclusive"
+    memory = outcome_of(Threshold.parse("peak_memory > 5%"), Diff(quiet, loaded))
+    assert memory.status == "fail"  # what other processes do does not change it
+
+
+@pytest.mark.parametrize(
+    ("load", "verdict"),
+    [
+        ({"others": None}, "slower"),  # unknown, as in runs of earlier versions
+        ({"others": 0.09}, "slower"),
+        ({"others": 0.5, "busy": 0.6}, "slower"),  # idle processors for both
+        ({"others": 0.0, "wait_ns": 60 * MS}, "slower"),  # its own threads are too many
+        ({"others": 0.12}, "inconclusive"),
+        # Fewer processors than the machine has, and shared ones.
+        ({"others": 0.5, "busy": 0.6, "wait_ns": 10 * MS}, "inconclusive"),
+    ],
+)
+def test_when_the_load_of_a_machine_counts(load, verdict):
+    quiet = steps_beside(0.0, step_ns=28 * MS)
+    assert Diff(quiet, steps_beside(step_ns=100 * MS, **load)).change.verdict == verdict

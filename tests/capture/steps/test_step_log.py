@@ -47,7 +47,8 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
         '"num_tokens":1024,"num_micro_batches":2,"num_flops":1400000000,'
         '"device_peak_bytes":null,"host_peak_bytes":412516352,'
         '"stall_ns":0,"excluded":false,"window":0,"device_timed":null,'
-        '"device_peak_reserved_bytes":null,"device_total_bytes":null}'
+        '"device_peak_reserved_bytes":null,"device_total_bytes":null,'
+        '"processor_wait_ns":null,"processors_busy_ratio":null,"processors_own_ratio":null}'
     )
 
 
