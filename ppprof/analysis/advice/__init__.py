@@ -21,6 +21,7 @@ from ppprof.analysis.advice.small_operators import (
 )
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
+from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
@@ -130,6 +131,17 @@ RULES: tuple[Rule, ...] = (
         trust.profiler_overhead,
         "trust",
         {**_TIME, "overhead_ratio": trust.OVERHEAD_MINOR},
+    ),
+    Rule(
+        "busy-machine",
+        trust.busy_machine,
+        "trust",
+        {
+            "others_ratio": LEAST_OTHERS,
+            "busy_ratio": FULL,
+            "wait_ratio": LEAST_WAIT,
+            "moderate_ratio": trust.DISTURBED_MODERATE,
+        },
     ),
     Rule(
         "runs-ahead",

@@ -20,6 +20,7 @@ from ppprof.analysis.advice.finding import (
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
+from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.topology import Topology
@@ -35,6 +36,9 @@ STEP_TIMES = {
     "device_peak_bytes": pl.Int64,
     "device_peak_reserved_bytes": pl.Int64,
     "device_total_bytes": pl.Int64,
+    "processor_wait_ns": pl.Int64,
+    "processors_busy_ratio": pl.Float64,
+    "others_ratio": pl.Float64,
 }
 """The columns of a run's step times that the rules read."""
 
@@ -154,6 +158,17 @@ class Evidence:
     def unrecorded(self) -> pl.DataFrame:
         """The steps that were not recorded: see `unrecorded_steps`."""
         return unrecorded_steps(self.step_times)
+
+    @cached_property
+    def load(self) -> MachineLoad | None:
+        """The load of the ranks' machines in recorded steps, without these in others; None if unknown."""
+        recorded = self.step_times.drop_nulls("window")
+        return machine_load(recorded if recorded.height else self.sound_times)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other processes disturb the job, so that times are those of this load, too."""
+        return self.load is not None and self.load.is_disturbed
 
     def unrecorded_kind(self, rank: int) -> str:
         """Return the type of the device whose events a rank's trace lacks: ``npu`` for ``npu:0``.
@@ -277,7 +292,8 @@ class Evidence:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
         The list is empty if the cost is below `LEAST_RATIO` of the typical step or `LEAST_COST_NS`, or
-        if there are no steps. A cost above the typical step time is lowered to it.
+        if there are no steps. A cost above the typical step time is lowered to it. Where other
+        processes disturb the job, no finding is ``sure``.
 
         Args:
             rule: the rule's name.
@@ -299,6 +315,8 @@ class Evidence:
             all_facts["step_of"] = "slowest"
         all_facts.update(facts)
         shown = rows.head(MOST_ROWS)
+        if confidence == "sure" and self.is_disturbed:
+            confidence = "likely"
         return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
 
     def warning(

@@ -26,6 +26,9 @@ OUTLIVED_MODERATE, OUTLIVED_MINOR = 0.50, 0.05
 """Limits of the severities: the time that kernels run after the host has ended their step, as a
 share of a step. Below 5%, times cut by the host's steps are right within that."""
 
+DISTURBED_MODERATE = 0.50
+"""Share of the processors' time that other processes took from which a disturbance is moderate."""
+
 FEW_STEPS = 3
 """With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
 
@@ -183,6 +186,16 @@ def short_window(evidence: Evidence) -> list[Finding]:
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
+
+
+def busy_machine(evidence: Evidence) -> list[Finding]:
+    """Report that other processes take the processors that the job needs."""
+    load = evidence.load
+    if load is None or not load.is_disturbed:
+        return []
+    severity = "moderate" if load.others_ratio >= DISTURBED_MODERATE else "minor"
+    rows = pl.DataFrame([load], schema=list(load._fields), orient="row")
+    return evidence.warning("busy-machine", severity, load._asdict(), rows)
 
 
 def runs_ahead(evidence: Evidence) -> list[Finding]:

@@ -320,7 +320,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     )["rank"]
     own_operators = operators.get(first["rank"]) or 0.0
     peer_operators = float(pl.Series([operators.get(rank) or 0.0 for rank in peers]).median() or 0)  # type: ignore[arg-type]
-    kind = "-hosts" if hosts > 1 else ""
+    kind = "-hosts" if hosts > 1 and not evidence.is_disturbed else ""
     if own_operators > (1 + MORE_WORK) * peer_operators > 0:
         kind = "-work"
     facts = {
@@ -341,7 +341,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
     rows = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
     # On one host, ranks disturb each other: which of them is slow may be chance.
-    confidence = "sure" if hosts > 1 and kind != "-work" else "likely"
+    confidence = "sure" if kind == "-hosts" else "possible" if evidence.is_disturbed else "likely"
     return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows)
 
 

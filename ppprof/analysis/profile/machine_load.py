@@ -9,7 +9,7 @@ import polars as pl
 LEAST_OTHERS = 0.10
 """Share of all processors' time of other processes. Below it, they delay a job by less than runs of
 one config differ (`ppprof.analysis.advice.finding.MODERATE_RATIO`)."""
-_FULL = 0.90
+FULL = 0.90
 """Busy share of the processors from which a process that starts to run often finds no idle one."""
 LEAST_WAIT = 0.05
 """Share of the steps in which their thread waits for a processor, if the processors are not full: the
@@ -29,7 +29,7 @@ class MachineLoad(NamedTuple):
     @property
     def is_disturbed(self) -> bool:
         """Whether other processes take so much that the times of the steps depend on them."""
-        is_short = self.busy_ratio >= _FULL or (self.wait_ratio or 0.0) >= LEAST_WAIT
+        is_short = self.busy_ratio >= FULL or (self.wait_ratio or 0.0) >= LEAST_WAIT
         return self.others_ratio >= LEAST_OTHERS and is_short
 
 
