@@ -202,7 +202,7 @@ def _attach(
             run, job.rank, prints, background=profiler.background, then=profiler.command
         )
         store = WindowStore(run, job.rank, job.topology, post_processor)
-        windows = _windows(profiler, job, run, store, steps, prints)
+        windows = _windows(profiler, job, run, store, steps, prints, flight_recorder)
 
     parts: list[Part | None] = [
         DevicePart(_device),
@@ -352,6 +352,7 @@ def _windows(
     store: WindowStore,
     steps: StepsPart,
     prints: bool,
+    flight_recorder: FlightRecorder | None,
 ) -> Windows | None:
     # Imported here: these modules are the first to use private names of Paddle, and a new version
     # of Paddle may have moved the names.
@@ -363,7 +364,8 @@ def _windows(
         from ppprof.capture.recording.targets import Targets
         from ppprof.capture.recording.windows import Windows
 
-        recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
+        tasks = flight_recorder.device_tasks if flight_recorder is not None else tuple
+        recorder = Recorder(profiler, prints, Targets(profiler.targets, run), tasks=tasks)
         observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
         if profiler.record_shapes:
             observers += _operators(job, run)

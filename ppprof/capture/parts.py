@@ -286,7 +286,7 @@ class RecordingPart(Part):
         windows, self._windows = self._windows, None
         if windows is not None:
             keep_empty = ending.failed or self._window_clock.schedule.record is None
-            windows.close(keep_empty, failed=ending.failed)
+            windows.close(keep_empty, ending.error)
 
     def rescue(self) -> None:
         """Save an open window. Paddle's profiler is not released: the training may be using it."""

@@ -28,6 +28,7 @@
 //   PPPROF_TEST_DEVICE_FILES=1           the profiler writes a folder of its own when it is prepared
 //   PPPROF_TEST_DEVICE_STUCK=N           the N-th matmul of the process, counted from 1, never ends
 //   PPPROF_TEST_DEVICE_STUCK_COMM=N      the N-th collective of the process never ends
+//   PPPROF_TEST_DEVICE_STUCK_S=0         both end after so many seconds; 0: never
 //   PPPROF_TEST_DEVICE_WAITS=1           a copy to the device waits for the stream, as from pageable
 //                                        memory
 //   PPPROF_TEST_DEVICE_GRAPH=N           N launches in a row are one replay of a graph
@@ -88,6 +89,7 @@ struct Switches {
   double kernel_ms = number("KERNEL_MS", 0), comm_ms = number("COMM_MS", 0);
   bool events = number("EVENTS", 1), hooks = number("HOOKS", 1), refuses = number("REFUSES", 0);
   int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0), graph = number("GRAPH", 0);
+  double stuck_s = number("STUCK_S", 0);
   bool waits = number("WAITS", 0), files = number("FILES", 0);
 };
 const Switches& switches = *new Switches;
@@ -102,8 +104,10 @@ void sleep_ms(double milliseconds) {
   if (milliseconds > 0) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
 }
 
-[[noreturn]] void never_end() {
-  for (;;) pause();
+
+void be_stuck() {
+  sleep_ms(switches.stuck_s * 1000);
+  while (!switches.stuck_s) pause();
 }
 
 // ---------------------------------------------------------------------------------- the profiler
@@ -624,7 +628,7 @@ void launch_collective(C_CCLComm comm, C_Stream stream, const std::string& name,
   uint64_t ticket = comm->launched++;
   bool is_stuck = ++collectives == switches.stuck_comm;
   launch(stream, name, [=] {
-    if (is_stuck) never_end();
+    if (is_stuck) be_stuck();
     comm->in_turn(ticket, [&] {
       sleep_ms(switches.comm_ms);
       run();
@@ -1044,7 +1048,7 @@ void MatmulKernel(const Context& context, const DenseTensor& x, const DenseTenso
   DenseTensor a = x, b = y, result = *out;
   bool is_stuck = ++matmuls == switches.stuck;
   launch(stream_of(context), tx ? "ampere_sgemm_128x64_tn" : "ampere_sgemm_128x64_nn", [=]() mutable {
-    if (is_stuck) never_end();
+    if (is_stuck) be_stuck();
     sleep_ms(switches.kernel_ms);
     Product p(a, b, tx, ty);
     for (int64_t i = 0; i < p.size(); ++i)

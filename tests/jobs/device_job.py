@@ -3,8 +3,9 @@
     python -m tests.jobs.device_job FOLDER [KEY=VALUE...]
 
 ``FOLDER`` is the run directory, KEYs are those of the ``Profiler`` block, and ``steps``, ``matmuls``,
-``fails`` (the step before which the training raises an exception) and ``reads`` (whether each step
-reads its result). Prints ``step N`` after each step and the true time of a step at the end.
+``fails`` (the step before which the training raises an exception), ``reads`` (whether each step
+reads its result), ``aside`` (the step before which a stream of its own gets a product that no step needs) and
+``patience`` (for how many seconds the device may be asked where a window ends). Prints ``step N`` after each step and the true time of a step at the end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import paddle
 import yaml
 
 import ppprof
+from ppprof.capture.recording import recorder
 from tests import device
 
 
@@ -24,7 +26,11 @@ def main(folder: str, *settings: str) -> None:
     values = {key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)}
     steps, matmuls = values.pop("steps", 8), values.pop("matmuls", 3)
     fails, reads = values.pop("fails", None), values.pop("reads", False)
+    aside, patience = values.pop("aside", None), values.pop("patience", None)
+    if patience is not None:
+        recorder.LEAST_PATIENCE_SECONDS = recorder.LAST_PATIENCE_SECONDS = patience
     paddle.set_device(device.NAME)
+    stream = paddle.device.Stream()
     matrix = paddle.ones([64, 64])
     block = {"enable": True, "scheduler": [2, 5], "profiler_log": folder, **values}
     with ppprof.attach(block) as session:
@@ -32,6 +38,9 @@ def main(folder: str, *settings: str) -> None:
         for step in range(steps):
             if step == fails:
                 raise ValueError("the training fails")
+            if step == aside:
+                with paddle.device.stream_guard(stream):
+                    paddle.matmul(matrix, matrix)
             product = matrix
             for _ in range(matmuls):
                 product = paddle.matmul(matrix, matrix)
@@ -39,7 +48,7 @@ def main(folder: str, *settings: str) -> None:
                 product.numpy()
             session.step(num_samples=1)
             print(f"step {step}", flush=True)
-        paddle.device.synchronize()
+        paddle.device.current_stream().synchronize()
         print(f"true step {(time.perf_counter() - start) / max(1, steps)} s", flush=True)
 
 

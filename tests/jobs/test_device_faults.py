@@ -147,13 +147,58 @@ def test_sigterm_ends_a_training_that_waits_for_a_stuck_device_in_a_window(
     ends_by_sigterm(job, tmp_path, 40)  # the rescue has 20 s
 
 
+ENDS = pytest.mark.parametrize(
+    ("settings", "switches"),
+    [
+        pytest.param((), {"STUCK": 11}, id="current stream"),
+        pytest.param(("aside=4",), {"STUCK": 13}, id="another stream", marks=pytest.mark.jobs),
+        pytest.param(("aside=4",), {"STUCK": 13, "STUCK_S": 15}, id="busy for long"),
+    ],
+)
+
+
+@ENDS
 def test_an_exception_is_reported_though_the_device_is_stuck(
+    tmp_path: Path, test_device: Variables, settings: tuple[str, ...], switches: dict[str, int]
+) -> None:
+    """Paddle's profiler would wait for all streams; the exception needs not one of them."""
+    plan = ("scheduler=[2, 90]", "fails=6", "patience=2")
+    job = start(tmp_path, *JOB, *plan, *settings, **test_device(**switches))
+    wait_for(lambda: "step 5" in output(tmp_path), job)
+    begin = time.monotonic()
+    wait_for(lambda: "ValueError: the training fails" in output(tmp_path), job)
+    assert time.monotonic() - begin < 10
+    lost = "the device has not finished its work in 2 s; window 0 is lost, steps recorded: 4"
+    assert lost in output(tmp_path)
+    if "STUCK_S" not in switches:  # without a profiler too, Paddle waits when the process ends
+        job.terminate()
+    assert job.wait(30) == (1 if "STUCK_S" in switches else -signal.SIGTERM)
+
+
+def test_an_exception_waits_for_another_stream_that_is_busy(
     tmp_path: Path, test_device: Variables
 ) -> None:
-    settings = ("scheduler=[2, 90]", "fails=6")
-    job = start(tmp_path, *JOB, *settings, **test_device(STUCK=11))
-    wait_for(lambda: "ValueError: the training fails" in output(tmp_path), job)
-    # Without a profiler too, Paddle waits for the device when the process ends.
+    switches = test_device(STUCK=13, STUCK_S=3)
+    done = run(tmp_path, *JOB, "scheduler=[2, 90]", "fails=6", "aside=4", code=1, **switches)
+    stopped = (
+        "the training ends by ValueError: the training fails; first Paddle's profiler is stopped"
+    )
+    assert stopped in done.stderr
+    assert "ValueError: the training fails" in done.stderr.splitlines()
+    assert "window 0 was cut short by the end of the training: it has 4 of 88 steps" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "lost"), [("[2, 5]", "window 0 is lost, steps"), ("[6, 8]", "")]
+)
+def test_a_training_goes_on_beside_a_stream_that_is_stuck(
+    tmp_path: Path, test_device: Variables, scheduler: str, lost: str
+) -> None:
+    """Where a window ends, and where one begins."""
+    plan = (f"scheduler={scheduler}", "aside=4", "patience=2")
+    job = start(tmp_path, *JOB, *plan, **test_device(STUCK=13))
+    wait_for(lambda: "true step" in output(tmp_path), job)
     job.terminate()
     assert job.wait(10) == -signal.SIGTERM
-    assert "the device does not answer; window 0 is lost, steps recorded: 4" in output(tmp_path)
+    assert "recording failed: " in output(tmp_path)
+    assert f"the device has not finished its work in 2 s; {lost}" in output(tmp_path)

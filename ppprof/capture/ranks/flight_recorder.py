@@ -40,6 +40,7 @@ _ROOTED = frozenset(["broadcast", "reduce"])
 """Operations whose second argument is the root, as a rank of the group."""
 _MORE_METHODS = {"barrier": ("barrier", None), "gather": ("gather", 0), "scatter": ("scatter", 0)}
 """As `METHODS`; None without data."""
+_HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
 _MOST_FRAMES = 40
 _ARM_NS = 1_000_000_000
 """How often the watchdog starts anew at most: that makes a thread."""
@@ -70,6 +71,7 @@ class FlightRecorder(Part):
         self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._sequences: Counter[tuple[int, str, int]] = Counter()
         self._tasks: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dtypes: dict[int, int] = {}
         self._files = UserFiles(Path.cwd())
         self._is_own: dict[CodeType, bool] = {}
@@ -91,6 +93,10 @@ class FlightRecorder(Part):
         self._ring.step(self._step, time.time_ns())
         if self._watchdog is not None:
             self._watchdog.arm()
+
+    def device_tasks(self) -> list[Any]:
+        """Return the operations on a device that were started, and that the training has not waited for."""
+        return [task for task in self._tasks if task not in self._on_host]
 
     def close(self, ending: Ending) -> None:
         """Restore the methods. The ring stays, for a rank that waits for this one."""
@@ -126,6 +132,8 @@ class FlightRecorder(Part):
         self._ring.times(number, returned_ns, 0)
         if isinstance(task, core.task):
             self._tasks[task] = number, returned_ns
+            if isinstance(group, _HOST_GROUP):
+                self._on_host.add(task)
         return task
 
     def _note(self, text: int, name: str, index: int | None, group: Any, args: Any) -> int:

@@ -21,6 +21,11 @@ class Patches:
     def __init__(self) -> None:
         self._replaced: list[tuple[type | ModuleType, str, Method | None, Method]] = []
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether a wrapper is installed."""
+        return bool(self._replaced)
+
     def install(
         self,
         kind: type | ModuleType,

@@ -19,14 +19,15 @@ with 2.6.2), an ``Executor`` that is fed raises InvalidArgumentError.
 from __future__ import annotations
 
 import errno
+import faulthandler
 import logging
 import os
 import resource
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,11 @@ import paddle
 from paddle.base import core
 from paddle.profiler import utils as paddle_profiler
 
+from ppprof.capture.output import text_of
 from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.process import above_standard_streams
 from ppprof.capture.recording import instance
+from ppprof.capture.recording.device_work import DeviceWork, watch_streams
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.signals import default_actions
@@ -50,14 +53,21 @@ log = logging.getLogger("ppprof")
 
 _LEAST_JUMP_NS = 10_000_000
 """A smaller difference between the two clocks may be an error of its measurement."""
-_PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
-"""How long a device may take to finish its work after an exception, and the time between queries."""
+LEAST_PATIENCE_SECONDS, LAST_PATIENCE_SECONDS = 30.0, 10.0
+"""How long a device may take to finish its work when a window ends, or twice the window's length if that is
+longer; and when the training ends by an exception or a signal."""
+_STOP_SECONDS = 60
+"""How long Paddle's profiler may then wait for streams that were not asked."""
 _abandoned: list[Any] = []
-"""Profilers and events of devices that do not answer: destroying one waits for the device."""
+"""Profilers of devices that do not answer: destroying one waits for the device."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
 _TAKEN = "the process has opened a paddle.profiler.Profiler meanwhile"
 _GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
 """Longest time to wait for guests to close, and the time between two attempts."""
+
+
+class StuckDeviceError(RuntimeError):
+    """A device does not finish its work, so Paddle's profiler would wait for it without end."""
 
 
 class Recorder:
@@ -77,6 +87,7 @@ class Recorder:
         is_guest: whether the recorder works beside a training of this process that did not ask for
             it, for a remote call. It then changes no function of Paddle, so that the events of
             layers, backward and optimizers are missing, and another recorder waits 5 s until it closes.
+        tasks: returns the communication of the device that the training has not waited for.
     """
 
     _guest: Recorder | None = None
@@ -89,6 +100,7 @@ class Recorder:
         targets: Targets | None = None,
         *,
         is_guest: bool = False,
+        tasks: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self._is_guest = is_guest
         self._memory = config.profile_memory
@@ -107,6 +119,12 @@ class Recorder:
             # that the optimizer's event ends ahead of the step's. Paddle cannot save them crossed.
             paddle_profiler.wrap_optimizers()
         self._targets = targets or Targets(config.targets)
+        if self._targets.on_device:
+            watch_streams()
+        self._tasks = tasks
+        self._work: DeviceWork | None = None
+        self._started = time.monotonic()
+        self._error: BaseException | None = None
         self._trace_switch = 0
         self._profiler: Any = None
         self._pid = os.getpid()
@@ -173,16 +191,21 @@ class Recorder:
 
         Raises:
             RuntimeError: the training has taken Paddle's profiler since.
+            StuckDeviceError: the device does not answer.
         """
         with self._lock:
             if self._profiler is None:
                 raise RuntimeError(_TAKEN)
-            if self._memory:
-                core.enable_memory_recorder()
-            if self._events is not None:
-                self._events.start()
-            self._prepared, self._recording = False, True
-            self._profiler.start()
+            self._started = time.monotonic()
+            if self._targets.on_device:
+                self._work = DeviceWork(self._tasks)
+            with self._waiting_for_device():
+                if self._memory:
+                    core.enable_memory_recorder()
+                if self._events is not None:
+                    self._events.start()
+                self._prepared, self._recording = False, True
+                self._profiler.start()
 
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
@@ -219,13 +242,17 @@ class Recorder:
 
         Args:
             brief: whether to keep Paddle's profiler until `close`: the process is about to end.
+
+        Raises:
+            RuntimeError: the training has taken Paddle's profiler since.
+            StuckDeviceError: the device does not answer; the window is lost.
         """
         with self._lock:
             if self._profiler is None:
                 raise RuntimeError(_TAKEN)
             self._silence()
             self._recording = False
-            result = self._stop()
+            result = self._stop(brief=brief)
             # When the process ends by a signal, the training may be in an operator meanwhile.
             if not brief:
                 self._release()
@@ -267,10 +294,9 @@ class Recorder:
         if os.getpid() != self._pid and self._targets.on_device:
             _abandoned.append(self._profiler)  # a forked child cannot use the device
             return
-        if self._prepared:  # only a window tears prepared tracers down, here an empty one
-            self._profiler.start()
         if self._prepared or self._recording:
-            self._stop()
+            with suppress(StuckDeviceError):
+                self._stop()
 
     def _discard_after_a_while(self) -> None:
         """Drop the window; first wait for its own thread, which may be in an operator, to close it."""
@@ -295,48 +321,77 @@ class Recorder:
             self._events.left.clear()
         instance.release(self._release_early)
 
-    def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
-        """Return whether the device finishes its work; True without a device in the window.
+    def ends_by(self, error: BaseException) -> None:
+        """Note that an exception ends the training: it must not wait for the device for long."""
+        self._error = error
 
-        The work is not waited for by Paddle's calls, which may never return, but by an event.
-        """
-        if not (self._targets.on_device and (self._prepared or self._recording)):
-            return True
-        event = paddle.device.Event()
-        event.record()
-        deadline = time.monotonic() + patience_s
-        while not event.query():
-            if time.monotonic() >= deadline:
-                _abandoned.append(event)
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def abandon(self) -> None:
-        """Leave an open window as it is, since stopping it would wait for a device forever."""
-        self._silence()
-        _abandoned.append(self._profiler)
-        self._prepared, self._recording, self._step = False, False, None
-        self._release()
-
-    def _stop(self) -> Any:
+    def _stop(self, *, brief: bool = False) -> Any:
         """Stop Paddle's profiler and return its result.
 
-        On a device, Paddle waits for the device meanwhile, in C++ and with Python's lock. If the
-        device never answers, only the default action of SIGTERM can end the process.
+        Raises:
+            StuckDeviceError: the device does not answer.
         """
-        with default_actions() if self._targets.on_device else nullcontext():
-            if self._targets.on_device:
-                begin = time.thread_time()
+        with self._waiting_for_device(brief=brief):
+            if self._prepared:  # only a window tears prepared tracers down, here an empty one
+                self._profiler.start()
+            return self._profiler.stop()
+
+    @contextmanager
+    def _waiting_for_device(self, *, brief: bool = False) -> Iterator[None]:
+        """Enter once the device has finished its work: Paddle's ``start()`` and ``stop()`` wait for it.
+
+        They do so in C++ and with Python's lock. If the device does not answer, leave Paddle's profiler as it
+        is. If it never answers inside all the same, only the default action of SIGTERM ends the process.
+
+        Raises:
+            StuckDeviceError: the device does not answer.
+        """
+        if not self._targets.on_device:
+            yield
+            return
+        begin = time.thread_time()
+        work = self._work or DeviceWork(self._tasks)
+        with default_actions():
+            patience_s = self._patience_s(brief)
+            if not work.is_done(patience_s):
+                _abandoned.append(self._profiler)
+                self._release()
+                raise StuckDeviceError(
+                    f"the device has not finished its work in {patience_s:.0f} s"
+                )
+            with nullcontext() if work.is_known or self._error is None else _deadline(self._error):
                 paddle.device.synchronize()
                 self.wait_seconds = time.thread_time() - begin
-            return self._profiler.stop()
+                yield
+
+    def _patience_s(self, brief: bool) -> float:
+        """Return how long the device may take to finish its work."""
+        if brief or self._error is not None:
+            return LAST_PATIENCE_SECONDS
+        return max(LEAST_PATIENCE_SECONDS, 2 * (time.monotonic() - self._started))
 
     def _silence(self) -> None:
         if self._memory and self._recording:
             core.disable_memory_recorder()
         if self._events is not None:
             self._events.stop()
+
+
+@contextmanager
+def _deadline(error: BaseException) -> Iterator[None]:
+    """End the process with code 1, as the exception does, if it is still inside after a minute.
+
+    A thread of Python's faulthandler does: it needs no lock of the interpreter.
+    """
+    log.warning(
+        f"the training ends by {type(error).__name__}: {text_of(error)}; first Paddle's profiler is stopped, "
+        f"in {_STOP_SECONDS} s at most"
+    )
+    faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _clock_offset_ns() -> int:

@@ -368,7 +368,7 @@ class Windows:
         if asked is not None:
             asked.set()
 
-    def close(self, keep_empty: bool, failed: bool = False) -> None:
+    def close(self, keep_empty: bool, error: BaseException | None = None) -> None:
         """Release all held windows, save an open window, and release Paddle's profiler.
 
         If provisional steps are in memory, they are saved in place of the open window, in which no
@@ -376,25 +376,20 @@ class Windows:
 
         Args:
             keep_empty: whether to save an open window in which no step has ended.
-            failed: whether an exception ends the training. Then a device that no longer answers is
-                left alone, with its window: Paddle would wait for it forever.
+            error: the exception that ends the training.
 
         Raises:
             RuntimeError: the window could not be saved.
         """
         self._store.holds = False  # no keep decision will arrive
         with self._lock:
+            if error is not None:
+                self._recorder.ends_by(error)
             try:
                 self._store.release_all()
                 is_saved = self._save_provisional_steps()
                 recording = None if is_saved else self._open
-                if failed and not self._recorder.device_answers():
-                    self._recorder.abandon()
-                    if recording is not None:
-                        raise RuntimeError(
-                            f"the device does not answer; {_what_is_lost(recording.name, recording.num_steps)}"
-                        )
-                elif recording is not None and (keep_empty or recording.window_steps):
+                if recording is not None and (keep_empty or recording.window_steps):
                     self._recorder.end_step(is_complete=False)
                     self._save()
             finally:

@@ -57,7 +57,7 @@ class DeviceEvents:
         with suppress(Exception):  # a plugin may lack the query of a stream
             stream.query()
             self._asks_stream = True
-        self._context = _Context()
+        self._context = Context()
         event = self._pool.pop()
         event.record(stream)
         event.query()
@@ -103,7 +103,7 @@ class DeviceEvents:
         self._context.use()
 
 
-class _Context:
+class Context:
     """The CUDA context of the thread that makes it; nothing without CUDA's driver.
 
     A thread without a context would make one on device 0, which takes 0.5 GB there. And a query of
@@ -118,12 +118,23 @@ class _Context:
             if driver.cuCtxGetCurrent(ctypes.byref(self._context)) == 0 and self._context:
                 self._driver = driver
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether there is a context."""
+        return self._driver is not None
+
     def use(self) -> None:
+        """Make the context current in the calling thread."""
         if self._driver is not None:
             with suppress(AttributeError):
                 self._driver.cuCtxSetCurrent(self._context)
                 mode = ctypes.c_int(_RELAXED)
                 self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def synchronize(self) -> None:
+        """Wait for all work of the context, without Python's lock."""
+        self.use()
+        self._driver.cuCtxSynchronize()
 
 
 MOST_PENDING = 1024
