@@ -200,10 +200,10 @@ def format_skipped(path: object, skipped: Mapping[str, int]) -> Message:
     reasons = [kind.removeprefix(TRUNCATED) for kind in skipped if kind.startswith(TRUNCATED)]
     others = {kind: num for kind, num in skipped.items() if not kind.startswith(TRUNCATED)}
     if not reasons:
-        return Message("skipped", path=path, what=_format_counts(others))
+        return Message("skipped", path=path, what=format_counts(others))
     if not others:
         return Message("truncated", path=path, why=max(reasons))
-    what = _format_counts(others)
+    what = format_counts(others)
     return Message("truncated_and_skipped", path=path, why=max(reasons), what=what)
 
 
@@ -237,10 +237,10 @@ def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
     >>> format_omitted("a.pb", {"event annotations": 1, "device events without a launch": 2})
     'a.pb: the format cannot hold 1 event annotation, 2 device events without a launch'
     """
-    return f"{path}: the format cannot hold {_format_counts(omitted)}"
+    return f"{path}: the format cannot hold {format_counts(omitted)}"
 
 
-def _format_counts(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Return text such as "2 events without time, 1 field of an unexpected type"."""
     return ", ".join(
         f"{num} {kind if num != 1 else _PLURAL.sub('', kind, 1).replace(' are ', ' is ', 1)}"

@@ -25,6 +25,7 @@ from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
+from ppprof.trace.other_formats import signature_of
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 from ppprof.trace.steps import with_step_mark
@@ -117,6 +118,11 @@ def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> 
         raise TraceError(
             f"{path}: begins with zeros, not with a trace; its content never reached the disk, "
             "which was full or disconnected; use another file"
+        )
+    kind = signature_of(head)
+    if kind is not None:
+        raise TraceError(
+            f"{path}: {kind}; expected JSON of Paddle's or torch's profiler, or Paddle's .pb"
         )
     if head.lstrip()[:1] in (b"{", b"["):
         traces = read_json_ranks(path, progress, reading.step_mark)

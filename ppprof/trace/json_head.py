@@ -9,6 +9,7 @@ from ppprof.errors import TraceError
 from ppprof.trace.fastpath.layouts import dialect_of
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json.recovery import HEAD_BYTES, keys_before, start_of_events
+from ppprof.trace.other_formats import writer_of
 from ppprof.trace.paddle.layout_scans import new_scans as scans_of_paddle
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
@@ -18,6 +19,10 @@ _KINETO = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
     rb'Runtime|ac2g|fwdbwd|Trace)"'
 )
+_OTHER = re.compile(
+    rb'"ph"\s*:\s*"[BEbe]"|"(pid|ts|dur)"\s*:\s*"|"(CANN|Ascend Hardware|CPU HIP API)"'
+)
+"""What other writers write, and Paddle does not: pairs, numbers in quotes, names of processes."""
 _PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
 
 
@@ -35,6 +40,9 @@ def read_keys(source: TraceStream) -> Keys:
             return keys_before(text[:start])
         more = source.read(BLOCK_BYTES)
         if not more or len(text) > MAX_EVENT_BYTES:
+            writer = writer_of(text)
+            if writer is not None:
+                raise other_writer(source.path, writer)
             raise TraceError(
                 f'{source.path}: no list of events ("traceEvents": [...]) in its '
                 f"{'first ' if more else ''}{len(text)} bytes; expected the JSON of Paddle's or "
@@ -43,14 +51,24 @@ def read_keys(source: TraceStream) -> Keys:
         text += more
 
 
+def other_writer(path: object, writer: str, skipped: str = "") -> TraceError:
+    """Return the error for a file of a writer that is known, and not read."""
+    return TraceError(
+        f"{path}: a file of {writer}, which ppprof does not read{skipped}; expected JSON of "
+        "Paddle's or torch's profiler, of torch_npu or msprof, or of rocprof"
+    )
+
+
 def looks_like_kineto(head: bytes) -> bool:
     """Return whether the beginning of a file is JSON of torch's profiler."""
     start = start_of_events(head) if head.lstrip()[:1] in (b"{", b"[") else -1
-    return start >= 0 and is_kineto(keys_before(head[:start]), head[start:])
+    if start < 0 or not is_kineto(keys_before(head[:start]), head[start:]):
+        return False
+    return b'"schemaVersion"' in head[:start] or bool(_KINETO.search(head))
 
 
 def is_kineto(keys: Keys, text: bytes) -> bool:
-    """Return whether the file is Kineto's.
+    """Return whether the file is Kineto's, or that of another writer than Paddle.
 
     Kineto's schema version is a number, Paddle's is a string. If the file has no schema version,
     the events at the beginning of ``text`` decide.
@@ -58,7 +76,7 @@ def is_kineto(keys: Keys, text: bytes) -> bool:
     version = keys.get("schemaVersion")
     if version is not None:
         return isinstance(version, (int, float))
-    return bool(_KINETO.search(text)) and not _PADDLE.search(text)
+    return bool(_KINETO.search(text) or _OTHER.search(text)) and not _PADDLE.search(text)
 
 
 def new_scans(source: TraceStream) -> RangeScans[Any] | None:

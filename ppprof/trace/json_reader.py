@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -25,17 +25,20 @@ from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
-from ppprof.trace.json.recovery import HEAD_BYTES, EventDecoder
+from ppprof.trace.json.recovery import HEAD_BYTES, INVALID_EVENTS, MISFIT_FIELDS, EventDecoder
 from ppprof.trace.json.values import drop_nonportable_numbers
-from ppprof.trace.json_head import Keys, is_kineto, read_keys
+from ppprof.trace.json_head import Keys, is_kineto, other_writer, read_keys
+from ppprof.trace.other_formats import writer_of
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent, by_rank
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Note, Trace
 from ppprof.trace.source import BLOCK_BYTES, Progress, TraceStream
 from ppprof.trace.steps import with_step_mark
-from ppprof.units import TRUNCATED, format_ranges
+from ppprof.units import TRUNCATED, format_counts, format_ranges
 
+_OTHER_WRITERS = ("asynchronous spans", "counters", "flows")
+"""Events that no table needs, and that a trace of Paddle's or torch's profiler never consists of."""
 _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 
@@ -83,7 +86,7 @@ def read_json_ranks(
             progress(source.size, source.size)
         if source.damage:
             skipped[f"{TRUNCATED} ({source.damage})"] += 1
-    _check_writer(path, traces.values(), keys, skipped)
+    _check_writer(path, list(traces.values()), keys, skipped, text)
     if source.size > _LARGE_BYTES:
         _trim_heap()
     if len(traces) > 1:
@@ -98,17 +101,44 @@ def read_json_ranks(
 
 
 def _check_writer(
-    path: str | Path, traces: Iterable[Trace], keys: Keys, skipped: Counter[str]
+    path: str | Path,
+    traces: Collection[Trace],
+    keys: Keys,
+    skipped: Mapping[str, int],
+    text: bytes,
 ) -> None:
-    """Reject a file that neither Paddle's nor torch's profiler wrote.
+    """Reject a file whose events are all of another writer than Paddle's or torch's profiler.
+
+    Args:
+        path: the file.
+        traces: the traces that were read from it.
+        keys: its keys beside the list of events.
+        skipped: counts the unreadable parts of the file.
+        text: its first events.
 
     Raises:
-        TraceError: none of its events is of a known category.
+        TraceError: it has events, but none that can be used.
     """
     events = [trace.events for trace in traces if trace.events.height]
-    if not events and skipped and not keys:
-        raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
-    if not events or "schemaVersion" in keys:
+    if not events:
+        unread = Counter(dict(skipped))
+        for trace in traces:
+            if trace.memory.height or trace.frames.height:
+                return
+            unread.update(trace.skipped)
+            unread.update({kind: trace.ignored.get(kind, 0) for kind in _OTHER_WRITERS})
+        kinds = {
+            kind: num
+            for kind, num in unread.items()
+            if num and kind != MISFIT_FIELDS and not kind.startswith(TRUNCATED)
+        }
+        if set(kinds) == {INVALID_EVENTS} and not keys:
+            raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
+        if kinds and set(kinds) != {INVALID_EVENTS}:
+            writer = writer_of(text) or "an unknown writer"
+            raise other_writer(path, writer, f" ({format_counts(kinds)})")
+        return
+    if "schemaVersion" in keys:
         return
     categories = pl.concat(table["category"] for table in events)
     if not categories.is_in(CATEGORIES).any():

@@ -53,13 +53,22 @@ def drop_nonportable_numbers(values: Mapping[str, object]) -> dict[str, object]:
 def nanoseconds(name: str, microseconds: Sequence[str] | pl.Series) -> pl.Series:
     """Return decimal texts of microseconds as a column ``name`` of int64 nanoseconds.
 
-    The text ``1.25`` becomes 1250; null, or a text that is not a number, becomes null.
+    The text ``1.25``, in quotes or not, becomes 1250; null, or a text that is not a number, becomes
+    null.
     """
     text = pl.Series(name, microseconds, pl.String)
-    # The physical value of a decimal(38, 3) is its number of thousandths.
-    thousandths: pl.Series = text.cast(pl.Decimal(38, 3), strict=False).to_physical()
-    exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
+    exact = _exact_nanoseconds(text)
+    if exact.null_count():  # writers that quote numbers quote all of them
+        text = text.str.strip_chars('"')
+        exact = _exact_nanoseconds(text)
     if exact.null_count():  # not a number, or an exponent, which older polars rejects in a decimal
         rounded = (text.cast(pl.Float64, strict=False) * 1000).round()
         return exact.fill_null(rounded.cast(pl.Int64, strict=False))
+    return exact
+
+
+def _exact_nanoseconds(microseconds: pl.Series) -> pl.Series:
+    # The physical value of a decimal(38, 3) is its number of thousandths.
+    thousandths: pl.Series = microseconds.cast(pl.Decimal(38, 3), strict=False).to_physical()
+    exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
     return exact

@@ -28,6 +28,7 @@ from ppprof.trace.kineto.fields import (
     KinetoEvent,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
+from ppprof.trace.kineto.other_writers import OtherEvents
 from ppprof.trace.kineto.processes import ranks_of, split
 from ppprof.trace.kineto.terms import LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.schema import FRAMES, OVERHEADS, conform
@@ -61,6 +62,7 @@ class KinetoColumns:
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._pending: _Events = []
         self._ids: dict[str, int] = {}
+        self._others: OtherEvents | None = OtherEvents()
         self._has_tables = False
         """Whether each table has a part, if only an empty one."""
 
@@ -100,7 +102,7 @@ class KinetoColumns:
                 self._number_ids(event)
             kind = KINDS.get(event.cat) if event.ph == "X" else None
             if kind is None:
-                kind = self._unusual_kind(event)
+                kind = self._unusual_kind(position, event)
             if kind is not None:
                 by_kind[kind].append((position, event))
             if event.name == "thread_name" and event.args:
@@ -115,6 +117,15 @@ class KinetoColumns:
             {name: _details(name, by_kind[kind]) for name, (kind, _, _) in DETAILS.items()}
         )
         self.add_tables({"inputs": _inputs(by_kind["hosts"])})
+
+    def _convert_others(self) -> None:
+        """Convert the events that could not be converted before the whole file was known."""
+        self._convert_pending()
+        others, self._others = self._others, None
+        if others is not None:
+            self._pending += others.resolved(self.process_names, self.skipped)
+            self.ignored += others.counts
+            self._convert_pending()
 
     def _number_ids(self, event: KinetoEvent) -> None:
         """Replace ids that are text by numbers: the number that the text is, else a new one."""
@@ -142,6 +153,7 @@ class KinetoColumns:
         Raises:
             TraceError: it is unknown which rank some device events belong to.
         """
+        self._convert_others()
         tables = {name: self._table(name) for name in (*SPANS, *DETAILS, "inputs")}
         ranks = ranks_of(tables, self.process_names)
         if not ranks:
@@ -160,12 +172,14 @@ class KinetoColumns:
             first.skipped["events of processes that are no ranks"] = num_events
         return parts
 
-    def _unusual_kind(self, event: KinetoEvent) -> str | None:
+    def _unusual_kind(self, position: int, event: KinetoEvent) -> str | None:
         """Return the kind of an event that is in no table of `KINDS`; None, and count it, if none.
 
         A span of an unknown ``cat`` is a device event if it has a stream or a device, as accelerators
         of other makers write them.
         """
+        if self._others is not None and self._others.add(position, event):
+            return None
         if event.ph == "X":
             if event.cat == FRAME and event.name.startswith(MODULE):
                 return "hosts"
@@ -262,7 +276,7 @@ def dtypes_of(columns: Columns) -> dict[str, pl.DataType]:
 
 def _is_long(event: KinetoEvent) -> bool:
     try:
-        return float(bytes(event.dur)) * 1000 >= LEAST_FRAME_NS
+        return float(bytes(event.dur).strip(b'"')) * 1000 >= LEAST_FRAME_NS
     except ValueError:
         return False
 

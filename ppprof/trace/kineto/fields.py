@@ -15,7 +15,7 @@ from ppprof.trace.json.trace_events import NO_TEXT, Scalar
 from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
 
 
-class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
+class KinetoArgs(msgspec.Struct, gc=False):
     """The fields of an event's ``args`` that are read; None or no text for a missing field."""
 
     name: Scalar = None
@@ -58,6 +58,19 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
 NO_ARGS = KinetoArgs()
 
 
+class OtherArgs(KinetoArgs, gc=False):
+    """Also the fields that `ppprof.trace.kineto.other_writers` reads."""
+
+    connection: Scalar = msgspec.field(default=None, name="connection_id")
+    task_type: Scalar = msgspec.field(default=None, name="Task Type")
+    begin_ns: Scalar = msgspec.field(default=None, name="BeginNs")
+    end_ns: Scalar = msgspec.field(default=None, name="EndNs")
+    host_process: Scalar = msgspec.field(default=None, name="pid")
+    device_number: Scalar = msgspec.field(default=None, name="dev-id")
+    stream_number: Scalar = msgspec.field(default=None, name="stream-id")
+    queue_number: Scalar = msgspec.field(default=None, name="queue-id")
+
+
 class KinetoEvent(msgspec.Struct, gc=False):
     """One event of the list ``traceEvents``.
 
@@ -71,7 +84,8 @@ class KinetoEvent(msgspec.Struct, gc=False):
     tid: Scalar = None
     ts: msgspec.Raw = NO_TEXT
     dur: msgspec.Raw = NO_TEXT
-    args: Optional[KinetoArgs] = None
+    id: Scalar = None
+    args: Optional[OtherArgs] = None
 
 
 EMPTY = KinetoEvent()

@@ -20,10 +20,11 @@ from ppprof.trace.fastpath.native.event_reader import EventReader
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.fastpath.threads import num_processors
 from ppprof.trace.json.batches import decoded_batches
-from ppprof.trace.json.recovery import EventDecoder
+from ppprof.trace.json.recovery import HEAD_BYTES, EventDecoder
 from ppprof.trace.kineto.columns import KinetoColumns
 from ppprof.trace.kineto.fields import KinetoEvent
 from ppprof.trace.kineto.forms import KINETO, Scan, new_reader, new_scans, part_bounds
+from ppprof.trace.kineto.other_writers import ROCPROF
 from ppprof.trace.kineto.scanned import ScannedEvents
 from ppprof.trace.source import Block, TraceStream
 
@@ -45,7 +46,8 @@ def read_kineto_columns(
     columns = KinetoColumns()
     decoder = EventDecoder(KinetoEvent, source.path, skipped)
     bounds = part_bounds(source)
-    library = core.library()
+    # Only rocprof's arrows say which call launched which kernel; the core skips arrows.
+    library = None if ROCPROF in source.peek(HEAD_BYTES) else core.library()
     if library is None:
         for first, events in decoded_batches(source, decoder, keys, None, bounds[1:]):
             columns.add_decoded(first, events)
