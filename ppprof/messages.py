@@ -38,6 +38,12 @@ _TEXTS = {
         "{path}: {ranks} in one file: each of its processes is read as a rank",
         "{path}：一个文件中有 {ranks}：其中每个进程按一个 rank 读取",
     ),
+    "unrelated": (
+        "{paths}: {ranks}, from the order of their names: nothing in these traces says that they are "
+        "of one job, and what compares ranks holds only if they are; compare others with `ppprof diff`",
+        "{paths}：{ranks}，按文件名的顺序编号：这些时间线中没有任何内容说明它们属于同一个作业，"
+        "只有属于同一个作业时，rank 之间的比较才有意义；其他情况请用 `ppprof diff` 比较",
+    ),
     "only_tables": (
         "{path}: only tables are left of this window, no trace",
         "{path}：这个窗口只剩下表，没有时间线",

@@ -42,5 +42,5 @@ def open_located(location: RunLocation, reading: ReadOptions | None = None) -> R
 
 def log_newest(run: Run, location: RunLocation) -> None:
     """Log the directory of a run if that is not one of the paths that the user gave."""
-    if run.paths != tuple(map(to_path, location.given)):
+    if location.manifest and run.paths != tuple(map(to_path, location.given)):
         log.info("%s", Message("newest", given=", ".join(location.given), path=run))

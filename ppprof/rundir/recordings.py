@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.errors import InputError
+from ppprof.messages import Message
 from ppprof.paths import reject_special_files, store_errors_as_oserror
 from ppprof.rundir import Listing
 from ppprof.units import format_ranges
@@ -38,7 +39,9 @@ and ``torch.profiler`` write worker and time into the name. If a ``.pb``, ``.pad
 _HEAD_BYTES = 1 << 18
 """torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
 ranks of many process groups it may itself have many KB."""
-_INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*([0-9]{1,6})\b'
+_INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"%b"\s*:\s*([0-9]{1,6})\b'
+_RUNS = re.compile("run|exp|job|trial", re.IGNORECASE)
+"""Names of folders that are separate runs, although they differ in their numbers only."""
 _IN_NAME = r"rank[_-]?([0-9]{1,6})(?![0-9])"
 
 BY_CONTENT = "distributedInfo.rank in the files"
@@ -185,6 +188,7 @@ def _directories(path: Path, listing: Listing) -> list[Path]:
     - ``path`` holds traces but no manifest, such as foreign or copied traces: ``path``.
     - Children or grandchildren of ``path`` are log directories, such as those of several nodes:
       the newest run of each.
+    - Children or grandchildren of ``path`` hold foreign traces: all of these.
     - Otherwise: ``path``, in which no trace will be found.
     """
     try:
@@ -192,7 +196,20 @@ def _directories(path: Path, listing: Listing) -> list[Path]:
     except InputError:  # no manifest: foreign or copied traces
         if any(_files([path], listing)):
             return [path]
-        return rundir.find_runs_below(path, listing=listing) or [path]
+        runs = rundir.find_runs_below(path, listing=listing)
+        return runs or _folders_of_traces(path, listing) or [path]
+
+
+def _folders_of_traces(path: Path, listing: Listing, levels: int = 2) -> list[Path]:
+    """Return the folders below ``path`` that hold foreign traces, such as ``node0``, sorted."""
+    folders = []
+    for child in sorted(listing.entries(path), key=lambda entry: _natural(entry.name)):
+        if child.is_dir() and not child.name.startswith("."):
+            if any(_files([child], listing)):
+                folders.append(child)
+            elif levels > 1:
+                folders += _folders_of_traces(child, listing, levels - 1)
+    return folders
 
 
 def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
@@ -224,9 +241,9 @@ def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path
         for directory in directories:
             unique.setdefault(directory.resolve(), directory)
         run_id = run_id or listing.run_id(directories[0])
-    if len(unique) > 1:
+    if any(listing.manifest(directory) for directory in unique.values()):
         ids = {directory: listing.run_id(directory) for directory in unique.values()}
-        if len(set(ids.values())) > 1 or run_id is None:
+        if len(unique) > 1 and (len(set(ids.values())) > 1 or run_id is None):
             raise InputError(f"{join_paths(ids)}: different runs; expected directories of one run")
     return list(unique.values())
 
@@ -268,10 +285,14 @@ def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
             own[name] = [path]
     recordings = _of_windows(own, {})
     first = max((rank for rank, _ in recordings), default=-1) + 1
-    by_order = {str(path): path for path in sorted(foreign, key=lambda p: _natural(p.name))}
+    by_order = {
+        str(path): path
+        for path in sorted(foreign, key=lambda p: (_natural(p.name), _natural(str(p))))
+    }
     for worker, rank in _ranks_of(by_order, first, paths).items():
         path = by_order[worker]
-        recordings[rank, 0] = Recording(rank, 0, path.name, None, (path,))
+        window = sum(each == rank for each, _ in recordings)
+        recordings[rank, window] = Recording(rank, window, path.name, None, (path,))
     return [recordings[key] for key in sorted(recordings)]
 
 
@@ -301,12 +322,34 @@ def _given_twice(name: rundir.TraceName, first: Path, second: Path) -> InputErro
     )
 
 
-def _ranks_of(workers: Mapping[str, Path], first: int, paths: Iterable[Path]) -> Mapping[str, int]:
-    """Return the result of `_foreign_ranks`; log where the ranks of several workers come from."""
+def _ranks_of(workers: Mapping[str, Path], first: int, paths: Sequence[Path]) -> Mapping[str, int]:
+    """Return the result of `_foreign_ranks`; log where the ranks of several workers come from.
+
+    Raises:
+        InputError: the workers are not of one job: they differ in its number of ranks, or lie in
+            several directories, and nothing says which rank they are of.
+    """
     ranks, source = _foreign_ranks(workers, first)
-    if len(ranks) > 1:
-        numbers = format_ranges("rank", ranks.values())
-        _log.info("%s: %s, from %s", join_paths(paths), numbers, source)
+    if len(ranks) < 2:
+        return ranks
+    given = join_paths(paths)
+    sizes = {_in_file(path, b"world_size") for path in workers.values()} - {None}
+    if len(sizes) > 1:
+        stated = " and ".join(map(str, sorted(size for size in sizes if size is not None)))
+        raise InputError(
+            f"{given}: traces of different jobs, of {stated} ranks (distributedInfo.world_size); "
+            "expected those of one job; compare two with `ppprof diff`"
+        )
+    numbers = format_ranges("rank", set(ranks.values()))
+    if source != BY_ORDER:
+        _log.info("%s: %s, from %s", given, numbers, source)
+    elif len(paths) > 1 and not set(paths) & set(workers.values()):
+        raise InputError(
+            f"{given}: different runs, or nodes of one whose traces do not say their ranks; "
+            "expected directories of one run, with distributedInfo.rank or the rank in each name"
+        )
+    else:
+        _log.warning("%s", Message("unrelated", paths=given, ranks=numbers))
     return ranks
 
 
@@ -332,7 +375,8 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     by_order = sorted(foreign, key=_natural)
     newest = {worker: foreign[worker][max(foreign[worker])][0] for worker in by_order}
     for worker, rank in _ranks_of(newest, first, directories).items():
-        for window, time in enumerate(sorted(foreign[worker], key=_natural)):
+        for time in sorted(foreign[worker], key=_natural):
+            window = sum(each == rank for each, _ in recordings)
             traces = tuple(foreign[worker][time])
             recordings[rank, window] = Recording(rank, window, worker, None, traces)
     return [recordings[key] for key in sorted(recordings)]
@@ -344,7 +388,8 @@ class _Files(NamedTuple):
     own: Mapping[rundir.TraceName, list[Path]]
     """Traces and raw captures that ppprof wrote, the preferred one of a segment first."""
     foreign: Mapping[str, Mapping[str, list[Path]]]
-    """Worker -> time in the file name -> traces."""
+    """Worker -> time in the file name -> traces. Of several directories, a worker's name begins with
+    that of its directory."""
     saved: Mapping[tuple[int, int], Path]
     """(rank, window) -> tables as data."""
 
@@ -363,7 +408,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         if name is not None:
             own.setdefault(name, []).append(path)
         elif path.parent in directories and (match := re.fullmatch(_FOREIGN, path.name)):
-            windows = foreign.setdefault(match["worker"], {})
+            windows = foreign.setdefault(_worker(path, match["worker"], directories), {})
             windows.setdefault(match["time"] or match["ns"] or "", []).append(path)
     saved = {
         (rank, window): path
@@ -371,8 +416,16 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         for rank, window, path in rundir.summary_files(run, _entries(run, "summary", listing))
     }
     if not own and not foreign and not saved and not any(map(rundir.has_manifest, directories)):
-        foreign = {path.name: {"": [path]} for path in files if _looks_like_trace(path)}
+        foreign = {
+            _worker(path, path.name, directories): {"": [path]}
+            for path in files
+            if _looks_like_trace(path)
+        }
     return _Files(own, foreign, saved)
+
+
+def _worker(path: Path, name: str, directories: Sequence[Path]) -> str:
+    return name if len(directories) == 1 else f"{path.parent}/{name}"
 
 
 def _entries(run: Path, folder: str, listing: Listing) -> list[Path]:
@@ -411,20 +464,28 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, int], str]:
     """Return the rank of each worker, from ``first`` on, and where the ranks come from.
 
-    The first of these that gives every worker a rank of its own: ``distributedInfo.rank``, which
-    torch writes into a trace; ``rank`` and a number in the worker's name; the order of the workers.
+    The first of these that gives every worker of a directory a rank of its own: ``distributedInfo.rank``,
+    which torch writes into a trace; ``rank`` and a number in the worker's name; the order of the
+    workers. Directories that differ in their numbers only, such as ``iteration_10`` and
+    ``iteration_20``, may hold the same ranks: they are windows of one run.
     """
     sources: Mapping[str, Callable[[str], int | None]] = {
         BY_CONTENT: lambda worker: _rank_in_file(workers[worker]),
-        BY_NAME: _rank_in_name,
+        BY_NAME: lambda worker: _rank_in_name(workers[worker].name),
     }
+    folders = {path.parent for path in workers.values()}
+    kinds = {re.sub("[0-9]+", "", str(folder)) for folder in folders}
+    are_windows = len(kinds) == 1 and not any(_RUNS.search(folder.name) for folder in folders)
     for source, rank_of in sources.items():
         ranks: dict[str, int] = {}
-        for worker in workers:
+        taken: set[tuple[Path | None, int]] = set()
+        for worker, path in workers.items():
             rank = rank_of(worker)
-            if rank is None or rank < first or rank in ranks.values():
+            place = path.parent if are_windows and len(folders) > 1 else None
+            if rank is None or rank < first or (place, rank) in taken:
                 break
             ranks[worker] = rank
+            taken.add((place, rank))
         else:
             return ranks, source
     return {worker: rank for rank, worker in enumerate(workers, first)}, BY_ORDER
@@ -437,7 +498,11 @@ def _rank_in_name(worker: str) -> int | None:
 
 def _rank_in_file(path: Path) -> int | None:
     """Return ``distributedInfo.rank`` of a JSON trace; None without it, or if it is unreadable."""
-    match = re.search(_INFORMATION, _head(path))
+    return _in_file(path, b"rank")
+
+
+def _in_file(path: Path, key: bytes) -> int | None:
+    match = re.search(_INFORMATION % key, _head(path))
     return int(match[1]) if match else None
 
 

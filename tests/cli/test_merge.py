@@ -9,6 +9,7 @@ import pytest
 import ppprof
 from ppprof.cli import main
 from ppprof.errors import UsageError
+from ppprof.messages import Message
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.topology import Topology
@@ -228,7 +229,7 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     assert merge(tmp_path, "-o", out) == 0
     assert processes(out) == ["rank 0 · hosta", "rank 1 · hostb"]
     assert capsys.readouterr().err.splitlines()[:2] == [
-        f"{tmp_path}: ranks 0-1, from the order of their names",
+        str(Message("unrelated", paths=tmp_path, ranks="ranks 0-1")),
         UNKNOWN.format(tmp_path, "rank 1"),
     ]
     assert merge(tmp_path, "-o", out, "--force", "--rank", "1") == 0

@@ -72,7 +72,59 @@ def test_what_contradicts_itself_is_numbered_by_order(
         torch_trace(tmp_path / f"{name}.1.pt.trace.json", rank)
     with caplog.at_level(logging.INFO, "ppprof"):
         assert ranks(tmp_path) == {names[1]: 0, names[0]: 1}
-    assert caplog.messages == [f"{tmp_path}: ranks 0-1, from the order of their names"]
+    assert caplog.messages[0].startswith(
+        f"{tmp_path}: ranks 0-1, from the order of their names: nothing in these traces says that"
+    )
+    assert caplog.records[0].levelname == "WARNING"
+
+
+def in_folders(root: Path, *folders: str, world_size: int = 4) -> None:
+    """Two ranks in each folder; those of the second folder follow, unless it is an iteration."""
+    for number, folder in enumerate(folders):
+        (root / folder).mkdir(parents=True)
+        for rank in range(2):
+            first = 0 if "iteration" in folder else 2 * number
+            path = torch_trace(root / folder / f"worker{rank}_trace.json", first + rank)
+            document = json.loads(path.read_text())
+            document["distributedInfo"]["world_size"] = world_size
+            path.write_text(json.dumps(document))
+
+
+def places(*paths: Path) -> list[tuple[int, int, str]]:
+    return [
+        (recording.rank, recording.window, recording.files[0].parent.name)
+        for recording in resolve(*paths).recordings
+    ]
+
+
+@pytest.mark.parametrize("below", ["", "logs"])
+def test_folders_of_nodes_are_one_job(tmp_path: Path, below: str) -> None:
+    in_folders(tmp_path, f"node0/{below}", f"node1/{below}")
+    names = [below or "node0"] * 2 + [below or "node1"] * 2
+    expected = [(rank, 0, name) for rank, name in enumerate(names)]
+    assert places(tmp_path) == expected
+    assert places(tmp_path / "node0" / below, tmp_path / "node1" / below) == expected
+    assert ppprof.open(tmp_path).breakdown()["rank"].unique().sort().to_list() == [0, 1, 2, 3]
+
+
+def test_folders_of_iterations_are_windows(tmp_path: Path) -> None:
+    in_folders(tmp_path, "iteration_100", "iteration_20", world_size=2)
+    folders = ["iteration_20", "iteration_100"]
+    expected = [(rank, window, folders[window]) for rank in (0, 1) for window in (0, 1)]
+    assert places(tmp_path) == expected
+    assert places(*(tmp_path / folder for folder in folders)) == expected
+
+
+def test_folders_of_different_runs_are_refused(tmp_path: Path) -> None:
+    in_folders(tmp_path / "a", "run_1", "run_2")
+    for path in (tmp_path / "a").glob("*/*.json"):
+        torch_trace(path, 0 if "worker0" in path.name else 1)
+    with pytest.raises(InputError, match="different runs, or nodes of one whose traces do not"):
+        resolve(tmp_path / "a")
+    in_folders(tmp_path / "b", "node0", world_size=4)
+    in_folders(tmp_path / "c", "node0", world_size=8)
+    with pytest.raises(InputError, match="traces of different jobs, of 4 and 8 ranks"):
+        resolve(*sorted(tmp_path.glob("[bc]/node0/*.json")))
 
 
 def test_a_file_that_cannot_be_read_has_no_say(tmp_path: Path) -> None:
