@@ -34,6 +34,11 @@ _TEXTS = {
         "{path}: the last {time} were not ended by step(): no table and no average counts them",
         "{path}：最后 {time} 没有以 step() 结束：不计入任何表和平均值",
     ),
+    "allocations_end": (
+        "{path}: allocations are recorded up to step {step} only, to spare the training memory or time: "
+        "tables of memory count no later ones",
+        "{path}：为节省训练进程的内存或时间，只录制到第 {step} 步为止的内存分配：内存表不统计之后的分配",
+    ),
     "several_ranks": (
         "{path}: {ranks} in one file: each of its processes is read as a rank",
         "{path}：一个文件中有 {ranks}：其中每个进程按一个 rank 读取",

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.capture.ranks.flight_recorder import FlightRecorder
     from ppprof.capture.ranks.triggers import Triggers
+    from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.windows import WindowObserver, Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
@@ -359,6 +360,7 @@ def _windows(
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
+        from ppprof.capture.recording.long_steps import LongSteps
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.rpc import RpcCalls
         from ppprof.capture.recording.targets import Targets
@@ -367,15 +369,19 @@ def _windows(
         tasks = flight_recorder.device_tasks if flight_recorder is not None else tuple
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run), tasks=tasks)
         observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
-        if profiler.record_shapes:
-            observers += _operators(job, run)
+        operators = _operators(job, run) if profiler.record_shapes else None
+        if operators is not None:
+            observers.append(operators)
         if profiler.python_stacks is not False:
             from ppprof.capture.recording.python_stacks import StackSampler
 
             observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
         # after the operators and stacks, whose files count
         observers += _disk_budget(profiler, job, run, prints)
-        return Windows(recorder, store, [*observers, steps])
+        long_steps = LongSteps(operators, recorder.end_allocations)
+        windows = Windows(recorder, store, [*observers, steps, long_steps])
+        long_steps.end_window = windows.end_within_step
+        return windows
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
@@ -406,15 +412,15 @@ def _disk_budget(
     return [DiskBudget(run, job.rank, max_bytes, profiler.formats, setting=setting)]
 
 
-def _operators(job: Job, run: Path) -> list[WindowObserver]:
+def _operators(job: Job, run: Path) -> OperatorCallRecorder | None:
     try:
         from ppprof.capture.recording.operator_calls import OperatorCallRecorder
 
-        return [OperatorCallRecorder(run)]
+        return OperatorCallRecorder(run)
     except Exception as error:  # another version of Paddle
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record shapes: {reason(error)}")
-        return []
+        return None
 
 
 def _timer() -> StepTimer:

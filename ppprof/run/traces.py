@@ -28,7 +28,7 @@ from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.formats import read_ranks
 from ppprof.trace.schema import unknown_device_kinds
 from ppprof.trace.segments import join_segments
-from ppprof.trace.steps import incomplete_time_ns
+from ppprof.trace.steps import incomplete_time_ns, last_step_with_allocations
 from ppprof.trace.unrecorded_device import with_device
 from ppprof.units import format_ranges, format_skipped, format_time
 
@@ -282,6 +282,9 @@ def notes_on(path: Path, trace: Trace) -> list[str]:
     """Return what a user of a trace's tables should know about the trace, one message each."""
     notes: list[str] = [Message(key, path=path, **values) for key, values in trace.notes]
     notes += [f"{path}: {message}" for message in clock_messages(trace)]
+    step = last_step_with_allocations(trace.events)
+    if step is not None:
+        notes.append(Message("allocations_end", path=path, step=step))
     for kind, num in unknown_device_kinds(trace.events).items():
         notes.append(Message("unknown_kind", path=path, num=num, kind=kind))
     incomplete_ns = incomplete_time_ns(trace.events)

@@ -49,6 +49,7 @@ from ppprof.rundir.manifest import (
     write_node_marker,
 )
 from ppprof.rundir.names import (
+    ALLOCATIONS_MARKER,
     CLOCK_MARKER,
     INCOMPLETE_MARKER,
     TRACE_SUFFIXES,
@@ -64,6 +65,7 @@ from ppprof.rundir.names import (
 )
 
 __all__ = [
+    "ALLOCATIONS_MARKER",
     "CLOCK_MARKER",
     "INCOMPLETE_MARKER",
     "TRACE_SUFFIXES",

@@ -27,6 +27,10 @@ CLOCK_MARKER = "clock set by "
 wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set by -5000000 ns``. See
 `ppprof.trace.clock_jumps`."""
 
+ALLOCATIONS_MARKER = "allocations recorded up to here"
+"""Name of the UserDefined event in a raw capture that marks a step in which, or ahead of which, capture
+has ended the recording of allocations. See `ppprof.capture.recording.long_steps`."""
+
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 # Only `_STEM` is compiled here: every command imports this module, and few need the others.
 _STEM = re.compile(

@@ -20,7 +20,7 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.errors import TraceError
-from ppprof.rundir import INCOMPLETE_MARKER
+from ppprof.rundir import ALLOCATIONS_MARKER, INCOMPLETE_MARKER
 from ppprof.trace.schema import Note, Trace, nullable
 from ppprof.trace.tree_arrays import enclosing
 
@@ -91,6 +91,13 @@ def steps_at(spans: pl.DataFrame, start: Int64) -> Int64:
         last = np.searchsorted(first, times, side="right") - 1
         steps[row : row + _CHUNK] = np.where(times < end[last], step[last], -1)
     return steps
+
+
+def last_step_with_allocations(events: pl.DataFrame) -> int | None:
+    """Return the step in which capture has ended the recording of allocations; None if it has not."""
+    is_marker = (pl.col("name") == ALLOCATIONS_MARKER) & (pl.col("category") == "UserDefined")
+    step = events.filter(is_marker)["step"].min()
+    return step if isinstance(step, int) else None
 
 
 def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:

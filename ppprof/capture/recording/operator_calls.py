@@ -84,7 +84,7 @@ class WindowCalls:
         self._node_of = node_of
         self.signatures: dict[Key, int] = {}
         self.calls = array("q")
-        self.add = self.calls.extend
+        self.add: Callable[[tuple[int, ...]], None] = self.calls.extend
         self.parameters: dict[int, tuple[int, ...]] = {}
         """Dtype and shape of each parameter, by its identity: reading them takes half a microsecond."""
         self.rows_of_updates: dict[int, int] = {}
@@ -101,6 +101,8 @@ class WindowCalls:
         self._num_kept = 0
         """The most parameters that were kept at the end of a step."""
         self._rows = itertools.count()
+        self.has_programs = False
+        """Whether a program of ``to_static`` has run: one call for all its operators."""
 
     def keep(self, tensor: Any) -> tuple[int, ...]:
         """Note dtype and shape of a parameter, and keep it, so that its identity stays its own."""
@@ -112,6 +114,7 @@ class WindowCalls:
         """Return the number of a signature; -1 if there are too many."""
         row = self.signatures.get(key)
         if row is None:
+            self.has_programs |= key[0] == _PROGRAM
             if len(self.signatures) >= _MOST_SIGNATURES:
                 return -1
             row = self.signatures.setdefault(key, next(self._rows))
@@ -251,6 +254,7 @@ _CAST_BY_AMP = frozenset(
 )
 """Functions to note the result's dtype of, in which `auto_cast` makes them compute."""
 _ARGUMENTS = {"x": "X0", "y": "X1"}
+_PROGRAM = "run_program"
 _FREE = "_clear_dataptr"
 """Method of tensors that frees their memory."""
 
@@ -319,8 +323,22 @@ class OperatorCallRecorder(WindowObserver):
             self._window = self._recorded = WindowCalls(self._node_of)
 
     def num_operators(self) -> int | None:
-        """Return the number of calls that are noted."""
+        """Return the number of calls that are noted; None if programs call operators, too."""
+        if self._recorded.has_programs or not paddle.in_dynamic_mode():
+            return None
         return len(self._recorded.calls) // _COLUMNS
+
+    def call_at_next(self, action: Callable[[], bool]) -> None:
+        """Call a function after each operator, in its thread, until it returns True."""
+        recorded = self._recorded
+
+        def add(call: tuple[int, ...]) -> None:
+            recorded.calls.extend(call)
+            recorded.add = recorded.calls.extend  # not while it runs: it may call operators
+            if not action():
+                recorded.add = add
+
+        recorded.add = add
 
     def step(self, num_steps: int) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough."""

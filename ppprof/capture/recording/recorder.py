@@ -43,8 +43,9 @@ from ppprof.capture.recording.device_work import DeviceWork, watch_streams
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.signals import default_actions
-from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
+from ppprof.rundir import ALLOCATIONS_MARKER, CLOCK_MARKER, INCOMPLETE_MARKER
 from ppprof.rundir.run_file import RunFile
+from ppprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -61,6 +62,11 @@ _STOP_SECONDS = 60
 _abandoned: list[Any] = []
 """Profilers of devices that do not answer: destroying one waits for the device."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
+_ALLOCATION = b"Place("
+"""Part of each allocation in a raw capture, and of nothing else: the name of its place."""
+_BYTES_PER_ALLOCATION, _MOST_ALLOCATION_BYTES = 144, 256_000_000
+"""Paddle's profiler never frees an allocation that it has recorded: the destructor of its tree of events
+deletes all nodes but those. Measured with 3.3.1."""
 _TAKEN = "the process has opened a paddle.profiler.Profiler meanwhile"
 _GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
 """Longest time to wait for guests to close, and the time between two attempts."""
@@ -92,6 +98,8 @@ class Recorder:
 
     _guest: Recorder | None = None
     """The guest that holds Paddle's profiler now."""
+    _allocation_bytes = 0
+    """What this process has written of allocations, as Paddle keeps them in memory."""
 
     def __init__(
         self,
@@ -104,6 +112,10 @@ class Recorder:
     ) -> None:
         self._is_guest = is_guest
         self._memory = config.profile_memory
+        self._prints = prints
+        self._marks_allocations = False
+        """Whether the next step that ends gets a marker: allocations are no longer recorded."""
+        self._has_ended_allocations = False
         self._synchronizes = config.sync_steps and not is_guest
         if self._synchronizes and paddle.device.get_device().startswith("cpu"):
             log.warning("Profiler.sync_steps has no effect: Paddle computes on the CPU")
@@ -197,6 +209,7 @@ class Recorder:
             if self._profiler is None:
                 raise RuntimeError(_TAKEN)
             self._started = time.monotonic()
+            self._marks_allocations = self._has_ended_allocations
             if self._targets.on_device:
                 self._work = DeviceWork(self._tasks)
             with self._waiting_for_device():
@@ -226,6 +239,9 @@ class Recorder:
             if is_complete and self._synchronizes:
                 paddle.device.synchronize()
             self._mark_clock_jump()
+            if self._marks_allocations:
+                self._marks_allocations = False
+                span(ALLOCATIONS_MARKER, "UserDefined").end()
             if not is_complete:
                 span(INCOMPLETE_MARKER, "UserDefined").end()
             self._step.end()
@@ -275,8 +291,37 @@ class Recorder:
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             if limit != resource.RLIM_INFINITY and hidden.path.stat().st_size >= limit:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(raw))
+            if self._memory and not brief:
+                self._count_allocations(hidden.path)
             if not brief:
                 _check_space(hidden.path.parent)
+
+    def _count_allocations(self, raw: Path) -> None:
+        num = raw.read_bytes().count(_ALLOCATION)
+        Recorder._allocation_bytes += num * _BYTES_PER_ALLOCATION
+        if Recorder._allocation_bytes > _MOST_ALLOCATION_BYTES:
+            self.end_allocations(
+                f"Paddle keeps each one until the process ends, "
+                f"{format_bytes(Recorder._allocation_bytes)} by now"
+            )
+
+    def end_allocations(self, why: str) -> bool:
+        """Record no allocation from now on, and log the reason. Any thread may call it.
+
+        Returns:
+            Whether allocations were recorded.
+        """
+        if not self._memory:
+            return False
+        self._memory = False
+        core.disable_memory_recorder()
+        self._has_ended_allocations = self._marks_allocations = True
+        if self._prints:
+            log.warning(
+                f"allocations are no longer recorded: {why}; to leave them out from the start: "
+                "Profiler.profile_memory: False"
+            )
+        return True
 
     def discard(self) -> None:
         """Drop an open or prepared window, and release Paddle's profiler; do nothing without one."""

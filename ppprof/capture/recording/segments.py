@@ -27,7 +27,7 @@ STALL_SECONDS = 0.1
 """How long the training may be held up between two segments. Twice as much takes a third more time in
 all, since stopping is quadratic; half as much makes twice as many files. It is processor time of the
 training's thread: shorter segments would not shorten the wait for a slow disk or for a processor."""
-_FIRST_OPERATORS, _FIRST_STEPS, _FIRST_SECONDS = 10_000, 64, 20.0
+_FIRST_OPERATORS, _FIRST_STEPS, _FIRST_SECONDS = 10_000, 16, 20.0
 """The first segment ends once Python has called so many operators. Where calls are not counted, after so
 many steps or seconds, whichever is first."""
 _MOST_GROWTH = 4

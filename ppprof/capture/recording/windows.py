@@ -179,7 +179,7 @@ class Windows:
         before, after = transition.own_before, transition.own_after
         is_over = before is State.LAST or ends_provisional_steps(before, after)
         if self._asked is not None and not is_over:
-            self._cut_window(is_complete=True)
+            self._cut_window(True)
         gave_way, self._gave_way = self._gave_way, False
         if gave_way and not is_over:
             return False
@@ -319,9 +319,24 @@ class Windows:
                     break
             else:
                 return
-        self._cut_window(is_complete=False)
+        self._cut_window(False)
 
-    def _cut_window(self, *, is_complete: bool) -> None:
+    def end_within_step(self, why: str) -> bool:
+        """Save an open window, and record no more of it: the step is too long for Paddle's profiler.
+
+        Call it in the thread of the steps.
+
+        Returns:
+            False in another thread: nothing has happened.
+        """
+        if threading.get_ident() != self._thread:
+            return False
+        self._cut_window(
+            False, why, "for shorter windows: Profiler.scheduler, or call step() earlier"
+        )
+        return True
+
+    def _cut_window(self, is_complete: bool, why: str = _THEIRS, remedy: str = _ONE) -> None:
         """Save an open window, cancel a prepared one, and release Paddle's profiler."""
         with self._lock:
             recording, rank = self._open, self._store.rank
@@ -329,15 +344,15 @@ class Windows:
                 if recording is not None:
                     effect = self._end_early(recording, is_complete)
                     log.warning(
-                        f"rank {rank}: {effect}: {_THEIRS}; "
-                        f"steps recorded: {recording.window_steps}; {_ONE}"
+                        f"rank {rank}: {effect}: {why}; "
+                        f"steps recorded: {recording.window_steps}; {remedy}"
                     )
                 elif self._is_set_up:
                     self._store.num_skipped += 1
-                    log.warning(f"rank {rank}: the next window is not recorded: {_THEIRS}; {_ONE}")
+                    log.warning(f"rank {rank}: the next window is not recorded: {why}; {remedy}")
             except Exception as error:
                 pass_interruption(error)
-                log.warning(f"rank {rank}: {reason(error)}; {_ONE}")
+                log.warning(f"rank {rank}: {reason(error)}; {remedy}")
             finally:
                 self._gave_way = self._gave_way or self._is_set_up
                 try:

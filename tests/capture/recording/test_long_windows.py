@@ -211,6 +211,6 @@ def test_the_length_follows_from_the_segment_before(stall_seconds: float, expect
 
 def test_where_calls_are_not_counted_the_first_segment_is_short(tmp_path: Path) -> None:
     length = SegmentLength()
-    assert length.is_reached(64, 64, None, 0.1)
+    assert length.is_reached(16, 16, None, 0.1)
     assert length.is_reached(4, 4, None, 15.0)
-    assert not length.is_reached(32, 32, None, 1.0)
+    assert not length.is_reached(8, 8, None, 1.0)
