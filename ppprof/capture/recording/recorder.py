@@ -144,7 +144,7 @@ class Recorder:
         self._thread = threading.get_ident()
         self._give_way: Callable[[], None] = self._discard_after_a_while
         self.wait_seconds = 0.0
-        """Processor time for which the last `take` has waited for the device's work."""
+        """Processor time for which this has waited for the device's work so far."""
 
     def _create(self) -> bool:
         """Create Paddle's profiler for the targets that can be recorded; return whether that is possible.
@@ -406,7 +406,7 @@ class Recorder:
                 )
             with nullcontext() if work.is_known or self._error is None else _deadline(self._error):
                 paddle.device.synchronize()
-                self.wait_seconds = time.thread_time() - begin
+                self.wait_seconds += time.thread_time() - begin
                 yield
 
     def _patience_s(self, brief: bool) -> float:

@@ -43,7 +43,7 @@ class SegmentLength:
     def __init__(self) -> None:
         self._steps: int | None = None
         """A power of two; None before the first segment."""
-        self._operators: float | None = None
+        self._operators: float = _FIRST_OPERATORS
         """Operators that are saved in `STALL_SECONDS`."""
 
     def is_reached(
@@ -57,13 +57,10 @@ class SegmentLength:
             operators: operators that Python has called in the segment; None if they are not counted.
             seconds: for how long the segment has been recorded.
         """
+        if operators is not None and operators > _MOST_OPERATORS * self._operators:
+            return True
         if self._steps is not None:
-            is_large = (
-                operators is not None
-                and self._operators is not None
-                and operators > _MOST_OPERATORS * self._operators
-            )
-            return is_large or window_steps % self._steps == 0
+            return window_steps % self._steps == 0
         if steps & (steps - 1):  # the same steps on all ranks, again
             return False
         if operators is not None:  # the next power of two would exceed it

@@ -267,7 +267,7 @@ class Windows:
         """Save the open segment and begin the next one; return False if that is impossible."""
         recording = self._open
         assert recording is not None
-        begin, operators = self._now(), self._num_operators()
+        begin, operators = self._now() - self._recorder.wait_seconds, self._num_operators()
         self._save(is_last=False)
         if not self._recorder.prepare(self.give_way):
             log.warning(
@@ -283,7 +283,7 @@ class Windows:
         self._recorder.start()
         for observer in self._observers:
             observer.started()
-        stall_seconds = self._now() - begin - self._recorder.wait_seconds
+        stall_seconds = self._now() - self._recorder.wait_seconds - begin
         self._length.learn(recording.num_steps, operators, stall_seconds)
         return True
 

@@ -40,14 +40,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def add() -> Callable[[int], None]:
+def add() -> Callable[..., None]:
     """Call so many operators, then wait until the watching thread has looked."""
     tensor = paddle.ones([8])
 
-    def run(num: int) -> None:
+    def run(num: int, wait_s: float = 0.2) -> None:
         for _ in range(num):
             tensor + tensor
-        time.sleep(0.2)
+        time.sleep(wait_s)
 
     return run
 
@@ -67,14 +67,14 @@ def raw(run: Path) -> list[Path]:
 
 
 def test_allocations_end_in_a_long_step_and_the_window_goes_on(
-    tmp_path: Path, add: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, add: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ppprof.attach(
         {"enable": True, "scheduler": [1, 4], "profiler_log": str(tmp_path)}
     ) as prof:
         for operators in ((10,), (20,), (FIRST, MORE), (30,), (40,)):
             for num in operators:
-                add(num)
+                add(num, wait_s=0.2 * (num > 100))
             prof.step()
     (path,) = raw(tmp_path)
     assert kinds(path) == {
@@ -92,7 +92,7 @@ def test_allocations_end_in_a_long_step_and_the_window_goes_on(
 
 
 def test_a_window_ends_within_a_step_that_is_too_long(
-    tmp_path: Path, add: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, add: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ppprof.attach({"enable": True, "profiler_log": str(tmp_path)}) as prof:
         add(10)
@@ -118,7 +118,7 @@ def test_a_window_ends_within_a_step_that_is_too_long(
 
 
 def test_where_calls_are_not_counted_a_time_limits_allocations(
-    tmp_path: Path, add: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, add: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_steps, "_MOST_SECONDS", 0.05)
     block = {"enable": True, "profiler_log": str(tmp_path), "record_shapes": False}
@@ -159,7 +159,7 @@ def test_operators_of_programs_are_not_counted(tmp_path: Path) -> None:
 
 def test_allocations_end_where_paddle_has_kept_too_many(
     tmp_path: Path,
-    add: Callable[[int], None],
+    add: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,7 +167,7 @@ def test_allocations_end_where_paddle_has_kept_too_many(
     monkeypatch.setattr(recorder, "_MOST_ALLOCATION_BYTES", 900 * 144)
     with ppprof.attach({"enable": True, "profiler_log": str(tmp_path)}) as prof:
         for _ in range(20):
-            add(100)
+            add(100, wait_s=0)
             prof.step()
     found = [kinds(path) for path in raw(tmp_path)]
     recorded = [each["allocations"] > 0 for each in found]
@@ -190,7 +190,7 @@ class _Mallinfo2(ctypes.Structure):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's mallinfo2")
 def test_paddle_keeps_what_it_has_recorded_of_allocations(
-    tmp_path: Path, add: Callable[[int], None]
+    tmp_path: Path, add: Callable[..., None]
 ) -> None:
     """The reason for the limit: once Paddle frees them, this fails, and the limit can go."""
     mallinfo: Any = getattr(ctypes.CDLL(None), "mallinfo2", None)
@@ -203,7 +203,7 @@ def test_paddle_keeps_what_it_has_recorded_of_allocations(
         window.prepare()
         window.start()
         window.begin_step(0)
-        add(5000)
+        add(5000, wait_s=0)
         window.end_step()
         window.write(window.take(), RunFile(tmp_path, "window.pb"))
         window.close()

@@ -71,7 +71,7 @@ class Training:
             stall = stall_seconds(self.counter.num)
             self.longest_stall = max(self.longest_stall, stall)
             self.time += stall + 1
-            self.recorder.wait_seconds = 1
+            self.recorder.wait_seconds += 1
             return take(brief)
 
         self.recorder.take = timed  # type: ignore[method-assign]
@@ -123,8 +123,8 @@ def test_every_step_is_in_one_segment_and_no_stall_is_long(
     assert training.store.saved_steps == {0: range(num_steps)}
     assert training.counter.num_started == len(training.segments())
     assert training.counter.num_installed == 0
-    first = next(num for num in range(0, 200_000, 10) if stall_seconds(num) >= STALL_SECONDS)
-    most = 1.5 * first + max(operators)  # it ends after a step
+    allowed = next(num for num in range(0, 200_000, 10) if stall_seconds(num) >= STALL_SECONDS)
+    most = 1.5 * max(allowed, 10_000) + max(operators)  # it ends after a step
     assert training.longest_stall <= stall_seconds(most)
 
 
@@ -202,8 +202,9 @@ def test_a_training_that_takes_the_profiler_between_two_segments_ends_the_window
 )
 def test_the_length_follows_from_the_segment_before(stall_seconds: float, expected: int) -> None:
     length = SegmentLength()
-    assert not length.is_reached(3, 3, 30_000, 1.0)  # all ranks end at powers of two
-    assert length.is_reached(4, 4, 30_000, 1.0)
+    assert not length.is_reached(3, 3, 8_000, 1.0)  # all ranks end at powers of two
+    assert length.is_reached(3, 3, 30_000, 1.0)  # unless there are too many operators
+    assert length.is_reached(4, 4, 8_000, 1.0)
     length.learn(4, 30_000, stall_seconds)
     reached = [step for step in range(5, 70) if length.is_reached(1, step, 1, 1.0)]
     assert reached == [step for step in range(5, 70) if step % expected == 0]
