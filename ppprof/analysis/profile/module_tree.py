@@ -58,6 +58,9 @@ def modules(
               Block                  ####                   of the second Block
               Block                      ####               of the first Block
 
+    Modules that run again in a Backward, to recompute what their gradients need, count as a part of
+    these gradients.
+
     Args:
         profile: a window; events without a step are left out.
         attribute_backward: whether gradients are attributed to the module of their forward, if the
@@ -124,16 +127,21 @@ def module_nodes(profile: Profile, *, attribute_backward: bool = True) -> pl.Dat
     Returns:
         One row per event, in pre-order: row (of `ppprof.analysis.profile.event_tree.Tree.hosts`),
         above (the row of the nearest such event above it, -1 without), gradient_of (the row of the
-        module of a gradient, else -1), step, is_step, is_backward, name, start_ns, and path and
-        backward: see `modules` and `_with_paths`.
+        module of a gradient or of a module that runs again in a Backward, else -1), step, is_step,
+        is_backward, name, start_ns, repeats (whether it lies in such a module), and path and backward:
+        see `modules` and `_with_paths`.
     """
     tree, hosts = profile.tree, profile.tree.hosts
     step = profile.step.slice(0, hosts.height)
     is_step = (hosts["category"] == "ProfileStep").to_numpy()
     is_node = _module_mask(profile)
     gradient_of = np.full(hosts.height, -1, np.int64)
+    repeats = np.zeros(hosts.height, bool)
     if attribute_backward and has_forward_links(profile):
         gradient_of = _modules_of_gradients(tree, profile.trace.events["forward"], is_node)
+        first_run = _first_runs(profile, is_node, gradient_of)
+        gradient_of = np.where(first_run >= 0, first_run, gradient_of)
+        repeats = tree.below(np.flatnonzero(first_run >= 0))
         gradient_of[step.is_null().to_numpy()] = -1
         is_node |= gradient_of >= 0
     above = tree.enclosing(is_node)
@@ -148,6 +156,7 @@ def module_nodes(profile: Profile, *, attribute_backward: bool = True) -> pl.Dat
             "is_backward": (hosts["category"].gather(rows) == "Backward"),
             "name": _module_names(hosts[rows]),
             "start_ns": hosts["start_ns"].gather(rows),
+            "repeats": repeats[rows],
         }
     )
     is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
@@ -205,8 +214,18 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
     ordered = nodes.with_columns(is_inside=is_inside).sort(
         "is_inside", pl.when("is_inside").then("start_ns"), "row"
     )
-    columns = ("row", "above", "gradient_of", "step", "is_step", "is_backward", "is_inside", "name")
-    for row, above, module, step, is_step, is_backward, inside, name in ordered.select(
+    columns = (
+        "row",
+        "above",
+        "gradient_of",
+        "step",
+        "is_step",
+        "is_backward",
+        "is_inside",
+        "name",
+        "repeats",
+    )
+    for row, above, module, step, is_step, is_backward, inside, name, repeats in ordered.select(
         columns
     ).iter_rows():
         outer, origin = paths.get(above, ""), origins.get(above, "")
@@ -220,7 +239,7 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
         elif not inside or origin.count(SEPARATOR) < _MAX_DEPTH:
             key = (step, outer, name)
             # Do not reuse the number of a module whose gradients may be here, too.
-            is_reserved = has_gradients and outer != origin
+            is_reserved = has_gradients and outer != origin and not repeats
             number = taken.get(key, taken.get((step, origin, name), 0) if is_reserved else 0)
             taken[key] = number + 1
             own = f"{name}{OCCURRENCE}{number}"
@@ -340,6 +359,81 @@ def _modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> In
     modules = np.full(len(size), -1, np.int64)
     modules[rows[is_valid]] = module[is_valid]
     return modules
+
+
+def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
+    """Return the module that each module in a Backward repeats, to recompute it.
+
+    ::
+
+        Net        ###############
+          Block     ######                              without gradients
+          Block            ######
+        Backward                  ####################
+          Block                    ####                 repeats the second Block
+            its gradients              ####
+          Block                            ####         repeats the first Block
+
+    What one gradient repeats has the names of as many neighbours ahead of the Backward. It is the
+    latest of these that was not repeated yet, and of whose operators there are no gradients. In the
+    gradient of a module (Paddle's ``use_reentrant=False``), it is the module of this name around that.
+
+    Args:
+        profile: a window.
+        is_module: whether each host event is a module or a step.
+        gradient_of: the result of `_modules_of_gradients`.
+
+    Returns:
+        For each host event, the row of the first run; shape (N,). -1 for events that are no
+        outermost modules in a Backward, and if there is no such module.
+    """
+    tree, hosts = profile.tree, profile.tree.hosts
+    category = hosts["category"]
+    is_forward = (category == "Forward").to_numpy() & is_module
+    backwards = np.flatnonzero((category == "Backward").to_numpy() & is_module)
+    above = tree.enclosing(is_module)
+    first_runs = np.full(hosts.height, -1, np.int64)
+    again = np.flatnonzero(is_forward & np.isin(above, backwards))
+    if not len(again):
+        return first_runs
+    is_linked = np.zeros(hosts.height, np.int64)
+    linked = profile.trace.events["forward"].slice(0, hosts.height).drop_nulls().to_numpy()
+    is_linked[linked[linked < hosts.height]] = 1
+    is_first = is_forward & ~tree.below(backwards) & (subtree_sums(is_linked, tree.size) == 0)
+    columns = {"above": above, "step": profile.step.slice(0, hosts.height), "is_first": is_first}
+    modules = (
+        hosts.select("parent", "name", "start_ns").with_columns(**columns).with_row_index("row")
+    )
+    # The neighbours of one module and of the next one are apart: none has the name None.
+    neighbours: dict[tuple[int, str], list[list[tuple[int, str, int]]]] = {}
+    firsts = modules.filter("is_first").sort("start_ns")
+    for (step, _), rows in firsts.group_by("step", "above", maintain_order=True):
+        siblings = rows.select("row", "name", "start_ns").rows()
+        for number, (_, name, _) in enumerate(siblings):
+            neighbours.setdefault((step, name), []).append(siblings[number:])
+    for places in neighbours.values():
+        places.sort(key=lambda siblings: siblings[0][2])
+    repeated: set[int] = set()
+    gradient = tree.enclosing(gradient_of >= 0)
+    groups = modules[again].sort("start_ns").group_by("above", "parent", maintain_order=True)
+    for (backward, _), rows in groups:
+        names, step = rows["name"].to_list(), rows["step"][0]
+        inside = gradient[rows["row"][0]]
+        if inside > backward:
+            around = gradient_of[inside]
+            while around >= 0 and hosts["name"][int(around)] != names[0]:
+                around = above[around]
+            first_runs[rows["row"][0]] = around
+            continue
+        begin_ns = hosts["start_ns"][int(backward)]
+        for siblings in reversed(neighbours.get((step, names[0]), [])):
+            found = siblings[: len(names)]
+            is_alike = [name for _, name, _ in found] == names and found[-1][2] < begin_ns
+            if is_alike and repeated.isdisjoint(row for row, _, _ in found):
+                first_runs[rows["row"].to_numpy()] = [row for row, _, _ in found]
+                repeated.update(row for row, _, _ in found)
+                break
+    return first_runs
 
 
 UNKNOWN = "(unknown)"

@@ -405,3 +405,81 @@ def test_links_of_any_kind_neither_lose_nor_double_time(tmp_path_factory, thread
     of_gaps = of_gaps.group_by("step").agg(gaps_ns=pl.col("self_ns").sum())
     joined = of_steps.join(of_gaps, on="step", how="full").fill_null(0)
     assert joined["self_ns"].to_list() == joined["gaps_ns"].to_list()
+
+
+def recomputed(begin, number):
+    """A Block that runs again for 2 and 1, and its gradient of 4 and 2."""
+    return (
+        node("CheckpointFunctionBackward", begin, begin + 10, number + 500),
+        *(module("Block", begin, begin + 3), module("Linear", begin + 1, begin + 3)),
+        op("aten::addmm", begin + 2, begin + 3, number),
+        *(op("aten::relu", begin, begin + 1, number + 1),),
+        *(node("ReluBackward0", begin + 4, begin + 6, number + 1),),
+        node("AddmmBackward0", begin + 6, begin + 10, number),
+    )
+
+
+def forward_of(name, begin, number=None):
+    """A Block of 4 with a Linear of 2; without a number, its operators make no nodes."""
+    operators = (
+        [("aten::relu", begin, begin + 1), ("aten::addmm", begin + 2, begin + 3)]
+        if number is None
+        else []
+    )
+    return (
+        *(module(name, begin, begin + 4), module("Linear", begin + 1, begin + 3)),
+        *(event(op_name, start, end, "cpu_op") for op_name, start, end in operators),
+        *([] if number is None else [op("aten::addmm", begin + 2, begin + 3, number)]),
+    )
+
+
+def test_what_runs_again_in_a_backward_is_of_the_module_that_ran_first(tmp_path):
+    """
+    ::
+
+        ProfilerStep#0   ########################################################
+          Net             ################
+            Block          ####                           checkpointed
+            Block              ####                       node 7
+            Block                  ####                   checkpointed
+          (nodes)                          ##########     of the third Block, which runs again
+                                                     ##   of the second Block
+                                                       ##########    of the first Block
+    """
+    blocks = (*forward_of("Block", 2), *forward_of("Block", 6, 7), *forward_of("Block", 10))
+    backward = (*recomputed(20, 100), node("AddmmBackward0", 30, 32, 7), *recomputed(32, 200))
+    found = table(read(written(tmp_path, step(0, 0, 50), module("Net", 1, 15), *blocks, *backward)))
+    backward = found.filter(pl.col("path").str.starts_with("Backward#0"))
+    assert backward.select("path", "time_ns").sort("path").rows() == [
+        ("Backward#0", 22),  # 1 between the two events in each node of a checkpoint
+        ("Backward#0/Net#0", 20),
+        ("Backward#0/Net#0/Block#0", 9),
+        ("Backward#0/Net#0/Block#0/Linear#0", 6),
+        ("Backward#0/Net#0/Block#1", 2),
+        ("Backward#0/Net#0/Block#1/Linear#0", 2),
+        ("Backward#0/Net#0/Block#2", 9),
+        ("Backward#0/Net#0/Block#2/Linear#0", 6),
+    ]
+    forward = found.filter(pl.col("path").str.starts_with("Net#0"))
+    paths_of_forward = set(forward["path"])
+    assert {path.removeprefix("Backward#0/") for path in backward["path"][1:]} == paths_of_forward
+
+
+def test_what_runs_again_in_the_gradient_of_its_own_module(tmp_path):
+    """As with ``use_reentrant=False``: the first gradient asks for what it needs, and all is computed."""
+    again = (
+        module("Block", 21, 25),
+        module("Linear", 22, 24),
+        event("aten::addmm", 23, 24, "cpu_op"),
+    )
+    work = (*forward_of("Block", 2, 1), *forward_of("Block", 6, 2))
+    nodes = (node("AddmmBackward0", 20, 27, 2), *again, node("AddmmBackward0", 30, 33, 1))
+    found = table(read(written(tmp_path, step(0, 0, 40), module("Net", 1, 11), *work, *nodes)))
+    backward = found.filter(pl.col("path").str.starts_with("Backward#0/"))
+    assert backward.select("path", "time_ns", "self_ns").sort("path").rows() == [
+        ("Backward#0/Net#0", 10, 0),
+        ("Backward#0/Net#0/Block#0", 3, 0),
+        ("Backward#0/Net#0/Block#0/Linear#0", 3, 3),
+        ("Backward#0/Net#0/Block#1", 7, 2),
+        ("Backward#0/Net#0/Block#1/Linear#0", 5, 5),
+    ]
