@@ -8,7 +8,7 @@ from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
-from tests.report.runs_and_pages import gpu, page_of, pipeline, timer_only
+from tests.report.runs_and_pages import TORCH, gpu, page_of, pipeline, timer_only
 
 UNRECORDED = gpu_traces.without_device_events(gpu_traces.training(3))
 
@@ -41,6 +41,7 @@ def pages(folder, runs):
             folder, "layer", COMMITTED / "slow_layer", "--baseline", COMMITTED / "nothing"
         ),
         "eight": page_of(folder, "eight", COMMITTED / "eight_ranks"),
+        "torch": page_of(folder, "torch", TORCH),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Shapes, Thread, alloc, free, kernel, launch, span, write
 from tests.oracles.chromium import EXECUTABLE, SKIPPED
 
+TORCH = Path(__file__).parents[1] / "fixtures/kineto/cpu_small_net.json.gz"
 EVIL = "<img src=x onerror=alert(1)>"
 
 in_browser = [

@@ -7,10 +7,13 @@ import io
 import re
 from urllib.parse import parse_qs
 
+import polars as pl
 import pytest
 
+import ppprof
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR
 from tests.fixtures.timeline_view import axe
-from tests.report.runs_and_pages import EVIL, in_browser
+from tests.report.runs_and_pages import EVIL, TORCH, in_browser
 
 pytestmark = in_browser
 
@@ -300,6 +303,25 @@ def test_a_chosen_module_limits_the_operators_and_kernels(opened, screen):
     operators.get_by_role("button", name="All modules").click()
     assert operators.locator("tbody tr").count() == kernels.locator("tbody tr").count() == 2
     assert operators.locator(".chip").count() == 0
+
+
+def test_a_chosen_module_has_its_forward_and_its_gradients(opened):
+    """Their times, here and in the library, and the operators of both."""
+    found = opened("torch")
+    found.draw_all()
+    page = found.page
+    page.locator('figure[data-chart="modules"] .module', has_text="Linear").first.click()
+    rows = page.locator('figure[data-chart="modules"] .chosen tr').all_inner_texts()
+    shown = dict(re.split(r"\t", row.strip(), maxsplit=1) for row in rows if row.strip())
+    modules = ppprof.diff(*[ppprof.open(TORCH)] * 2).modules_with_paths
+    path = "Net#0/Block#0/Linear#0".replace("#", OCCURRENCE).replace("/", SEPARATOR)
+    own = pl.col("baseline_path").is_in([path, f"Backward{OCCURRENCE}0{SEPARATOR}{path}"])
+    forward, backward = modules.filter(own)["baseline_time_ns"]
+    number, unit = shown["Forward and backward"].split()
+    factor = {"ms": 1e6, "us": 1e3, "µs": 1e3}[unit]
+    assert float(number) * factor == pytest.approx(forward + backward, rel=0.01)
+    names = page.locator('figure[data-table="operators"] tbody tr td:first-child').all_inner_texts()
+    assert {"aten::addmm", "AddmmBackward0"} <= {name.strip() for name in names}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ _SELECTION = RowSelection(limit=MAX_ROWS)
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
 
-MODULE_TERMS = ("module_time", "module_self", "module_cpu", "module_gpu", "calls")
+MODULE_TERMS = ("module_passes", "module_time", "module_self", "module_cpu", "module_gpu", "calls")
 """The terms of the numbers of a module."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}

@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
-from ppprof.analysis.profile.module_tree import SEPARATOR, UNKNOWN
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.report import ReportData
@@ -370,8 +370,8 @@ def module_tree(report: ReportData, links: Links) -> dict[str, Any]:
     """Return the run's module tree in pre-order, and the work in each module.
 
     Returns:
-        stage, depth, name and href (a link to the module's longest call, "" for none), one item per
-        module; ``sides``: for ``experiment`` time, self, cpu, gpu (null for unknown) and calls; and
+        stage, depth, name, href (a link to the module's longest call, "" for none) and passes (the
+        other rows of the module: its gradients, or its forward), one item per module; ``sides``: for ``experiment`` time, self, cpu, gpu (null for unknown) and calls; and
         ``work``: see `_work`.
     """
     table = _drawn(report.costs.module_means)
@@ -448,7 +448,24 @@ def _names(
             links.to("module", path, ranks_of.get(stage)) if path else ""
             for path, stage in zip(paths, stages)
         ],
+        "passes": _passes(stages, paths),
     }
+
+
+def _passes(stages: Sequence[int | None], paths: Sequence[str | None]) -> list[list[int]]:
+    r"""Return the other rows of each row's module: of a module its gradients, and the other way round.
+
+    >>> _passes([None] * 3, ["Net\x1e0", "Backward\x1e0\x1fNet\x1e0", "Backward\x1e0"])
+    [[1], [0], []]
+    """
+    rows: dict[Any, list[int]] = {}
+    keys: list[Any] = []
+    for row, (stage, path) in enumerate(zip(stages, paths)):
+        nodes = (path or "").split(SEPARATOR)
+        own = [node for node in nodes if node.partition(OCCURRENCE)[0] != "Backward"]
+        keys.append((stage, *own) if path and own and "Backward" not in nodes[-1] else row)
+        rows.setdefault(keys[-1], []).append(row)
+    return [[other for other in rows[key] if other != row] for row, key in enumerate(keys)]
 
 
 def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:

@@ -153,6 +153,9 @@ class Icicle {
     return `${this.textOf(at) || this.nameOf(at)}: ${times}`;
   }
 
+  // The rows of a module: the forward and the gradients.
+  passes(at) { return [at, ...this.found.passes[at]]; }
+
   path(at) {
     const names = [];
     for (let one = at; one >= 0; one = this.parent[one]) names.unshift(this.nameOf(one));
@@ -263,8 +266,12 @@ function showModule(figure, at) {
   const columns = changed ? [...sides.map(nameOf), nameOf("delta"), nameOf("delta_ratio")] : [""];
   for (const text of changed ? ["", ...columns] : []) head.append(make(text ? "th" : "td", text ? { scope: "col", class: "number" } : {}, text));
   const body = table.createTBody();
-  for (const value of ["time", "self", "cpu", "gpu", "calls"]) {
-    const numbers = sides.map((side) => found.sides[side][value][at]);
+  const values = ["time", "self", "cpu", "gpu", "calls"];
+  if (found.passes[at].length) values.unshift("passes");
+  for (const value of values) {
+    const numbers = sides.map((side) => value === "passes"
+      ? icicle.passes(at).reduce((sum, row) => sum + (found.sides[side].time[row] || 0), 0)
+      : found.sides[side][value][at]);
     if (!numbers.some((number) => number)) continue;
     const shown = (number) => value === "calls" ? (number === null ? "-" : number.toFixed(1)) : inTime(number);
     const row = body.insertRow();
@@ -282,11 +289,12 @@ function showModule(figure, at) {
 // The operators and kernels of a chosen module, shown in the tables of operators and kernels. A chip
 // there and above the timeline, to which a click on a module leads, names the module and undoes the choice.
 
-// Sums of each name over a module and all modules below it: name -> {calls, cpu_total...}.
-function workIn(work, kind, from, to) {
+// Sums of each name over the rows of a module and all modules below it: name -> {calls, cpu_total...}.
+function workIn(work, kind, icicle, rows) {
   const sums = new Map();
+  const isIn = (module) => rows.some((row) => module >= row && module < icicle.end[row]);
   for (let at = 0; at < work.module.length; at++) {
-    if (work.kind[at] !== kind || work.module[at] < from || work.module[at] >= to) continue;
+    if (work.kind[at] !== kind || !isIn(work.module[at])) continue;
     const name = work.names[work.name[at]];
     const sum = sums.get(name) || { calls: 0, cpu_total: 0, cpu_self: 0, gpu_total: 0, gpu_self: 0 };
     for (const value of Object.keys(sum)) sum[value] += work[value][at];
@@ -308,7 +316,7 @@ function filterByModule(found, at, icicle, prefix) {
       continue;
     }
     const sides = Object.fromEntries(Object.entries(found.work).map(([side, work]) =>
-      [side, workIn(work, kind, at, icicle.end[at])]));
+      [side, workIn(work, kind, icicle, icicle.passes(at))]));
     view.replace(prefix ? changedRows(view, sides) : runRows(view, sides.experiment));
   }
 }
