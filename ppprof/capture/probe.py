@@ -160,11 +160,6 @@ class Probe:
     messages: str = field(default="", repr=False)
     """The end of the child's stderr, which holds the messages of C++."""
 
-    @property
-    def ok(self) -> bool:
-        """Whether a window on these targets records what it should."""
-        return self.kind == WORKS
-
 
 def probe(
     targets: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS, device: str = ""

@@ -13,7 +13,7 @@ import ppprof
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.config import load_config
 from ppprof.topology import Topology
-from ppprof.train.model import step_flops
+from ppprof.train.model import rank_flops
 from tests.jobs.launching import (
     CONFIGS,
 )
@@ -129,7 +129,8 @@ def test_steps_have_tokens_micro_batches_and_flops(hybrid_job: tuple[Path, str])
         records = [json.loads(line) for line in lines]
         assert {(r["num_tokens"], r["num_micro_batches"]) for r in records} == {(512, 4)}
         flops.append({record["num_flops"] for record in records}.pop())
-    assert sum(flops[:4]) == sum(flops[4:]) == step_flops(model, 512, 64)  # of each replica
+    of_replica = rank_flops(model, 512, 64, num_blocks=model.num_layers, has_logits=True)
+    assert sum(flops[:4]) == sum(flops[4:]) == of_replica
     assert flops[0] < flops[2]  # logits are on the last stage
 
 

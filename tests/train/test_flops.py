@@ -12,11 +12,7 @@ from ppprof.config import ModelConfig
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from ppprof.train.model import (  # noqa: E402
-    GPT,
-    rank_flops,
-    step_flops,
-)
+from ppprof.train.model import GPT, rank_flops  # noqa: E402
 
 BATCH, LENGTH = 3, 10
 SIZES: dict[str, Any] = {
@@ -26,6 +22,11 @@ SIZES: dict[str, Any] = {
     "num_layers": 3,
     "max_position_embeddings": 16,
 }
+
+
+def step_flops(config: ModelConfig, tokens: int, length: int) -> int:
+    """Return the FLOPs of a replica of one rank."""
+    return rank_flops(config, tokens, length, num_blocks=config.num_layers, has_logits=True)
 
 
 @pytest.fixture

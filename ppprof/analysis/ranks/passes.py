@@ -176,18 +176,14 @@ _KINDS = {"Forward": "forward", "Backward": "backward"}
 _BETWEEN_REPLICAS = frozenset(("dp", "sharding"))
 
 
-def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
+def passes(profile: Profile) -> pl.DataFrame:
     """Return one rank's steps and passes.
 
     In a trace with device events, a pass lasts from the start of its first kernel to the end of its
     last; without any kernel it is no pass.
 
-    Args:
-        profile: the rank's window.
-        rank: the value of the column rank; -1 if unknown.
-
     Returns:
-        Columns of `PASSES`, sorted by start. No rows if the window has no steps, or lacks the
+        Columns of `PASSES`, sorted by start; the rank, which a trace does not state, is -1. No rows if the window has no steps, or lacks the
         events of its device.
     """
     if profile.unrecorded_device:
@@ -202,7 +198,7 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     starts = np.concatenate((start, first, start[is_own]))
     order = np.argsort(starts, kind="stable")
     columns = {
-        "rank": np.full(len(starts), rank),
+        "rank": np.full(len(starts), -1),
         "step": np.concatenate((step, in_pass, step[is_own])),
         "kind": pl.Series(["step"] * len(step) + kind + ["own"] * num_own, dtype=pl.String),
         "chunk": nullable(np.insert(unknown, len(step), chunk)),

@@ -64,11 +64,6 @@ class Words:
             return text
         return self(f"page.{what}s", numbers=text.partition(" ")[2])
 
-    def definition(self, key: str) -> str:
-        """Return the sentences that define a number or column; ``key`` is its term."""
-        text: str = self.texts["terms"][key][1]
-        return text
-
     @cached_property
     def for_scripts(self) -> Mapping[str, Any]:
         """The texts that the page's scripts need: ``language``, ``page``, ``metrics`` and ``terms``."""

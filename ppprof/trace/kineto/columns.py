@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -65,16 +65,6 @@ class KinetoColumns:
         self._others: OtherEvents | None = OtherEvents()
         self._has_tables = False
         """Whether each table has a part, if only an empty one."""
-
-    @classmethod
-    def from_batches(cls, batches: Iterable[Sequence[KinetoEvent]]) -> KinetoColumns:
-        """Return the columns of decoded events, in lists of any length."""
-        columns = cls()
-        num_events = 0
-        for batch in batches:
-            columns.add_decoded(num_events, batch)
-            num_events += len(batch)
-        return columns
 
     def add_decoded(self, first: int, events: Sequence[KinetoEvent]) -> None:
         """Add the events of a piece of text at offset ``first``."""

@@ -28,7 +28,12 @@ PID, MAIN, ENGINE = 40, 41, 42
 
 
 def kineto_trace(head: dict[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
-    return trace_of(head, KinetoColumns.from_batches(batches))
+    columns = KinetoColumns()
+    num_events = 0
+    for batch in batches:
+        columns.add_decoded(num_events, batch)
+        num_events += len(batch)
+    return trace_of(head, columns)
 
 
 def _document(name: str) -> dict[str, Any]:
