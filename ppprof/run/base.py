@@ -197,13 +197,13 @@ class BaseRun:
         return [recording for recording in selected if window in (None, recording.window)]
 
     @cached_property
-    def places(self) -> pl.DataFrame:
+    def coordinates(self) -> pl.DataFrame:
         """The host and coordinates of each recorded rank.
 
         Columns of `ppprof.analysis.ranks.step_table.COORDINATES`. The host comes from the manifest. The
         coordinates come from the manifest's topology, or else from the names of the trace files.
         """
-        return _places(self)
+        return _coordinates(self)
 
     @cached_property
     def step_times(self) -> pl.DataFrame:
@@ -320,7 +320,7 @@ class BaseRun:
             raise no_trace(self.paths)
 
 
-def _places(run: BaseRun) -> pl.DataFrame:
+def _coordinates(run: BaseRun) -> pl.DataFrame:
     from ppprof.analysis.ranks.step_table import COORDINATES
 
     entries = run.manifest.get("ranks")

@@ -141,7 +141,7 @@ def write_kineto_files(
     """
     stated = run.manifest.get("world_size")
     world_size = stated if isinstance(stated, int) else max(run.ranks) + 1
-    hosts = dict(run.places.select("rank", "host").iter_rows())
+    hosts = dict(run.coordinates.select("rank", "host").iter_rows())
     works = {
         recording: _Conversion(
             path,

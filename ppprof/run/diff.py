@@ -17,7 +17,7 @@ import yaml
 from ppprof.analysis.diff.costs import BY_NAME, Costs, Device, costs
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming, normalized
-from ppprof.analysis.diff.run_costs import PARTS, RunCosts
+from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.profile.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
@@ -44,7 +44,7 @@ _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir"
 
 
 @dataclass(frozen=True)
-class RunPart:
+class RunSide:
     """One side of a comparison: some windows and steps of a run."""
 
     run: Run
@@ -118,15 +118,15 @@ def diff(
     """
     if exact and names is not None:
         raise UsageError("exact: operators keep their recorded names, so names has no effect")
-    parts = [
-        RunPart(run, rank, window, StepRange.of(chosen))
+    sides = [
+        RunSide(run, rank, window, StepRange.of(chosen))
         for run, rank, window, chosen in zip(
             (baseline, experiment), _pair(ranks), _pair(windows), _pair(steps)
         )
     ]
     own_names = {} if names is None else _read_names(names)
-    naming = naming_for(parts, exact=exact, names=own_names)
-    return compare(*(measure(part, naming, executor) for part in parts))
+    naming = naming_for(sides, exact=exact, names=own_names)
+    return compare(*(measure(side, naming, executor) for side in sides))
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -134,20 +134,20 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def naming_for(
-    parts: Sequence[RunPart], *, exact: bool = False, names: Mapping[str, str] | None = None
+    sides: Sequence[RunSide], *, exact: bool = False, names: Mapping[str, str] | None = None
 ) -> Naming:
-    """Return how operators and kernels are named when these parts are compared.
+    """Return how operators and kernels are named when these sides are compared.
 
     Args:
-        parts: both sides of the comparison; or one side, which is not compared.
+        sides: both sides of the comparison; or one side, which is not compared.
         exact: whether operators and kernels keep their recorded names.
         names: name -> the name of the operator that it counts as; None: no such names. The
             built-in names apply, too, if the sides have different frameworks.
     """
     own_names = names or {}
-    if exact or len(parts) < 2:
+    if exact or len(sides) < 2:
         return Naming(exact, own_names)
-    frameworks = {part.framework for part in parts} - {None}
+    frameworks = {side.framework for side in sides} - {None}
     if len(frameworks) > 1:
         return Naming(same={**_built_in_names(), **own_names})
     return Naming(same=own_names)
@@ -208,12 +208,12 @@ def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:
 
 
 def measure(
-    part: RunPart, naming: Naming | None = None, executor: Executor | None = None
+    side: RunSide, naming: Naming | None = None, executor: Executor | None = None
 ) -> RunCosts:
     """Return the costs of one side of a comparison; reads its windows.
 
     Args:
-        part: the side.
+        side: the side.
         naming: how operators and kernels are named; None: as by `Naming` without arguments.
         executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
             process reads one after the other.
@@ -223,17 +223,17 @@ def measure(
         InputError: no window can be read, or the run has neither traces nor step times.
     """
     results: Iterator[WindowResult[Costs]] = iter(())
-    if part.recordings:
+    if side.recordings:
         work = partial(costs, naming=naming or Naming())
-        results = part.run.map_windows(work, part.recordings, executor)
-    return costs_of_run(part, results)
+        results = side.run.map_windows(work, side.recordings, executor)
+    return costs_of_run(side, results)
 
 
-def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCosts:
+def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCosts:
     """Return the costs of one side of a comparison, summed over its windows.
 
     Args:
-        part: the side.
+        side: the side.
         results: the result of `ppprof.analysis.diff.costs.costs` for each window of the side; empty
             for a run without traces.
 
@@ -241,28 +241,28 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
         UsageError: no such steps; the message names the existing ones.
         InputError: the run has neither traces nor step times.
     """
-    run = part.run
+    run = side.run
     sums = _Sums()
     breakdowns = []
     stages = stages_of(run)
     for result in results:
         rank, window = result.recording.rank, result.recording.window
         breakdowns.append((rank, window, result.value.breakdown.parts))
-        sums.add(result.value, stages.get(rank), window, part.steps)
-    times = _step_times(part)
+        sums.add(result.value, stages.get(rank), window, side.steps)
+    times = _step_times(side)
     steps = _steps(steps_of_run(run, breakdowns) if breakdowns else None)
-    if part.steps is not None:
+    if side.steps is not None:
         # A step time of the window is that of a step in its trace, or of one recorded ahead of it.
-        timed = times["step"] if part.window is None else times["step"].clear()
+        timed = times["step"] if side.window is None else times["step"].clear()
         existing = format_ranges("step", [*steps["step"], *timed])
-        steps = steps.filter(part.steps.contains(pl.col("step")))
-        times = times.filter(part.steps.contains(pl.col("step")))
-        if steps.is_empty() and (times.is_empty() or part.window is not None):
-            raise UsageError(f"{run}: no step of {part.steps}; it has {existing}")
+        steps = steps.filter(side.steps.contains(pl.col("step")))
+        times = times.filter(side.steps.contains(pl.col("step")))
+        if steps.is_empty() and (times.is_empty() or side.window is not None):
+            raise UsageError(f"{run}: no step of {side.steps}; it has {existing}")
     if breakdowns and steps.is_empty():
         steps = _one_step(sorted({rank for rank, _, _ in breakdowns}))
     if steps.is_empty() and times.is_empty():
-        raise UsageError(f"{run}: no steps of window {part.window}, rank {part.ranks}")
+        raise UsageError(f"{run}: no steps of window {side.window}, rank {side.ranks}")
     # If every window restarts its step count at 0, as with a profiler made anew for each, step
     # numbers repeat; qualify them by window.
     repeats = steps.select(pl.struct("rank", "step").is_duplicated().any()).item()
@@ -270,32 +270,32 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
     return sums.run_costs(run, steps, times, repeats=repeats)
 
 
-def _step_times(part: RunPart) -> pl.DataFrame:
-    """Return the rows of the run's step times that belong to the part's ranks and window.
+def _step_times(side: RunSide) -> pl.DataFrame:
+    """Return the rows of the run's step times that belong to the side's ranks and window.
 
     Raises:
         InputError: the run has neither traces nor step times.
         UsageError: the job has no such ranks.
     """
-    run, times = part.run, part.run.step_times
-    if part.recordings:
-        ranks = {recording.rank for recording in part.recordings}
+    run, times = side.run, side.run.step_times
+    if side.recordings:
+        ranks = {recording.rank for recording in side.recordings}
         times = times.filter(pl.col("rank").is_in(ranks))
     elif times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")
-    elif part.ranks != "all":
+    elif side.ranks != "all":
         topology = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
-        times = times.filter(pl.col("rank").is_in(topology.select(part.ranks)))
-    if part.window is None or part.has_all_times:
+        times = times.filter(pl.col("rank").is_in(topology.select(side.ranks)))
+    if side.window is None or side.has_all_times:
         return times
-    return times.filter(pl.col("window") == part.window)
+    return times.filter(pl.col("window") == side.window)
 
 
 def stages_of(run: Run) -> dict[int, int]:
     """Return rank -> pipeline stage; empty if the job has one stage or an unknown topology."""
     if run.topology is None or run.topology.degree("pp") == 1:
         return {}
-    return dict(run.places.select("rank", "pp").iter_rows())
+    return dict(run.coordinates.select("rank", "pp").iter_rows())
 
 
 def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
@@ -388,7 +388,7 @@ def _summed(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Return rank, window, step, step_ns and `PARTS`; exposed communication is summed over axes.
+    """Return rank, window, step, step_ns and `PARTS_NS`; exposed communication is summed over axes.
 
     The parts are null if the trace lacks the events of its device, except for data_loading_ns.
 
@@ -396,21 +396,21 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
     """
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     if rows is None or rows.is_empty():
-        return pl.DataFrame(schema={**schema, **dict.fromkeys(PARTS, pl.Int64)})
+        return pl.DataFrame(schema={**schema, **dict.fromkeys(PARTS_NS, pl.Int64)})
     exposed = pl.sum_horizontal(
         pl.lit(0, pl.Int64), *(name for name in rows.columns if name.startswith("exposed_"))
     )
     is_known = pl.col("rest_ns").is_not_null()
-    return rows.with_columns(exposed_ns=pl.when(is_known).then(exposed)).select(*schema, *PARTS)
+    return rows.with_columns(exposed_ns=pl.when(is_known).then(exposed)).select(*schema, *PARTS_NS)
 
 
 def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
     """Return a single step of unknown length (null) for each rank, for traces without steps."""
-    unknown = {"window": 0, "step": 0, "step_ns": None, **dict.fromkeys(PARTS)}
+    unknown = {"window": 0, "step": 0, "step_ns": None, **dict.fromkeys(PARTS_NS)}
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     return pl.DataFrame(
         [{"rank": rank, **unknown} for rank in ranks],
-        {**schema, **dict.fromkeys(PARTS, pl.Int64)},
+        {**schema, **dict.fromkeys(PARTS_NS, pl.Int64)},
     )
 
 

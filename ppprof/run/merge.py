@@ -97,7 +97,7 @@ class _Windows:
 
     def __iter__(self) -> Iterator[Window]:
         existing: set[int] = set()
-        hosts = dict(self._run.places.select("rank", "host").iter_rows())
+        hosts = dict(self._run.coordinates.select("rank", "host").iter_rows())
         for recording in self._recordings:
             try:
                 trace = self._held.pop(recording, None) or self._run.reader.trace(recording)[1]
@@ -145,7 +145,7 @@ def _clocks_of(
                 held[recording] = trace
     clocks = measured
     if tables:
-        hosts = dict(run.places.select("rank", "host").iter_rows())
+        hosts = dict(run.coordinates.select("rank", "host").iter_rows())
         clocks = align_clocks(tables_by_rank(tables), measured, hosts)
     errors_ns = {
         rank: clock.error_ns for rank, clock in clocks.items() if clock.method == "collectives"

@@ -97,7 +97,7 @@ def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame
         The columns of `join_ranks`; `ppprof.analysis.profile.step_basis.with_measured_times` says
         which times come from the run's step times.
     """
-    return with_measured_times(join_ranks(breakdowns, run.places), run.step_times)
+    return with_measured_times(join_ranks(breakdowns, run.coordinates), run.step_times)
 
 
 def _with_steps(

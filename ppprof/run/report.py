@@ -34,7 +34,7 @@ from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import message_of
 from ppprof.run.advise import collect_evidence, collect_evidence_of_run
-from ppprof.run.diff import RunPart, compare, costs_of_run, naming_for, stages_of
+from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for, stages_of
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
@@ -93,8 +93,8 @@ def _of_traces(
     has_all_times = window is None  # the last window stands for the run
     if window is None:
         window = max(recording.window for recording in run.select())
-    side = RunPart(run, ranks, window, has_all_times=has_all_times)
-    other = None if baseline is None else _part_of_baseline(baseline, ranks, has_all_times)
+    side = RunSide(run, ranks, window, has_all_times=has_all_times)
+    other = None if baseline is None else _side_of_baseline(baseline, ranks, has_all_times)
     naming = naming_for([side] if other is None else [side, other])
     results = _rank_data(run, side.recordings, naming, steps, executor)
     cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
@@ -145,14 +145,14 @@ def _of_step_times(
 ) -> ReportData:
     """Return the report of a run that has step times and no traces; see `collect_report_data`."""
     evidence = collect_evidence_of_run(run, ranks, window, steps=steps)
-    side = RunPart(run, ranks)
-    other = None if baseline is None else _part_of_baseline(baseline, ranks, has_all_times=True)
+    side = RunSide(run, ranks)
+    other = None if baseline is None else _side_of_baseline(baseline, ranks, has_all_times=True)
     costs = costs_of_run(side, ())
     change, baseline_work = _comparison(other, costs, Naming(), executor)
     return ReportData(
         paths=[str(path) for path in run.paths],
         manifest=run.manifest,
-        cluster=Cluster(join_ranks((), run.places), (), (), (), run.clocks, run.topology),
+        cluster=Cluster(join_ranks((), run.coordinates), (), (), (), run.clocks, run.topology),
         costs=costs,
         step_times=evidence.step_times,
         findings=advise(evidence),
@@ -161,27 +161,27 @@ def _of_step_times(
     )
 
 
-def _part_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunPart:
+def _side_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunSide:
     last = max(baseline.windows(), default=None) if baseline.recordings else None
-    return RunPart(baseline, ranks, last, has_all_times=has_all_times)
+    return RunSide(baseline, ranks, last, has_all_times=has_all_times)
 
 
 def _comparison(
-    part: RunPart | None, costs: RunCosts, naming: Naming, executor: Executor | None
+    side: RunSide | None, costs: RunCosts, naming: Naming, executor: Executor | None
 ) -> tuple[Diff | None, pl.DataFrame | None]:
     """Return the comparison with a baseline, if any, and the work of the baseline's modules."""
-    if part is None:
+    if side is None:
         return None, None
     results: list[WindowResult[BaselineData]] = []
-    if part.recordings:
+    if side.recordings:
         work = partial(collect_baseline_data, naming=naming)
-        results = list(part.run.map_windows(work, part.recordings, executor))
-    stages = stages_of(part.run)
+        results = list(side.run.map_windows(work, side.recordings, executor))
+    stages = stages_of(side.run)
     modules = mean_module_work(
         (stages.get(result.recording.rank), result.value.num_steps, result.value.module_work)
         for result in results
     )
-    baseline = costs_of_run(part, [result.map(result.value.costs) for result in results])
+    baseline = costs_of_run(side, [result.map(result.value.costs) for result in results])
     return compare(baseline, costs), modules
 
 

@@ -135,28 +135,30 @@ def resolve_each(
         is the InputError if these paths cannot be read: it is returned, not raised.
     """
     listing = Listing()
-    groups: dict[object, list[_Place | InputError]] = {}
+    groups: dict[object, list[_Lookup | InputError]] = {}
     given: dict[object, list[str]] = {}
     for number, path in enumerate(paths):
         key: object = number
-        place: _Place | InputError
+        lookup: _Lookup | InputError
         try:
-            place = _look(path, listing)
-            run_ids = {listing.run_id(directory) for directory in place.directories}
+            lookup = _look(path, listing)
+            run_ids = {listing.run_id(directory) for directory in lookup.directories}
             if len(run_ids) == 1:
                 key = run_ids.pop() or number
         except InputError as error:
-            place = error
-        groups.setdefault(key, []).append(place)
+            lookup = error
+        groups.setdefault(key, []).append(lookup)
         given.setdefault(key, []).append(str(path))
     results: list[tuple[tuple[str, ...], RunLocation | InputError]] = []
-    for key, places in groups.items():
-        errors = [place for place in places if isinstance(place, InputError)]
+    for key, lookups in groups.items():
+        errors = [lookup for lookup in lookups if isinstance(lookup, InputError)]
         try:
             location: RunLocation | InputError = (
                 errors[0]
                 if errors
-                else _combined([place for place in places if isinstance(place, _Place)], listing)
+                else _combined(
+                    [lookup for lookup in lookups if isinstance(lookup, _Lookup)], listing
+                )
             )
         except InputError as error:
             location = error
@@ -164,7 +166,7 @@ def resolve_each(
     return results
 
 
-class _Place(NamedTuple):
+class _Lookup(NamedTuple):
     """The result of looking up one path: directories of a run, or a trace file."""
 
     given: str | Path
@@ -173,10 +175,10 @@ class _Place(NamedTuple):
     """The directories to read; empty for a file."""
 
 
-def _look(given: str | Path, listing: Listing) -> _Place:
+def _look(given: str | Path, listing: Listing) -> _Lookup:
     try:
         path, is_directory = listing.look_up(given)
-        return _Place(given, path, _directories(path, listing) if is_directory else ())
+        return _Lookup(given, path, _directories(path, listing) if is_directory else ())
     except OSError as error:
         raise InputError(f"{error.filename or given}: {error.strerror or error}") from error
 
@@ -212,14 +214,14 @@ def _folders_of_traces(path: Path, listing: Listing, levels: int = 2) -> list[Pa
     return folders
 
 
-def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
-    """Return the one run that all places belong to."""
-    given = tuple(str(place.given) for place in places)
-    if not any(place.directories for place in places):
-        files = tuple(place.path for place in places)
+def _combined(lookups: Sequence[_Lookup], listing: Listing) -> RunLocation:
+    """Return the one run that all lookups belong to."""
+    given = tuple(str(lookup.given) for lookup in lookups)
+    if not any(lookup.directories for lookup in lookups):
+        files = tuple(lookup.path for lookup in lookups)
         return RunLocation(given, files, tuple(_recordings_of_files(files)), {})
     try:
-        paths = _directories_of_run(places, listing)
+        paths = _directories_of_run(lookups, listing)
         recordings = scan(paths, listing)
     except OSError as error:
         raise InputError(f"{error.filename or given[0]}: {error.strerror or error}") from error
@@ -229,15 +231,15 @@ def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
     return RunLocation(given, tuple(paths), tuple(recordings), manifest)
 
 
-def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path]:
+def _directories_of_run(lookups: Sequence[_Lookup], listing: Listing) -> list[Path]:
     unique: dict[Path, Path] = {}  # by resolved path: a directory may be given twice
     run_id = None
-    for place in places:
-        if not place.directories:
-            raise InputError(f"{place.given}: Not a directory")
+    for lookup in lookups:
+        if not lookup.directories:
+            raise InputError(f"{lookup.given}: Not a directory")
         # The same run is not always the newest one of another node.
-        same_run = rundir.find(place.path, run_id, listing) if run_id else None
-        directories: Sequence[Path] = [same_run] if same_run else place.directories
+        same_run = rundir.find(lookup.path, run_id, listing) if run_id else None
+        directories: Sequence[Path] = [same_run] if same_run else lookup.directories
         for directory in directories:
             unique.setdefault(directory.resolve(), directory)
         run_id = run_id or listing.run_id(directories[0])

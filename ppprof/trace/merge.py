@@ -36,7 +36,7 @@ from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock
 from ppprof.trace.annotations import has_annotations
 from ppprof.trace.json.lines import (
-    Parts,
+    LineParts,
     json_lines,
     microseconds,
     open_trace_file,
@@ -353,7 +353,7 @@ def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _parts(rank: int, origin_ns: int) -> Parts:
+def _parts(rank: int, origin_ns: int) -> LineParts:
     """Return the parts of an event's line and of the lines of its arrow ends.
 
     An arrow end binds to the innermost event at its time. Its line directly follows the event's

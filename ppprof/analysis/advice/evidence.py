@@ -16,7 +16,7 @@ from ppprof.analysis.advice.finding import (
     MOST_ROWS,
     Fact,
     Finding,
-    Part,
+    StepPart,
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
@@ -270,14 +270,14 @@ class Evidence:
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
     @cached_property
-    def largest(self) -> list[Part]:
+    def largest(self) -> list[StepPart]:
         """The phase, the operator and the module with the most time; empty without traces."""
         parts = []
         for kind in ("phase", "operator", "module"):
             names = self.names(kind)
             if names.height and self.step_ns:
                 share = min(1.0, float(names["time_ns"][0]) / self.step_ns)
-                parts.append(Part(kind, names["name"][0], share))
+                parts.append(StepPart(kind, names["name"][0], share))
         return parts
 
     def time_finding(

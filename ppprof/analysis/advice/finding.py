@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part of the step that takes much of it, whether or not a rule finds fault with it."""
 
     kind: str
@@ -70,7 +70,7 @@ class Part:
 class Findings(list[Finding]):
     """The findings of a run, a list; notebooks show it as a page of text and tables."""
 
-    def __init__(self, findings: Iterable[Finding] = (), largest: Sequence[Part] = ()) -> None:
+    def __init__(self, findings: Iterable[Finding] = (), largest: Sequence[StepPart] = ()) -> None:
         super().__init__(findings)
         self.largest = tuple(largest)
         """The largest phase, operator and module; empty if the run has no trace."""

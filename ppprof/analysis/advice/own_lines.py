@@ -8,7 +8,7 @@ Samples of Python stacks say which line runs; events say whether it trains::
     beside                                       log:7                 15
 
 A line trains if Paddle loads data, communicates, computes gradients or what they need, or updates
-parameters while it runs. `_Places.of` chooses the line that is named.
+parameters while it runs. `_LineChooser.of` chooses the line that is named.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         trains[own] = contains(_training(profile, number), time_ns[own])
     trains &= ~contains(pauses, time_ns)
     waits = contains(together(bubbles, intervals_of(profile.remote_calls)), time_ns)
-    places = _Places(sampled, samples, trains)
+    chooser = _LineChooser(sampled, samples, trains)
     rows = np.flatnonzero(~trains & ~waits)
-    names = places.of(rows)
+    names = chooser.of(rows)
     scale = sampled.step_ns * sampled.num_steps / float(samples["weight_ns"].sum())
     chosen = samples[rows].select(
         *schema,
@@ -176,7 +176,7 @@ def _next_start(outermost: pl.DataFrame, category: str, time: Int64) -> Int64:
     return following
 
 
-class _Places:
+class _LineChooser:
     """Chooses the lines to name, from samples of threads with steps and whether each is time of training."""
 
     def __init__(self, sampled: SampledSteps, samples: pl.DataFrame, trains: Bool) -> None:

@@ -365,9 +365,9 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     busy = passes.group_by("rank", "step").agg(
         busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
     )
-    places = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
+    steps = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
     rows = (
-        busy.join(places, ["rank", "step"])
+        busy.join(steps, ["rank", "step"])
         .group_by("pp")
         .agg(pl.col("step_ns", "busy_ns", "bubble_ns").mean())
         .sort("busy_ns", "pp", descending=[True, False])

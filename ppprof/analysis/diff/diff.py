@@ -16,7 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.changes import changes, module_changes
-from ppprof.analysis.diff.run_costs import PARTS, VALUES, RunCosts, metric_of
+from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
@@ -26,7 +26,7 @@ from ppprof.topology import AXES
 _COMPARABLE = 0.5
 """Runs with a lower score have too little in common for a verdict."""
 
-_PART_OF_METRIC = {metric_of(part): part for part in PARTS}
+_PART_OF_METRIC = {metric_of(part): part for part in PARTS_NS}
 
 
 class Comparability(NamedTuple):
@@ -243,7 +243,7 @@ class Diff:
             - baseline_rank and experiment_rank: int64, null if that run has no such rank;
             - coordinate: ``dp0 mp1``, null if ranks are not joined by coordinate;
             - status: both, new (only in the experiment) or gone (only in the baseline);
-            - for step_ns, own_ns and each of `PARTS`, mean over recorded steps, float64:
+            - for step_ns, own_ns and each of `PARTS_NS`, mean over recorded steps, float64:
               ``baseline_own_ns``, ``experiment_own_ns``, ``delta_own_ns`` (experiment minus
               baseline), ``delta_ratio_own`` (delta over baseline, null if the baseline is 0) and
               ``noise_own_ns``, the standard error of the delta (null with one step). If a run lacks
@@ -257,7 +257,7 @@ class Diff:
         """
         labels = _labels(self._runs)
         one, other = (_by_rank(run, names) for run, names in zip(self._runs, labels))
-        table = changes(one, other, ["label"], ("step_ns", "own_ns", *PARTS), "own_ns")
+        table = changes(one, other, ["label"], ("step_ns", "own_ns", *PARTS_NS), "own_ns")
         table = _without_unknown_parts(table, one, other)
         for means, side in ((one, "baseline"), (other, "experiment")):
             numbers = means.select("label", pl.col("rank").alias(f"{side}_rank"))
@@ -435,7 +435,7 @@ def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
     steps = run.steps.with_columns(own_ns=own_ns)
     label = pl.col("rank").replace_strict(dict(labels), default=None, return_dtype=pl.String)
     means = []
-    for value in ("step_ns", "own_ns", *PARTS):
+    for value in ("step_ns", "own_ns", *PARTS_NS):
         column = pl.col(value).cast(pl.Float64)
         means += [column.mean(), (column.var() / column.count()).alias(f"{value}_var")]
     return steps.with_columns(label=label).group_by("label", "rank").agg(means).drop_nulls("label")

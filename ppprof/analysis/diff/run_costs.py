@@ -24,15 +24,14 @@ from ppprof.analysis.profile.step_basis import (
     is_enough,
     unrecorded_steps,
 )
+from ppprof.analysis.ranks.step_breakdown import PARTS
 
 VALUES = {kind: tuple(schema)[2:] for kind, schema in costs.BY_NAME.items()}
 """The values of operators, kernels, collectives and runtime calls: columns of their tables in
 `RunCosts`, keyed by the field of the table."""
 
-PARTS = (
-    *("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns"),
-    *("host_bound_ns", "queued_ns", "rest_ns"),
-)
+PARTS_NS = tuple(f"{part}_ns" for part in PARTS)
+"""The columns of the parts of a step."""
 
 Metric = Union[float, str, None]
 
@@ -44,7 +43,7 @@ class RunCosts:
     what: str
     """The run's path, for messages."""
     steps: pl.DataFrame
-    """One row per rank and step of the recorded windows: rank, step, step_ns, and `PARTS`, which
+    """One row per rank and step of the recorded windows: rank, step, step_ns, and `PARTS_NS`, which
     add up to step_ns."""
     times: pl.DataFrame
     """The run's step times: rank, step, window, excluded, batch_cost_ns, reader_cost_ns,
@@ -151,7 +150,7 @@ class RunCosts:
         if counted.height and counted["reader_cost_ns"].count():
             metrics["reader_cost"] = _mean(counted["reader_cost_ns"])
         if self.steps.height:
-            for part in PARTS:
+            for part in PARTS_NS:
                 metrics[metric_of(part)] = _mean(self.steps[part])
         return {**metrics, **self._device_metrics()}
 
@@ -187,7 +186,7 @@ class RunCosts:
 
 
 def metric_of(part: str) -> str:
-    """Return the metric in `METRICS` for a part in `PARTS`.
+    """Return the metric in `METRICS` for a part in `PARTS_NS`.
 
     >>> metric_of("exposed_ns"), metric_of("bubble_ns")
     ('exposed_communication', 'bubble')

@@ -20,11 +20,11 @@ NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 MISSING = np.int64(np.iinfo(np.int64).min)
 """Stands for a missing value in a column of integers."""
 
-Part = tuple[str, Mapping[str, Array]]
+EventsOfKind = tuple[str, Mapping[str, Array]]
 """A kind of event, and its columns, each of shape (N,).
 
-The columns are the named fields of the layout and ``position``, the byte offset of each event. A
-part with events of several layouts has the columns of all of them: an event without a field has
+The columns are the named fields of the layout and ``position``, the byte offset of each event. With
+events of several layouts, they are the columns of all of them: an event without a field has
 `MISSING` there, NaN for a real number, and -1 for a text.
 """
 
@@ -32,14 +32,14 @@ part with events of several layouts has the columns of all of them: an event wit
 class Scanned(NamedTuple):
     """The events of a byte range of a file."""
 
-    parts: list[Part]
-    """The events that match a layout. Several parts may be of one kind."""
+    events: list[EventsOfKind]
+    """The events that match a layout. Several items may be of one kind."""
     texts: list[bytes]
     """Strings as in the file; the columns `TEXTS` hold indices into this list."""
     unmatched: Ranges
     """Text in no known layout, as ascending byte ranges (first, end) of the file."""
     num_flows: int
-    """Number of flow events, which are in no part."""
+    """Number of flow events, which are not in ``events``."""
 
 
 def narrowed(values: Int64) -> Array:

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.paths import atomic_writer
 from ppprof.trace.annotations import ANNOTATION_KEYS, has_annotations
 
-Parts = list[Union[pl.Expr, str]]
+LineParts = list[Union[pl.Expr, str]]
 """The parts of a line, which are joined in this order; a string is literal text."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")

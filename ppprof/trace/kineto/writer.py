@@ -46,7 +46,7 @@ import polars as pl
 from ppprof.paths import to_path
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.json.lines import (
-    Parts,
+    LineParts,
     gigabytes_per_s,
     json_lines,
     microseconds,
@@ -243,7 +243,7 @@ class _Writer:
         }
         return {kind: count for kind, count in counts.items() if count}
 
-    def _lines(self, table: pl.DataFrame, parts: Parts) -> Iterator[pl.Series]:
+    def _lines(self, table: pl.DataFrame, parts: LineParts) -> Iterator[pl.Series]:
         if table.height:
             time = "time_ns" if "time_ns" in table.columns else "start_ns"
             yield json_lines(table.with_columns(pl.col(time) - self._base_ns), *parts)
@@ -306,12 +306,12 @@ def _base_ns(trace: Trace) -> int:
     return max(0, int(first) // _BASE_NS * _BASE_NS) if isinstance(first, int) else 0
 
 
-def _frame_parts() -> Parts:
+def _frame_parts() -> LineParts:
     start = span_start("python_function", [pl.col("text")], pl.col("process"), pl.col("thread"))
     return [*start, '"Python id":', pl.col("number"), "}}"]
 
 
-def _launch_parts() -> Parts:
+def _launch_parts() -> LineParts:
     is_driver = pl.col("name").cast(pl.String).str.contains("^cu[A-Z]")
     kind = pl.when(is_driver).then(pl.lit("cuda_driver")).otherwise(pl.lit("cuda_runtime"))
     return [
@@ -322,7 +322,7 @@ def _launch_parts() -> Parts:
     ]
 
 
-def _device_annotation_parts() -> Parts:
+def _device_annotation_parts() -> LineParts:
     start = span_start("gpu_user_annotation", [pl.col("text")], pl.col("device"), pl.col("track"))
     return [*start, '"External id":', pl.col("span") + 1, "}}"]
 
@@ -341,7 +341,7 @@ def _with_device_texts(rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     return rows.join(trace.kernels, on="event", how="left", maintain_order="left")
 
 
-def _device_parts() -> Parts:
+def _device_parts() -> LineParts:
     is_copy = pl.col("category").cast(pl.String).is_in(["Memcpy", "Memset"])
     return [
         *span_start(pl.col("kind"), [pl.col("text")], pl.col("device"), pl.col("track")),
@@ -363,7 +363,7 @@ def _device_parts() -> Parts:
     ]
 
 
-def _arrow_parts(kind: str, ph: str) -> Parts:
+def _arrow_parts(kind: str, ph: str) -> LineParts:
     binding = ',"bp":"e"' if ph == "f" else ""
     return [
         *(f'{{"ph":"{ph}","id":', pl.col("id"), ',"pid":', pl.col("process").fill_null(0)),
@@ -405,7 +405,7 @@ def _device_of(place: str) -> tuple[int, int]:
     return kind, int(match[2])
 
 
-def _memory_parts() -> Parts:
+def _memory_parts() -> LineParts:
     return [
         '{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]","pid":',
         *(pl.col("process").fill_null(0), ',"tid":', pl.col("thread").fill_null(0)),
@@ -538,7 +538,9 @@ def with_host_texts(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(joined["inputs"])
 
 
-def span_start(kind: pl.Expr | str, name: Parts, process: pl.Expr, thread: pl.Expr) -> Parts:
+def span_start(
+    kind: pl.Expr | str, name: LineParts, process: pl.Expr, thread: pl.Expr
+) -> LineParts:
     """Return the parts with which the line of every span starts, up to its ``args``."""
     return [
         *('{"ph":"X","cat":"', kind, '","name":"', *name, '","pid":', process.fill_null(0)),
@@ -551,7 +553,7 @@ def _quoted_arg(key: str, text: pl.Expr) -> pl.Expr:
     return pl.concat_str(pl.lit(f',"{key}":"'), text, pl.lit('"')).fill_null("")
 
 
-def host_parts() -> Parts:
+def host_parts() -> LineParts:
     """Return the parts of the line of a host event."""
     is_module = pl.col("kind") == "python_function"
     number = pl.concat_str(pl.lit("_"), pl.col("number").cast(pl.String)).fill_null("")

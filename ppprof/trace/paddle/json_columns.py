@@ -184,7 +184,7 @@ class PaddleColumns:
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
         )
-        for kind, columns in scanned.parts:
+        for kind, columns in scanned.events:
             part = {
                 column: renumbered(values, number) if column in TEXTS else values
                 for column, values in columns.items()
@@ -205,7 +205,7 @@ class PaddleColumns:
             self._parts[kind].append(part)
         if scanned.num_flows:
             self.ignored[IGNORED_PHASES["s"]] += scanned.num_flows
-        if scanned.parts and not dialect.ts_is_exact:
+        if scanned.events and not dialect.ts_is_exact:
             self.ts_is_exact = False
 
     def _complete(self, part: dict[str, Array], last_ts: int) -> dict[str, Array]:

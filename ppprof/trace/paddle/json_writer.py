@@ -29,7 +29,7 @@ import polars as pl
 from ppprof.paths import to_path
 from ppprof.trace.annotations import has_annotations
 from ppprof.trace.json.lines import (
-    Parts,
+    LineParts,
     gigabytes_per_s,
     json_lines,
     microseconds,
@@ -135,7 +135,7 @@ def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
         yield pl.concat(lines).sort("place").select("line")
 
 
-def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
+def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, LineParts]]:
     """Return the rows and the parts of each kind of line, with the columns that order the lines.
 
     - ``host`` is the row of the host event that a line belongs to. For a line outside of all host
@@ -215,7 +215,7 @@ def _prepared(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
+def _name_and_time(track: pl.Expr | str, colour: str) -> LineParts:
     """Return the parts with which the line of every X event starts, up to its ``args``."""
     process = pl.coalesce("device", "process")
     return [
@@ -238,7 +238,7 @@ def _thread_track() -> pl.Expr:
     return pl.concat_str(pl.lit('"'), pl.col("thread").cast(pl.String), side)
 
 
-def _host_parts() -> Parts:
+def _host_parts() -> LineParts:
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
         optional_arg("depth", pl.col("depth")),
@@ -250,17 +250,17 @@ def _host_parts() -> Parts:
     ]
 
 
-def _folded_parts() -> Parts:
+def _folded_parts() -> LineParts:
     start = _name_and_time(_thread_track(), "thread_state_runnable")
     return [*start, ',"folded":', pl.col("num_spans"), "}}"]
 
 
-def _launch_parts() -> Parts:
+def _launch_parts() -> LineParts:
     start = _name_and_time(_thread_track(), "thread_state_running")
     return [*start, ',"correlation id":', pl.col("correlation_id"), "}}"]
 
 
-def _flow_parts(end: str) -> Parts:
+def _flow_parts(end: str) -> LineParts:
     """Return the parts of the line of one end of an arrow.
 
     End ``s`` is in the middle of a launch, end ``f`` in the middle of its device event.
@@ -282,7 +282,7 @@ def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _device_parts() -> Parts:
+def _device_parts() -> LineParts:
     is_copy = pl.col("category") == "Memcpy"
     return [
         *_name_and_time(pl.col("track"), "rail_animation"),
@@ -304,8 +304,8 @@ def _device_parts() -> Parts:
     ]
 
 
-def _memory_parts() -> Parts:
-    numbers: Parts = []
+def _memory_parts() -> LineParts:
+    numbers: LineParts = []
     columns = ["current_allocated", "current_reserved", "peak_allocated", "peak_reserved"]
     for column in columns:
         numbers += [f',"{column}":', pl.col(column).fill_null(0)]

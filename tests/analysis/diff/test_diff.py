@@ -6,7 +6,7 @@ import pytest
 import ppprof
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import outcome_of
-from ppprof.analysis.diff.run_costs import PARTS, RunCosts
+from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.analysis.profile.module_tree import MODULES, UNKNOWN
 from ppprof.errors import InputError, UsageError
@@ -424,7 +424,7 @@ def test_the_rfcs_overview():
 
     def ran(utilization, mean, peak, step_ms):
         steps = {"rank": [0], "step": [0], "step_ns": [int(step_ms * MS)]}
-        parts = {part: [None] for part in PARTS}
+        parts = {part: [None] for part in PARTS_NS}
         device = Device("Tesla V100-DGXS-32GB", 31_740_000_000, utilization, None, mean, peak)
         return side(steps=pl.DataFrame({**steps, **parts}), devices=[device])
 

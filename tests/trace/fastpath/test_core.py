@@ -124,7 +124,7 @@ def block_of(data: bytes, first: int = 0) -> Block:
 def rows(scanned: Scanned) -> list[tuple]:
     """All events with the values that they have, in the order of the file."""
     events = []
-    for kind, columns in scanned.parts:
+    for kind, columns in scanned.events:
         values = {name: column.tolist() for name, column in columns.items()}
         for row in range(len(values["position"])):
             event = {}
@@ -144,7 +144,7 @@ def rows(scanned: Scanned) -> list[tuple]:
 def dtypes(scanned: Scanned) -> dict[tuple[str, str], set[str]]:
     return {
         (kind, name): column.dtype
-        for kind, columns in scanned.parts
+        for kind, columns in scanned.events
         for name, column in columns.items()
     }
 
@@ -256,7 +256,7 @@ class TestScanner:
             scanner = Scanner(DIALECTS[name], core.load(core.FOLDER)[0])
             assert scanner.add(block_of(text)) == []
             scanned = scanner.scanned()
-            assert len(scanned.parts) + scanned.num_flows == 1
+            assert len(scanned.events) + scanned.num_flows == 1
             assert_same(text, DIALECTS[name])
 
     @pytest.mark.parametrize(
@@ -338,12 +338,14 @@ class TestColumns:
         ],
     )
     def test_integers_are_as_narrow_as_all_values_allow(self, values, dtype):
-        ((_, columns),) = self.scanned(*(f'\n{{"n":{value},"name":"a"}}' for value in values)).parts
+        ((_, columns),) = self.scanned(
+            *(f'\n{{"n":{value},"name":"a"}}' for value in values)
+        ).events
         assert columns["pid"].tolist() == values
         assert columns["pid"].dtype == dtype
 
     def test_values_outlive_the_scanner(self):
-        ((_, columns),) = self.scanned('\n{"n":1,"name":"a"}').parts
+        ((_, columns),) = self.scanned('\n{"n":1,"name":"a"}').events
         assert columns["pid"].tolist() == [1]
         columns["pid"][0] = 2  # they may be changed
         assert columns["pid"].tolist() == [2]
@@ -351,7 +353,7 @@ class TestColumns:
     def test_many_texts(self):
         names = [f"name {number}" for number in range(5000)]
         scanned = self.scanned(*(f'\n{{"n":1,"name":"{name}"}}' for name in [*names, *names]))
-        ((_, columns),) = scanned.parts
+        ((_, columns),) = scanned.events
         numbers = columns["name"].tolist()
         assert [scanned.texts[number].decode() for number in numbers] == [*names, *names]
         assert len(scanned.texts) == len(names)
@@ -372,7 +374,7 @@ class TestColumns:
             True,
         )
         long = '\n{"n":2,"r":0.5,"i":7,"name":"a"}'
-        ((_, columns),) = self.scanned('\n{"n":1}', long, '\n{"n":3}', dialect=dialect).parts
+        ((_, columns),) = self.scanned('\n{"n":1}', long, '\n{"n":3}', dialect=dialect).events
         assert columns["pid"].tolist() == [1, 2, 3]
         assert columns["tid"].tolist() == [MISSING, 7, MISSING]
         assert columns["name"].tolist() == [-1, 0, -1]
