@@ -33,6 +33,7 @@ from ppprof.capture.children import available_bytes, environment
 from ppprof.capture.output import forward_stderr, print_result, reason
 from ppprof.capture.process import CLOSED, Descriptor, ScratchFile, above_standard_streams
 from ppprof.capture.signals import is_ending, write_to_pipe
+from ppprof.errors import InputError
 from ppprof.units import escape_control_chars
 
 log = logging.getLogger("ppprof")
@@ -53,7 +54,7 @@ class Finished(NamedTuple):
     err: str
     """What the helper has written to stderr for the window."""
     failure: str
-    """Why there are no tables and traces; "" if there are."""
+    """Why there are no tables and traces; "" if there are, or if ``err`` gives the reason."""
     unprinted: str = ""
     """Why the tables are not in ``out``; "" if they are."""
 
@@ -171,7 +172,9 @@ class Helper:
         for line in lines:
             window, code, *ends = map(int, line.split())
             self.windows.popleft()
-            finished.append(Finished(window, *self._output(ends), _cause(code)))
+            output = self._output(ends)
+            is_explained = code == InputError.exit_code and output[2].strip()
+            finished.append(Finished(window, *output, "" if is_explained else _cause(code)))
         self._num_finished += len(finished)
         if has_ended and self.windows and (self.process.returncode or not self._num_finished):
             out, err = (os.fstat(file.fd).st_size for file in self._files)

@@ -59,7 +59,8 @@ class ProfilerSession:
         """End the current step and begin the next one; call `step` after each optimizer step.
 
         If the step was the last one of a window, this call saves the window. After `close` it does
-        nothing.
+        nothing. Calls of another thread than that of the first call do nothing either, until that
+        thread has ended: spans of a thread must not cross.
 
         Args:
             num_samples: samples of the step in this rank's data-parallel replica, for ips in
@@ -161,6 +162,9 @@ class RecordingSession(ProfilerSession):
         """What a signal handler of the training has raised in a method that is not over yet."""
         self._left_out: set[str] = set()
         """Names of counts that were no numbers."""
+        self._owner: threading.Thread | None = None
+        """The thread that calls `step`."""
+        self._was_called_elsewhere = False
         self._pid, self._forks = os.getpid(), process.num_forks
         self._steps_in_child = 0
         self._lock = threading.RLock()  # between the training and a signal
@@ -209,7 +213,7 @@ class RecordingSession(ProfilerSession):
             self._step_in_child()
             return
         with self._lock:
-            if self._closed:
+            if self._closed or not self._owns_steps():
                 return
             if self._guard is not None:
                 self._guard.check()
@@ -230,6 +234,23 @@ class RecordingSession(ProfilerSession):
                 self._advance()
         if self._interruption is not None:
             self._raise_interruption()
+
+    def _owns_steps(self) -> bool:
+        """Return whether this thread ends steps; log once that another one does not."""
+        owner, thread = self._owner, threading.current_thread()
+        if owner is thread:
+            return True
+        if owner is None or not owner.is_alive():
+            self._owner = thread
+            return True
+        if not self._was_called_elsewhere:
+            self._was_called_elsewhere = True
+            log_to_stderr()
+            log.warning(
+                f"rank {self._rank}: step() was called in thread {thread.name}, but thread "
+                f"{owner.name} ends the steps: such calls have no effect; call step() in one thread"
+            )
+        return False
 
     def _step_in_child(self) -> None:
         self._steps_in_child += 1

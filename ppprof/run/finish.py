@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -74,7 +75,8 @@ def finish(
             logged.
 
     Raises:
-        InputError: not a run of ppprof, or no capture that was chosen could be finished.
+        InputError: not a run of ppprof, or no capture that was chosen could be finished. Its message is
+            the last reason; other reasons are logged, each once.
     """
     manifest = read_manifest(run)
     if not isinstance(manifest.get("profiler"), Mapping):
@@ -86,7 +88,7 @@ def finish(
     _remove_cut_captures(run, rank, window)
     if not captures:
         _log.info("%s: nothing left to finish; tables as data: %s/summary", run, run)
-    num_failed = 0
+    num_failed, reasons = 0, []
     for names in captures:
         first = names[0]
         try:
@@ -95,14 +97,17 @@ def finish(
                     files = _finish_window(run, names, profiler, job, show, conclude)
                     if command:
                         _run_command(command, run, first, files)
-        except TraceError as error:
+        except (TraceError, OSError) as error:
             num_failed += 1
-            _log.error("%s", error)
-        except OSError as error:
-            num_failed += 1
-            _log.error("%s", _unwritten(run, error, run / first.raw))
-    if num_failed and num_failed == len(captures):
-        raise InputError(f"{run}: no raw capture could be finished")
+            where = run / first.raw
+            why = _unwritten(run, error, where) if isinstance(error, OSError) else str(error)
+            if why not in reasons:
+                reasons.append(why)
+    all_failed = num_failed and num_failed == len(captures)
+    for why in reasons[:-1] if all_failed else reasons:
+        _log.error("%s", why)
+    if all_failed:
+        raise InputError(reasons[-1])
 
 
 def _captures(run: Path, rank: int | None, window: int | None) -> list[list[TraceName]]:
@@ -116,10 +121,15 @@ def _captures(run: Path, rank: int | None, window: int | None) -> list[list[Trac
 
 def _unwritten(run: Path, error: OSError, raw: Path) -> str:
     """Return what to log if the files of a window cannot be written."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.filename or raw}: {error.strerror or error}"
+    in_rust = re.search(
+        r"\(os error (\d+)\)", str(error)
+    )  # polars' errors have no number of their own
+    number = int(in_rust[1]) if in_rust else error.errno
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    where = run if is_full else error.filename or raw
+    once = "there is space" if is_full else "it can be written"
     return (
-        f"{run}: {error.strerror}: the raw capture is kept; once there is space again, run: "
+        f"{where}: {os.strerror(number) if number else error}: the raw capture is kept; once {once} again, run: "
         f"ppprof finish {shlex.quote(str(run))}"
     )
 

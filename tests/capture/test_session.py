@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -126,6 +127,27 @@ def test_should_stop_follows_the_schedule_alone() -> None:
     with session(None, TWICE) as prof:
         prof.step()
         assert not prof.should_stop
+
+
+def test_one_thread_ends_the_steps_until_it_has_ended(messages: list[str]) -> None:
+    windows = Windows()
+    with session(windows, TWICE, rank=3) as prof:
+
+        def step_in(name: str, times: int) -> None:
+            thread = threading.Thread(target=lambda: [prof.step() for _ in range(times)], name=name)
+            thread.start()
+            thread.join()
+
+        step_in("first", 2)  # it has ended when the next one begins
+        prof.step()
+        for name in ("second", "third"):
+            step_in(name, 5)
+        prof.step()
+        assert windows.calls[-1][1] == 4  # type: ignore[index]
+    assert messages == [
+        "rank 3: step() was called in thread second, but thread MainThread ends the steps: such calls "
+        "have no effect; call step() in one thread"
+    ]
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import json
@@ -108,8 +109,35 @@ def test_a_broken_capture_costs_itself(tmp_path: Path, cli) -> None:
 def test_nothing_usable_is_exit_code_3(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     (run / name(0).raw).write_bytes(b"\x0f" * 64)
-    assert "no raw capture could be finished" in cli("finish", run, code=3).err
+    (line,) = cli("finish", run, code=3).err.splitlines()
+    assert line.startswith(f"{run / name(0).raw}: ")
     assert "elsewhere" in cli("finish", str(tmp_path / "elsewhere"), code=3).err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some.json"),
+        OSError("No space left on device (os error 28)"),  # of polars
+    ],
+)
+def test_a_full_disk_is_one_line_with_one_remedy(
+    tmp_path: Path, cli, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """However many windows wait; their raw captures are whole."""
+    run = killed_run(tmp_path)
+    raws = {path: path.read_bytes() for path in (run / "raw").iterdir()}
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_finish, "write_paddle_json", full)
+    assert cli("finish", run, code=3).err == (
+        f"{run}: No space left on device: the raw capture is kept; once there "
+        f"is space again, run: ppprof finish {run}\n"
+    )
+    assert len(raws) > 1
+    assert {path: path.read_bytes() for path in raws} == raws
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path, cli) -> None:
@@ -118,6 +146,9 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, cli) -> None:
     (run / "summary").write_text("in the way")
     seen = cli("finish", run, code=3)
     assert "summary/rank_00000_w0.json" in seen.err
+    assert seen.err.endswith(
+        f"the raw capture is kept; once it can be written again, run: ppprof finish {run}\n"
+    )
     assert "rank 0 (dp0" in seen.out
     assert (run / name(0).raw).exists()
 

@@ -86,9 +86,8 @@ FAULTS = {
         "cut",
         ALL,
         [
-            r".*: No space left on device.*",
-            r".*: no raw capture could be finished",
-            r".*\.pb: no tables and traces were made \(.*\); to try again, run: .* finish .*",
+            r".*: No space left on device: the raw capture is kept; once there is space again, run: "
+            r"ppprof finish \S+",
         ],
         "size=400k",
     ),
