@@ -1,15 +1,18 @@
 """Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
 
-The file is one line of JSON, then 4 little-endian int64 for each sample of a thread::
+The file is one line of JSON, then 4 little-endian int64 for each sample of a thread, and for each read of
+a tensor's values::
 
-    {"interval_ns": 4000000,
+    {"interval_ns": 4000000, "reads": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
     thread id | time_ns | weight_ns | row of the stack, or -1
 
 A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
-``weight_ns`` of time: as long as a sample was due, on average.
+``weight_ns`` of time: as long as a sample was due, on average. The last ``reads`` rows are no samples but
+calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
+call, its duration, and the line that made it.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class _Header(msgspec.Struct):
     frames: list[Frame]
     stacks: list[list[int]]
     source: dict[str, dict[str, str]] = {}
+    reads: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class PythonStacks:
     """One row per sample of a thread, columns as in the file; sorted by thread, then time."""
     source: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """File -> line number -> text, of the lines around those with the most time."""
+    reads: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
+    """One row per read of a tensor's values, columns as in the file; sorted likewise."""
 
 
 def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
@@ -89,8 +95,8 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
         path: {str(line): text for line, text in lines.items()}
         for path, lines in stacks.source.items()
     }
-    header = _Header(stacks.interval_ns, stacks.frames, stacks.stacks, source)
-    numbers = stacks.samples.astype("<i8").tobytes()
+    header = _Header(stacks.interval_ns, stacks.frames, stacks.stacks, source, len(stacks.reads))
+    numbers = np.concatenate([stacks.samples, stacks.reads]).astype("<i8").tobytes()
     file.write(b"\n".join([msgspec.json.encode(header), numbers]))
 
 
@@ -108,10 +114,13 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
     header = msgspec.json.decode(text, type=_Header)
     if len(header.frames) > _MOST_FRAMES or len(header.stacks) > _MOST_STACKS:
         raise ValueError("more stacks than a window has time for")
-    samples: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
-    if len(samples):
-        _check_range(samples[:, 1:3], 0, _LARGEST_NS)
-        _check_range(samples[:, 3], -1, len(header.stacks))
+    rows: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
+    if len(rows):
+        _check_range(rows[:, 1:3], 0, _LARGEST_NS)
+        _check_range(rows[:, 3], -1, len(header.stacks))
+    if not 0 <= header.reads <= len(rows):
+        raise ValueError("more reads than rows")
+    samples, reads = rows[: len(rows) - header.reads], rows[len(rows) - header.reads :]
     for stack in header.stacks:
         if len(stack) > _MOST_DEPTH or not all(0 <= row < len(header.frames) for row in stack):
             raise ValueError("a frame that does not exist")
@@ -130,8 +139,9 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
         for path, lines in header.source.items()
         if all(_NUMBER.fullmatch(line) for line in lines)
     }
-    order = np.lexsort((samples[:, 1], samples[:, 0]))
-    return PythonStacks(max(0, header.interval_ns), frames, header.stacks, samples[order], source)
+    samples, reads = (part[np.lexsort((part[:, 1], part[:, 0]))] for part in (samples, reads))
+    interval_ns = max(0, header.interval_ns)
+    return PythonStacks(interval_ns, frames, header.stacks, samples, source, reads)
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")

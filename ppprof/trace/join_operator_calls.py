@@ -173,7 +173,7 @@ def _inputs(
     shapes: dict[str, Any] = dict(call.shapes)
     dtypes: dict[str, Any] = dict(call.dtypes)
     if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator
-        computed = recorded.dtypes[result] if result >= 0 else None
+        computed = recorded.dtypes[result] if result >= 0 else _promoted(dtypes)
         if operator == "cast" or computed not in _FLOATS:
             return only_line
         dtypes = {
@@ -192,6 +192,16 @@ def _inputs(
     elif operator not in (name, name.rstrip("_")) and num_others != 1:
         return only_line
     return _text(shapes), _text(dtypes), _text(call.attributes), line
+
+
+def _promoted(dtypes: Mapping[str, list[str]]) -> str | None:
+    """Return the dtype to which Paddle promotes arguments of several floating-point dtypes.
+
+    None if they have one, or are of two without a wider one among them.
+    """
+    floats = {dtype for each in dtypes.values() for dtype in each if dtype in _FLOATS}
+    is_known = len(floats) > 1 and floats != {"float16", "bfloat16"}
+    return next(dtype for dtype in _FLOATS if dtype in floats) if is_known else None
 
 
 def _operator_name(call: Signature) -> str:

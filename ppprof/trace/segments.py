@@ -64,19 +64,20 @@ def _joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks | None:
         return None
     frames: list[Frame] = []
     stacks: list[list[int]] = []
-    samples: list[Int64] = []
+    rows: tuple[list[Int64], list[Int64]] = [], []
     source: dict[str, Mapping[int, str]] = {}
     for part in parts:
-        own = part.samples.copy()
-        own[own[:, 3] >= 0, 3] += len(stacks)
-        samples.append(own)
+        for every, of_part in zip(rows, (part.samples, part.reads)):
+            own = of_part.copy()
+            own[own[:, 3] >= 0, 3] += len(stacks)
+            every.append(own)
         stacks += [[row + len(frames) for row in stack] for stack in part.stacks]
         frames += part.frames
         source.update(part.source)
-    every = np.concatenate(samples)
-    order = np.lexsort((every[:, 1], every[:, 0]))
+    joined = [np.concatenate(parts) for parts in rows]
+    samples, reads = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
     interval_ns = sum(part.interval_ns for part in parts) // len(parts)
-    return PythonStacks(interval_ns, frames, stacks, every[order], source)
+    return PythonStacks(interval_ns, frames, stacks, samples, source, reads)
 
 
 def _sum(counts: Sequence[object]) -> dict[str, int]:
@@ -118,7 +119,11 @@ def _shifted(trace: Trace, shift_ns: int) -> Trace:
         events=trace.events.with_columns(pl.col("start_ns") + shift_ns),
         memory=trace.memory.with_columns(pl.col("time_ns") + shift_ns),
         stacks=trace.stacks
-        and replace(trace.stacks, samples=trace.stacks.samples + np.array([0, shift_ns, 0, 0])),
+        and replace(
+            trace.stacks,
+            samples=trace.stacks.samples + np.array([0, shift_ns, 0, 0]),
+            reads=trace.stacks.reads + np.array([0, shift_ns, 0, 0]),
+        ),
         frames=trace.frames.with_columns(pl.col("start_ns") + shift_ns),
     )
 

@@ -170,7 +170,8 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
     frames = [Frame("__main__", "train.py", f"f{line}", line, True) for line in range(3)]
 
     def stacks(*rows: tuple[int, int, int, int], first: int) -> PythonStacks:
-        return PythonStacks(1000, frames[first:], [[0], [1, 0]], np.array(rows, np.int64))
+        table = np.array(rows, np.int64)
+        return PythonStacks(1000, frames[first:], [[0], [1, 0]], table, reads=table[:1])
 
     trace = read(write(tmp_path / "a.pb", Thread(31, "main", ())))
     one, other = (
@@ -191,3 +192,8 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
         for thread, time, _, stack in joined.samples.tolist()
     ]
     assert named == [(31, 5, ["f0"]), (31, 7, ["f2", "f1"]), (31, 8, None), (32, 6, ["f1", "f0"])]
+    reads = [(time, joined.stacks[stack]) for _, time, _, stack in joined.reads.tolist()]
+    assert [(time, joined.frames[row].function) for time, (row, *_) in reads] == [
+        (5, "f0"),
+        (7, "f2"),
+    ]

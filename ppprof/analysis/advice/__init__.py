@@ -14,8 +14,11 @@ from ppprof.analysis.advice.disjoint import disjoint
 from ppprof.analysis.advice.evidence import SLOW, Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
+from ppprof.analysis.advice.memory_growth import LAST_STEPS
+from ppprof.analysis.advice.slow_reason import ALIKE, REASON
 from ppprof.analysis.advice.small_operators import (
     LEAST_SMALL,
+    MANY_OF_A_LINE,
     MANY_OPERATORS,
     SMALL_NS,
 )
@@ -56,7 +59,16 @@ RULES: tuple[Rule, ...] = (
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
-    Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
+    Rule(
+        "slow-rank",
+        waiting.slow_rank,
+        thresholds={
+            **_TIME,
+            "data_ratio": waiting.ALL_OF_IT,
+            "reason_ratio": REASON,
+            "alike_ratio": ALIKE,
+        },
+    ),
     Rule("stage-imbalance", waiting.stage_imbalance, thresholds=_TIME),
     Rule("remote-wait", waiting.remote_wait, thresholds=_TIME),
     Rule(
@@ -83,13 +95,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "many-small-operators",
         launches.many_small_operators,
-        thresholds={"least_ratio": LEAST_SMALL, "many": MANY_OPERATORS, "small_ns": SMALL_NS},
+        thresholds={
+            "least_ratio": LEAST_SMALL,
+            "many": MANY_OPERATORS,
+            "many_of_line": MANY_OF_A_LINE,
+            "small_ns": SMALL_NS,
+        },
     ),
     Rule(
         "unexplained",
         launches.unexplained,
         thresholds={"least_ratio": launches.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
     ),
+    Rule("wider-dtype", products.wider_dtype, thresholds=_TIME),
     Rule(
         "slow-product",
         products.slow_products,
@@ -109,6 +127,12 @@ RULES: tuple[Rule, ...] = (
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("recompute", memory.recompute, thresholds={**_TIME, "room_ratio": memory.ROOM_RATIO}),
+    Rule(
+        "growing-memory",
+        memory.growing_memory,
+        "memory",
+        {"least_bytes": memory.LEAST_GROWTH_BYTES, "last_steps": LAST_STEPS},
+    ),
     Rule(
         "memory-limit",
         memory.memory_limit,

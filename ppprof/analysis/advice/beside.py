@@ -25,10 +25,12 @@ def beside_training(evidence: Evidence) -> list[Finding]:
     if evidence.indicator_means["idle_ns"].count() or lines.is_empty():
         return []
     findings: list[Finding] = []
+    reads = dict(evidence.names("read", "calls").select("name", "calls").iter_rows())
     for row in lines.iter_rows(named=True):
         if row["time_ns"] < LEAST_BESIDE * evidence.step_ns:
             continue
         facts: dict[str, Fact] = {
+            "num_reads": reads.get(row["name"]),
             "line": row["name"],
             "beside_ns": row["time_ns"],
             "samples": row["samples"],

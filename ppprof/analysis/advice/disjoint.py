@@ -16,7 +16,10 @@ WAITING = frozenset(
 """Rules about the time in which ranks wait for each other or communicate."""
 
 COMPUTATION = frozenset(
-    ("recompute", "gradient-accumulation", "slow-product", "wide-vocabulary", "fusible")
+    (
+        *("recompute", "wider-dtype", "gradient-accumulation", "slow-product"),
+        *("wide-vocabulary", "fusible"),
+    )
 )
 """Rules about the time in which a device computes, or without a device the host."""
 

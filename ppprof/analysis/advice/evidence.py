@@ -269,6 +269,11 @@ class Evidence:
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
+    def first_name(self, kind: str) -> str | None:
+        """Return the name of a kind with the largest time; None without one."""
+        names = self.names(kind)
+        return None if names.is_empty() else str(names["name"][0])
+
     @cached_property
     def largest(self) -> list[StepPart]:
         """The phase, the operator and the module with the most time; empty without traces."""

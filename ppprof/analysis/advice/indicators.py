@@ -9,13 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
+from ppprof.analysis.advice.own_lines import line_name
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
+from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
+    contains,
     covered_within,
     difference,
     intersection,
@@ -24,19 +28,22 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps
 from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
+from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.labels import Labels
-from ppprof.trace.schema import is_kernel
+from ppprof.trace.schema import is_kernel, nullable
+from ppprof.trace.steps import steps_at
 
 TINY_NS = 10_000
 """Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
 
-_NAMES = 20
+MOST_NAMES = 20
 """Maximum number of names of one kind in `NAMES`; the names with the largest times are kept."""
 
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
@@ -130,7 +137,9 @@ line of the user's code beside the training; calls are samples: `ppprof.analysis
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
 itself does), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
-memory that is not pinned), phase, operator and module (a phase of the step, an operator without the
+memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
+threads that end no steps, while data is loaded), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
+calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it)."""
 
 MEMORY = {
@@ -156,16 +165,19 @@ class Indicators(NamedTuple):
     """The matrix products of `ppprof.analysis.efficiency.efficiency.efficiency_by_step`."""
     unrecorded_device: str = ""
     """The device whose events the trace lacks, such as ``npu:0``; "" for none."""
+    wide: pl.DataFrame = pl.DataFrame(schema=WIDE)
+    """Columns of `WIDE`."""
+    kept: pl.DataFrame = pl.DataFrame(schema=KEPT)
+    """Columns of `KEPT`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
-        """Return the indicators of ``steps`` only. ``memory`` is unchanged: it is not per step."""
+        """Return the indicators of ``steps`` only. ``memory`` and ``kept`` are unchanged."""
         is_selected = pl.col("step").is_in(list(steps))
-        return Indicators(
-            self.steps.filter(is_selected),
-            self.names.filter(is_selected),
-            self.memory,
-            self.products.filter(is_selected),
-            self.unrecorded_device,
+        return self._replace(
+            steps=self.steps.filter(is_selected),
+            names=self.names.filter(is_selected),
+            products=self.products.filter(is_selected),
+            wide=self.wide.filter(is_selected),
         )
 
 
@@ -183,6 +195,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_names("gap", time.gaps)
         builder.add_names("beside", time.beside.select("step", "name", "calls", time_ns="dur_ns"))
         builder.add_names("small", small_operators(profile))
+        builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
@@ -202,7 +215,15 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
     names = pl.concat([pl.DataFrame(schema=NAMES), *builder.names])
     products = efficiency_by_step(profile).filter(pl.col("m").is_not_null())
-    return Indicators(steps, names, _memory(profile), products, profile.unrecorded_device)
+    return Indicators(
+        steps,
+        names,
+        _memory(profile),
+        products,
+        profile.unrecorded_device,
+        pl.DataFrame(schema=WIDE) if profile.unrecorded_device else wide_dtypes(profile),
+        kept_memory(profile),
+    )
 
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
@@ -216,7 +237,9 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     )
     memory = memory.group_by("place", maintain_order=True).agg(peaks)
     device = next((part.unrecorded_device for part in parts if part.unrecorded_device), "")
-    return Indicators(steps, names, memory, products, device)
+    wide = pl.concat([pl.DataFrame(schema=WIDE), *(part.wide for part in parts)])
+    kept = pl.concat([pl.DataFrame(schema=KEPT), *(part.kept for part in parts)])
+    return Indicators(steps, names, memory, products, device, wide, kept)
 
 
 def _sum(name: str) -> pl.Expr:
@@ -275,7 +298,7 @@ class IndicatorBuilder:
         return covered_within(instants, *self.extents)
 
     def add_names(self, kind: str, events: pl.DataFrame) -> None:
-        """Add the rows of one kind to ``names``, for the `_NAMES` names with the largest times.
+        """Add the rows of one kind to ``names``, for the `MOST_NAMES` names with the largest times.
 
         Args:
             kind: the value of the column what: ``copy``.
@@ -287,9 +310,63 @@ class IndicatorBuilder:
             calls=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum()
         )
         totals = rows.group_by("name").agg(pl.col("time_ns").sum())
-        largest = totals.sort("time_ns", "name", descending=[True, False]).head(_NAMES)["name"]
+        largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)["name"]
         chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
         self.names.append(chosen.select(pl.lit(kind).alias("what"), pl.all()).select(*NAMES))
+
+    def add_samples(self) -> None:
+        """Add the lines of the user's code by samples: of stepping threads, and of others that load."""
+        sampled = sampled_steps(self.profile)
+        if sampled is None:
+            return
+        lines = [None if line is None else line_name(sampled.stacks, line) for line in sampled.line]
+        scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
+        samples = sampled.samples.select(
+            *("step", "is_step", "time_ns"),
+            name=pl.Series([lines[row] for row in sampled.samples["stack"]], dtype=pl.String),
+            dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
+        ).drop_nulls("name")
+        loads = contains(together(loading_intervals(self.profile)), samples["time_ns"].to_numpy())
+        named = pl.col("step"), pl.col("name")
+        of_steps, others = (
+            samples.filter("is_step"),
+            samples.filter(~pl.col("is_step") & pl.Series(loads)),
+        )
+        self.add_names("line", of_steps.select(*named, time_ns="dur_ns"))
+        self.add_names("read", self._reads(sampled))
+        self.add_names("loading", others.select(*named, time_ns="dur_ns"))
+
+    def _reads(self, sampled: SampledSteps) -> pl.DataFrame:
+        """Return step, name (the line) and time_ns of the stepping threads' reads of tensors."""
+        reads = sampled.stacks.reads
+        reads = reads[np.isin(reads[:, 0], self.steps["thread"].to_numpy()) & (reads[:, 3] >= 0)]
+        lines = [
+            None if line is None else line_name(sampled.stacks, line)
+            for line in (sampled.line[row] for row in reads[:, 3].tolist())
+        ]
+        return pl.DataFrame(
+            {
+                "step": nullable(steps_at(self.steps.sort("start_ns"), reads[:, 1])),
+                "name": pl.Series(lines, dtype=pl.String),
+                "time_ns": reads[:, 2],
+            }
+        ).drop_nulls()
+
+    def in_lines(self, operators: pl.DataFrame) -> pl.DataFrame:
+        """Return step, name and time_ns of operators, named by the lines that call them where known.
+
+        Args:
+            operators: row (of ``tree.hosts``), step, time_ns.
+        """
+        stacks = self.profile.trace.events["callstack"].gather(operators["row"])
+        names = {
+            text: line_name(self.profile.trace.stacks, frame)
+            for text in stacks.drop_nulls().unique().cast(pl.String)
+            if (frame := frame_of_call(text))
+        }
+        line = pl.col("line").replace_strict(names, default=None, return_dtype=pl.String)
+        called = operators.with_columns(line=stacks.cast(pl.String))
+        return called.select("step", "time_ns", name=line).drop_nulls("name")
 
     def add_largest(self) -> None:
         """Add the names of phases, operators and modules, with their times.
@@ -523,10 +600,20 @@ class IndicatorBuilder:
         is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
         outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
         recomputed = self.hosts(np.flatnonzero(outermost))
+        self.add_names("recomputed", recomputed.select("step", "name", time_ns=time))
+        self._add_lines_of_layers(recomputed["name"], backward)
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
             "recompute_ns": self.sum_by_step(recomputed["step"], recomputed[time].to_numpy()),
         }
+
+    def _add_lines_of_layers(self, names: pl.Series, backward: Int64) -> None:
+        """Add the lines that call the operators of layers ahead of a Backward: kind ``of_layer``."""
+        hosts = self.tree.hosts
+        is_layer = (hosts["category"] == "Forward") & hosts["name"].is_in(names.unique().implode())
+        below = self.tree.below(np.flatnonzero(is_layer)) & ~self.tree.below(backward)
+        calls = self.hosts(np.flatnonzero(below & (hosts["category"] == "Operator").to_numpy()))
+        self.add_names("of_layer", self.in_lines(calls.with_columns(time_ns="cpu_ns")))
 
     def optimizer_columns(self) -> dict[str, Int64 | None]:
         """Return the columns of the optimizer; adds the names of its operators."""
@@ -537,6 +624,7 @@ class IndicatorBuilder:
         operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
         self.add_names("optimizer", operators)
         updates = operators.filter(matching(operators["name"], _UPDATES))
+        self.add_names("update", self.in_lines(updates))
         whole = self.within(together(intervals_of(spans)))
         launched = inside.filter(
             pl.col("category").is_in(["DygraphKernelLaunch", "StaticKernelLaunch"])

@@ -93,6 +93,7 @@ def blocking_copies(evidence: Evidence) -> list[Finding]:
         "copies_ns": evidence.usual("blocking_copies_ns"),
         "idle_ns": cost_ns,
         "caller": copies["name"][0] if copies.height else None,
+        "line": evidence.first_name("read"),
         "logging_freq": evidence.number("Engine.logging_freq"),
         "remedy": evidence.remedy("Engine"),
     }
@@ -141,6 +142,7 @@ def optimizer_unfused(evidence: Evidence) -> list[Finding]:
         "optimizer_ns": evidence.usual("optimizer_ns"),
         "overhead_ns": cost_ns,
         "use_multi_tensor": str(evidence.setting("Optimizer.use_multi_tensor") or False),
+        "line": evidence.first_name("update"),
         **_optimizer(evidence),
     }
     return evidence.time_finding(

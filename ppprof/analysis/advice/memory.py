@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import MEMORY
 
 NEAR_RATIO = 0.90
@@ -81,30 +81,82 @@ def memory_fragmented(evidence: Evidence) -> list[Finding]:
 
 
 def recompute(evidence: Evidence) -> list[Finding]:
-    """Report recomputed activations, if the fullest device has enough memory to keep them.
+    """Report recomputed activations, unless the fullest device has too little memory to keep them.
 
-    Nothing is reported if no device's memory is known.
+    If no device's memory is known, as on a CPU, whether they fit is unknown, and the texts say so.
     """
     devices = _fullest_first(evidence)
-    if devices.is_empty():
-        return []
-    held = devices.row(0, named=True)
-    if held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
-        return []
     cost_ns = evidence.usual("recompute_ns")
-    facts = {
+    layers = evidence.names("recomputed")
+    facts: dict[str, Fact] = {
         "recompute_ns": cost_ns,
-        "peak_bytes": held["peak_reserved_bytes"],
-        "total_bytes": held["total_bytes"],
-        "room_bytes": held["total_bytes"] - held["peak_reserved_bytes"],
+        "layer": evidence.first_name("recomputed"),
+        "line": evidence.first_name("of_layer"),
+        "layer_ns": None if layers.is_empty() else layers["time_ns"][0],
         "granularity": evidence.setting("Model.recompute_granularity") or "full",
         "remedy": evidence.remedy("Model"),
+        "wording": "unknown-memory",
     }
+    if not devices.is_empty():
+        held = devices.row(0, named=True)
+        if held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
+            return []
+        facts |= {
+            "peak_bytes": held["peak_reserved_bytes"],
+            "total_bytes": held["total_bytes"],
+            "room_bytes": held["total_bytes"] - held["peak_reserved_bytes"],
+            "wording": None,
+        }
     rows = evidence.indicator_means.select("rank", "recompute_ns").sort(
         "recompute_ns", "rank", descending=[True, False]
     )
-    rows = rows.filter(pl.col("recompute_ns") > 0)
+    rows = layers if layers.height else rows.filter(pl.col("recompute_ns") > 0)
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+LEAST_GROWTH_BYTES = 4096
+"""Memory that grows by less in a step takes a million steps to a few GB."""
+
+_LEAST_GROWN_STEPS = 5
+_MOSTLY_GROWS = 0.8
+"""Share of the steps that keep memory, from the first such step on."""
+
+
+def growing_memory(evidence: Evidence) -> list[Finding]:
+    """Report memory that grows step after step: what steps allocate and the window never frees.
+
+    Of the rank that keeps most. Memory that only a part of the steps keeps does not count.
+    """
+    best: tuple[float, int, int, int, pl.DataFrame] | None = None
+    for rank, own in sorted(evidence.indicators.items()):
+        steps = own.kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
+        growing = steps.filter(pl.col("bytes") >= LEAST_GROWTH_BYTES)
+        if growing.is_empty():
+            continue
+        since = int(growing["step"][0])
+        later = steps.filter(pl.col("step") >= since)
+        is_usual = growing.height >= max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * later.height)
+        each = float(later["bytes"].median() or 0)  # type: ignore[arg-type]
+        if is_usual and 2 * later.height > steps.height and each > (best[0] if best else 0):
+            sums = own.kept.filter(pl.col("step") >= since).drop_nulls("name").group_by("name")
+            per_step = pl.col("num", "bytes").sum() / later.height
+            rows = sums.agg(per_step).sort("bytes", "name", descending=[True, False])
+            rows = rows.select(
+                "name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64)
+            )
+            best = each, rank, since, later.height, rows
+    if best is None:
+        return []
+    each, rank, since, num, rows = best
+    facts: dict[str, Fact] = {
+        "rank": rank,
+        "growth_bytes": round(each),
+        "since": since,
+        "num_steps": num,
+        "line": rows["name"][0],
+        "line_bytes": rows["kept_bytes"][0],
+    }
+    return evidence.warning("growing-memory", "moderate", facts, rows)
 
 
 def _fullest_first(evidence: Evidence) -> pl.DataFrame:

@@ -157,6 +157,38 @@ def wide_vocabulary(evidence: Evidence) -> list[Finding]:
     return evidence.time_finding("wide-vocabulary", time_ns / 2, "possible", facts, operators)
 
 
+def wider_dtype(evidence: Evidence) -> list[Finding]:
+    """Report operators in a wider dtype than the model's products; the cost is the share of its bytes.
+
+    With half of the bytes to move, an operator takes half of its time at best.
+    """
+    parts = [own.wide for own in evidence.typical_indicators.values()]
+    if not parts:
+        return []
+    num = max(1, sum(own.steps.height for own in evidence.typical_indicators.values()))
+    rows = (
+        pl.concat(parts)
+        .group_by("name", "dtype", "usual")
+        .agg(pl.col("calls", "time_ns", "saved_ns").sum() / num)
+        .sort("time_ns", "name", descending=[True, False])
+    )
+    if rows.is_empty():
+        return []
+    first = rows.row(0, named=True)
+    facts: dict[str, Fact] = {
+        "line": first["name"],
+        "dtype": first["dtype"],
+        "usual": first["usual"],
+        "wide_ns": float(rows["time_ns"].sum()),
+        "line_ns": first["time_ns"],
+        "calls": first["calls"],
+        "remedy": "code" if first["dtype"] == "float64" else "code-amp",
+    }
+    shown = rows.select("name", "dtype", "calls", "time_ns")
+    saved_ns = float(rows["saved_ns"].sum())
+    return evidence.time_finding("wider-dtype", saved_ns, "possible", facts, shown)
+
+
 def fusible(evidence: Evidence) -> list[Finding]:
     """Report operators in a row that pass over the same elements, each from memory and back.
 

@@ -1,4 +1,4 @@
-"""Layers that call many small operators: a loop in Python where one operator would do."""
+"""Lines and layers that call many small operators: a loop in Python where one operator would do."""
 
 from __future__ import annotations
 
@@ -9,19 +9,84 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sampled_steps
+from ppprof.trace.event_lines import frame_of_call
 
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
+MANY_OF_A_LINE = 256
+"""Least number of operators that a line calls in a step, also through layers of packages."""
 SMALL_NS = 50_000
 """Longest mean time of these operators: about what Paddle needs to call one from Python."""
 LEAST_SMALL = 0.05
 """Share of a step. Less time of a layer is not worth a change."""
+_LONGEST_GAP_NS = 1_000_000
+"""Python between two operators of a line takes less; a longer gap is something else."""
 _LEAST_SAMPLES = 3
 _MOSTLY = 0.5
 """A line stands for a layer if it has at least this share of the samples in it."""
 
 
 def small_operators(profile: Profile) -> pl.DataFrame:
+    """Return the lines and layers that call many small operators.
+
+    Returns:
+        step; name, the layer's path and the line where these are known; calls (operators) and
+        time_ns, with the gradients of the operators.
+    """
+    lines = _of_lines(profile)
+    layers = _of_layers(profile)
+    parts = [lines, layers.filter(~pl.col("name").is_in(lines["name"].unique().implode()))]
+    return pl.concat(parts)
+
+
+def _of_lines(profile: Profile) -> pl.DataFrame:
+    """Return the lines of which the operators in a step are at least `MANY_OF_A_LINE`, and small.
+
+    ::
+
+        operators  a  b  a  b  a  b   c     a and b: called by one line
+        time_ns    #################        with the gaps, and with the gradients of a and b
+    """
+    tree, events = profile.tree, profile.trace.events
+    columns = events.select("step", "callstack").slice(0, tree.hosts.height)
+    is_layer = (tree.hosts["category"] == "Forward").to_numpy()
+    hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
+    outer = hosts.filter(
+        (pl.col("category") == "Operator")
+        & ~pl.Series(tree.below(tree.events.host_rows("Operator")))
+    )
+    dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
+    following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
+    is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(
+        value=False
+    ) & following.is_between(0, _LONGEST_GAP_NS)
+    is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
+    outer = outer.sort("thread", "start_ns").with_columns(
+        time_ns=dur + pl.when(is_next).then(following).otherwise(0), is_called=is_called
+    )
+    sums = (
+        outer.drop_nulls(key)
+        .group_by(key)
+        .agg(
+            calls=pl.col("is_called").sum().cast(pl.Int64),
+            mean_ns=dur.filter("is_called").mean(),
+            time_ns=pl.col("time_ns").sum(),
+            layer=pl.col("layer").filter("is_called").unique(),
+        )
+    )
+    many = sums.filter((pl.col("calls") >= MANY_OF_A_LINE) & (pl.col("mean_ns") < SMALL_NS))
+    stacks = many.group_by(pl.col("callstack").cast(pl.String)).agg(pl.col("layer").explode())
+    names: dict[str, str] = {}
+    for stack, layers in stacks.iter_rows():
+        paths = {_path(hosts, row) for row in set(layers)}
+        frame = frame_of_call(stack)
+        line = stack if frame is None else line_name(profile.trace.stacks, frame)
+        names[stack] = f"{path} ({line})" if len(paths) == 1 and (path := paths.pop()) else line
+    name = pl.col("callstack").cast(pl.String).replace_strict(names, return_dtype=pl.String)
+    return many.select("step", "calls", "time_ns", name=name)
+
+
+def _of_layers(profile: Profile) -> pl.DataFrame:
     """Return the calls of layers that make at least `MANY_OPERATORS` small operators themselves.
 
     ::

@@ -9,6 +9,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
@@ -155,6 +156,7 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "loading_ratio": slowest["loading_ratio"],
         "rank_step_ns": slowest["step_ns"],
         "recorded_loading_ns": recorded_ns,
+        "line": evidence.first_name("loading"),
         "num_workers": present,
         "proposed_workers": proposed_workers(present or 0, step_ns, cost_ns),
         "remedy": evidence.remedy("Data"),
@@ -323,7 +325,12 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     kind = "-hosts" if hosts > 1 and not evidence.is_disturbed else ""
     if own_operators > (1 + MORE_WORK) * peer_operators > 0:
         kind = "-work"
+    found, reasons = reason_of(evidence, first["rank"], peers.to_list(), first["excess_ns"])
+    in_python = found["reason_kind"] in ("line", "gap")
+    if in_python and kind != "-work":
+        kind = "-reason"
     facts = {
+        **found,
         "rank": first["rank"],
         "host": step["host"],
         "peers": first["peers"],
@@ -340,6 +347,8 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
     rows = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
+    if slow.height == 1 and in_python:
+        rows = reasons
     # On one host, ranks disturb each other: which of them is slow may be chance.
     confidence = "sure" if kind == "-hosts" else "possible" if evidence.is_disturbed else "likely"
     return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows)

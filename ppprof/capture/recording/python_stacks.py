@@ -13,6 +13,9 @@ A thread that runs Python gives the lock away when it enters an operator, or aft
 interval: 5 ms, unless it is shortened. Shorter stretches of Python would never be found. So a window
 shortens it to 1 ms.
 
+Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
+``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them.
+
 The instants are due at random intervals, so that they do not keep step with the training. A sample takes 16 to 60 us (measured on two busy cores, Paddle 3.3.1).
 """
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import functools
 import itertools
 import logging
 import random
@@ -28,7 +32,7 @@ import threading
 import time
 from _thread import allocate_lock
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -39,7 +43,7 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.capture.output import reason
 from ppprof.capture.process import start_thread
-from ppprof.capture.recording.user_files import UserFiles, function_name
+from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
@@ -59,6 +63,10 @@ _SMOOTHING = 0.1
 """Weight of the latest sample in the mean cost."""
 _MOST_DEPTH = 64
 """Frames of a stack, from the innermost on."""
+_READS = ("numpy", "_getitem_from_offset")
+"""Methods of tensors in C++ that copy values to Python."""
+_MOST_READS = 200_000
+"""Reads of a window that are kept, 6.4 MB."""
 _MOST_THREADS = 32
 _MOST_SAMPLES = 100_000
 """Samples of a window, 3.2 MB. Beyond, half of them are dropped, and half as many are taken."""
@@ -98,15 +106,19 @@ class StackSampler(WindowObserver):
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
         self._kept: dict[TraceName, _Sampling | None] = {}
+        self._tensor: Any = None
+        self._wrapped: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = []
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
         if self._sampling is not None:
             self._sampling.stop()
+        else:
+            self._wrap_reads()
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
-        self._sampling = self._last = _Sampling(self._interval_ns)
+        self._sampling = self._last = _Sampling(self._interval_ns, OwnLines(self._files))
         start_thread(self._sampling.run, "stacks")
 
     def uninstall(self) -> None:
@@ -114,9 +126,36 @@ class StackSampler(WindowObserver):
         if self._sampling is not None:
             self._sampling.stop()
             self._sampling = None
+        for name, method, wrapper in self._wrapped:
+            if vars(self._tensor).get(name) is wrapper:  # unless the training has wrapped it, too
+                setattr(self._tensor, name, method)
+        self._wrapped.clear()
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and sys.getswitchinterval() == _SWITCH_SECONDS:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
+
+    def _wrap_reads(self) -> None:
+        """Count the reads of tensors, if Paddle is loaded."""
+        core = sys.modules.get("paddle.base.core")
+        self._tensor = getattr(getattr(core, "eager", None), "Tensor", None)
+        for name in _READS if self._tensor is not None else ():
+            method = vars(self._tensor).get(name)
+            if method is not None:
+                wrapper = self._reader(method)
+                setattr(self._tensor, name, wrapper)
+                self._wrapped.append((name, method, wrapper))
+
+    def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            begin_ns = time.time_ns()
+            result = method(*args, **kwargs)
+            sampling = self._sampling
+            if sampling is not None:
+                sampling.note_read(begin_ns, sys._getframe(1))
+            return result
+
+        return wrapper
 
     def kept(self, name: TraceName, num_steps: int) -> None:
         """Take the samples of a recording that stays in memory."""
@@ -151,9 +190,13 @@ class _Sampling:
 
     Args:
         interval_ns: time between two samples; None: as long as `_COST_RATIO` requires.
+        own_lines: finds the line of a read.
     """
 
-    def __init__(self, interval_ns: int | None) -> None:
+    def __init__(self, interval_ns: int | None, own_lines: OwnLines) -> None:
+        self._own_lines = own_lines
+        self._reads = array("q")
+        """Thread, end and duration of the read, number of its line or -1."""
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
@@ -166,8 +209,8 @@ class _Sampling:
         self._num_due = 0
         self._random = random.Random(0)  # not the training's
         self._rows: dict[StackKey, int] = {}
-        self._lines: list[list[tuple[CodeType, int, str]]] = []
-        """Code, line and module of each frame of a stack."""
+        self._lines: list[list[tuple[CodeType, int, str, int]]] = []
+        """Code, line, module and instruction of each frame of a stack; -1 but for the innermost."""
         self._samples = array("q")
         """Thread, time of the sample, ns that it stands for, row of the stack or -1."""
 
@@ -219,6 +262,12 @@ class _Sampling:
             if native is not None:
                 self._samples.extend((native, end_ns, dur_ns, self._row(frames[ident])))
 
+    def note_read(self, begin_ns: int, frame: FrameType) -> None:
+        """Note that a tensor was read from a frame, until now."""
+        if len(self._reads) < 4 * _MOST_READS:
+            end_ns, line = time.time_ns(), self._own_lines.around(frame)
+            self._reads.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line))
+
     def _row(self, innermost: FrameType) -> int:
         """Return the row of a stack; -1 if there are too many."""
         parts: list[Any] = []
@@ -263,7 +312,8 @@ class _Sampling:
         stacks: list[list[int]] = []
         for stack in lines:
             rows = []
-            for code, line, module in stack:
+            for code, at_line, module, instruction in stack:
+                line = _line_of_jump(code, instruction) or at_line
                 row = frame_rows.get((code, line))
                 if row is None:
                     row = frame_rows[code, line] = len(frames)
@@ -274,11 +324,20 @@ class _Sampling:
         is_stepping = samples[:, 0] == self._native_id
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
+        reads = _as_rows(self._reads)
+        for line in np.unique(reads[:, 3]).tolist():
+            if line >= 0:
+                file, name, number = self._own_lines.place(line)
+                reads[reads[:, 3] == line, 3] = -2 - len(stacks)
+                stacks.append([len(frames)])
+                frames.append(Frame("", file, name, number, is_own=True))
+        reads[:, 3] = np.where(reads[:, 3] < -1, -2 - reads[:, 3], -1)
         result = PythonStacks(
             (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1),
             frames,
             stacks,
             samples,
+            reads=reads,
         )
         if keeps_source:
             return dataclasses.replace(result, source=_source(result, files.folder))
@@ -295,13 +354,12 @@ def _as_rows(numbers: array[int]) -> Int64:
     return rows
 
 
-def _line_of_jump(frame: FrameType) -> int | None:
-    """Return the first line of a loop whose end a frame has come to; None elsewhere.
+def _line_of_jump(code: CodeType, instruction: int) -> int | None:
+    """Return the first line of a loop, if an instruction is its end; None elsewhere.
 
     There, Python may give the lock away. Its instruction has the line of the loop's last statement,
     which is over.
     """
-    code, instruction = frame.f_code, frame.f_lasti
     if instruction < 0 or dis.opname[code.co_code[instruction]] not in _BACKWARDS:
         return None
     target = next((i.argval for i in dis.get_instructions(code) if i.offset == instruction), None)
@@ -309,14 +367,14 @@ def _line_of_jump(frame: FrameType) -> int | None:
     return starts[-1] if starts else None
 
 
-def _lines_of(innermost: FrameType) -> list[tuple[CodeType, int, str]]:
-    lines: list[tuple[CodeType, int, str]] = []
+def _lines_of(innermost: FrameType) -> list[tuple[CodeType, int, str, int]]:
+    lines: list[tuple[CodeType, int, str, int]] = []
     frame: FrameType | None = innermost
     while frame is not None and len(lines) < _MOST_DEPTH:
         module = frame.f_globals.get("__name__")
-        line = _line_of_jump(frame) if frame is innermost else None
-        line = line or frame.f_lineno or 0
-        lines.append((frame.f_code, line, module if type(module) is str else ""))
+        instruction = frame.f_lasti if frame is innermost else -1
+        name = module if type(module) is str else ""
+        lines.append((frame.f_code, frame.f_lineno or 0, name, instruction))
         frame = frame.f_back
     return lines
 

@@ -67,12 +67,17 @@ class OwnLines:
             frame = frame.f_back
         return -1
 
+    def place(self, row: int) -> tuple[str, str, int]:
+        """Return the file, the function and the line of a number of `around`."""
+        code, line = self._places[row]
+        return self._files[code.co_filename][0], function_name(code), line
+
     def call_stack(self, row: int) -> str:
         """Return a line as Paddle writes call stacks: ``File "train.py", line 3, in log``; "" for -1."""
         if row < 0:
             return ""
-        code, line = self._places[row]
-        return f'File "{self._files[code.co_filename][0]}", line {line}, in {function_name(code)}'
+        file, function, line = self.place(row)
+        return f'File "{file}", line {line}, in {function}'
 
 
 def function_name(code: CodeType) -> str:

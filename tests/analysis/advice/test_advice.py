@@ -36,6 +36,7 @@ from tests.fixtures.findings import (
     computing,
     copying,
     copying_pageable,
+    growing,
     holding,
     in_lines,
     loading,
@@ -53,6 +54,7 @@ from tests.fixtures.findings import (
     tiny,
     training,
     updating,
+    widening,
 )
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import (
@@ -108,11 +110,13 @@ NEARLY = {
     },
     "many-small-operators": {"threads": [looping(63)]},
     "unexplained": {"threads": [sleeping(480)]},
+    "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
+    "growing-memory": {"threads": [growing(4095)]},
     "memory-limit": {"threads": [holding(71, 70)]},
     "memory-fragmented": {"threads": [holding(70, 57)]},
     "warm-up": {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]},

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -118,8 +118,7 @@ def test_the_end_of_a_loop_belongs_to_its_first_line() -> None:
     ]
 
     def line(instruction: int) -> int | None:
-        frame = SimpleNamespace(f_code=names["spin"].__code__, f_lasti=instruction)
-        return python_stacks._line_of_jump(frame)  # type: ignore[arg-type]
+        return python_stacks._line_of_jump(names["spin"].__code__, instruction)
 
     assert [line(each.offset) for each in jumps] == [2]
     assert line(0) is None
@@ -290,3 +289,35 @@ def test_a_window_shortens_the_switch_interval_and_restores_it(
         assert sys.getswitchinterval() == (own or before)
     finally:
         sys.setswitchinterval(before)
+
+
+READS = """\
+def read(x):
+    for _ in range(3):
+        x.item()
+    float(x), x.numpy()
+    if x > 0:
+        print(x)
+"""
+
+
+@pytest.mark.paddle
+def test_reads_of_tensors_are_counted_by_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reads.py").write_text(READS, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(READS, str(tmp_path / "reads.py"), "exec"), names)  # noqa: S102
+    methods = [vars(paddle.Tensor)[name] for name in python_stacks._READS]
+    begin = time.time_ns()
+    stacks = recorded(tmp_path, lambda: names["read"](paddle.to_tensor(1.0)))
+    assert [vars(paddle.Tensor)[name] for name in python_stacks._READS] == methods
+    capsys.readouterr()
+    lines = [stacks.frames[stacks.stacks[row][0]].line for row in stacks.reads[:, 3]]
+    counts = {line: lines.count(line) for line in set(lines)}
+    assert counts.pop(6) >= 1  # print reads once or more often
+    assert counts == {3: 3, 4: 2, 5: 1}
+    assert (stacks.reads[:, 1] - stacks.reads[:, 2] >= begin).all()
+    assert (stacks.reads[:, 0] == threading.get_native_id()).all()

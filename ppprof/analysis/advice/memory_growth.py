@@ -1,0 +1,68 @@
+"""Memory that grows step after step: allocations of each step that are never freed."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.event_lines import frame_of_call
+
+KEPT = {"step": pl.Int64, "name": pl.String, "num": pl.Int64, "bytes": pl.Int64}
+"""Columns of `kept_memory`."""
+LAST_STEPS = 2
+"""Steps at the end of a window whose allocations may be freed soon: queues of batches, results."""
+_NO_OPERATOR = "outside operators"
+
+
+def kept_memory(profile: Profile) -> pl.DataFrame:
+    """Return what each step of a window has allocated that is not freed until the window's end.
+
+    ::
+
+        step         |0          |1          |2          |3
+        allocations   aaa  bbbbbbbbbbbbbbbbbb   ccc  ddddddddd        b and d are kept, d in step 2,
+                                                                      which is one of the last two
+    Returns:
+        One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
+        (``matmul, train.py:9: hidden = net(batch)``); num and bytes. The last `LAST_STEPS` steps have
+        no rows.
+    """
+    memory, events = profile.trace.memory, profile.trace.events
+    steps = events["step"].drop_nulls().unique().sort()
+    steps = steps.head(max(0, len(steps) - LAST_STEPS))
+    changes = memory.filter(pl.col("kind").is_in(["Allocate", "Free"])).sort("time_ns")
+    is_last = pl.col("time_ns").cum_count(reverse=True).over("place", "addr") == 1
+    kept = changes.filter(is_last & (pl.col("kind") == "Allocate") & (pl.col("bytes") > 0))
+    kept = kept.filter(pl.col("event").is_not_null())
+    event = kept["event"].cast(pl.Int64)
+    hosts = profile.tree.hosts
+    is_operator = (hosts["category"] == "Operator").to_numpy()
+    above = np.where(is_operator, np.arange(len(is_operator)), profile.tree.enclosing(is_operator))
+    operator = above[event.to_numpy()]
+    outermost = profile.tree.enclosing(is_operator)
+    while len(operator) and (outer := np.where(operator >= 0, outermost[operator], -1)).max() >= 0:
+        operator = np.where(outer >= 0, outer, operator)
+    stacks = events["callstack"]
+    names = {row: _name(profile, stacks, row) for row in np.unique(operator).tolist()}
+    table = kept.select(
+        "bytes",
+        step=events["step"].gather(event),
+        name=pl.Series([names[row] for row in operator.tolist()], dtype=pl.String),
+    )
+    sums = table.group_by("step", "name").agg(
+        num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum()
+    )
+    every = pl.DataFrame({"step": steps}, {"step": pl.Int64})
+    filled = every.join(sums, "step", "left").with_columns(pl.col("num", "bytes").fill_null(0))
+    return filled.select(*KEPT).cast(KEPT).sort("step", "name")  # type: ignore[arg-type]
+
+
+def _name(profile: Profile, stacks: pl.Series, row: int) -> str:
+    """Return the name of an operator and the line that calls it."""
+    if row < 0:
+        return _NO_OPERATOR
+    name = str(profile.tree.hosts["name"][row]).removesuffix(" dygraph")
+    frame = frame_of_call(stacks[row])
+    return name if frame is None else f"{name}, {line_name(profile.trace.stacks, frame)}"
