@@ -24,6 +24,7 @@ from ppprof.rundir.clocks import Clock
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 from ppprof.trace import Frame, PythonStacks, Trace
+from ppprof.trace.kineto.copied import copy_kineto_file
 from ppprof.trace.kineto.writer import write_kineto_file
 from ppprof.units import format_omitted, format_ranges, format_unusable
 
@@ -145,6 +146,7 @@ def write_kineto_files(
     works = {
         recording: _Conversion(
             path,
+            _copied(recording) if steps is None and recording.rank not in run.clocks else None,
             steps,
             recording.rank,
             world_size,
@@ -192,11 +194,20 @@ class _Converted(NamedTuple):
     """The result of `write_kineto_file`; None if no file was written."""
 
 
+def _copied(recording: Recording) -> Path | None:
+    """Return the file of a window that may be copied as it is: JSON with the events of one rank."""
+    files = list(recording.every_file)
+    is_json = len(files) == 1 and files[0].name.endswith((".json", ".json.gz"))
+    return files[0] if is_json and not recording.is_in_shared_file else None
+
+
 @dataclass(frozen=True)
 class _Conversion:
     """Write the trace of one window to a file; an executor's process can do it."""
 
     path: Path
+    source: Path | None
+    """A file that may be copied event by event; None if only its tables can be written."""
     steps: StepRange | None
     rank: int
     world_size: int
@@ -215,7 +226,10 @@ class _Conversion:
                 return _Converted(True, steps)
         trace = _on_reference_clock(trace, self.clock)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        omitted = write_kineto_file(trace, self.path, *self._place(trace), self.host)
+        place = self._place(trace)
+        if self.source is not None and copy_kineto_file(self.source, self.path, *place):
+            return _Converted(True, steps, trace.events.height, {})
+        omitted = write_kineto_file(trace, self.path, *place, self.host)
         return _Converted(True, steps, trace.events.height, omitted)
 
     def _place(self, trace: Trace) -> tuple[int, int]:

@@ -168,7 +168,7 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
     if suffix_of(path) == ".pb":
         from ppprof.trace.paddle.pb_writer import write_paddle_pb
 
-        return write_paddle_pb(trace, path)
+        return {**write_paddle_pb(trace, path), **trace.unheld()}
     from ppprof.trace.paddle.json_writer import write_paddle_json
 
-    return write_paddle_json(trace, path)
+    return {**write_paddle_json(trace, path), **trace.unheld()}

@@ -35,7 +35,7 @@ from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Note, Trace
 from ppprof.trace.source import BLOCK_BYTES, Progress, TraceStream
 from ppprof.trace.steps import with_step_mark
-from ppprof.units import TRUNCATED, format_counts, format_ranges
+from ppprof.units import TRUNCATED, format_counts, format_ranges, format_unusable
 
 _OTHER_WRITERS = ("asynchronous spans", "counters", "flows")
 """Events that no table needs, and that a trace of Paddle's or torch's profiler never consists of."""
@@ -135,7 +135,9 @@ def _check_writer(
         if set(kinds) == {INVALID_EVENTS} and not keys:
             raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
         if kinds and set(kinds) != {INVALID_EVENTS}:
-            writer = writer_of(text) or "an unknown writer"
+            writer = writer_of(text)
+            if writer is None:
+                raise TraceError(format_unusable(path, kinds))
             raise other_writer(path, writer, f" ({format_counts(kinds)})")
         return
     if "schemaVersion" in keys:

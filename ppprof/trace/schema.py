@@ -8,6 +8,7 @@ int32: a trace of more than 2**31 events needs more than 100 GB of memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -326,6 +327,29 @@ class Trace:
     """What the reader found out or decided, such as the spans that it took for steps."""
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
+
+    def unheld(self, *written: str, num_frames: int = 0) -> dict[str, int]:
+        """Return kind -> number of events of the file that a writer of the tables cannot write.
+
+        Args:
+            written: kinds that the writer derives from the tables.
+            num_frames: number of Python frames that it writes.
+        """
+        known = {
+            "metadata",
+            "flows",
+            "empty objects",
+            "folded phases",
+            "roots of threads",
+            *written,
+        }
+        counts = Counter({kind: num for kind, num in self.ignored.items() if kind not in known})
+        counts["python_function"] -= num_frames
+        return {
+            kind if " " in kind or kind.endswith("s") else f"{kind} events": num
+            for kind, num in counts.items()
+            if num > 0
+        }
 
     @cached_property
     def names(self) -> Labels:
