@@ -26,6 +26,39 @@ _TEXTS = {
         "{path}：在 {device} 上录制，但没有设备事件：其时间是主机的，主机只发起工作；"
         "设备的时间未知，任何表都不显示",
     ),
+    "lost_events": (
+        "{path}: not whole: {num} of {total} launches have no device event with a time; {steps} "
+        "({num_lost} of {num_steps}) are left out of all tables and averages",
+        "{path}：不完整：{total} 次 launch 中有 {num} 次没有带时间的设备事件；{steps}"
+        "（{num_steps} 步中的 {num_lost} 步）不计入任何表和平均值",
+    ),
+    "lost_few": (
+        "{path}: {num} of {total} launches have no device event with a time, at most 1% of a step "
+        "(of {num_steps} steps, {num_lost} are left out){steps}",
+        "{path}：{total} 次 launch 中有 {num} 次没有带时间的设备事件，每步至多 1%"
+        "（{num_steps} 步中略去 {num_lost} 步）{steps}",
+    ),
+    "unusable": (
+        "{path}: not usable for times of the device: {num} of {total} launches have no device event "
+        "with a time, {num_lost} of {num_steps} steps are lost ({steps}): its times are those of the "
+        "host, and no table shows times of the device",
+        "{path}：不能用于设备时间：{total} 次 launch 中有 {num} 次没有带时间的设备事件，"
+        "{num_steps} 步中缺失 {num_lost} 步（{steps}）：其时间是主机的，任何表都不显示设备的时间",
+    ),
+    "overlaps": (
+        "{path}: {num} device events last beyond the end of the next one on their stream, where "
+        "work runs in order ({names}): their lengths are cut to its start",
+        "{path}：{num} 个设备事件持续到同一 stream 上下一个事件结束之后，而 stream 按顺序执行"
+        "（{names}）：其时长截断到下一个事件的开始",
+    ),
+    "no_launch": (
+        "{path}: {num} of {total} device events have no recorded launch: they belong to no step",
+        "{path}：{total} 个设备事件中有 {num} 个没有记录 launch：不属于任何步",
+    ),
+    "missing_ranks": (
+        "{path}: {ranks} of the {world_size} of its job: what depends on other ranks is unknown",
+        "{path}：作业共 {world_size} 个 rank，这里只有 {ranks}：与其他 rank 有关的内容未知",
+    ),
     "unknown_kind": (
         "{path}: {num} device events of the unknown kind {kind}: counted as kernels",
         "{path}：{num} 个未知类别 {kind} 的设备事件按 kernel 计",

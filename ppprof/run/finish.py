@@ -200,7 +200,7 @@ def _finish_window(
         raw, trace = run / name.raw, _read_raw(run, name, job)
     else:
         raw, trace, errors = read_first_readable(recording, job=job)
-    ProblemLog().report(raw, {}, errors, notes_on(raw, trace), trace.unrecorded_device)
+    ProblemLog().report(raw, {}, errors, notes_on(raw, trace))
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
     tables = tables_of_profile(profile, recording, raw, profiler.views())
     show(tables, profiler)  # before the slow part: a user is waiting for them

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps
+from ppprof.analysis.profile.wholeness import checked
 from ppprof.choices import ReadOptions, StepRange, SummaryOptions
 from ppprof.errors import InputError, TraceError
 from ppprof.messages import Message
@@ -64,20 +65,21 @@ class WindowResult(Generic[T]):
     """Errors of unreadable files of the same window that are preferred to ``source``."""
     notes: Sequence[str] = ()
     """The result of `notes_on` for the trace."""
-    unrecorded_device: str | None = None
-    """The device that the trace lacks the events of, such as ``gpu:0``; "" if it lacks none."""
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
         return replace(self, value=value)  # type: ignore[arg-type, return-value]
 
 
+_OF_RUN = ("unrecorded", "missing_ranks")
+"""Keys of notes that are logged for the first file only: they hold for each file of a run."""
+
+
 class ProblemLog:
     """Logs problems with files, and notes on them, once for each file."""
 
     def __init__(self) -> None:
-        self._reported: set[Path] = set()
-        self._is_device_reported = False
+        self._reported: set[object] = set()
 
     def report(
         self,
@@ -85,18 +87,14 @@ class ProblemLog:
         skipped: Mapping[str, int],
         errors: Iterable[str] = (),
         notes: Iterable[str] = (),
-        unrecorded_device: str | None = None,
     ) -> None:
         """Log the problems with a file, and notes on it; do nothing if they are logged already.
-
-        That a trace lacks the events of its device is logged once for all files of the run.
 
         Args:
             path: the file that was read.
             skipped: kind -> number of parts of the file that were skipped.
             errors: errors of unreadable files of the same window that are preferred to ``path``.
             notes: the result of `notes_on`.
-            unrecorded_device: the result of `ppprof.trace.unrecorded_device`; None if unknown.
         """
         if path in self._reported:
             return
@@ -104,10 +102,11 @@ class ProblemLog:
         _warn_each(errors)
         if skipped:
             _log.warning("%s", format_skipped(path, skipped))
-        _warn_each(notes)
-        if unrecorded_device and not self._is_device_reported:
-            self._is_device_reported = True
-            _log.warning("%s", Message("unrecorded", path=path, device=unrecorded_device))
+        for note in notes:
+            key = note.key if isinstance(note, Message) and note.key in _OF_RUN else note
+            if key not in self._reported:
+                self._reported.add(key)
+                _log.warning("%s", note)
 
 
 def _warn_each(messages: Iterable[str]) -> None:
@@ -190,9 +189,7 @@ class TraceReader:
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = self._read(recording)
-            self.problems.report(
-                path, trace.skipped, errors, notes_on(path, trace), trace.unrecorded_device
-            )
+            self.problems.report(path, trace.skipped, errors, notes_on(path, trace))
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -258,9 +255,7 @@ class TraceReader:
                 continue
             _warn_each(errors)
             errors, is_any_read = [], True
-            self.problems.report(
-                result.source, result.skipped, result.errors, result.notes, result.unrecorded_device
-            )
+            self.problems.report(result.source, result.skipped, result.errors, result.notes)
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
@@ -268,9 +263,9 @@ class TraceReader:
 
 
 def with_job_context(trace: Trace, job: JobContext) -> Trace:
-    """Return the trace of a whole window with what is known about its job."""
+    """Return the trace of a whole window with what is known about its job, and what it lacks."""
     return replace(
-        with_device(trace, job.device),
+        checked(with_device(trace, job.device)),
         only_axis=job.only_axis,
         stated_flops=job.peak_flops,
         stated_bytes_per_s=job.peak_bytes_per_s,
@@ -281,6 +276,8 @@ def with_job_context(trace: Trace, job: JobContext) -> Trace:
 def notes_on(path: Path, trace: Trace) -> list[str]:
     """Return what a user of a trace's tables should know about the trace, one message each."""
     notes: list[str] = [Message(key, path=path, **values) for key, values in trace.notes]
+    if trace.unrecorded_device and not trace.events["device"].count():
+        notes.append(Message("unrecorded", path=path, device=trace.unrecorded_device))
     notes += [f"{path}: {message}" for message in clock_messages(trace)]
     step = last_step_with_allocations(trace.events)
     if step is not None:
@@ -404,7 +401,6 @@ def process_window(
         value,
         errors,
         notes_on(source, trace),
-        trace.unrecorded_device,
     )
 
 

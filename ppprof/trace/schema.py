@@ -325,6 +325,11 @@ class Trace:
 
     notes: tuple[Note, ...] = ()
     """What the reader found out or decided, such as the spans that it took for steps."""
+    lost_steps: tuple[int, ...] = ()
+    """Steps whose device events are not all in the file, ascending: `Profile` leaves them out. The
+    result of ``ppprof.analysis.profile.wholeness``, as are ``doubts``."""
+    doubts: tuple[str, ...] = ()
+    """What is wrong with the device events: ``lost``, ``few`` or ``cut``; empty for a whole trace."""
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
 

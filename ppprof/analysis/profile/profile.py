@@ -15,6 +15,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import grouped, intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered, difference_by_group
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps, split_calls
+from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
 from ppprof.trace.communication_names import PADDLE_PATTERN, is_communication
@@ -149,7 +150,8 @@ PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 class Profile:
     """One trace prepared for the summaries. Results that several summaries share are computed once.
 
-    Incomplete steps are left out; see `leave_out_incomplete_steps`.
+    Incomplete steps are left out, see `leave_out_incomplete_steps`, and lost steps, see
+    `without_lost_steps`.
 
     Attributes:
         trace: the events of the rank's own process.
@@ -158,7 +160,7 @@ class Profile:
     """
 
     def __init__(self, trace: Trace, options: SummaryOptions | None = None) -> None:
-        self.whole = leave_out_incomplete_steps(trace)
+        self.whole = without_lost_steps(leave_out_incomplete_steps(trace))
         self.trace, self._remote = split_calls(self.whole)
         self.options = options or SummaryOptions()
         self.results: dict[str, Any] = {}
