@@ -33,10 +33,9 @@ _TEXTS = {
         "（{num_steps} 步中的 {num_lost} 步）不计入任何表和平均值",
     ),
     "lost_few": (
-        "{path}: {num} of {total} launches have no device event with a time, at most 1% of a step "
-        "(of {num_steps} steps, {num_lost} are left out){steps}",
-        "{path}：{total} 次 launch 中有 {num} 次没有带时间的设备事件，每步至多 1%"
-        "（{num_steps} 步中略去 {num_lost} 步）{steps}",
+        "{path}: {num} of {total} launches have no device event with a time, at most 1% of those of "
+        "a step: tables and averages count the others",
+        "{path}：{total} 次 launch 中有 {num} 次没有带时间的设备事件，每步至多 1%：表和平均值只计其余的",
     ),
     "unusable": (
         "{path}: not usable for times of the device: {num} of {total} launches have no device event "
@@ -56,8 +55,8 @@ _TEXTS = {
         "{path}：{total} 个设备事件中有 {num} 个没有记录 launch：不属于任何步",
     ),
     "missing_ranks": (
-        "{path}: {ranks} of the {world_size} of its job: what depends on other ranks is unknown",
-        "{path}：作业共 {world_size} 个 rank，这里只有 {ranks}：与其他 rank 有关的内容未知",
+        "{path}: {num} of the {world_size} ranks of its job: what depends on the others is unknown",
+        "{path}：作业共 {world_size} 个 rank，这里有 {num} 个：与其他 rank 有关的内容未知",
     ),
     "unknown_kind": (
         "{path}: {num} device events of the unknown kind {kind}: counted as kernels",

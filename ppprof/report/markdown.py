@@ -73,7 +73,7 @@ def findings_markdown(
 
     A last line counts the findings beyond ``limit``.
     """
-    from ppprof.report.text.advice import finding_rows, headline, hidden_findings, read_catalogue
+    from ppprof.report.text.advice import finding_rows, headline, read_catalogue, remarks
 
     words = read_catalogue(language)["words"]
     blocks = [f"**{headline(findings, language)}**"]
@@ -84,7 +84,7 @@ def findings_markdown(
         if cells:
             lines = [headers, ["---"] * len(headers), *([*map(_cell, line)] for line in cells)]
             blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    blocks += hidden_findings(findings, words, limit)
+    blocks += remarks(findings, language, limit)
     return "\n\n".join(blocks) + "\n"
 
 

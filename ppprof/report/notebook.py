@@ -89,10 +89,11 @@ def finding_html(finding: Finding) -> str:
 
 def findings_html(findings: Sequence[Finding]) -> str:
     """Return findings: a headline, then each finding."""
-    from ppprof.report.text.advice import headline
+    from ppprof.report.text.advice import headline, withheld
 
     parts = "".join(f"<li>{finding_html(finding)}</li>" for finding in findings)
-    return f"<p><b>{escape(headline(findings))}</b></p><ol>{parts}</ol>"
+    shown = f"<p><b>{escape(headline(findings))}</b></p><ol>{parts}</ol>"
+    return shown + (f"<p>{escape(text)}</p>" if (text := withheld(findings)) else "")
 
 
 def diff_html(diff: Diff) -> str:

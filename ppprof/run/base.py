@@ -54,7 +54,9 @@ class BaseRun:
         """The directories of the run, one for each node that wrote its own; or the trace file."""
         self.path = self.paths[0]
         """The first of ``paths``."""
-        self.reader = TraceReader(progress, rundir.job_context_of(location.manifest), reading)
+        num_ranks = len({recording.rank for recording in location.recordings})
+        job = rundir.job_context_of(location.manifest)._replace(num_ranks=num_ranks)
+        self.reader = TraceReader(progress, job, reading)
         """Reads the windows."""
         self.recordings: Sequence[Recording] = location.recordings
         """Every window of every rank, sorted by rank, then window."""

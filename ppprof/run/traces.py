@@ -169,7 +169,10 @@ class TraceReader:
         assert self._held is not None
         path, traces = self._held
         trace = traces.pop(recording.rank if recording.is_in_shared_file else next(iter(traces)))
-        return path, with_job_context(trace, self._job), []
+        job = self._job
+        if recording.is_in_shared_file:  # each process of which is a rank
+            job = job._replace(num_ranks=None)
+        return path, with_job_context(trace, job), []
 
     def _has_held(self, recording: Recording) -> bool:
         path, traces = self._held or (None, {})
@@ -264,6 +267,10 @@ class TraceReader:
 
 def with_job_context(trace: Trace, job: JobContext) -> Trace:
     """Return the trace of a whole window with what is known about its job, and what it lacks."""
+    world_size = trace.extra_info.get("world_size", "")
+    if job.num_ranks and world_size.isdecimal() and job.num_ranks < int(world_size[:9]):
+        missing = ("missing_ranks", {"num": job.num_ranks, "world_size": world_size})
+        trace = replace(trace, notes=(*trace.notes, missing))
     return replace(
         checked(with_device(trace, job.device)),
         only_axis=job.only_axis,

@@ -97,6 +97,8 @@ class JobContext(NamedTuple):
     """Bandwidth of one device's memory, likewise."""
     uses_tf32: bool = False
     """Whether Paddle may compute products of float32 in TF32."""
+    num_ranks: int | None = None
+    """How many ranks have a trace; None if unknown."""
 
 
 def job_context_of(manifest: Mapping[str, Any] | InputError) -> JobContext:

@@ -26,6 +26,7 @@ from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
+from ppprof.analysis.profile.wholeness import CUT, FEW, LOST
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
 
@@ -182,18 +183,39 @@ earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
+_OF_LENGTHS = frozenset(("slow-product", "wide-vocabulary", "fusible", "tiny-kernels"))
+"""Rules about the lengths of single kernels."""
+
+_OF_WINDOW = frozenset(("warm-up", "short-window"))
+"""Rules about which steps are in a window."""
+
+_UNDERMINED = {
+    CUT: _OF_LENGTHS,
+    LOST: _OF_WINDOW,
+    FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
+    - {"input-bound", "no-device-events"},
+}
+"""Doubt about a recording (`ppprof.trace.schema.Trace.doubts`) -> rules whose findings it undermines.
+Input is waited for by the host, and what it waits is measured on whole steps."""
+
 
 def advise(evidence: Evidence) -> Findings:
     """Return the findings of all rules, sorted by severity, then by cost, the largest first.
 
+    Findings that rest on device events which are missing or wrong are left out, and
+    ``Findings.withheld`` names their rules.
+
     Major findings about trust come before all other findings. Findings without a cost come after
     the findings of their severity with a cost.
     """
-    findings = disjoint((finding for rule in RULES for finding in rule.find(evidence)), evidence)
+    undermined = frozenset().union(*(_UNDERMINED[doubt] for doubt in evidence.doubts))
+    found = [finding for rule in RULES for finding in rule.find(evidence)]
+    withheld = dict.fromkeys(finding.rule for finding in found if finding.rule in undermined)
+    findings = disjoint((each for each in found if each.rule not in undermined), evidence)
 
     def sort_key(finding: Finding) -> tuple[int, bool, float]:
         severity = SEVERITIES.index(finding.severity)
         is_major_doubt = severity == 0 and finding.rule in _TRUST
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    return Findings(sorted(findings, key=sort_key), evidence.largest)
+    return Findings(sorted(findings, key=sort_key), evidence.largest, tuple(withheld))

@@ -180,6 +180,11 @@ class Evidence:
         return device.partition(",")[0].partition(":")[0]
 
     @property
+    def doubts(self) -> frozenset[str]:
+        """What is wrong with the device events of any rank: `ppprof.trace.schema.Trace.doubts`."""
+        return frozenset().union(*(own.doubts for own in self.indicators.values()))
+
+    @property
     def is_on_device(self) -> bool:
         """Whether the run's step times are of a device; False if they do not say it."""
         return bool(self.step_times["device_timed"].count())

@@ -70,8 +70,15 @@ class StepPart:
 class Findings(list[Finding]):
     """The findings of a run, a list; notebooks show it as a page of text and tables."""
 
-    def __init__(self, findings: Iterable[Finding] = (), largest: Sequence[StepPart] = ()) -> None:
+    def __init__(
+        self,
+        findings: Iterable[Finding] = (),
+        largest: Sequence[StepPart] = (),
+        withheld: Sequence[str] = (),
+    ) -> None:
         super().__init__(findings)
+        self.withheld = tuple(withheld)
+        """Rules whose findings were left out: device events that they need are not recorded."""
         self.largest = tuple(largest)
         """The largest phase, operator and module; empty if the run has no trace."""
 

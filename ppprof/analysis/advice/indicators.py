@@ -169,6 +169,8 @@ class Indicators(NamedTuple):
     """Columns of `WIDE`."""
     kept: pl.DataFrame = pl.DataFrame(schema=KEPT)
     """Columns of `KEPT`."""
+    doubts: frozenset[str] = frozenset()
+    """`ppprof.trace.schema.Trace.doubts` of the windows."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory`` and ``kept`` are unchanged."""
@@ -223,6 +225,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         profile.unrecorded_device,
         pl.DataFrame(schema=WIDE) if profile.unrecorded_device else wide_dtypes(profile),
         kept_memory(profile),
+        frozenset(profile.whole.doubts),
     )
 
 
@@ -239,7 +242,8 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     device = next((part.unrecorded_device for part in parts if part.unrecorded_device), "")
     wide = pl.concat([pl.DataFrame(schema=WIDE), *(part.wide for part in parts)])
     kept = pl.concat([pl.DataFrame(schema=KEPT), *(part.kept for part in parts)])
-    return Indicators(steps, names, memory, products, device, wide, kept)
+    doubts = frozenset().union(*(part.doubts for part in parts))
+    return Indicators(steps, names, memory, products, device, wide, kept, doubts)
 
 
 def _sum(name: str) -> pl.Expr:

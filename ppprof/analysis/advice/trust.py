@@ -9,6 +9,7 @@ from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.launches import idle_costs
 from ppprof.analysis.diff.significance import step_change
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
+from ppprof.analysis.profile.wholeness import FEW
 
 WARM_UP_RATIO = 1.5
 """Limit of a first step's time over the median of the other steps. Compiling, autotuning and
@@ -240,4 +241,7 @@ def no_device_events(evidence: Evidence) -> list[Finding]:
     proposal = _WITHOUT_EVENTS.get(kind.lower())
     if proposal is not None:
         facts["remedy"] = f"{remedy}-{proposal}"
+    if FEW in evidence.doubts:
+        facts["wording"] = "lost"
+        facts["remedy"] = f"{remedy}-lost"
     return evidence.warning("no-device-events", "major", facts, rows)

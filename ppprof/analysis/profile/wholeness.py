@@ -45,6 +45,9 @@ events are cut."""
 _ROUNDING_NS = 2_000
 """Torch has rounded starts and lengths to microseconds until 2.3."""
 
+NOTES = ("unusable", "lost_events", "lost_few", "overlaps", "no_launch", "missing_ranks")
+"""Keys of `ppprof.messages` about what a recording lacks."""
+
 _MOST_NAMES = 3
 
 
@@ -87,15 +90,12 @@ def _with_lost_steps(trace: Trace) -> Trace:
         return dataclasses.replace(trace, notes=(*trace.notes, *notes))
     step = events["step"].fill_null(-1).to_numpy()
     lost, num_steps = _lost_steps(trace, step[launches][is_launch], step[launches][is_lost])
-    values = {
-        "num": int(is_lost.sum()),
-        "total": int(is_launch.sum()),
-        "steps": format_ranges("step", lost) if len(lost) else "",
-        "num_lost": len(lost),
-        "num_steps": num_steps,
-    }
+    few = {"num": int(is_lost.sum()), "total": int(is_launch.sum())}
+    is_in_steps = len(lost) and lost[0] >= 0
+    which = format_ranges("step", lost) if is_in_steps else "the whole trace"
+    values = {**few, "steps": which, "num_lost": len(lost), "num_steps": num_steps}
     num_whole = num_steps - len(lost)
-    if num_steps and num_whole < LEAST_WHOLE * num_steps:
+    if num_whole < LEAST_WHOLE * num_steps:
         device = str(trace.devices[0].get("name") or "") if trace.devices else ""
         return dataclasses.replace(
             trace,
@@ -103,7 +103,7 @@ def _with_lost_steps(trace: Trace) -> Trace:
             doubts=(*trace.doubts, LOST, FEW),
             unrecorded_device=device or "a device",
         )
-    notes.append(("lost_events", values) if len(lost) else ("lost_few", values))
+    notes.append(("lost_events", values) if len(lost) else ("lost_few", few))
     doubts = (LOST,) * bool(len(lost)) + (FEW,) * (num_whole < MANY_WHOLE * num_steps)
     return dataclasses.replace(
         trace,

@@ -60,7 +60,9 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
 
     A step ends when the host has ended it and all device events are over that it or an earlier step
     launched. It begins where the step before it ends; the first begins where the host begins it, or
-    when the device events are over that ran before its own.
+    when the device events are over that ran before its own. A step after a lost one
+    (`ppprof.analysis.profile.wholeness`) begins where the host begins it or, if the device is behind,
+    with its own first device event.
 
     The times are the host's if steps overlap, as those of two threads do, or if several have one
     number.
@@ -75,7 +77,7 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
     events = profile.tree.events
     of_device, (begin, over) = events.step[events.devices], events.intervals(events.devices)
     is_own = of_device >= 0
-    numbers, (_, last) = extents_by_group(of_device[is_own], (begin[is_own], over[is_own]))
+    numbers, (early, last) = extents_by_group(of_device[is_own], (begin[is_own], over[is_own]))
     position = np.searchsorted(numbers, step)
     has_work = np.append(numbers, -1)[position] == step
     done = np.where(has_work, np.append(last, 0)[position], end)
@@ -85,7 +87,11 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
         end = np.maximum.accumulate(np.maximum(end, done))
         is_earlier = ~is_own & (begin < begin[is_own].min())
         first = max(int(start[0]), int(over[is_earlier].max(initial=0)))
+        own = np.where(outlived > 0, np.append(early, 0)[position], start)
         start = np.append(min(first, end[0]), end[:-1])
+        num_lost = np.searchsorted(profile.whole.lost_steps, step)
+        after_lost = np.diff(num_lost, prepend=0) > 0
+        start = np.where(after_lost, np.clip(own, start, end), start)
     return pl.DataFrame(
         {
             "thread": steps["thread"],

@@ -13,6 +13,7 @@ import polars as pl
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
+from ppprof.analysis.profile.wholeness import NOTES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
@@ -82,8 +83,12 @@ def _findings(report: ReportData, words: Words, links: Links) -> Content:
         Advice(row, row.evidence_cells, link_of_finding(finding, links))
         for finding, row in zip(report.findings, rows)
     ]
+    missing = [note for note in report.unread if getattr(note, "key", "") in NOTES]
+    blocks[:0] = [Note(translated(note, words.language)) for note in missing]
     if not report.has_traces:
         blocks.append(Note(words("about.step_times_only")))
+    if withheld := advice.withheld(report.findings, words.language):
+        blocks.append(Note(withheld))
     if not report.findings:
         return advice.headline((), words.language), blocks
     return words("about.findings", num=len(report.findings)), blocks

@@ -210,16 +210,28 @@ def render_findings(
             lines.append(f"   {words['evidence']}")
             lines += [f"     {line}" for line in layout.aligned(*row.evidence_cells, indent=5)]
         blocks.append("\n".join(lines))
-    blocks += hidden_findings(findings, words, limit)
+    blocks += remarks(findings, language, limit)
     return "\n\n".join(blocks) + "\n"
 
 
-def hidden_findings(
-    findings: Sequence[Finding], words: Mapping[str, str], limit: int | None
-) -> list[str]:
-    """Return one line with the number of findings beyond ``limit``; no line if all are shown."""
+def remarks(findings: Sequence[Finding], language: str, limit: int | None) -> list[str]:
+    """Return the lines after findings: what was withheld, and how many are beyond ``limit``."""
     num = 0 if limit is None else max(0, len(findings) - limit)
-    return [words["more"].format(num=num, limit=limit)] if num else []
+    more = read_catalogue(language)["words"]["more"].format(num=num, limit=limit) if num else ""
+    return [line for line in (withheld(findings, language), more) if line]
+
+
+def withheld(findings: Sequence[Finding], language: str = "en") -> str:
+    """Return a sentence with the rules whose findings were withheld; "" without such rules.
+
+    Raises:
+        UsageError: unknown language.
+    """
+    catalogue = read_catalogue(language)
+    rules = findings.withheld if isinstance(findings, Findings) else ()
+    titles = [f"{catalogue['rules'][rule]['title']} [{rule}]" for rule in rules]
+    shown = str(catalogue["words"]["comma"]).join(titles)
+    return str(catalogue["words"]["withheld"]).format(rules=shown) if titles else ""
 
 
 def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.DataFrame:
@@ -265,6 +277,7 @@ def findings_document(
         **identity,
         "headline": headline(findings, language),
         "findings": entries,
+        "withheld": list(findings.withheld) if isinstance(findings, Findings) else [],
     }
 
 
