@@ -151,7 +151,7 @@ def _lost_steps(trace: Trace, launched: Int64, lost: Int64) -> tuple[Int64, int]
         launched: the step of each launch; -1 outside.
         lost: the step of each launch without its device event.
     """
-    steps = np.unique(trace.events["step"].drop_nulls().to_numpy())
+    steps = trace.events["step"].unique().drop_nulls().sort().to_numpy()
     if not len(steps):
         steps = np.array([-1])
     num = np.searchsorted(np.sort(launched), [steps, steps + 1])

@@ -139,7 +139,7 @@ def launches(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     for _ in range(draw(st.integers(1, 8))):
         at = draw(st.integers(0, 40))
         start = at + draw(st.integers(0, 30))
-        events.append((at, start, start + draw(st.integers(0, 15))))
+        events.append((at, start, start + draw(st.integers(1, 15))))
     return events
 
 

@@ -31,7 +31,7 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
 
         Global_X   # # # # # # # # # #    # # # # #      10 + 5
         Local_X    _ # # # # # # _ _ _    # # # # _       6 + 4
-        gpu  of Local: 30, 7; besides Local: 12
+        gpu  of Local: 30, 7; besides Local: 12 + 1
     """
     local = [
         span("OperatorInner", "Local_X", 1, 7, launch(2, 3, kernel("mul", 10, 40))),
@@ -41,7 +41,7 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
     threads = Thread(1, "t").around(
         span("ProfileStep", "ProfileStep#0", 0, 100).around(
             span("Operator", "Global_X", 0, 10, local[0], add),
-            span("Operator", "Global_X", 20, 25, local[1], launch(24, 25, kernel("copy", 70, 70))),
+            span("Operator", "Global_X", 20, 25, local[1], launch(24, 25, kernel("copy", 72, 73))),
         ),
     )
     rows = summarize(profile_of(tmp_path, threads), "op").rows(named=True)
@@ -61,11 +61,11 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
         "cpu_max_ns": 4,
         "cpu_min_ns": 1,
         "cpu_ratio": pytest.approx(5 / 15),
-        "gpu_total_ns": 12,
-        "gpu_avg_ns": 6.0,
+        "gpu_total_ns": 13,
+        "gpu_avg_ns": 6.5,
         "gpu_max_ns": 12,
-        "gpu_min_ns": 0,
-        "gpu_ratio": pytest.approx(12 / 49),
+        "gpu_min_ns": 1,
+        "gpu_ratio": pytest.approx(13 / 50),
         "flops": None,
         "node": None,
     }
