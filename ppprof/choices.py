@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
 """Paddle's nine summary tables, in printing order."""
 
-ALL_VIEWS = (*VIEWS, "shape", "layer", "efficiency", "python")
+ALL_VIEWS = (*VIEWS, "copies", "shape", "layer", "efficiency", "python")
 """`VIEWS`, and the views that Paddle does not have."""
 
 ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")

@@ -14,6 +14,7 @@ import polars as pl
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, LAYERS, efficiency, layers
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import PYTHON, python_lines
+from ppprof.analysis.summaries.copies import DEVICE_COPIES, device_copies
 from ppprof.analysis.summaries.operators import (
     KERNELS,
     MEMORY,
@@ -51,6 +52,7 @@ TABLES: Mapping[str, tuple[Callable[[Profile], pl.DataFrame], Mapping[str, pl.Da
     "memcpy": (memory_manipulation, SPANS),
     "udf": (user_defined, USER_SPANS),
     "mem": (memory, MEMORY),
+    "copies": (device_copies, DEVICE_COPIES),
     "shape": (operator_shapes, SHAPES),
     "layer": (layers, LAYERS),
     "efficiency": (efficiency, EFFICIENCY),

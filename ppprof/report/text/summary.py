@@ -325,6 +325,33 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
     ]
 
 
+def _copies(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(rows, "kinds of copies")
+    lines: list[Line] = [text_cells(_COPIES, row, options.time) for row in shown]
+    columns = text_columns(_COPIES)
+    table = Table("Device Copies", columns, [*lines, *cut], options.time_unit, note=_OF_STEPS)
+    return [table] if lines else []
+
+
+_COPIES = (
+    spec.Column("direction", header="Direction", width=10, grows=True),
+    spec.Column("memory", header="Memory", text="word", width=12),
+    spec.Column("calls", "number", header="Calls", text="text", width=8),
+    spec.Column("bytes", "bytes", header="Bytes", text="bytes", width=10),
+    spec.Column("gpu_total_ns", "ms", header="Total", text="whole ns", width=10),
+    spec.Column("gpu_avg_ns", "ms", header="Avg", text="whole ns", width=10),
+    spec.Column("gpu_max_ns", "ms", header="Max", text="whole ns", width=10),
+    spec.Column("step_ratio", "ratio", header="Steps (%)", width=9),
+    spec.Column("bytes_per_s", "GB/s", header="GB/s", width=8),
+)
+
+_OF_STEPS = (
+    "On the device. Steps: the share of the steps' time in which one of them runs.\n"
+    "pageable: memory of the host that is not pinned; the copy passes through a buffer of the driver,\n"
+    "and the host waits for it. GB/s: bytes by the time of the copies that record them."
+)
+
+
 def _layers(rows: Rows, options: TableOptions) -> list[Table]:
     shown, cut = options.limited(rows, "layers")
     lines: list[Line] = [text_cells(_LAYERS, row, options.time) for row in shown]
@@ -443,6 +470,7 @@ _RENDERERS: Mapping[str, Callable[[Rows, TableOptions], list[Table]]] = {
     "memcpy": _memory_manipulation,
     "udf": _user_defined,
     "mem": _memory,
+    "copies": _copies,
     "shape": _shapes,
     "layer": _layers,
     "efficiency": _efficiency,
@@ -582,9 +610,10 @@ _WHY_EMPTY = {
     "dist": "no communication in this trace",
     "op": "no operators in this trace",
     "kernel": "no kernels of a device in this trace",
-    "memcpy": "no spans of copies on the host in this trace; the Overview counts the device's copies",
+    "memcpy": "no spans of copies on the host in this trace; --views copies lists the device's copies",
     "udf": "no spans of the training's own in this trace",
     "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "copies": "no copies of a device in this trace",
     "shape": "no operators in this trace",
     "layer": "no layers in this trace, or no times of their device",
     "efficiency": "no operator times of the device in this trace",
