@@ -58,6 +58,8 @@ class ReadOptions:
 
     step_mark: str | None = None
     """Regular expression for the names of spans that begin steps; None for the recorded steps."""
+    communication: tuple[str, ...] = ()
+    """Regular expressions for names of kernels that communicate, besides the known ones."""
 
 
 def check_pattern(text: str) -> str:

@@ -62,6 +62,12 @@ _TEXTS = {
         "{path}: {num} device events of the unknown kind {kind}: counted as kernels",
         "{path}：{num} 个未知类别 {kind} 的设备事件按 kernel 计",
     ),
+    "look_alikes": (
+        "{path}: {num} names of kernels look like communication and are in no table: {names}; they "
+        "count as communication only where a recorded collective launches them; --names FILE adds names",
+        "{path}：{num} 个 kernel 名称看起来是通信，但不在表中：{names}；"
+        "只有由录制到的集合通信发起时才计为通信；可用 --names FILE 添加名称",
+    ),
     "incomplete": (
         "{path}: the last {time} were not ended by step(): no table and no average counts them",
         "{path}：最后 {time} 没有以 step() 结束：不计入任何表和平均值",

@@ -25,6 +25,7 @@ PACKAGE = Path(ppprof.__file__).parent
 DATA = {
     "py.typed",
     "analysis/diff/operator_names.yaml",
+    "trace/communication_names.yaml",
     "report/html/echarts.min.js",
     "report/texts/en.yaml",
     "report/texts/zh.yaml",

@@ -49,7 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("baseline", metavar="BASELINE", help="run directory or trace file")
     add("experiment", metavar="EXPERIMENT", nargs="?", help="the same; default: BASELINE")
     add("--views", metavar="V,...", help=f"some of {','.join(DIFF_VIEWS)}; default: all")
-    add_selection(parser)
+    add_selection(parser, names=False)
     for name in ("rank", "window", "steps"):
         add(f"--experiment-{name}", metavar="X", help=f"--{name} of EXPERIMENT; default: --{name}")
     add(
@@ -68,7 +68,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add("--all", action="store_true", default=None, help="also changes smaller than the noise")
     add("--exact", action="store_true", help="compare names as recorded, with template arguments")
-    add("--names", metavar="FILE", help="YAML, name: [other names of the same operator...]")
+    add(
+        "--names",
+        metavar="FILE",
+        help="YAML, name: [other names of the same operator...]; and communication: {library: [patterns of names of kernels that communicate]}",
+    )
     add(
         "--fail-if",
         metavar="RULE",

@@ -28,12 +28,15 @@ _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _DURATION = r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)"
 
 
-def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") -> None:
+def add_selection(
+    parser: argparse.ArgumentParser, rank_default: str = "all", *, names: bool = True
+) -> None:
     """Add ``--rank``, ``--window`` and ``--steps``, which select the windows and steps to read.
 
     Args:
         parser: the command's parser.
         rank_default: the default of ``--rank`` for the help text alone; the command applies it.
+        names: whether to add ``--names``; False for a command with names of its own in that file.
     """
     add = parser.add_argument
     add(
@@ -48,6 +51,12 @@ def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") ->
         metavar="REGEX",
         help="the spans that begin steps, by their names; default: ProfilerStep#N, else marks of the loader or optimizer",
     )
+    if names:
+        add(
+            "--names",
+            metavar="FILE",
+            help="YAML, communication: {library: [patterns of names of kernels that communicate]}",
+        )
 
 
 def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
@@ -208,13 +217,18 @@ class Checks:
     def selection(self, rank_default: str | None = "all") -> None:
         """Parse ``--rank`` (a RankSelector), ``--window`` and ``--steps`` (None for all of them).
 
-        ``reading`` becomes the `ReadOptions` of ``--step-mark``.
+        ``reading`` becomes the `ReadOptions` of ``--step-mark`` and ``--names``.
         """
         self.parse("rank", parse_selector, rank_default)
         self.parse("window", whole_number)
         self.parse("steps", StepRange.parse)
         self.parse("step_mark", check_pattern)
-        self._args.reading = ReadOptions(self._args.step_mark)
+        added: tuple[str, ...] = ()
+        if self._args.names is not None:
+            from ppprof.trace.communication_names import communication_patterns  # imports polars
+
+            added = communication_patterns(self._args.names)
+        self._args.reading = ReadOptions(self._args.step_mark, added)
 
     def workers(self) -> None:
         """Parse ``--workers``: the number of processes; None if it is missing."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Union
 
 import polars as pl
-import yaml
 
 from ppprof.analysis.diff.costs import BY_NAME, Costs, Device, costs
 from ppprof.analysis.diff.diff import Diff
@@ -21,13 +20,13 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.profile.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import read_bounded, to_path
 from ppprof.run.ranks import steps_of_run
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
 from ppprof.safe_yaml import safe_load
 from ppprof.topology import RankSelector, Topology
+from ppprof.trace.communication_names import SECTION, read_names
 from ppprof.trace.formats import framework_of
 from ppprof.units import format_ranges
 
@@ -36,7 +35,6 @@ Steps = Union[StepRange, str, int, None]
 _MOST_PARTS = 16
 """Most tables of one kind that are kept before they are summed; each comes from one window."""
 
-_MOST_NAMES_BYTES = 1 << 20
 _STEPS_OF_A_WINDOW = 2**32
 
 _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
@@ -159,27 +157,18 @@ def _read_names(path: str | Path) -> dict[str, str]:
     Raises:
         InputError: missing, or not such a file; says where.
     """
-    try:
-        text = read_bounded(to_path(path), _MOST_NAMES_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return _operators_of(text, str(path))
+    groups = {key: names for key, names in read_names(path).items() if key != SECTION}
+    return _operators_of(groups, str(path))
 
 
 def _built_in_names() -> dict[str, str]:
     """Return the operator that each name of Paddle's and PyTorch's counts as."""
     source = files("ppprof.analysis.diff").joinpath("operator_names.yaml")
-    return _operators_of(source.read_text("utf-8"), "operator_names.yaml")
+    return _operators_of(safe_load(source.read_text("utf-8")), "operator_names.yaml")
 
 
-def _operators_of(text: str, where: str) -> dict[str, str]:
+def _operators_of(groups: Mapping[str, Any], where: str) -> dict[str, str]:
     expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
-    try:
-        groups = safe_load(text) or {}
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as 2024-13-45
-        raise InputError(f"{where}: {' '.join(str(error).split())}; {expected}") from error
-    if not isinstance(groups, Mapping):
-        raise InputError(f"{where}: {expected}")
     problems: list[str] = []
     operators: dict[str, str] = {}
     for operator, names in groups.items():

@@ -22,6 +22,7 @@ from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_t
 from ppprof.run.traces import Progress
 from ppprof.rundir.recordings import resolve
 from ppprof.topology import RankSelector
+from ppprof.trace.communication_names import communication_patterns
 from ppprof.trace.formats import warn_of_cache
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def open(
     cache: bool | None = None,
     progress: Progress | None = None,
     step_mark: str | None = None,
+    names: str | Path | None = None,
 ) -> Run:
     """Open a run directory or a trace file.
 
@@ -59,6 +61,8 @@ def open(
             read so far, and its size in bytes. None: no calls.
         step_mark: a regular expression for the names of the spans that begin steps; None: the
             recorded steps or, without any, the marks of the data loader or the optimizer.
+        names: a YAML file whose key ``communication`` names kernels that communicate, besides
+            those of ``ppprof/trace/communication_names.yaml``; None: only these.
 
     Returns:
         A `Run`. Only file names and the manifest have been read so far; of a trace file, which may
@@ -70,7 +74,10 @@ def open(
             to several runs.
     """
     warn_of_cache(cache)
-    reading = ReadOptions(None if step_mark is None else check_pattern(step_mark))
+    reading = ReadOptions(
+        None if step_mark is None else check_pattern(step_mark),
+        () if names is None else communication_patterns(names),
+    )
     return Run(resolve(path, *more), progress, reading)
 
 

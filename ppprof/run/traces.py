@@ -26,6 +26,7 @@ from ppprof.rundir import JobContext
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace
 from ppprof.trace.clock_jumps import clock_messages
+from ppprof.trace.communication_names import look_alikes
 from ppprof.trace.formats import read_ranks
 from ppprof.trace.schema import unknown_device_kinds
 from ppprof.trace.segments import join_segments
@@ -43,6 +44,7 @@ MOST_BYTES = 256 << 20
 """Largest size of a window's segments, as ``.pb``, that are read together: some 2.5 GB of memory."""
 _PER_PB = {".json": 4.5, ".json.gz": 0.5}
 """Size of a trace divided by the size of its ``.pb``."""
+_MOST_NAMES = 5
 _NOTABLE_NS = 1_000_000
 """An incomplete step that took less is the end of the training's last call; nothing is left out."""
 
@@ -289,6 +291,12 @@ def notes_on(path: Path, trace: Trace) -> list[str]:
     step = last_step_with_allocations(trace.events)
     if step is not None:
         notes.append(Message("allocations_end", path=path, step=step))
+    if alike := look_alikes(trace.events, trace.communicates):
+        listed = ", ".join(
+            f"{name} ({format_time(time_ns)}, {num} calls)"
+            for name, num, time_ns in alike[:_MOST_NAMES]
+        )
+        notes.append(Message("look_alikes", path=path, names=listed, num=len(alike)))
     for kind, num in unknown_device_kinds(trace.events).items():
         notes.append(Message("unknown_kind", path=path, num=num, kind=kind))
     incomplete_ns = incomplete_time_ns(trace.events)

@@ -1,27 +1,9 @@
 """Which kernels communicate, by their names: one rule for the libraries of all makers.
 
-=========  =======================  ==================================================
-library    devices                  for example
-=========  =======================  ==================================================
-NCCL       NVIDIA                   ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``
-RCCL       AMD, Hygon               ``rcclGenericKernel<...>``; newer ones as NCCL's
-BKCL       Kunlun                   ``bkcl_all_reduce`` (bkcl.h)
-HCCL       Ascend, Gaudi            ``hcom_allReduce__428_0_1``, ``HcclAllReduce``
-CNCL       Cambricon                ``cnclAllReduce`` (cncl.h)
-MCCL       MetaX, Moore Threads     as NCCL's, with another first letter
-TCCL       Tecorigin                ``tcclAllReduce`` (tccl.h)
-XCCL       Paddle's custom devices  ``xccl_all_reduce``; a name of Paddle's own rule
-DeepEP     NVIDIA, AMD              ``deep_ep::internode::dispatch<...>``
-=========  =======================  ==================================================
+``communication_names.yaml`` beside this file lists the libraries, and users may add to it.
 
-A library's name counts at the start of a word only, and only if the word ends there or a capital
-letter, a digit, an underscore or the name of an operation follows. So ``hcomplex_mul`` and
-``mcclellan_kernel`` are computation. In a mangled C++ name, a digit comes before each word:
-``_ZN7deep_ep9intranode7combineI...``.
-
-Of DeepEP, the kernels count that move data or wait for other ranks (csrc/kernels); not
-``get_dispatch_layout``, which only computes. Copies never count: NCCL 2.28 can run collectives as
-memory copies, whose names are those of all copies.
+Copies never count: NCCL 2.28 can run collectives as memory copies, whose names are those of all copies.
+What looks like communication and is in no table is reported (`look_alikes`).
 
 Paddle's own rule is narrower: see `PADDLE_PATTERN`.
 """
@@ -29,14 +11,34 @@ Paddle's own rule is narrower: see `PADDLE_PATTERN`.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import polars as pl
+import yaml
 
+from ppprof.errors import InputError
+from ppprof.paths import read_bounded, to_path
+from ppprof.safe_yaml import safe_load
 from ppprof.trace.labels import Labels
 
+SECTION = "communication"
+"""Key of a user's file for names that communicate; the others are names of operators."""
 _LIBRARIES = ("nccl", "rccl", "bkcl", "hccl", "hcom", "cncl", "mccl", "tccl", "xccl")
 _OPERATIONS = "all|barrier|bcast|broadcast|dev|gather|group|kernel|recv|reduce|scatter|send"
+_MOST_BYTES = 1 << 20
+_EXPECTED = "expected lines such as 'my library: [my_all_reduce]' under 'communication:'"
+_LOOK_ALIKE = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|shmem|multimem|ccl[A-Z_:]"
+    r"|(?:intra|inter)_?node|p2p_?(?:send|recv|copy)|nvlink",
+    re.IGNORECASE,
+)
+_NOT_ALIKE = re.compile(r"(?:warp|block|thread|group)_?all_?reduce", re.IGNORECASE)
+"""Sums in one kernel, not over ranks."""
 
 PADDLE_PATTERN = "nccl|xccl"
 """A kernel communicates by Paddle's rule if its name, in lower case, contains this pattern.
@@ -58,40 +60,135 @@ from one placement on the ranks (P partial, R replicated, S sharded) or one mesh
 such as RToSReshard, cut out what is there. On a mesh of several axes all have one name."""
 
 
-def _alternatives(names: tuple[str, ...]) -> str:
-    return f"(?:{'|'.join(names)})"
+def _library(name: str) -> str:
+    """Return the regular expression of a library's name at the start of a word."""
+    return (
+        rf"(?<![A-Za-z]){name}(?![a-z])"
+        rf"|(?<![A-Za-z])(?i:{name}(?:{_OPERATIONS}))"
+        rf"|(?<![A-Z]){name.capitalize()}(?![a-z])"
+        rf"|(?<![A-Z]){name.upper()}(?![A-Z](?![a-z]))"
+    )
 
 
-_LOWER = _alternatives(_LIBRARIES)
-_TITLE = _alternatives(tuple(name.capitalize() for name in _LIBRARIES))
-_UPPER = _alternatives(tuple(name.upper() for name in _LIBRARIES))
-_KERNEL = re.compile(
-    rf"(?<![A-Za-z]){_LOWER}(?![a-z])"
-    rf"|(?<![A-Za-z])(?i:{_LOWER}(?:{_OPERATIONS}))"
-    rf"|(?<![A-Z]){_TITLE}(?![a-z])"
-    rf"|(?<![A-Z]){_UPPER}(?![A-Z](?![a-z]))"
-    r"|(?<![A-Za-z])deep_ep(?:::|\d+)(?:intra|inter)node(?:_ll)?(?:::|\d+)"
-    r"(?:cached_)?(?:notify|dispatch|combine|barrier)"
-)
-
-
-@lru_cache(4096)
-def is_communication(kernel: str) -> bool:
-    """Return whether a kernel communicates, by its name.
+@dataclass(frozen=True)
+class CommunicationNames:
+    """The rule for the names of kernels that communicate; called with a name.
 
     >>> is_communication("ncclDevKernel_SendRecv"), is_communication("hcomplex_mul")
     (True, False)
     """
-    return _KERNEL.search(kernel) is not None
+
+    added: tuple[str, ...] = ()
+    """Regular expressions that count besides the built-in table."""
+
+    def __call__(self, kernel: str) -> bool:
+        """Return whether a kernel communicates, by its name."""
+        return _matches(self.added, kernel)
+
+    def is_alike(self, kernel: str) -> bool:
+        """Return whether a name looks like communication and is in no table."""
+        if not _LOOK_ALIKE.search(kernel) or _NOT_ALIKE.search(kernel):
+            return False
+        return not self(kernel)
 
 
-def communicates(kernels: pl.Series) -> pl.Series:
+is_communication = CommunicationNames()
+"""The rule without names of a user's."""
+
+
+@lru_cache(4096)
+def _matches(added: tuple[str, ...], kernel: str) -> bool:
+    return any(pattern.search(kernel) for pattern in _patterns(added))
+
+
+@cache
+def _patterns(added: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Return the patterns; each is compiled alone, since flags hold for a whole one."""
+    source = files("ppprof.trace").joinpath("communication_names.yaml").read_text("utf-8")
+    texts = [*patterns_of(safe_load(source), "communication_names.yaml"), *added]
+    return tuple(re.compile(text) for text in texts)
+
+
+def patterns_of(libraries: Any, where: str) -> Iterator[str]:
+    """Yield the regular expressions of a table ``library: [patterns]``.
+
+    Raises:
+        InputError: it is no such table, or a pattern is invalid; says where.
+    """
+    if not isinstance(libraries, Mapping):
+        raise InputError(f"{where}: {libraries!r}; {_EXPECTED}")
+    for library, patterns in libraries.items():
+        if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
+            raise InputError(f"{where}: {library}: {patterns!r}; {_EXPECTED}")
+        for pattern in patterns:
+            if re.fullmatch("[a-z]+", pattern):
+                yield _library(pattern)
+                continue
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise InputError(
+                    f"{where}: {library}: {pattern!r}: not a regular expression: {error}"
+                ) from error
+            yield pattern
+
+
+def read_names(path: str | Path) -> Mapping[str, Any]:
+    """Return the content of a user's file of names, a YAML mapping.
+
+    Raises:
+        InputError: missing, or not such a file; says where.
+    """
+    try:
+        groups = safe_load(read_bounded(to_path(path), _MOST_BYTES).decode("utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as 2024-13-45
+        raise InputError(f"{path}: {' '.join(str(error).split())}; {_EXPECTED}") from error
+    if not isinstance(groups, Mapping):
+        raise InputError(f"{path}: {groups!r}; {_EXPECTED}")
+    return groups
+
+
+def communication_patterns(path: str | Path) -> tuple[str, ...]:
+    """Return the regular expressions under the key ``communication`` of a user's file.
+
+    Raises:
+        InputError: as `read_names` and `patterns_of`.
+    """
+    return tuple(patterns_of(read_names(path).get(SECTION) or {}, f"{path}: {SECTION}"))
+
+
+def look_alikes(
+    devices: pl.DataFrame, rule: CommunicationNames = is_communication
+) -> list[tuple[str, int, int]]:
+    """Return the kernels that look like communication and are in no table, the longest first.
+
+    Args:
+        devices: device events; reads name, category and dur_ns.
+        rule: the tables.
+
+    Returns:
+        Name, calls and time in ns.
+    """
+    kernels = devices.filter(pl.col("category") == "Kernel")
+    alike = kernels.filter(
+        pl.Series(Labels.of(kernels["name"]).where(rule.is_alike), dtype=pl.Boolean)
+    )
+    times = (
+        alike.group_by("name").agg(pl.len(), pl.col("dur_ns").sum()).sort("dur_ns", descending=True)
+    )
+    return [(str(name), num, time_ns) for name, num, time_ns in times.iter_rows()]
+
+
+def communicates(kernels: pl.Series, rule: CommunicationNames = is_communication) -> pl.Series:
     """Return whether each kernel communicates.
 
     Args:
         kernels: names of kernels, a categorical column, shape (N,).
+        rule: decides.
 
     Returns:
         Booleans, shape (N,).
     """
-    return pl.Series(Labels.of(kernels).where(is_communication))
+    return pl.Series(Labels.of(kernels).where(rule))

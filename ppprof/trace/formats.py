@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ppprof.choices import ReadOptions, suffix_of
 from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
+from ppprof.trace.communication_names import CommunicationNames
 from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
@@ -76,9 +78,14 @@ def read_ranks(
     """
     try:
         with store_errors_as_oserror(path):
-            return _read(path, progress, reading or ReadOptions())
+            reading = reading or ReadOptions()
+            traces = _read(path, progress, reading)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    if reading.communication:
+        rule = CommunicationNames(reading.communication)
+        traces = {rank: replace(trace, communicates=rule) for rank, trace in traces.items()}
+    return traces
 
 
 def warn_of_cache(cache: bool | None) -> None:

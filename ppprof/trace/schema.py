@@ -17,6 +17,7 @@ import polars as pl
 
 from ppprof.arrays import Array
 from ppprof.rundir.python_stacks import PythonStacks
+from ppprof.trace.communication_names import CommunicationNames, is_communication
 from ppprof.trace.labels import Labels
 
 CATEGORIES = (
@@ -317,6 +318,8 @@ class Trace:
     """Bandwidth of one device's memory, likewise."""
     uses_tf32: bool = False
     """Whether the job's framework may compute products of float32 in TF32; False if unknown."""
+    communicates: CommunicationNames = is_communication
+    """The rule for the names of kernels that communicate."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

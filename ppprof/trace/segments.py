@@ -55,6 +55,7 @@ def join_segments(segments: Sequence[Trace]) -> Trace:
         devices=tuple(devices.values()) or first.devices,
         skipped=_sum([trace.skipped for trace in segments]),
         ignored=_sum([trace.ignored for trace in segments]),
+        communicates=first.communicates,
     )
 
 

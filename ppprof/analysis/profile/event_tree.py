@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int32, Int64
-from ppprof.trace.communication_names import RESHARDING
+from ppprof.trace.communication_names import RESHARDING, CommunicationNames
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
@@ -61,6 +61,11 @@ class EventArrays:
     def names(self) -> Labels:
         """Names of the events."""
         return self._trace.names
+
+    @property
+    def communicates(self) -> CommunicationNames:
+        """The rule for the names of kernels that communicate."""
+        return self._trace.communicates
 
     @cached_property
     def thread(self) -> Int64:

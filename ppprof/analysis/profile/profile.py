@@ -18,7 +18,7 @@ from ppprof.analysis.profile.steps import leave_out_incomplete_steps, split_call
 from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
-from ppprof.trace.communication_names import PADDLE_PATTERN, is_communication
+from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
 
@@ -90,7 +90,7 @@ class Communication:
         kernel = np.flatnonzero(is_kernel & (launcher >= 0))
         launcher, row = launcher[kernel], tree.device_rows[kernel]
         is_named = events.names.take(row).where(
-            _is_named_as_paddle if as_paddle else is_communication
+            _is_named_as_paddle if as_paddle else events.communicates
         )
         own = np.zeros(len(below), bool)
         own[rows] = True

@@ -17,7 +17,6 @@ from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled
 from ppprof.analysis.profile.intervals import Intervals, joined
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Array, Bool, Int64
-from ppprof.trace.communication_names import is_communication
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import nullable
 
@@ -134,7 +133,7 @@ def _communicating_devices(profile: Profile) -> Int64:
     device = tree.device_rows - events.first_device
     is_chosen = (events.host_of_device < 0)[device] & events.is_kernel[device]
     unseen = np.flatnonzero(is_chosen)
-    is_chosen[unseen] = events.names.take(tree.device_rows[unseen]).where(is_communication)
+    is_chosen[unseen] = events.names.take(tree.device_rows[unseen]).where(events.communicates)
     is_chosen[profile.communication.device_rows] = True
     return np.flatnonzero(is_chosen)
 

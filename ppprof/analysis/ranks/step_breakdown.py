@@ -74,7 +74,6 @@ from ppprof.analysis.ranks.rank_communication import (
     hidden_reductions,
 )
 from ppprof.arrays import Int64
-from ppprof.trace.communication_names import is_communication
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest")
 """The parts of a step. An instant belongs to the first part that contains it; the docstring of the
@@ -216,7 +215,7 @@ def computation_of(profile: Profile) -> Intervals:
     events = profile.tree.events
     is_unseen = events.is_kernel & (events.host_of_device < 0)
     rows = events.first_device + np.flatnonzero(is_unseen)
-    rows = rows[~events.names.take(rows).where(is_communication)]
+    rows = rows[~events.names.take(rows).where(events.communicates)]
     computation = together(profile.communication.computation, events.intervals(rows))
     return difference(computation, hidden_reductions(profile.tree)[1])
 

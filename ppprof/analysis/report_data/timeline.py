@@ -234,7 +234,7 @@ def _communicating(profile: Profile) -> Bool:
     first = events.height - num_devices
     parent = events["parent"].fill_null(-1).to_numpy()
     host = np.append(parent, -1)[parent[first:]]  # of the launch
-    named = communicates(events["name"].slice(first)).to_numpy()
+    named = communicates(events["name"].slice(first), trace.communicates).to_numpy()
     result[first:] = (named | np.append(below, False)[host]) & (
         ~events["category"].slice(first).is_in(["Memcpy", "Memset"]).to_numpy()
     )

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from ppprof.trace.communication_names import communicates
+from ppprof.trace.communication_names import CommunicationNames, communicates
 from ppprof.trace.kineto.host_tree import INNER, nest_hosts
 from ppprof.trace.kineto.lookup import looked_up, per_text
 from ppprof.trace.kineto.terms import SCALAR_TYPES
@@ -194,7 +194,11 @@ class _Collective(NamedTuple):
 
 
 def with_collectives(
-    hosts: pl.DataFrame, launches: pl.DataFrame, devices: pl.DataFrame, rank: int
+    hosts: pl.DataFrame,
+    launches: pl.DataFrame,
+    devices: pl.DataFrame,
+    rank: int,
+    rule: CommunicationNames,
 ) -> tuple[pl.DataFrame, pl.DataFrame, Groups]:
     """Return host and device events with the args of their collectives, and the groups of these.
 
@@ -206,6 +210,7 @@ def with_collectives(
         launches: the launches, with ``event``, their row in the events table.
         devices: the device events, with ``event``.
         rank: the rank that recorded them.
+        rule: decides which kernels communicate.
 
     Returns:
         ``hosts`` and ``devices`` with ``collective``, text to append to ``args``; null for other
@@ -222,7 +227,7 @@ def with_collectives(
         {"host": pl.int_range(hosts.height, dtype=pl.Int32, eager=True), "span": owner}
     )
     kernels = (
-        devices.filter(is_kernel() & communicates(devices["name"]))
+        devices.filter(is_kernel() & communicates(devices["name"], rule))
         .select("event", *_VALUES, launch="parent", kernel="name")
         .join(launches.select(launch="event", host="parent"), on="launch", how="left")
         .join(above, on="host", how="left")

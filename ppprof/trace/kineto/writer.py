@@ -125,7 +125,9 @@ class _Writer:
         is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
         hosts = events.filter(is_device.not_() & is_launch.not_())
         launches, devices = events.filter(is_launch), events.filter(is_device)
-        hosts, devices, self._groups = with_collectives(hosts, launches, devices, rank)
+        hosts, devices, self._groups = with_collectives(
+            hosts, launches, devices, rank, trace.communicates
+        )
         self._hosts = with_modules(with_sequences(with_kinds(hosts, trace.has_derived_steps)))
         self._launches = launches.join(
             self._innermost("cpu_op", "user_annotation"),
