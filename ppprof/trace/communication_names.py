@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def _matches(added: tuple[str, ...], kernel: str) -> bool:
 @cache
 def _patterns(added: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     """Return the patterns; each is compiled alone, since flags hold for a whole one."""
-    source = files("ppprof.trace").joinpath("communication_names.yaml").read_text("utf-8")
+    source = Path(__file__).with_suffix(".yaml").read_text("utf-8")
     texts = [*patterns_of(safe_load(source), "communication_names.yaml"), *added]
     return tuple(re.compile(text) for text in texts)
 
