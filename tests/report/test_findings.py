@@ -151,8 +151,8 @@ def test_a_finding_in_chinese(triggered):
     text = render_findings([triggered["input-bound"]], "zh")
     assert text.splitlines()[2:5] == [
         "1. 训练在等待数据 [input-bound]",
-        "   严重，确定；每步（已录制）损失 480 us（48.0%）",
-        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader；step：已录制。"
+        "   严重，确定；每步（窗口内）损失 480 us（48.0%）",
+        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader；step：窗口内。"
         "录制的 step 中最长的等待为 480 us。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):

@@ -299,7 +299,7 @@ def test_a_chosen_module_limits_the_operators_and_kernels(opened, screen):
         *(EVIL, "1", "0.030", "0.030", "-", "100.0%")
     ]
     assert operators.locator("tbody a").count() == 1
-    assert operators.locator(".count").inner_text() == "1 of 1 rows"
+    assert operators.locator(".count").inner_text() == "1 of 1 row"
     operators.get_by_role("button", name="All modules").click()
     assert operators.locator("tbody tr").count() == kernels.locator("tbody tr").count() == 2
     assert operators.locator(".chip").count() == 0
@@ -470,11 +470,11 @@ def test_the_number_of_unchanged_names_stands_below_each_table(opened):
     """As many as ``ppprof diff`` counts: 49 operators, of which one changed."""
     page = opened("layer").page
     assert page.locator('figure[data-table="change_operators"] .count').inner_text() == (
-        "1 of 1 rows"
+        "1 of 1 row"
     )
     notes = page.locator("#change p").all_inner_texts()
     assert [note for note in notes if note.startswith("Left out")] == [
-        "Left out: names that changed by less than the noise or 0.1% of a step (48). "
+        "Left out: 48 names that change by less than the noise or 0.1% of a step. "
         "`ppprof diff --all` prints them, too."
     ]
 
@@ -486,7 +486,7 @@ def test_step_times_alone_have_a_page(opened):
     found = opened("timer")
     found.draw_all()
     titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
-    assert titles == ["What to do", "Steps", "Ranks", "Skipped inputs", "Definitions"]
+    assert titles == ["What to do", "Steps", "Ranks", "Definitions"]
     assert "timer_only" in found.page.locator("#findings").inner_text()
     assert found.page.locator("#ranks tbody tr").count() == 4
 
@@ -567,5 +567,6 @@ def test_a_print_has_the_content_and_no_controls(opened):
     )
     assert page.locator("figure.chart:not([data-drawn])").count() == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".printed").count() == 0
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert not page.locator(".glossary").is_visible()

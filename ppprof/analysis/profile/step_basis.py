@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-RECORDED, NOT_RECORDED = "recorded", "not recorded"
+RECORDED, NOT_RECORDED = "recorded", "outside the window"
 
 LEAST_STEPS = 5
 """Least number of steps for an interval (`ppprof.analysis.diff.significance`)."""

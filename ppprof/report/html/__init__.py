@@ -68,7 +68,8 @@ def render(report: ReportData, language: str = "en") -> str:
     links = Links(report)
     packed = Blobs()
     data = {**chart_data(report, words, links), "timeline": timeline_data(report, packed)}
-    shown = _drawable(sections(report, words, links), data)
+    made, left_out = sections(report, words, links)
+    shown = _drawable(made, data)
     for block in [block for section in shown for block in section.blocks]:
         if isinstance(block, Chart):
             for term in _shown_terms(block, data[block.name]):
@@ -78,6 +79,10 @@ def render(report: ReportData, language: str = "en") -> str:
         head=head(report, words, links),
         figures=key_figures(report, words),
         sections=shown,
+        left_out=[
+            words("page.without_data", section=words(f"sections.{key}"), reason=reason)
+            for key, reason in left_out
+        ],
         made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
         data=_visible({**data, "words": words.for_scripts}),
         packed=list(map(Markup, packed.texts)),
@@ -137,8 +142,8 @@ def write_report(
 
 
 def _drawable(all_of_them: Iterable[Section], data: Mapping[str, Any]) -> list[Section]:
-    """Return the sections without the charts that have no data."""
-    return [
+    """Return the sections without the charts that have no data, and those in which a block is left."""
+    drawable = [
         replace(
             section,
             blocks=[
@@ -149,6 +154,7 @@ def _drawable(all_of_them: Iterable[Section], data: Mapping[str, Any]) -> list[S
         )
         for section in all_of_them
     ]
+    return [section for section in drawable if section.blocks or section.key == "findings"]
 
 
 def _shown_terms(chart: Chart, data: Any) -> Iterable[str]:

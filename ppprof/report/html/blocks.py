@@ -13,7 +13,7 @@ import yaml
 
 from ppprof.report.columns import PAGE, Column, format_as
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import format_ranges
+from ppprof.units import Counted, format_ranges
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Words:
         """
         group, _, name = key.partition(".")
         text: str = self.texts[group][name]
-        return text.format(**values) if values else text
+        if not values:
+            return text
+        return text.format(**{name: Counted(value) for name, value in values.items()})
 
     def term(self, key: str) -> str:
         """Return the name that the page shows for a number or column; ``key`` is its term."""

@@ -133,7 +133,7 @@ def _reason(diff: Diff, words: Words) -> str:
 
 def _overview(diff: Diff, words: Words) -> Table:
     rows = []
-    for row in diff.overview.rows(named=True):
+    for row in sorted(diff.overview.rows(named=True), key=lambda row: row["unit"] == "ratio"):
         name = words.term(row["metric"])
         if row["unit"] == "text":
             texts = [name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]

@@ -49,7 +49,7 @@ const axis = (name, more = {}) => ({
   ...more,
 });
 const short = (value) => String(Number(value.toPrecision(2)));
-const inMs = { nameGap: 50, type: "value" };
+const inMs = () => axis("", { type: "value", axisLabel: { color: colour("soft"), formatter: onAxis } });
 
 const narrow = () => innerWidth < 600;
 
@@ -73,7 +73,7 @@ const OPTIONS = {
     let axes = 0;
     return {
       xAxis: axis(words.terms.steps_recorded[0], { type: "category", data: found.steps }),
-      yAxis: axis("ms", inMs),
+      yAxis: inMs(),
       series: found.parts.map(({ term, axis: over, ms }) => ({
         name: over ? `${nameOf(term)} ${over}` : nameOf(term),
         type: "bar", stack: "step", data: ms, barMaxWidth: 60,
@@ -99,17 +99,19 @@ const OPTIONS = {
     first.markArea = { silent: true, itemStyle: { color: colour("line"), opacity: 0.5 }, data: areas };
     return {
       xAxis: axis(say("step"), { type: "category", data: found.steps.map(String) }),
-      yAxis: axis("ms", inMs),
+      yAxis: inMs(),
       color: [SHARE_COLOURS.computation, SHARE_COLOURS.data_loading],
       series: [first, line("reader_cost", found.reader_ms, "dashed")],
     };
   },
   phases(found) {
-    const bar = (term, values, fill) => ({
-      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: fillOf(fill),
+    // A phase has its colour; of the two clocks, the CPU's bars have a pattern.
+    const bar = (term, values, { decal }) => ({
+      name: nameOf(term), type: "bar", barMaxWidth: 22, itemStyle: { color: colour("soft"), decal },
+      data: values.map((value, at) => ({ value, itemStyle: { color: phaseOf(found.names[at]) ? shadeOf(phaseOf(found.names[at])) : undefined, decal } })),
     });
-    const series = [bar("phase_cpu", found.cpu_ms, "rest")];
-    if (found.gpu_ms) series.push(bar("phase_gpu", found.gpu_ms, "computation"));
+    const series = [bar("phase_cpu", found.cpu_ms, fillOf("rest"))];
+    if (found.gpu_ms) series.push(bar("phase_gpu", found.gpu_ms, fillOf("computation")));
     return sideways(found.names, series);
   },
   communication(found) {
@@ -158,8 +160,8 @@ const OPTIONS = {
   change_steps(found) {
     const points = (side) => side.steps.map((step, at) => [step, side.ms[at]]);
     return {
-      xAxis: axis(say("step"), { type: "value", scale: true, minInterval: 1 }),
-      yAxis: axis("ms", { ...inMs, scale: true }),
+      xAxis: axis(say("step"), { type: "value", scale: true, minInterval: 1, axisLabel: { color: colour("soft"), formatter: String } }),
+      yAxis: { ...inMs(), scale: true },
       series: sides(points(found.baseline), points(found.experiment)),
     };
   },
@@ -168,7 +170,7 @@ const OPTIONS = {
 // Bars from left to right, one row for each name.
 const sideways = (names, series) => ({
   grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
-  xAxis: axis("ms", { type: "value" }),
+  xAxis: inMs(),
   yAxis: axis("", { type: "category", data: names, inverse: true }),
   series,
 });
@@ -212,7 +214,7 @@ function drawTrend(figure, found) {
         type: "category", boundaryGap: false, data: one.names.map((name, i) => `${i + 1} ${name === "?" ? say("outside") : name}`),
         axisLabel: { color: colour("soft"), hideOverlap: true, width: 120, overflow: "truncate", formatter: (text) => text.replace(/^\d+ /, "") },
       }),
-      yAxis: axis("ms", inMs),
+      yAxis: inMs(),
       series: [
         ...sides(one.baseline_ms, one.experiment_ms).map((line) => ({ ...line, connectNulls: true })),
         {
@@ -253,8 +255,8 @@ function drawMemory(figure, found) {
       ...base(figure),
       color: [SHARE_COLOURS.computation, SHARE_COLOURS.exposed],
       grid: { left: 80, right: 30, top: 50, bottom: 45 },
-      xAxis: axis("ms", { type: "value", max: "dataMax" }),
-      yAxis: axis(unit, inMs),
+      xAxis: { ...inMs(), max: "dataMax", axisLabel: { color: colour("soft"), formatter: onAxis, showMaxLabel: false } },
+      yAxis: axis(unit, { type: "value", nameGap: 50 }),
       series: [allocated, line("reserved", one.reserved, "dashed")],
     };
     option.tooltip.valueFormatter = (value) => (value === null || value === undefined ? "-" : inBytes(value * factor));
@@ -272,6 +274,7 @@ function once(figure, controls) {
   if (!figure.querySelector(".controls")) controlsOf(figure).append(...controls());
 }
 
+const LEAST_RANGE = 1.25; // from the lightest to the strongest colour
 function drawHeat(figure, found) {
   let chart = null;
   const state = figure.state || (figure.state = { metric: Object.keys(found.metrics)[0], by: "" });
@@ -302,22 +305,26 @@ function drawHeat(figure, found) {
     };
     option.grid = narrow()
       ? { left: 84, right: 12, top: 10, bottom: 107 } : { left: 150, right: 110, top: 10, bottom: 45 };
+    const drawing = figure.querySelector(".drawing");
+    const cellWidth = (drawing.clientWidth - option.grid.left - option.grid.right) / Math.max(1, found.steps.length);
+    const cellHeight = (drawing.clientHeight - option.grid.top - option.grid.bottom) / Math.max(1, rows.length);
     option.xAxis = axis(say("step"), { type: "category", data: found.steps });
     option.yAxis = axis("", {
       type: "category", data: labels, inverse: true,
       axisLabel: { color: colour("soft"), width: narrow() ? 76 : 140, overflow: "truncate" },
     });
     // The labels of its two handles need room beyond the ends of the bar.
-    const room = figure.querySelector(".drawing").clientHeight - 40;
+    const room = drawing.clientHeight - 40;
     option.visualMap = {
-      min: Math.min(least, most), max: most, calculable: true, show: least < most,
+      // Small differences have close, light colours: the whole scale stands for one that matters.
+      min: Math.min(least, most), max: Math.max(most, least * LEAST_RANGE), calculable: true, show: least < most,
       ...(narrow() ? { orient: "horizontal", left: "center", bottom: 0 } : { right: 0, top: "middle", itemHeight: Math.min(140, room) }),
       formatter: inTime, textStyle: { color: colour("soft") },
       inRange: { color: [colour("heat-low"), colour("heat-high")] },
     };
     option.series = [{
-      type: "heatmap", data: cells, name: nameOf(state.metric), progressive: 20000,
-      label: { show: cells.length <= (narrow() ? 24 : 150), fontSize: 12, formatter: ({ value }) => value[2].toFixed(value[2] < 10 ? 2 : 0) },
+      type: "heatmap", data: cells, name: nameOf(state.metric), progressive: 0, // a printer waits for no frame
+      label: { show: cellHeight >= 14 && cellWidth >= 4 + 7 * Math.max(0, ...known.map((value) => inDigits(value).length)), fontSize: 12, formatter: ({ value }) => inDigits(value[2]) },
       itemStyle: { borderWidth: cells.length < 3000 ? 1 : 0, borderColor: colour("back") },
     }];
     chart = show(figure, option, chart);

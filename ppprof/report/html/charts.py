@@ -82,9 +82,14 @@ def _steps(report: ReportData, links: Links) -> dict[str, Any] | None:
     parts = _parts(report)
     if not parts:
         return None
+    # A rank without device events lacks some parts; 0 there keeps the sum of all parts.
     means = (
-        report.cluster.steps.group_by("step")
-        .agg(pl.col("step_ns", *(column for column, _, _ in parts)).mean())
+        report.cluster.steps.filter(pl.col("rest_ns").is_not_null())
+        .group_by("step")
+        .agg(
+            pl.col("step_ns").mean(),
+            *(pl.col(column).fill_null(0).mean() for column, _, _ in parts),
+        )
         .sort("step")
         .tail(_MAX_STEPS)
     )

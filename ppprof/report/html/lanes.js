@@ -210,7 +210,7 @@ class Lanes {
       pen.fillStyle = line;
       pen.fillRect(x, 16, 0.5, this.height);
       pen.fillStyle = soft;
-      pen.fillText(time ? inTime(time / 1e6) : "0", Math.min(x + 2, this.width - 60), 9);
+      pen.fillText(onAxis(time / 1e6), Math.min(x + 2, this.width - 60), 9);
     }
   }
 
@@ -253,7 +253,7 @@ function zoomButtons(figure) {
   ]);
 }
 
-const SPAN_COLOURS = { Forward: "#56b4e9", Backward: "#5fbf9c", Bubble: "#d5d9de" };
+const BUBBLE = "#d5d9de";
 
 // A pipeline: columns of `_spans` in charts.py.
 function drawLanes(figure, found) {
@@ -264,7 +264,7 @@ function drawLanes(figure, found) {
     const name = found.names[found.name[at]];
     const category = found.categorys[found.category[at]];
     spans[found.row[at]].push({
-      start, end, text: name, fill: SPAN_COLOURS[category],
+      start, end, text: name, fill: phaseOf(category) ? shadeOf(phaseOf(category)) : BUBBLE,
       tip: () => `${name}\n${category} · ${inTime((end - start) / 1e6)}`,
     });
   }

@@ -7,6 +7,7 @@
 
 const BOX_COLOURS = ["#9ecae1", "#fdd0a2", "#a1d99b", "#dadaeb", "#fcbba1", "#c7e9c0", "#e3d3b8", "#bcbddc", "#fee391", "#99d8c9"];
 const ROW = 26; // pixels
+const colourOf = (name) => (phaseOf(name) ? shadeOf(phaseOf(name)) : BOX_COLOURS[hash(name) % BOX_COLOURS.length]);
 
 class Icicle {
   constructor(figure, found, { onChoose, changed }) {
@@ -103,7 +104,7 @@ class Icicle {
       if (this.found.name[at] === "?") box.classList.add("outside");
       else if (depth[at] === 0) box.classList.add("step");
       else if (this.changed) this.paintChange(box, at, most);
-      else box.style.background = BOX_COLOURS[hash(this.found.name[at]) % BOX_COLOURS.length];
+      else box.style.background = colourOf(this.found.name[at]);
       box.dataset.module = at;
       this.boxes.set(at, box);
       return box;
@@ -273,7 +274,7 @@ function showModule(figure, at) {
       ? icicle.passes(at).reduce((sum, row) => sum + (found.sides[side].time[row] || 0), 0)
       : found.sides[side][value][at]);
     if (!numbers.some((number) => number)) continue;
-    const shown = (number) => value === "calls" ? (number === null ? "-" : number.toFixed(1)) : inTime(number);
+    const shown = (number) => value === "calls" ? (number === null ? "-" : inDigits(number)) : inTime(number);
     const row = body.insertRow();
     row.append(make("th", { scope: "row" }, nameOf(value === "calls" ? "calls" : `module_${value}`)));
     for (const number of numbers) row.append(make("td", { class: "number" }, shown(number)));
@@ -338,7 +339,7 @@ function showChip(tools, prefix, icicle, at) {
 const FORMATS = {
   ms: (value) => value.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 }),
   ratio: (value) => `${(100 * value).toFixed(1)}%`,
-  number: (value) => value.toLocaleString("en-US", { maximumSignificantDigits: 3 }),
+  number: inDigits,
 };
 
 const linkOf = (view, name) =>

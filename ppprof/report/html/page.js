@@ -32,7 +32,7 @@ addEventListener("resize", () => {
   for (const chart of drawn.values()) chart.resize();
 });
 
-// Print all charts and definitions, in light colours.
+// Print all charts and definitions, as wide as the paper and in light colours.
 let themeOnScreen = null;
 addEventListener("beforeprint", () => {
   themeOnScreen = document.documentElement.dataset.theme;
@@ -40,11 +40,21 @@ addEventListener("beforeprint", () => {
     details.open = true;
     details.dataset.closed = "yes";
   }
+  document.documentElement.dataset.paper = "yes";
   for (const figure of document.querySelectorAll("figure.chart")) if (!drawn.has(figure)) draw(figure);
   setTheme(false);
+  // A chart of several canvases loses all but the last in print.
+  for (const [figure, chart] of drawn) {
+    if (!chart.renderToCanvas) continue;
+    const whole = chart.renderToCanvas({ pixelRatio: 2 });
+    whole.className = "printed";
+    figure.querySelector(".drawing").append(whole);
+  }
 });
 addEventListener("afterprint", () => {
   for (const details of document.querySelectorAll("details[data-closed]")) details.open = false;
+  for (const canvas of document.querySelectorAll(".printed")) canvas.remove();
+  delete document.documentElement.dataset.paper;
   setTheme(themeOnScreen === "dark");
 });
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.diff.run_costs import PARTS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
@@ -47,16 +49,16 @@ HEAT_TERMS = ("step_time", "own", "exposed_communication", *SHARE_TERMS)
 """The terms of the numbers of the heat map."""
 
 
-def sections(report: ReportData, words: Words, links: Links) -> list[Section]:
-    """Return the sections of the page in their order.
+def sections(
+    report: ReportData, words: Words, links: Links
+) -> tuple[list[Section], Sequence[tuple[str, str]]]:
+    """Return the sections of the page in their order, and the keys and reasons of those left out.
 
-    A section without data states the reason. Missing are the section on changes without a baseline,
-    the section on the pipeline for a run without a pipeline, and the sections on traces for a run
-    with step times only.
+    A section without data is left out; only what another run or setting would show has a reason.
     """
-    builders: dict[str, Callable[[ReportData, Words, Links], Content | None]] = {
-        "findings": _findings,
+    builders: dict[str, Callable[[ReportData, Words, Links], Content | str | None]] = {
         "change": change_section,
+        "findings": _findings,
         "steps": _steps,
         "ranks": _ranks,
     }
@@ -74,7 +76,10 @@ def sections(report: ReportData, words: Words, links: Links) -> list[Section]:
         )
     builders["unread"] = _unread
     contents = {key: build(report, words, links) for key, build in builders.items()}
-    return [Section(key, *content) for key, content in contents.items() if content is not None]
+    return (
+        [Section(key, *content) for key, content in contents.items() if isinstance(content, tuple)],
+        [(key, reason) for key, reason in contents.items() if isinstance(reason, str)],
+    )
 
 
 def _findings(report: ReportData, words: Words, links: Links) -> Content:
@@ -219,9 +224,10 @@ def _queue(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
     return [table_of(words("about.queue"), means, columns, key="queue")]
 
 
-def _communication(report: ReportData, words: Words, links: Links) -> Content:
+def _communication(report: ReportData, words: Words, links: Links) -> Content | str:
     if not any(name.startswith("communication_") for name in report.cluster.steps.columns):
-        return nothing_to_show(words, "one_rank" if len(report.ranks) == 1 else "no_communication")
+        one = len(report.ranks) == 1
+        return words("reasons.one_rank" if one else "reasons.no_communication")
     caption, terms = words("sections.communication"), ("hidden", "exposed")
     blocks: list[Block] = [Chart("communication", caption, height=220, terms=terms)]
     groups = report.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
@@ -326,12 +332,12 @@ def typical_step(report: ReportData) -> int:
     return int(ordered[(len(ordered) - 1) // 2])
 
 
-def _memory(report: ReportData, words: Words, links: Links) -> Content:
+def _memory(report: ReportData, words: Words, links: Links) -> Content | str:
     memories = {
         rank: details.memory for rank, details in report.details.items() if details.memory.peaks
     }
     if not memories:
-        return nothing_to_show(words, "no_memory")
+        return words("reasons.no_memory")
     peaks = pl.DataFrame(
         [
             {
@@ -403,6 +409,7 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
         *(
             f"visualdl --logdir {shlex.quote(path)}    # {words('about.visualdl')}"
             for path in report.paths
+            if report.manifest or any(map(_FOR_VISUALDL.search, report.sources.values()))
         ),
     ]
     return words("about.timeline", ranks=words.ranks(report.details)), [
@@ -411,27 +418,26 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
     ]
 
 
-def _unread(report: ReportData, words: Words, links: Links) -> Content:
-    return "" if report.unread else words("about.unread"), [
-        Note(translated(message, words.language)) for message in report.unread
-    ]
+_FOR_VISUALDL = re.compile(r"_time_[^/]*\.paddle_trace\.(json|pb)\Z")
+"""Names of files that VisualDL opens in a directory that ppprof did not write."""
+
+
+def _unread(report: ReportData, words: Words, links: Links) -> Content | None:
+    notes = [Note(translated(message, words.language)) for message in report.unread]
+    return ("", notes) if notes else None
 
 
 Content = tuple[str, Sequence[Block]]
-"""The introduction below a heading, and the blocks of the section."""
+"""The introduction below a heading, and the blocks of the section. A builder returns a reason as
+text in its place if the run has nothing to show, and None if it does not concern the run."""
 
 
-def nothing_to_show(words: Words, reason: str) -> Content:
-    """Return the content of a section without data; ``reason`` is a key of the texts' ``reasons``."""
-    return words("page.nothing", reason=words(f"reasons.{reason}")), []
-
-
-def operators(report: ReportData, words: Words, links: Links) -> Content:
+def operators(report: ReportData, words: Words, links: Links) -> Content | str:
     """Return the table of operators: calls and times on the host and on the device."""
     clock = report.costs.clock
     table = report.costs.means("operators")
     if table.is_empty():
-        return nothing_to_show(words, "no_operators")
+        return words("reasons.no_operators")
     clocks = ["cpu", "gpu"] if clock == "gpu" else ["cpu"]
     for name in clocks:
         table = _with_shares(table, f"{name}_self_ns", f"{name}_share")
@@ -460,12 +466,12 @@ def operators(report: ReportData, words: Words, links: Links) -> Content:
     return words("about.operators"), [shown]
 
 
-def kernels(report: ReportData, words: Words, links: Links) -> Content:
+def kernels(report: ReportData, words: Words, links: Links) -> Content | str:
     """Return the table of kernels."""
     total = "gpu_total_ns"
     table = report.costs.means("kernels")
     if table.is_empty():
-        return nothing_to_show(words, "no_kernels")
+        return words("reasons.no_kernels")
     table = _with_shares(table, total, "share").sort(total, descending=True, maintain_order=True)
     columns = [
         Column(linked_name("kernel", links), term="name"),
@@ -492,11 +498,11 @@ def _with_shares(table: pl.DataFrame, column: str, name: str) -> pl.DataFrame:
     return table.with_columns((pl.col(column) / (table[column].sum() or 1)).alias(name))
 
 
-def efficiency(report: ReportData, words: Words, links: Links) -> Content:
+def efficiency(report: ReportData, words: Words, links: Links) -> Content | str:
     """Return the roofline and the table of operators by shape."""
     table = report.efficiency
     if table.is_empty():
-        return nothing_to_show(words, "no_shapes")
+        return words("reasons.no_shapes")
     name = linked_name("shape", links, lambda row: f"{row['name']} {row['shapes']}")
     known = [column for column in EFFICIENCY[1:] if table[str(column.source)].count()]
     columns = [replace(EFFICIENCY[0], source=name), *known]
@@ -506,22 +512,17 @@ def efficiency(report: ReportData, words: Words, links: Links) -> Content:
     return words("about.efficiency"), [chart, rows]
 
 
-def modules(report: ReportData, words: Words, links: Links) -> Content:
+def modules(report: ReportData, words: Words, links: Links) -> Content | str:
     """Return the tree of modules."""
     table = report.costs.module_means
     if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
-        return nothing_to_show(words, "no_modules")
+        return words("reasons.no_modules")
     return words("about.modules"), [
         Chart("modules", words("sections.modules"), "tree", 0, terms=MODULE_TERMS)
     ]
 
 
 _STEP = ("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", "reader_cost")
-
-_SHARES = (
-    *("computation", "exposed_communication", "data_loading", "bubble"),
-    *("host_bound", "queued", "rest"),
-)
 
 _USE = (
     *("gpu_utilization", "cpu_utilization", "peak_memory"),
@@ -532,22 +533,21 @@ _MODEL_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size"
 
 
 def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
-    """Return the headline (``title``), its link (``href``), ``verdict`` and ``identity``.
+    """Return ``title`` and ``second``, each a text and its link, and ``identity``.
 
-    The verdict is the change from the baseline, "" without a baseline. The identity is a list of
-    pairs: a name and a value.
+    The title is the change from the baseline, and the first finding comes second; without a
+    baseline, the finding is the title. The identity is a list of pairs: a name and a value.
     """
     first = report.findings[0] if report.findings else None
     is_slow = first is not None and first.severity != "minor"
-    verdict = "" if report.diff is None else verdict_text(report.diff, words)
-    has_changed = report.diff is not None and report.diff.change.verdict in ("faster", "slower")
-    title = advice.headline(report.findings, words.language, "first_alone")
-    if has_changed and not is_slow:
-        title, verdict = words("page.changed", verdict=verdict), title
+    href = link_of_finding(first, links) if first is not None and is_slow else ""
+    finding = (advice.headline(report.findings, words.language, "first_alone"), href)
+    changed = None
+    if report.diff is not None:
+        changed = (words("page.changed", verdict=verdict_text(report.diff, words)), "")
     return {
-        "title": title,
-        "href": link_of_finding(first, links) if first is not None and is_slow else "",
-        "verdict": verdict,
+        "title": changed or finding,
+        "second": finding if changed else None,
         "identity": list(_identity(report, words)),
     }
 
@@ -640,32 +640,61 @@ def _recorded(report: ReportData, words: Words) -> str:
 
 
 def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
-    """Return the run's key figures, each with the steps that it is of, and the shares of a step.
+    """Return what a step is on this page, the run's key figures, and the parts of a recorded step.
 
     Figures that are unknown or 0 are left out.
     """
     metrics = report.costs.metrics
-    measured = words(f"basis.{report.costs.step_times[1].replace(' ', '_')}")
     recorded = words("basis.recorded")
     has_memory = report.step_times["device_peak_bytes"].count() > 0
     memory = words("basis.all_steps") if has_memory else recorded
-    bases = {**dict.fromkeys(_STEP, measured), **dict.fromkeys(_USE[:2], recorded)}
+    details = {**dict.fromkeys((*_STEP, "device_memory"), ""), **dict.fromkeys(_USE[:2], recorded)}
+    step_time = metrics.get("step_time")
     tiles = []
     for metric in (*_STEP, *_USE):
         value = metrics.get(metric)
         if not isinstance(value, (int, float)) or not value:
             continue
         text = format_as(float(value), OVERVIEW_KINDS[METRICS[metric]])
-        detail = "" if metric == "device_memory" else bases.get(metric, memory)
-        step_time = metrics.get("step_time")
+        detail = details.get(metric, memory)
         if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
-            detail = f"{value / step_time - 1:+.1%} · {detail}"
+            detail = f"{value / step_time - 1:+.1%}"
         tiles.append(Tile(metric, text, detail))
+    basis = [Note(_basis(report, words, step_time))] if isinstance(step_time, float) else []
+    return [*basis, Tiles(tiles), *_step_parts(report, words)]
+
+
+def _basis(report: ReportData, words: Words, step_time: float) -> str:
+    """Return a sentence with each step time that the page uses, and the steps that it is of."""
+    times, basis = report.costs.step_times
+    num = times["step"].n_unique()
+    of = words(f"about.step_{basis.split()[0]}", num=num, ranks=words.ranks(report.ranks))
+    names = {format_time(step_time): of}
+    if recorded := _mean_recorded(report):
+        names.setdefault(format_time(recorded), words("about.step_in_window"))
+    for finding in report.findings[:1]:
+        if isinstance(step_ns := finding.facts.get("step_ns"), (int, float)):
+            of = advice.basis_of(finding, words.language)
+            names.setdefault(format_time(step_ns), words("about.step_of_finding", basis=of))
+    (first, *others) = names.items()
+    text = words("about.step", step=first[0], of=first[1])
+    return "".join([text, *(words("about.other_step", step=time, of=of) for time, of in others)])
+
+
+def _mean_recorded(report: ReportData) -> float | None:
+    mean = report.costs.steps.filter(pl.col("rest_ns").is_not_null())["step_ns"].mean()
+    return float(mean) if isinstance(mean, (int, float)) else None
+
+
+def _step_parts(report: ReportData, words: Words) -> list[Block]:
+    """Return the bar with the parts of a recorded step, which add up to it; empty if unknown."""
+    steps = report.costs.steps.filter(pl.col("rest_ns").is_not_null())
+    step_ns = _mean_recorded(report)
+    if not step_ns:
+        return []
     shares = []
-    for metric in _SHARES:
-        value = metrics.get(metric)
-        if isinstance(value, (int, float)) and value and report.step_ns:
-            shares.append(Share(metric, format_time(value), value / report.step_ns))
-    label = words("about.parts", step=format_time(report.step_ns))
-    bar = [Shares(label, [share for share in shares if format_ratio(share.ratio) != "0.0%"])]
-    return [Tiles(tiles), *(bar if shares else [])]
+    for part in PARTS:
+        time_ns = float(steps[part].sum()) / steps.height
+        if format_ratio(time_ns / step_ns) != "0.0%":
+            shares.append(Share(metric_of(part), format_time(time_ns), time_ns / step_ns))
+    return [Shares(words("about.parts", step=format_time(step_ns)), shares)]

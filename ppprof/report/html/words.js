@@ -3,21 +3,30 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const words = data.words;
 
-const say = (key, values = {}) =>
-  words.page[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+// The text of a key; {num:file|files} adds the noun that agrees with a number.
+const say = (key, values = {}) => words.page[key].replace(/\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g, (_, name, one, many) =>
+  many === undefined ? values[name] : `${values[name]} ${String(values[name]) === "1" ? one : many}`);
+const inFull = (number) => number.toLocaleString("en-US");
 const nameOf = (term) => words.terms[term][0];
 
+// Numbers have the text that ppprof.units gives them elsewhere on the page: three significant digits.
 function withUnit(value, units) {
   if (value === null || value === undefined) return "-";
-  const [unit, factor] = unitOf(Math.abs(value), units);
-  const scaled = value / factor;
-  const digits = Math.abs(scaled) >= 100 ? 0 : Math.abs(scaled) >= 10 ? 1 : 2;
-  return `${scaled.toFixed(digits)} ${unit}`;
+  const [unit, size] = unitOf(Math.abs(value), units);
+  return `${inDigits(value / size)} ${unit}`;
 }
-// The largest unit of [name, size] pairs that a value fills, else the smallest.
-const unitOf = (size, units) => units.find(([, least]) => size >= least) || units[units.length - 1];
-const BYTES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
-const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
+const inDigits = (number) =>
+  Math.abs(number) < 999.5 ? String(Number(number.toPrecision(3))) : Math.round(number).toLocaleString("en-US");
+// The largest unit of [name, size] pairs that a value fills when it is rounded, else the smallest.
+const unitOf = (value, units) => units.find(([, size]) => value >= 0.9995 * size) || units[units.length - 1];
+const BYTES = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
+const TIMES = [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]];
+const inTime = (ms) => withUnit(ms, TIMES);
+// The label of a tick, which may need more digits.
+function onAxis(ms) {
+  const [unit, size] = unitOf(Math.abs(ms), TIMES);
+  return ms ? `${Number((ms / size).toPrecision(6))} ${unit}` : "0";
+}
 const inBytes = (bytes) => withUnit(bytes, BYTES);
 
 const MOST_SHOWN = 2000; // letters of a tooltip: names can have millions
@@ -71,6 +80,22 @@ document.addEventListener("mouseout", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") tip.hide();
 });
+
+// Hue, saturation and lightness of each kind of event, on light and on dark ground.
+const KIND_COLOURS = {
+  step: [215, 18, 82, 40], forward: [208, 72, 76, 42], backward: [152, 42, 68, 36], optimization: [318, 46, 81, 45],
+  dataloader: [38, 92, 70, 42], span: [258, 55, 86, 50], operator: [183, 44, 75, 36], inner: [205, 16, 87, 33],
+  communication: [20, 88, 72, 47], runtime: [75, 34, 77, 36], kernel: [228, 72, 82, 52], copy: [50, 86, 66, 40],
+  python: [292, 26, 84, 41],
+};
+const DARK_SATURATION = 0.58; // of that on light ground
+
+// The colour of a kind of event or of a phase, the same in all charts; tones 0 to 3 tell neighbours apart.
+function shadeOf(kind, tone = 1, dark = false) {
+  const [hue, saturation, light, deep] = KIND_COLOURS[kind];
+  return `hsl(${hue + 5 * (tone - 1.5)} ${saturation * (dark ? DARK_SATURATION : 1)}% ${(dark ? deep : light) + 2.4 * (tone - 1.5)}%)`;
+}
+const phaseOf = (name) => (name.toLowerCase() in KIND_COLOURS ? name.toLowerCase() : null);
 
 // A number for a text, to choose a colour by.
 function hash(text) {

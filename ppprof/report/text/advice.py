@@ -21,7 +21,7 @@ from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.units import format_ratio, format_time, format_value, short_name
+from ppprof.units import Counted, format_ratio, format_time, format_value, short_name
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""
@@ -321,9 +321,15 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     )
 
 
+def basis_of(finding: Finding, language: str = "en") -> str:
+    """Return which steps a finding's step time is of, such as ``recorded, slowest rank``."""
+    return _facts(finding, read_catalogue(language)["words"]).get("basis", "")
+
+
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
     """Return the finding's facts as text; those that are words are translated."""
-    facts = {name: short_name(text) for name, text in format_facts(finding.facts).items()}
+    texts = format_facts(finding.facts)
+    facts: dict[str, str] = {name: Counted(short_name(text)) for name, text in texts.items()}
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
         if facts.get("step_of") == "slowest":
@@ -384,7 +390,7 @@ _PARENTHESES = re.compile(r" ?[(（][^()（）]*\{[^()（）]*[)）]")
 
 
 def _placeholders(text: str) -> set[str]:
-    return set(re.findall(r"\{(\w+)\}", text))
+    return set(re.findall(r"\{(\w+)[:}]", text))
 
 
 def _header(column: str, headers: Mapping[str, str]) -> str:

@@ -366,7 +366,7 @@ def test_a_wait_is_sized_by_the_steps_that_were_not_recorded(tmp_path):
     (found,) = findings(tmp_path, [loading(480)], step_lines=lines)
     assert (found.rule, found.severity, found.confidence) == ("input-bound", "moderate", "likely")
     assert (found.cost_ns, found.share) == (40 * US, 0.05)
-    assert found.facts["basis"] == "not recorded"
+    assert found.facts["basis"] == "outside the window"
     assert found.facts["recorded_loading_ns"] == 480 * US
     (row,) = found.evidence.rows(named=True)
     assert (row["loading_ns"], row["step_ns"]) == (40 * US, 800 * US)
@@ -467,7 +467,7 @@ def test_data_that_a_device_hides_cost_nothing(tmp_path):
     lines = waited(480 * US, 1000 * US)
     found = findings(tmp_path, **hidden_loading(lines, recorded_ns=480 * US))
     (reading,) = [finding for finding in found if finding.rule == "input-bound"]
-    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "not recorded")
+    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "outside the window")
 
 
 def test_data_of_a_device_without_a_recorded_reader_cost(tmp_path):

@@ -82,7 +82,7 @@ def test_an_evaluation_every_few_steps_is_found_in_the_steps_of_the_whole_run(tm
     path = run(tmp_path / "log", [made], step_lines=[lines])
     slow = by_rule(path)["slow-steps"]
     assert (slow.severity, slow.confidence, slow.facts["every"]) == ("major", "sure", 5)
-    assert slow.facts["basis"] == "not recorded"
+    assert slow.facts["basis"] == "outside the window"
     mean = (8 * 300 + 32 * 18) / 40
     assert slow.facts["step_ns"] == pytest.approx(mean * 1e6)
     assert slow.share == pytest.approx((mean - 18) / mean)

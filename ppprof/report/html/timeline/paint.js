@@ -6,15 +6,6 @@ const AXIS = 24;
 const MOST_EXACT = 220_000; // events drawn one by one; beyond, the thinned tracks are drawn
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'PingFang SC', 'Microsoft YaHei', sans-serif";
 
-// Hue, saturation and lightness of each kind, on light and on dark ground.
-const KIND_COLOURS = {
-  step: [215, 18, 82, 40], forward: [208, 72, 76, 42], backward: [152, 42, 68, 36], optimization: [318, 46, 81, 45],
-  dataloader: [38, 92, 70, 42], span: [258, 55, 86, 50], operator: [183, 44, 75, 36], inner: [205, 16, 87, 33],
-  communication: [20, 88, 72, 47], runtime: [75, 34, 77, 36], kernel: [228, 72, 82, 52], copy: [50, 86, 66, 40],
-  python: [292, 26, 84, 41],
-};
-const DARK_SATURATION = 0.58; // of that on light ground
-
 class TimelinePainter {
   constructor(timeline, head, body) {
     Object.assign(this, { timeline, head, body });
@@ -29,10 +20,7 @@ class TimelinePainter {
     const dark = document.documentElement.dataset.theme === "dark";
     this.ink = dark ? "#f1f4f8" : "#14181d";
     this.colours = Object.fromEntries(["back", "card", "text", "soft", "line", "accent"].map((name) => [name, colour(name)]));
-    this.shades = this.timeline.store.kinds.map((kind) => {
-      const [hue, saturation, light, deep] = KIND_COLOURS[kind];
-      return [0, 1, 2, 3].map((tone) => `hsl(${hue + 5 * (tone - 1.5)} ${saturation * (dark ? DARK_SATURATION : 1)}% ${(dark ? deep : light) + 2.4 * (tone - 1.5)}%)`);
-    });
+    this.shades = this.timeline.store.kinds.map((kind) => [0, 1, 2, 3].map((tone) => shadeOf(kind, tone, dark)));
     this.scale = devicePixelRatio || 1;
     for (const canvas of [this.head, this.body]) {
       canvas.width = Math.round(canvas.clientWidth * this.scale);
@@ -279,7 +267,7 @@ class TimelinePainter {
     } else if (line.track && line.height >= 2 * ROW_HEIGHT) {
       const num = line.track.chunks.reduce((sum, chunk) => sum + chunk.num, 0);
       pen.fillStyle = this.colours.soft;
-      pen.fillText(shortened(pen, say("timeline_events", { num: num.toLocaleString() }), room), indent, shown + ROW_HEIGHT * 1.5);
+      pen.fillText(shortened(pen, say("timeline_events", { num: inFull(num) }), room), indent, shown + ROW_HEIGHT * 1.5);
     }
   }
 

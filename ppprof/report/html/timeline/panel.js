@@ -96,7 +96,7 @@ class TimelinePanel {
       const row = body.insertRow();
       const name = make("td", { title: title ?? text }, text);
       name.prepend(this.swatch(kind));
-      row.append(name, ...[timeText(time), `${(100 * time / length).toFixed(1)}%`, count.toLocaleString()]
+      row.append(name, ...[timeText(time), `${(100 * time / length).toFixed(1)}%`, inFull(count)]
         .map((shown) => make("td", { class: "number" }, shown)));
       row.dataset.ns = time;
       row.dataset.num = count;
@@ -153,9 +153,9 @@ function factsOf(event, store, around, memory, started) {
     ["shapes", all("shapes")],
     ["dtype", all("dtypes") ?? all("dtype")],
     ["attributes", all("attributes")],
-    ["flops", work === null ? null : `${work.toLocaleString()}${busy && !started.more ? ` · ${(work / busy / 1e3).toPrecision(3)} TFLOP/s` : ""}`],
+    ["flops", work === null ? null : `${inFull(work)}${busy && !started.more ? ` · ${(work / busy / 1e3).toPrecision(3)} TFLOP/s` : ""}`],
     ["moved", all("moved_bytes", inBytes)],
-    ["bytes", all("bytes", (bytes) => `${inBytes(bytes)} (${bytes.toLocaleString()} B)`)],
+    ["bytes", all("bytes", (bytes) => `${inBytes(bytes)} (${inFull(bytes)} B)`)],
     ["axis", all("axis")],
     ["peers", all("peers")],
     ["micro_batch", event.of("micro_batch") === null ? null
@@ -206,7 +206,7 @@ function keyHelp() {
 // What the page leaves out of the tracks.
 function notesOf({ ranks }) {
   const total = (key) => ranks.reduce((sum, rank) => sum + rank[key], 0);
-  const note = (key, num, values) => (num ? [make("p", { class: "tl-note" }, say(key, { num: num.toLocaleString(), ...values }))] : []);
+  const note = (key, num, values) => (num ? [make("p", { class: "tl-note" }, say(key, { num: inFull(num), ...values }))] : []);
   const time = timeText(Math.max(...ranks.map((rank) => rank.left_out_below)));
   return [...note("timeline_left_out", total("left_out"), { time }), ...note("timeline_elsewhere", total("elsewhere"), {})];
 }

@@ -114,9 +114,9 @@ class Timeline {
     }));
   }
 
-  // Another theme: the same state in other colours.
+  // Another theme or width: the same state in other colours.
   repaint() {
-    this.painter.refresh();
+    this.resize();
     this.painter.paint(); // at once: a printer waits for no frame
     [...this.legend.children].forEach((button, at) => {
       button.firstChild.style.background = this.painter.shades[this.legendKinds[at]][1];
@@ -327,8 +327,16 @@ class Timeline {
     if (this.selected !== event) return;
     const links = { launch, started: started.events, more: started.more, forward, peers };
     this.panel.show(event, factsOf(event, this.store, around, memory, started), links);
+    this.uncover(event);
     this.arrows = [...arrowsOf(event, links), ...arrowsOfCall(event, calleeOf(this.store, event))];
     this.painter.request();
+  }
+
+  // Scroll the page so that the panel, at the bottom of the window, does not cover the event.
+  uncover(event) {
+    const top = this.body.getBoundingClientRect().top + this.stack.topOf(event.track, event.depth) - this.scroller.scrollTop;
+    const covered = top + 2 * ROW_HEIGHT - this.panelBox.getBoundingClientRect().top;
+    if (covered > 0) window.scrollBy({ top: covered, behavior: "instant" });
   }
 
   clearSelection() {
@@ -417,7 +425,7 @@ class Timeline {
       rank.signatures.num.forEach((count, sig) => { num += mask[sig] * count; });
     }
     this.numFound = num;
-    this.found.textContent = wanted ? say("timeline_matches", { num: num.toLocaleString() }) : "";
+    this.found.textContent = wanted ? say("timeline_matches", { num: inFull(num) }) : "";
     if (writes) this.address.write();
     this.painter.request();
     if (wanted && num) this.hits = this.collectHits(this.masks);
@@ -447,7 +455,7 @@ class Timeline {
       if (way < 0) next -= 1;
     }
     next = (next + hits.length) % hits.length;
-    this.found.textContent = say("timeline_match", { at: (next + 1).toLocaleString(), num: this.numFound.toLocaleString() });
+    this.found.textContent = say("timeline_match", { at: inFull(next + 1), num: inFull(this.numFound) });
     await this.select(await eventAt(this.store, hits[next]), { jumps: true });
   }
 

@@ -1,0 +1,325 @@
+"""Numbers of the page: each has one text wherever it stands, fits its place, and prints."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ppprof.analysis.report_data.report import ReportData
+from ppprof.report.html.blocks import Shares, Words
+from ppprof.report.html.links import Links
+from ppprof.report.html.sections import head, key_figures
+from ppprof.run.report import collect_report_data
+from ppprof.run.run import open as open_run
+from ppprof.units import Counted, format_bytes, format_time
+from tests.fixtures.timeline_view import View
+from tests.jobs.planted import COMMITTED
+from tests.report.runs_and_pages import in_browser, page_of, timer_only
+
+KINETO = Path(__file__).parents[1] / "fixtures/kineto"
+PAPER = 182 / 25.4 * 96
+"""Width of A4 without the page's margins, in CSS pixels."""
+
+TEXTS = """chart => echarts.getInstanceByDom(document.querySelector(
+        `figure[data-chart="${chart}"] .drawing`)).getZr().storage.getDisplayList()
+    .filter(item => item.style.text && !item.ignore && !item.invisible).map(item => {
+        const shape = item.getBoundingRect().clone();
+        shape.applyTransform(item.getComputedTransform() || [1, 0, 0, 1, 0, 0]);
+        return [String(item.style.text), shape.x, shape.y, shape.width, shape.height];
+    })"""
+"""A script that returns each text of a chart with its box: x, y, width, height."""
+
+
+def many_steps(folder: Path) -> Path:
+    """The times of 36 steps of four ranks above 2 s, without traces; one step is a little longer."""
+    path = timer_only(folder)
+    for rank in range(4):
+        lines = [
+            json.dumps(
+                {
+                    **{"step": step, "window": None, "reader_cost_ns": 1_000_000},
+                    "batch_cost_ns": 2_123_077_474 + (step == 9) * 1_234_567,
+                }
+            )
+            for step in range(36)
+        ]
+        (path / "steps" / f"rank_{rank:05d}.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def mixed(folder: Path) -> Path:
+    """Traces of torch, of ranks with and without a GPU."""
+    folder.mkdir()
+    for path in [*KINETO.glob("*.json"), *KINETO.glob("*.json.gz")]:
+        if "key_averages" not in path.name:
+            shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(pages, folder):
+    return {
+        **pages,
+        "long": page_of(folder, "long", many_steps(folder / "long")),
+        "mixed": page_of(folder, "mixed", mixed(folder / "mixed")),
+        "healthy": page_of(folder, "healthy", COMMITTED / "nothing"),
+    }
+
+
+@pytest.fixture(scope="module", params=["mixed", "nothing", "eight_ranks", "slow_rank_of_two"])
+def report(request, tmp_path_factory) -> ReportData:
+    path = COMMITTED / request.param
+    if request.param == "mixed":
+        path = mixed(tmp_path_factory.mktemp("torch") / "mixed")
+    return collect_report_data(open_run(path))
+
+
+def shown_steps(text: str) -> set[str]:
+    """The step times that a title, finding or label names."""
+    return set(re.findall(r"(?:of a|step of) ([\d.,]+ \w+)(?: step)?", text))
+
+
+def test_parts_of_a_step_add_up(report):
+    """Also where only some ranks know a part: they are means over the same ranks and steps."""
+    bars = [
+        block for block in key_figures(report, Words.in_language("en")) if isinstance(block, Shares)
+    ]
+    for bar in bars:
+        assert sum(share.ratio for share in bar.shares) == pytest.approx(1, abs=0.004)
+        assert all(0 <= share.ratio <= 1 for share in bar.shares)
+    assert len(bars) == 1
+
+
+def test_each_step_time_is_named_at_the_top(report):
+    """The title, the card and the bar name step times; the first sentence says what each is."""
+    words = Words.in_language("en")
+    basis, tiles, bar = key_figures(report, words)
+    named = set(re.findall(r"(?:^A step takes|(?<=\.)) ([\d.,]+ \w+):", basis.text))
+    card = next(tile.text for tile in tiles.tiles if tile.term == "step_time")
+    title = head(report, words, Links(report))["title"][0]
+    assert basis.text.startswith(f"A step takes {card}: ")
+    assert shown_steps(title) | shown_steps(bar.label) | {card} == named
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_numbers_agree_with_their_nouns(language):
+    """No text of the page puts a plural after a number that can be 1."""
+    source = files("ppprof.report").joinpath(f"texts/{language}.yaml").read_text("utf-8")
+    _, page = yaml.safe_load_all(source)
+    texts = {
+        f"{group}.{name}": text
+        for group, names in page.items()
+        for name, text in names.items()
+        if isinstance(text, str) and "{" in text
+    }
+    wrong = [name for name, text in texts.items() if re.search(r"\{num\w*\} [a-z]", text)]
+    assert wrong == []
+    words = Words.in_language(language)
+    ones = [
+        words(f"page.{key}", **dict.fromkeys(("num", "shown", "all", "version"), 1))
+        for key in ("rows_of", "made_by", "left_out", "copied")
+    ]
+    assert [text for text in ones if re.search(r"\b1 \w+s\b", text)] == []
+
+
+def test_a_noun_after_an_unknown_number_is_a_plural():
+    assert "{n:row|rows}".format(n=Counted("-")) == "- rows"
+
+
+class TestInChromium:
+    pytestmark = in_browser
+
+    def test_scripts_write_numbers_as_python_does(self, opened):
+        page = opened("healthy").page
+        rng = random.Random(0)
+        values = [0, 1, 999, 999.4, 999.6, 1023, 1024, 999_499, 999_500, 999_949, 1e12]
+        values += [rng.uniform(0, 10) * 10 ** rng.randint(0, 12) for _ in range(2000)]
+        for script, ours, scale in (("inTime", format_time, 1e6), ("inBytes", format_bytes, 1)):
+            theirs = page.evaluate(
+                f"([values, scale]) => values.map(value => {script}(value / scale))",
+                [values, scale],
+            )
+            differ = [
+                (value, text, ours(value))
+                for value, text in zip(values, theirs)
+                if text != ours(value)
+            ]
+            # Half of a last digit is rounded up or down: the two divide in another order.
+            assert len(differ) < 4, differ
+
+    @pytest.mark.parametrize("name", ["long", "gpu", "eight", "run"])
+    def test_ticks_are_short(self, opened, name):
+        found = opened(name)
+        found.draw_all()
+        charts = found.page.eval_on_selector_all(
+            'figure[data-drawn-by="chart"], figure[data-drawn-by="memory"]',
+            "all => all.map(at => at.dataset.chart)",
+        )
+        times = []
+        for chart in set(charts) - {"roofline"}:
+            texts = [text for text, *_ in found.page.evaluate(TEXTS, chart)]
+            times += [text for text in texts if re.search(r"\d (s|ms|us|ns)$", text)]
+            assert [text for text in texts if re.fullmatch(r"[\d,]+\.\d{4,}", text)] == []
+        assert times
+        assert all(len(text) <= 10 for text in times), times
+
+    @pytest.mark.parametrize("width", [390, 1440])
+    @pytest.mark.parametrize("name", ["long", "timer", "eight", "healthy"])
+    def test_numbers_in_cells_do_not_overlap(self, opened, name, width):
+        found = opened(name, viewport={"width": width, "height": 900})
+        found.draw_all()
+        boxes = found.page.evaluate(TEXTS, "heat")
+        cells = [box for box in boxes if re.fullmatch(r"[\d.,]+", box[0])]
+        assert cells
+        for at, (_, x, y, wide, high) in enumerate(cells):
+            for _, left, top, width_of_other, height in cells[at + 1 :]:
+                apart = (
+                    x + wide <= left
+                    or left + width_of_other <= x
+                    or y + high <= top
+                    or top + height <= y
+                )
+                assert apart
+
+    def test_equal_cells_have_equal_colours(self, opened):
+        """Steps that differ by 0.06% look alike; the scale ends where a difference matters."""
+        found = opened("long")
+        found.draw_all()
+        low, high = found.page.evaluate(
+            """() => {
+                const heat = echarts.getInstanceByDom(document.querySelector('[data-chart="heat"] .drawing'));
+                return heat.getModel().getComponent("visualMap").getExtent();
+            }"""
+        )
+        assert high >= 1.2 * low
+
+    @pytest.mark.parametrize("name", ["eight", "timer", "layer", "gpu"])
+    def test_a_print_fits_the_paper(self, opened, name):
+        page = opened(name, viewport={"width": 1440, "height": 900}).page
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        wide = page.evaluate(
+            """paper => [...document.querySelectorAll("canvas, table, pre, .bar")]
+                .filter(at => at.offsetParent).map(at => [at.className, at.getBoundingClientRect()])
+                .filter(([, box]) => box.left < -1 || box.right > paper + 2)
+                .map(([name, box]) => [name, box.left, box.right])""",
+            PAPER,
+        )
+        assert wide == []
+        # One canvas for each chart: of several, Chromium prints only the last.
+        assert page.evaluate(
+            """[...document.querySelectorAll("figure.chart .drawing:has(> .printed)")].every(
+                at => [...at.querySelectorAll("canvas")].filter(one => one.offsetParent).length === 1)"""
+        )
+
+    def test_a_print_has_the_cells_of_the_heat_map(self, opened):
+        page = opened("eight").page
+        page.emulate_media(media="print")
+        inks = page.evaluate(
+            """() => {
+                dispatchEvent(new Event("beforeprint"));
+                const canvas = document.querySelector('[data-chart="heat"] .printed');
+                const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+                let cells = 0;
+                for (let i = 0; i < data.length; i += 4) cells += data[i + 2] - data[i] > 20;
+                return cells / (data.length / 4);
+            }"""
+        )
+        assert inks > 0.2
+
+    def test_a_phase_has_one_colour(self, opened):
+        found = opened("eight", color_scheme="light")
+        found.draw_all()
+        View(found)
+        colours = found.page.evaluate(
+            """() => {
+                const bar = echarts.getInstanceByDom(document.querySelector('[data-chart="phases"] .drawing'));
+                const bars = bar.getOption();
+                const at = bars.yAxis[0].data.indexOf("Backward");
+                const paint = text => { // any notation of a colour, as red, green and blue
+                    const pen = document.createElement("canvas").getContext("2d");
+                    pen.fillStyle = text;
+                    pen.fillRect(0, 0, 1, 1);
+                    return [...pen.getImageData(0, 0, 1, 1).data].join();
+                };
+                const lanes = document.querySelector('[data-chart="pipeline"]').lanes.model.spans.flat();
+                const module = [...document.querySelectorAll('[data-chart="modules"] .module')].find(
+                    one => one.textContent === "backward");
+                const legend = [...document.querySelectorAll(".tl-legend button")].find(
+                    one => one.textContent === "Backward");
+                return [bars.series[0].data[at].itemStyle.color,
+                    lanes.find(span => span.text.startsWith("B") && span.text.length < 4).fill,
+                    module?.style.background,
+                    legend.firstChild.style.background].filter(Boolean).map(paint);
+            }"""
+        )
+        assert len(colours) >= 3
+        assert len(set(colours)) == 1
+
+    def test_details_of_a_span_are_in_the_window(self, opened):
+        """With the tracks of eight ranks unfolded, which are taller than the window."""
+        found = opened("eight", viewport={"width": 1440, "height": 900})
+        view = View(found)
+        view.figure.get_by_role("button", name="Unfold all ranks").click()
+        view.settle()
+        for row in (40, 900):
+            view.click(0, row)
+            view.page.wait_for_selector(".tl-name")
+            top, bottom, spot = view.page.evaluate(
+                """() => {
+                    const t = document.querySelector('figure[data-chart="timeline"]').timeline;
+                    const panel = t.panelBox.getBoundingClientRect();
+                    const { track, depth } = t.selected;
+                    const y = t.body.getBoundingClientRect().top + t.stack.topOf(track, depth) - t.scroller.scrollTop;
+                    return [panel.top, panel.bottom, y];
+                }"""
+            )
+            assert 0 < top < bottom <= 900
+            assert 0 < spot < top  # the span itself is not behind its details
+
+    def test_a_comparison_leads_with_its_verdict(self, opened):
+        page = opened("layer", viewport={"width": 1440, "height": 900}).page
+        assert page.locator("h1").inner_text().startswith("Step time: slower, +")
+        assert page.locator("main h2").first.inner_text() == "Change from the baseline"
+        assert page.locator("#change tbody tr").first.bounding_box()["y"] < 900
+
+    @pytest.mark.parametrize("name", ["healthy", "timer", "eight", "gpu", "mixed"])
+    def test_a_section_without_content_is_gone(self, opened, name):
+        found = opened(name)
+        keys = found.page.eval_on_selector_all("main > section", "all => all.map(at => at.id)")
+        empty = [
+            key
+            for key in keys
+            if found.page.locator(f"#{key}").locator("table, figure, dl, article").count() == 0
+        ]
+        assert set(empty) <= {"findings", "unread"}  # these are sentences
+        assert "Nothing to show" not in found.page.locator("body").inner_text()
+        links = found.page.eval_on_selector_all(
+            "nav a", "all => all.map(at => at.getAttribute('href').slice(1))"
+        )
+        assert links == [key for key in keys if key != "headline"]
+
+    def test_reasons_for_missing_sections_stand_at_the_end(self, opened):
+        text = opened("healthy").page.locator("footer").inner_text()
+        assert "Communication (the run has one rank)" in text
+        assert "Memory (no allocation was recorded (`Profiler.profile_memory`))" in text
+
+    @pytest.mark.parametrize(("name", "proposes"), [("mixed", False), ("eight", True)])
+    def test_visualdl_is_proposed_for_its_own_files(self, opened, name, proposes):
+        commands = opened(name).page.locator("#timeline pre").all_inner_texts()
+        assert any("ppprof merge" in command for command in commands)
+        assert any("visualdl" in command for command in commands) == proposes
+
+    def test_memory_of_a_cpu_is_no_memory_of_a_device_in_chinese(self, opened):
+        page = opened("zh").page
+        shown = page.locator("#headline").inner_text() + " ".join(
+            page.locator("h2, figcaption, th").all_inner_texts()
+        )
+        assert "显存" not in shown
