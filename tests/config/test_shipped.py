@@ -13,7 +13,6 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "gpt"
 FITS = {
     "pretrain_gpt_base": (1, 2, 8),
     "pretrain_gpt_tiny_cpu": (1,),
-    "pretrain_gpt_tiny_cpu_slow_storage": (1,),
     "pretrain_gpt_tiny_cpu_dp2": (2,),
     "pretrain_gpt_tiny_cpu_dp2_mp2_pp2": (8,),
     "pretrain_gpt_345M_single_card": (1,),
@@ -23,7 +22,6 @@ FITS = {
 }
 MISFITS = {
     "pretrain_gpt_tiny_cpu": (2,),
-    "pretrain_gpt_tiny_cpu_slow_storage": (2,),
     "pretrain_gpt_tiny_cpu_dp2": (1, 4),
     "pretrain_gpt_tiny_cpu_dp2_mp2_pp2": (2, 4, 16),
     "pretrain_gpt_345M_single_card": (2, 8),
