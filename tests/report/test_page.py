@@ -317,7 +317,7 @@ class TestInChromium:
         titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
         assert titles == [
             *("Change from the baseline", "What to do"),
-            *words("Steps Ranks Communication Pipeline Modules Timeline Definitions"),
+            *words("Steps Ranks Communication Pipeline Modules Operators Timeline Definitions"),
         ]
 
     def test_a_click_on_a_header_sorts(self, opened):
@@ -411,7 +411,7 @@ class TestInChromium:
         found.draw_all()
         canvas = found.page.locator('figure[data-chart="pipeline"] canvas')
         canvas.hover(position={"x": 160, "y": 24 + 9})
-        assert found.page.locator("#tip").inner_text() == "F0\nForward · 36.0 ms"
+        assert found.page.locator("#tip").inner_text() == "F0\nForward · 36 ms"
 
     def test_ranks_are_grouped_by_an_axis(self, opened):
         found = opened("run")

@@ -48,7 +48,8 @@ def place(url):
 @pytest.mark.parametrize(
     ("name", "selector"),
     [
-        ("layer", "h1 a"),
+        ("layer", ".second a"),
+        ("eight", "h1 a"),
         ("layer", ".finding .see a"),
         ("eight", "#communication tbody a"),
         ("eight", "#ranks tbody a"),
@@ -262,7 +263,7 @@ def test_a_table_is_copied(opened):
     table = page.locator('figure[data-table="kernels"]')
     table.get_by_role("button", name="Copy").click()
     page.wait_for_function(
-        "() => document.querySelector('[data-table=kernels] .said').textContent === 'Copied rows: 2'"
+        "() => document.querySelector('[data-table=kernels] .said').textContent === '2 rows copied'"
     )
     lines = page.evaluate("navigator.clipboard.readText()").splitlines()
     assert lines[0].split("\t")[:2] == ["Name", "Calls"]
