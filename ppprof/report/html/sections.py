@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.run_costs import PARTS, metric_of
+from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
@@ -693,7 +693,7 @@ def _step_parts(report: ReportData, words: Words) -> list[Block]:
     if not step_ns:
         return []
     shares = []
-    for part in PARTS:
+    for part in PARTS_NS:
         time_ns = float(steps[part].sum()) / steps.height
         if format_ratio(time_ns / step_ns) != "0.0%":
             shares.append(Share(metric_of(part), format_time(time_ns), time_ns / step_ns))
