@@ -178,8 +178,8 @@ class TestInChromium:
         boxes = found.page.evaluate(TEXTS, "heat")
         cells = [box for box in boxes if re.fullmatch(r"[\d.,]+", box[0])]
         assert cells
-        for at, (_, x, y, wide, high) in enumerate(cells):
-            for _, left, top, width_of_other, height in cells[at + 1 :]:
+        for index, (_, x, y, wide, high) in enumerate(cells):
+            for _, left, top, width_of_other, height in cells[index + 1 :]:
                 apart = (
                     x + wide <= left
                     or left + width_of_other <= x

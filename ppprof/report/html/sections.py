@@ -678,7 +678,9 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
             names.setdefault(format_time(step_ns), words("about.step_of_finding", basis=of))
     (first, *others) = names.items()
     text = words("about.step", step=first[0], of=first[1])
-    return "".join([text, *(words("about.other_step", step=time, of=of) for time, of in others)])
+    return "".join(
+        [text, *(words("about.other_step", step=time, of=steps) for time, steps in others)]
+    )
 
 
 def _mean_recorded(report: ReportData) -> float | None:
