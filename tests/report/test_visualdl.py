@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ppprof import rundir
 from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import Thread, span, write
 
 pytestmark = [pytest.mark.all, pytest.mark.visualdl, pytest.mark.paddle]
@@ -219,3 +221,27 @@ def test_visualdl_opens_files_with_any_name(tmp_path):
         )["events"]
     assert len(rows) == len(operators)
     assert set(gpu_traces.ODD_NAMES[:3]) <= {row["name"] for row in rows}
+
+
+def test_segments_of_a_window_are_spans(tmp_path, cli):
+    run = make_run(tmp_path / "log", {0: 1})
+    steps = [3]
+    for number in range(1, 4):
+        name = dataclasses.replace(trace_name(0), segment=number)
+        threads = gpu_traces.training(num_steps=number, first_step=10 * number)
+        write(run / name.raw, *threads, span_index=number)
+        steps.append(number)
+    cli("finish", run)
+    worker = trace_name(0).stem.partition("_time_")[0]
+    with visualdl_server.serve(run) as server:
+        shown = visualdl_server.check_run(server, run, [worker], visualdl_server.GPU_VIEWS)
+        spans = sorted(shown.spans(worker), key=int)
+        calls = [
+            by_name(
+                shown.get("overview/model_perspective", worker=worker, span=span, time_unit="ms")[
+                    "cpu"
+                ]
+            )["ProfileStep"]["calls"]
+            for span in spans
+        ]
+    assert calls == steps
