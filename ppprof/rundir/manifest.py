@@ -16,7 +16,7 @@ from ppprof.paths import PathLike, store_errors_as_oserror, to_path
 from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of manifest and layout. Increases when older readers would misread a run directory."""
 
 MANIFEST = "manifest.json"

@@ -112,21 +112,22 @@ def test_the_schema_names_every_property_that_is_written() -> None:
 def test_the_page_names_every_schema_and_the_version() -> None:
     page = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
     assert [kind for kind in SCHEMA["$defs"] if f"| `{kind}` |" not in page] == []
-    assert f"both are {SCHEMA_VERSION}." in page
-    assert summaries.SCHEMA_VERSION == SCHEMA_VERSION
+    assert f"The layout has version {SCHEMA_VERSION}," in page
+    assert f"Tables have version {summaries.SCHEMA_VERSION}." in page
 
 
 def test_a_newer_version_is_refused_and_a_new_property_is_not(tmp_path: Path) -> None:
     manifest = json.loads((RUNS[0] / "manifest.json").read_text(encoding="utf-8"))
     tables = {"rank": 0, "window": 0, "tables": {}}
-    for name, value, read in (
-        ("manifest.json", manifest, lambda path: read_manifest(path.parent)),
-        ("rank_00000_w0.json", tables, summaries.read_document),
+    for name, value, read, version in (
+        ("manifest.json", manifest, lambda path: read_manifest(path.parent), SCHEMA_VERSION),
+        ("rank_00000_w0.json", tables, summaries.read_document, summaries.SCHEMA_VERSION),
     ):
         path = tmp_path / name
-        path.write_text(json.dumps({**value, "schema_version": SCHEMA_VERSION, "new": 1}))
-        assert read(path)
-        path.write_text(json.dumps({**value, "schema_version": SCHEMA_VERSION + 1}))
+        for readable in range(1, version + 1):
+            path.write_text(json.dumps({**value, "schema_version": readable, "new": 1}))
+            assert read(path)
+        path.write_text(json.dumps({**value, "schema_version": version + 1}))
         with pytest.raises(InputError, match="newer than this ppprof"):
             read(path)
 
