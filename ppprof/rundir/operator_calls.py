@@ -1,12 +1,15 @@
 r"""What operators were called with in a window: a file beside the raw capture.
 
-The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python::
+The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python, and
+then as many for each call of a layer, whose signature is -2::
 
     {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {},
                      "File \"train.py\", line 3, in log"]],
      "dtypes": ["float32", "bfloat16"],
-     "backwards": [[7, [["MatmulGradNode", 3, 2], ["GradNodeAccumulation", -1, 0]]]]}
+     "backwards": [[7, [["MatmulGradNode", 3, 2], ["GradNodeAccumulation", -1, 0]]]],
+     "layers": ["", "blocks.0", "blocks.0.mlp"]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
+    thread id | start_ns | end_ns | -2                         | row of the layer
 
 A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
 in which Paddle runs them, each with the call that created it.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Union
 
 import msgspec
@@ -30,6 +33,7 @@ _MOST_BYTES, _MOST_TEXT_BYTES, _MOST_BACKWARDS = 256 << 20, 32 << 20, 10_000
 _MOST_NODES, _MOST_GRADIENTS = 200_000, 100_000
 """Limits of all nodes, and of the gradients of one."""
 _COLUMNS = 5
+_LAYER = -2
 RUN_BACKWARD = "run_backward"
 """Name of the function that computes gradients."""
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
@@ -77,6 +81,7 @@ class _Header(msgspec.Struct):
     signatures: list[Signature]
     dtypes: list[str]
     backwards: list[Backward] = []
+    layers: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,12 @@ class OperatorCalls:
     """One row per call, columns as in the file; sorted by thread, then start."""
     backwards: Sequence[Backward] = ()
     """The calls of the window's first step that computed gradients, where that is known."""
+    layers: Sequence[str] = ()
+    """Names of layers: the attributes that lead to them from the outermost layer that calls them,
+    ``blocks.0.mlp``; empty for the outermost one."""
+    layer_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    """One row per call of a layer: thread id, start_ns, end_ns, and row of the layer; sorted by thread,
+    then start."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -98,8 +109,12 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    header = msgspec.json.encode(_Header(calls.signatures, calls.dtypes, list(calls.backwards)))
-    file.write(b"\n".join([header, calls.calls.astype("<i8").tobytes()]))
+    header = msgspec.json.encode(
+        _Header(calls.signatures, calls.dtypes, list(calls.backwards), list(calls.layers))
+    )
+    layers = np.insert(calls.layer_calls, 3, _LAYER, axis=1)
+    numbers = np.concatenate([calls.calls, layers]).astype("<i8")
+    file.write(b"\n".join([header, numbers.tobytes()]))
 
 
 def read_operator_calls(file: RunFile) -> OperatorCalls:
@@ -119,19 +134,28 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     if len(header.backwards) > _MOST_BACKWARDS:
         raise ValueError(f"{len(header.backwards)} backward passes in one step")
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
+    is_layer = calls[:, 3] == _LAYER
+    layer_calls, calls = np.delete(calls[is_layer], 3, axis=1), calls[~is_layer]
     names = [signature.name for signature in header.signatures]
     if not all(_NAME.fullmatch(name) for name in (*names, *header.dtypes)):
         raise ValueError("a name that no operator has")
     for column, rows in ((3, header.signatures), (4, header.dtypes)):
         if len(calls) and not -1 <= calls[:, column].min() <= calls[:, column].max() < len(rows):
             raise ValueError("a row that does not exist")
+    if len(layer_calls) and not 0 <= layer_calls[:, 3].min() <= layer_calls[:, 3].max() < len(
+        header.layers
+    ):
+        raise ValueError("a layer that does not exist")
     if not all(map(_is_consistent, header.signatures)):
         raise ValueError("shapes without dtypes")
     order = np.lexsort((calls[:, 1], calls[:, 0]))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
     backwards = [_moved(backward, position) for backward in header.backwards]
-    return OperatorCalls(header.signatures, header.dtypes, calls[order], backwards)
+    layer_calls = layer_calls[np.lexsort((layer_calls[:, 1], layer_calls[:, 0]))]
+    return OperatorCalls(
+        header.signatures, header.dtypes, calls[order], backwards, header.layers, layer_calls
+    )
 
 
 def _moved(backward: Backward, position: Int64) -> Backward:

@@ -35,7 +35,7 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
-from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
+from ppprof.trace.operator_inputs import LAYER, NUM_GRADIENTS, operator_of_gradient
 
 _SUFFIX = " dygraph"
 _METHODS = {
@@ -72,6 +72,7 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     Returns:
         The same rows. An operator without a call keeps its values, usually null.
     """
+    events = _with_names_of_layers(events, recorded)
     operators = events.select("category", "name", "thread", "start_ns", "dur_ns").with_row_index(
         "row"
     )
@@ -118,6 +119,23 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
             for name in _INPUTS
         ),
     )
+
+
+def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
+    """Return the events with the names of layers in the attributes of their Forward events."""
+    if not len(recorded.layer_calls):
+        return events
+    forwards = events.select("category", "thread", "start_ns", "dur_ns").with_row_index("row")
+    forwards = forwards.filter(pl.col("category") == "Forward")
+    forwards = forwards.with_columns(call=pl.Series(_calls_around(forwards, recorded.layer_calls)))
+    # Other events in a call are those of layers without a name, and of the training's own spans.
+    is_own = pl.col("start_ns") == pl.col("start_ns").min().over("call")
+    forwards = forwards.filter((pl.col("call") >= 0) & is_own)
+    texts = [_text({LAYER: name}) for name in recorded.layers]
+    layer = recorded.layer_calls[forwards["call"].to_numpy(), 3]
+    attributes = events["attributes"].cast(pl.String)
+    attributes = attributes.scatter(forwards["row"], [texts[row] for row in layer])
+    return events.with_columns(attributes.cast(pl.Categorical))
 
 
 def _with_gradients(gradients: pl.DataFrame) -> pl.Series:

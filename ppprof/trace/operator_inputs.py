@@ -29,6 +29,10 @@ INPUT_KEYS = {
 """Column of `ppprof.trace.schema.EVENTS` -> key in the ``args`` of Paddle's JSON."""
 
 
+LAYER = "layer"
+"""The attribute of a layer's Forward event that says which layer it is: ``blocks.0.mlp``, the names from
+the outermost layer on, which has none."""
+
 NUM_GRADIENTS = "gradients"
 """The attribute of a gradient that says for how many inputs of its operator it is computed."""
 
@@ -48,6 +52,19 @@ def operator_of_gradient(name: str) -> str | None:
     """
     match = _GRADIENT.fullmatch(name)
     return re.sub(r"(?<!^)(?<![_A-Z])(?=[A-Z])", "_", match[2]).lower() if match else None
+
+
+def name_of_layer(attributes: str) -> str | None:
+    """Return the attribute `LAYER` of the attributes of an event; None without it.
+
+    >>> name_of_layer('{"layer":"blocks.0.mlp"}'), name_of_layer('{"axis":-1}')
+    ('blocks.0.mlp', None)
+    """
+    try:
+        name = msgspec.json.decode(attributes, type=dict[str, Any]).get(LAYER)
+    except msgspec.DecodeError:  # of another program
+        return None
+    return name if isinstance(name, str) else None
 
 
 def shapes_as_shown(shapes: str) -> str:

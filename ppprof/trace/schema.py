@@ -127,7 +127,10 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
         "shapes of an operator's inputs, see `ppprof.trace.operator_inputs`; null if not recorded",
     ),
     "dtypes": (pl.Categorical(), "their element types, likewise"),
-    "attributes": (pl.Categorical(), "an operator's arguments that are no tensors, likewise"),
+    "attributes": (
+        pl.Categorical(),
+        "an operator's arguments that are no tensors, likewise; of a layer its name in the model",
+    ),
     "callstack": (
         pl.Categorical(),
         "lines of source that called an operator, of a gradient those of its operator; null likewise",

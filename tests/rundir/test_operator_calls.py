@@ -36,6 +36,32 @@ def test_calls_are_read_as_they_were_written_sorted_by_thread_and_start(tmp_path
     assert recorded.calls.tolist() == CALLS[[2, 1, 0]].tolist()
 
 
+LAYER_CALLS = np.array([[7, 9, 99, 1], [7, 5, 200, 0]], np.int64)
+
+
+def with_layers(tmp_path: Path) -> RunFile:
+    file = RunFile(tmp_path, "a.ops")
+    calls = OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, (), ["", "a.0"], LAYER_CALLS)
+    write_operator_calls(file, calls)
+    return file
+
+
+def test_calls_of_layers_are_apart(tmp_path: Path) -> None:
+    recorded = read_operator_calls(with_layers(tmp_path))
+    assert recorded.calls.tolist() == CALLS[[2, 1, 0]].tolist()
+    assert (recorded.layers, recorded.layer_calls.tolist()) == (
+        ["", "a.0"],
+        LAYER_CALLS[::-1].tolist(),
+    )
+
+
+def test_a_layer_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    file = with_layers(tmp_path)
+    file.write(file.read(1 << 20).replace(b'["","a.0"]', b'[""]'))
+    with pytest.raises(ValueError, match="a layer that does not exist"):
+        read_operator_calls(file)
+
+
 def test_a_window_without_calls(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(file, OperatorCalls([], [], np.zeros((0, 5), np.int64)))
@@ -66,7 +92,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: bytes, new: bytes) -> No
         read_operator_calls(file)
 
 
-@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -2, 0], [7, 1, 2, 0, 1]])
+@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -3, 0], [7, 1, 2, 0, 1]])
 def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) -> None:
     file = RunFile(tmp_path, "a.ops")
     calls = OperatorCalls([MATMUL, CONCAT], ["float32"], np.array([row], np.int64))

@@ -221,3 +221,30 @@ def test_many_threads_take_no_longer_than_many_calls() -> None:
     recorded = OperatorCalls([call("relu", [4])], DTYPES, rows)
     found = with_operator_inputs(events, recorded)["shapes"].cast(pl.String)
     assert found.unique().to_list() == ['{"X0":[[4]]}']
+
+
+def test_forward_events_have_the_name_of_the_layer_that_is_called(tmp_path: Path) -> None:
+    """A layer in a layer, one without a name, and an operator beside them, which has none.
+
+    ::
+
+        layers   ["          ["blocks.0"  ]       ]
+        events     Net        Block   relu  ReLU
+    """
+    layers = [span("Forward", "Block", 20, 40), span("Forward", "ReLU", 50, 60)]
+    net = span("Forward", "Net", 10, 90).around(*layers, span("Operator", "relu dygraph", 70, 80))
+    raw = write(tmp_path / "window.pb", Thread(31, "main", (net,)))
+    rows = [
+        [31, EPOCH_NS + start, EPOCH_NS + end, row] for start, end, row in [(5, 95, 0), (19, 41, 1)]
+    ]
+    recorded = OperatorCalls(
+        [], [], np.zeros((0, 5), np.int64), (), ["", "blocks.0"], np.array(rows, np.int64)
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.select(pl.col("name", "attributes").cast(pl.String))
+    assert dict(table.rows()) == {
+        "Net": '{"layer":""}',
+        "Block": '{"layer":"blocks.0"}',
+        "ReLU": None,
+        "relu dygraph": None,
+    }

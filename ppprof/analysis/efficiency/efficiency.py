@@ -25,12 +25,19 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
-from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
+from ppprof.analysis.profile.module_tree import (
+    OCCURRENCE,
+    PHASES,
+    SEPARATOR,
+    module_nodes,
+    modules,
+)
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
 from ppprof.hardware import Device, known_device
 from ppprof.trace.operator_inputs import (
     dtype_as_shown,
+    name_of_layer,
     operator_of_gradient,
     shapes_as_shown,
 )
@@ -357,6 +364,7 @@ def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFr
 LAYERS: dict[str, pl.DataType] = {
     "depth": pl.Int64(),
     "name": pl.String(),
+    "attribute": pl.String(),
     "steps": pl.Int64(),
     "forward_ns": pl.Float64(),
     "backward_ns": pl.Float64(),
@@ -378,7 +386,8 @@ def layers(profile: Profile) -> pl.DataFrame:
     The second ``Block`` of a ``GPT`` is one row for all steps.
 
     Returns:
-        depth (0 for an outermost module); name; steps (number of steps that have it); per step, with
+        depth (0 for an outermost module); name; attribute (the names from the outermost layer on,
+        ``blocks.0.mlp``, null if they are not recorded); steps (number of steps that have it); per step, with
         all modules below: forward_ns, backward_ns, flops of the forward, and backward_flops. Times
         are those of the device if the module launches work on it, else of the CPU. ratio is the
         share of forward and backward in the time of all steps, which is the sum of ``self_ns`` of
@@ -427,11 +436,33 @@ def layers(profile: Profile) -> pl.DataFrame:
         backward_flops=pl.col("flops_of_backward") / pl.col("step"),
     )
     peak = _peak(profile)
-    rows = rows.with_columns(
-        pl.when(pl.col("flops_per_s").is_finite()).then("flops_per_s"),
-    ).with_columns(mfu=pl.col("flops_per_s") / pl.lit(peak, pl.Float64))
+    rows = (
+        rows.join(_attributes(profile), "path", "left", maintain_order="left")
+        .with_columns(
+            pl.when(pl.col("flops_per_s").is_finite()).then("flops_per_s"),
+        )
+        .with_columns(mfu=pl.col("flops_per_s") / pl.lit(peak, pl.Float64))
+    )
     rows = rows.select(pl.col(column).cast(dtype) for column, dtype in LAYERS.items())
     return rows if profile.options.sorted_by == "auto" else rows[_longest_first(rows)]
+
+
+def _attributes(profile: Profile) -> pl.DataFrame:
+    """Return the paths of layers, and the attributes that lead to them: path, attribute."""
+    texts = profile.trace.events["attributes"].slice(0, profile.tree.hosts.height)
+    known = pl.DataFrame({"attributes": texts}).with_row_index("row").drop_nulls()
+    kinds = known.select(pl.col("attributes").unique().cast(pl.String))["attributes"].to_list()
+    names = {kind: name for kind in kinds if (name := name_of_layer(kind)) is not None}
+    if not names:
+        return pl.DataFrame(schema={"path": pl.String, "attribute": pl.String})
+    attribute = pl.col("attributes").cast(pl.String).replace_strict(names, default=None)
+    return (
+        module_nodes(profile)
+        .select(pl.col("row").cast(pl.UInt32), "path")
+        .join(known.with_columns(attribute=attribute).drop_nulls(), "row")
+        .group_by("path")
+        .agg(pl.col("attribute").first())
+    )
 
 
 def _longest_first(rows: pl.DataFrame) -> list[int]:

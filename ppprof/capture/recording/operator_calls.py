@@ -67,6 +67,8 @@ _MOST_SIGNATURES = 100_000
 """Limit of memory, some 50 MB, if each call has other arguments. Later ones are not kept."""
 _MOST_NODES = 100_000
 """Limit of the nodes that wait for their backward pass, some 10 MB."""
+_MOST_LAYERS = 100_000
+"""Limit of the layers that have names."""
 _MOST_FREED = 1000
 """Limit of the freed tensors that wait for their backward pass."""
 _MOST_WALK_NS = 50_000_000
@@ -101,6 +103,9 @@ class WindowCalls:
         self._num_kept = 0
         """The most parameters that were kept at the end of a step."""
         self._rows = itertools.count()
+        self.layers: dict[int, tuple[int, str, Any]] = {}
+        """Row and name of each layer, by its identity, which the layer keeps."""
+        self.layer_calls = array("q")
         self.has_programs = False
         """Whether a program of ``to_static`` has run: one call for all its operators."""
 
@@ -173,6 +178,16 @@ class WindowCalls:
             self.rows_of_updates.clear()
             self._kept.clear()
         self._num_kept = max(self._num_kept, len(self._kept), 1)
+
+    def layer_row(self, layer: Any, *, is_outermost: bool) -> int:
+        """Return the number of a layer; -1 if its name is unknown."""
+        known = self.layers.get(id(layer))
+        if known is None and is_outermost:
+            for name, inner in layer.named_sublayers(include_self=True):
+                if len(self.layers) < _MOST_LAYERS:
+                    self.layers.setdefault(id(inner), (len(self.layers), str(name), inner))
+            known = self.layers.get(id(layer))
+        return -1 if known is None else known[0]
 
     def stop_looking_at_graphs(self) -> None:
         """Keep nothing of the graphs of gradients that are not yet computed."""
@@ -255,6 +270,8 @@ _CAST_BY_AMP = frozenset(
 """Functions to note the result's dtype of, in which `auto_cast` makes them compute."""
 _ARGUMENTS = {"x": "X0", "y": "X1"}
 _PROGRAM = "run_program"
+_CALL = "_dygraph_call_func"
+"""Method of layers that records their event."""
 _FREE = "_clear_dataptr"
 """Method of tensors that frees their memory."""
 
@@ -314,6 +331,9 @@ class OperatorCallRecorder(WindowObserver):
         free = vars(self._tensor).get(_FREE)
         if free is not None:
             self._put(self._tensor, _FREE, free, self._free_wrapper(free))
+        call = vars(paddle.nn.Layer).get(_CALL)
+        if call is not None:
+            self._put(paddle.nn.Layer, _CALL, call, self._layer_wrapper(call))
         run_backward = eager[RUN_BACKWARD]
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
@@ -344,7 +364,7 @@ class OperatorCallRecorder(WindowObserver):
         """Look at graphs of gradients no longer: those of the window's first step are enough."""
         self._recorded.stop_looking_at_graphs()
         self._recorded.forget_parameters()
-        if len(self._recorded.calls) > _MOST_NUMBERS:
+        if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 
     def _replace(self, names: dict[str, Any]) -> None:
@@ -412,7 +432,14 @@ class OperatorCallRecorder(WindowObserver):
         rows[:, 3] = [position.get(row, -1) for row in rows[:, 3].tolist()]
         rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
         signatures_of_calls = [self._signature(key) for key in signatures]
-        return OperatorCalls(signatures_of_calls, list(_DTYPES), rows, window.backwards_of(rows))
+        return OperatorCalls(
+            signatures_of_calls,
+            list(_DTYPES),
+            rows,
+            window.backwards_of(rows),
+            [_encodable(name) for _, name, _ in window.layers.values()],
+            np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4),
+        )
 
     def _wrapper(self, name: str, function: _Call) -> _Call:
         key = id(function)
@@ -496,6 +523,32 @@ class OperatorCallRecorder(WindowObserver):
 
         return wrapper
 
+    def _layer_wrapper(self, function: _Call) -> _Call:
+        now, local = time.time_ns, self._local
+
+        @functools.wraps(function)
+        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is None:
+                return function(layer, *args, **kwargs)
+            depth = getattr(local, "depth", 0)
+            try:
+                row = window.layer_row(layer, is_outermost=not depth)
+            except Exception as error:  # a layer of the training's may do anything
+                pass_interruption(error)
+                row = -1
+            local.depth = depth + 1
+            start = now()
+            try:
+                return function(layer, *args, **kwargs)
+            finally:
+                local.depth = depth
+                if row >= 0:
+                    call = threading.get_native_id(), start, now(), row
+                    window.layer_calls.extend(call)
+
+        return wrapper
+
     def _free_wrapper(self, function: _Call) -> _Call:
         @functools.wraps(function)
         def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -515,7 +568,7 @@ class OperatorCallRecorder(WindowObserver):
         if isinstance(arg, int):
             return int.__int__(arg)  # of an enumeration, too
         if isinstance(arg, str):
-            return str.__str__(arg).encode(errors="backslashreplace").decode()
+            return _encodable(arg)
         if isinstance(arg, (list, tuple)) and not is_item:
             if len(arg) > _MOST_ITEMS:
                 return None
@@ -547,6 +600,10 @@ class OperatorCallRecorder(WindowObserver):
             elif value is not None:
                 attributes[argument] = _plain(value)
         return Signature(name, shapes, dtypes, attributes, self._lines.call_stack(line))
+
+
+def _encodable(text: str) -> str:
+    return str.__str__(text).encode(errors="backslashreplace").decode()
 
 
 def _node_reader() -> _Call | None:

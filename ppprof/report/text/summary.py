@@ -353,12 +353,25 @@ _OF_STEPS = (
 
 
 def _layers(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(rows, "layers")
+    shown, cut = options.limited(_with_attributes(rows), "layers")
     lines: list[Line] = [text_cells(_LAYERS, row, options.time) for row in shown]
     columns = text_columns(_LAYERS)
     title = "Layer Summary"
     table = Table(title, columns, [*lines, *cut], options.time_unit, note=_PER_STEP)
     return [table] if lines else []
+
+
+def _with_attributes(rows: Rows) -> list[Row]:
+    """Return layers with the attributes that lead to them from the layer above: ``mlp (MLP)``."""
+    above: list[str] = []
+    shown: list[Row] = []
+    for row in rows:
+        depth, attribute = row["depth"], row.get("attribute") or ""
+        outer = next((name for name in reversed(above[:depth]) if name), "")
+        own = attribute.removeprefix(f"{outer}.") if outer else attribute
+        above[depth:] = [attribute]
+        shown.append({**row, "name": f"{own} ({row['name']})" if own else row["name"]})
+    return shown
 
 
 _LAYERS = (

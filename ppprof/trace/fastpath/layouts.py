@@ -234,6 +234,7 @@ def _ours() -> tuple[EventPattern, ...]:
     return (
         *(EventPattern("host", complete(track, depth)) for track in (cpp, python)),
         *(EventPattern("host", complete(cpp, args)) for args in inputs),
+        EventPattern("host", complete(python, f'{depth},"attributes":%o{{attributes}}')),
         EventPattern("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
         *(
             EventPattern(

@@ -105,6 +105,16 @@ def test_forward_and_backward_of_each_layer(trace: Trace) -> None:
     assert table["mfu"][0] == pytest.approx(6144 / 18e-3 / 1e6)
 
 
+def test_layers_have_their_names_in_the_model(trace: Trace) -> None:
+    names = {"GPT": '{"layer":""}', "Block": '{"layer":"gpt.blocks.0"}'}
+    name = pl.col("name").cast(pl.String)
+    attributes = name.replace_strict(names, default=pl.col("attributes").cast(pl.String))
+    events = trace.events.with_columns(attributes=attributes.cast(pl.Categorical))
+    table = layers(Profile(dataclasses.replace(trace, events=events)))
+    assert table["attribute"].to_list() == ["", "gpt.blocks.0", "gpt.blocks.0"]
+    assert layers(Profile(trace))["attribute"].null_count() == 3
+
+
 def test_without_links_backward_is_unknown(trace: Trace) -> None:
     events = trace.events.with_columns(forward=pl.lit(None, pl.Int64))
     table = layers(Profile(dataclasses.replace(trace, events=events)))

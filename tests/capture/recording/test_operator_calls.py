@@ -89,6 +89,59 @@ def test_operators_that_python_calls_have_shapes(tmp_path: Path) -> None:
     assert dict(products.rows()) == {shapes: 2 * count for shapes, count in expected.items()}
 
 
+class Twice(nn.Layer):
+    """Calls a layer twice, one that is no attribute, and one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.others = nn.LayerList([nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+        self._hidden = [nn.Tanh()]
+
+    def forward(self, x: Any) -> Any:
+        return self.others[0](self._hidden[0](self.first(self.first(x))))
+
+
+def test_layers_have_the_names_that_lead_to_them(tmp_path: Path) -> None:
+    net = Twice()
+    profiler = {"enable": True, "scheduler": [1, 3], "profiler_log": str(tmp_path / "log")}
+    with ppprof.attach(profiler) as prof:
+        for _ in range(4):
+            net(paddle.ones([2, 4])).mean().backward()
+            net.first(paddle.ones([2, 4]))  # not through the net
+            prof.step()
+    ((_, raw),) = rundir.raw_files(rundir.newest(tmp_path / "log"))
+    events = read_window(raw).events.filter(pl.col("category") == "Forward")
+    found = events.select(pl.col("name", "attributes").cast(pl.String)).rows()
+    names = [(name, text and json.loads(text)["layer"]) for name, text in found]
+    expected = [
+        ("Twice", ""),
+        ("Linear", "first"),
+        ("Linear", "first"),
+        ("Tanh", None),
+        ("Sequential", "others.0"),
+        ("Linear", "others.0.0"),
+        ("ReLU", "others.0.1"),
+        ("Linear", "first"),
+    ]
+    assert names == 2 * expected
+    assert {name: path for name, path in expected if path}.items() <= {
+        (type(layer).__name__, path) for path, layer in net.named_sublayers()
+    } | {("Linear", "first")}
+
+
+def test_a_layer_that_fails_raises_in_the_training(tmp_path: Path) -> None:
+    class Fails(nn.Layer):
+        def forward(self, x: Any) -> Any:
+            raise KeyError("planted")
+
+    call = nn.Layer._dygraph_call_func
+    profiler = {"enable": True, "scheduler": [0, 2], "profiler_log": str(tmp_path / "log")}
+    with ppprof.attach(profiler), pytest.raises(KeyError, match="planted"):
+        Fails()(1)
+    assert nn.Layer._dygraph_call_func is call
+
+
 def test_a_paddle_whose_functions_are_elsewhere_costs_the_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
