@@ -118,11 +118,11 @@ def test_a_timeline_is_written_to_the_store(here, there, tmp_path, cli):
 
 
 def test_tables_and_converted_traces_are_written_to_the_store(here, there, cli):
-    assert main(["summary", there, "--format", "json", "-o", "s3://bucket/out/tables.json"]) == 0
+    cli("summary", there, "--format", "json", "-o", "s3://bucket/out/tables.json")
     of_disk = cli("summary", here, "--format", "json").out
     assert to_path("s3://bucket/out/tables.json").read_text() == of_disk.replace(str(here), there)
     name = next(path.name for path in here.glob("raw/*.pb"))
-    assert main(["convert", f"{there}/raw/{name}", "s3://bucket/out/rank0.json"]) == 0
+    cli("convert", f"{there}/raw/{name}", "s3://bucket/out/rank0.json")
     assert_frame_equal(
         read("s3://bucket/out/rank0.json").events.select("name", "dur_ns"),
         read(here / "raw" / name).events.select("name", "dur_ns"),

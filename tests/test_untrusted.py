@@ -155,13 +155,13 @@ class TestNames:
     def test_odd_names_are_nobodys(self, name):
         assert rundir.TraceName.parse(name) is None
 
-    def test_a_name_of_the_highest_rank_costs_little(self, tmp_path):
+    def test_a_name_of_the_highest_rank_costs_little(self, tmp_path, cli):
         write(
             tmp_path / NAME.format(999_999).replace(".paddle_trace.json", ".pb"),
             *gpu_traces.training(),
         )
         began = time.monotonic()
-        assert main(["ranks", str(tmp_path)]) == 0
+        cli("ranks", tmp_path)
         assert time.monotonic() - began < 30
 
     @pytest.mark.parametrize("folder", ["steps", "clocks"])
@@ -389,19 +389,19 @@ class TestManifests:
                 assert main([command[0], str(run), *command[1:]]) in (0, 2, 3), (value, command)
         assert "\x1b" not in "".join(capsys.readouterr())
 
-    def test_a_page_of_an_odd_run(self, run):
+    def test_a_page_of_an_odd_run(self, run, cli):
         manifest = dict.fromkeys(rundir.read_manifest(run), "</script><b>\x1b[2J")
         (run / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 1}))
         page = run.parent / "page.html"
-        assert main(["report", str(run), "-o", str(page)]) == 0
+        cli("report", run, "-o", page)
         assert "</script><b>" not in page.read_text("utf-8")
 
-    def test_a_grid_of_many_ranks_is_not_counted_out(self, run):
+    def test_a_grid_of_many_ranks_is_not_counted_out(self, run, cli):
         manifest = rundir.read_manifest(run)
         manifest["axes"] = {"order": ["dp", "pp", "sharding", "sep", "mp"], "degrees": [10**9] * 5}
         (run / "manifest.json").write_text(json.dumps(manifest))
         assert open_run(run).topology is None
-        assert main(["summary", str(run), "--rank", "all"]) == 0
+        cli("summary", run, "--rank", "all")
 
     def test_a_grid_has_whole_degrees(self):
         for degree in (2.5, "2", None):
@@ -484,8 +484,8 @@ class TestTerminals:
         assert "evil" in text
         assert not re.search(f"[{UNSEEN}]", text)
 
-    def test_a_page(self, evil, tmp_path):
-        assert main(["report", str(evil), "-o", str(tmp_path / "page.html")]) == 0
+    def test_a_page(self, evil, tmp_path, cli):
+        cli("report", evil, "-o", tmp_path / "page.html")
         page = (tmp_path / "page.html").read_text()
         page, data = page.partition("</style>")[2].split('<script type="application/json"')
         assert r"evil\x1b]0;owned" in page

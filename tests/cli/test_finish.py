@@ -87,9 +87,9 @@ def test_passes_that_take_turns_are_named_once_a_job(tmp_path: Path, cli) -> Non
     assert cli("finish", run).err.count("passes that take turns") == 1
 
 
-def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path) -> None:
+def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, formats=["pb"])
-    assert main(["finish", str(run), "--rank", "1"]) == 0
+    cli("finish", run, "--rank", "1")
     assert sorted(path.name for path in run.glob("summary/*")) == ["rank_00001_w0.json"]
     assert len(list(run.glob("raw/*.pb"))) == 2
     assert list(run.glob("*.json")) == [run / "manifest.json"]
@@ -194,7 +194,7 @@ def test_remote_calls_are_finished_with_their_window(tmp_path: Path, cli) -> Non
     assert {row["node"] for row in summary["tables"]["op"]} == {"w0", "w1"}
 
 
-def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, ranks=1)
     halves = [
         run / f".writing_{name(0).stem}..json.4711",
@@ -202,7 +202,7 @@ def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path) -> None:
     ]
     for half in halves:
         half.write_text("{")
-    assert main(["finish", str(run)]) == 0
+    cli("finish", run)
     assert not [half for half in halves if half.exists()]
 
 
@@ -233,7 +233,7 @@ def test_a_capture_that_another_process_is_at_is_left_to_it(tmp_path: Path, cli)
     assert raw.exists()
     assert half.exists()
     assert (run / name(1).summary).exists()
-    assert main(["finish", str(run)]) == 0
+    cli("finish", run)
     assert (run / name(0).summary).exists()
 
 
@@ -316,7 +316,7 @@ def test_a_limit_is_at_least_a_second(tmp_path: Path, cli) -> None:
         cli("finish", run, "--seconds", "0", code=2).err
         == "--seconds: '0': expected a whole number from 1\n"
     )
-    assert main(["finish", str(run), "--seconds", "99"]) == 0
+    cli("finish", run, "--seconds", "99")
     assert signal.alarm(0) == 0
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
@@ -368,9 +368,9 @@ def test_a_command_that_takes_too_long_is_ended(
     assert "on_window_end sh -c 'sleep 60': ended after 0 s" in capfd.readouterr().err
 
 
-def test_the_manifests_command_is_not_run(tmp_path: Path) -> None:
+def test_the_manifests_command_is_not_run(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, on_window_end=["touch", str(tmp_path / "ran")])
-    assert main(["finish", str(run)]) == 0
+    cli("finish", run)
     assert not (tmp_path / "ran").exists()
 
 
@@ -384,4 +384,4 @@ def test_a_trace_that_is_too_large_is_not_written_and_the_raw_one_stays(
     assert list(run.glob("*.paddle_trace.json")) == []
     assert [path.name for path in run.glob("*") if path.name.startswith(".")] == []
     assert (run / name(0).summary).exists()
-    assert main(["summary", str(run)]) == 0
+    cli("summary", run)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.cli import main
 from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -49,10 +48,10 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["run", "large_trace"])
-def test_a_command_leaves_what_it_reads_as_it_was(kind, command, tmp_path, request):
+def test_a_command_leaves_what_it_reads_as_it_was(kind, command, tmp_path, request, cli):
     path = request.getfixturevalue(kind)
     folder = path if path.is_dir() else path.parent
     (tmp_path / "out").mkdir()
     before = contents(folder)
-    assert main([part.format(path=path, out=tmp_path / "out") for part in command]) == 0
+    cli(*[part.format(path=path, out=tmp_path / "out") for part in command])
     assert contents(folder) == before

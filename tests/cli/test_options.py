@@ -55,14 +55,11 @@ def test_commands_that_read_a_run_share_their_options(command):
         (["merge", "a.pb", "--ranks", "0", "-o", "out.json"], "--ranks", "--rank"),
     ],
 )
-def test_the_old_name_of_an_option_works_and_warns(
-    arguments, old, new, tmp_path, monkeypatch, capsys
-):
+def test_the_old_name_of_an_option_works_and_warns(arguments, old, new, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     for name in ("a.pb", "b.pb"):
         write(tmp_path / name, *gpu_traces.training())
-    assert main(arguments) == 0
-    first = capsys.readouterr().err.splitlines()[0]
+    first = cli(*arguments).err.splitlines()[0]
     assert first == f"{old} is now called {new}; the next version will reject {old}"
 
 
@@ -111,14 +108,14 @@ def test_a_sort_key_has_paddles_name_too():
     ],
     ids=" ".join,
 )
-def test_a_path_that_is_not_utf8_is_written_with_escapes(command, tmp_path, monkeypatch):
+def test_a_path_that_is_not_utf8_is_written_with_escapes(command, tmp_path, monkeypatch, cli):
     """Such a byte is a surrogate in Python, which UTF-8 cannot hold: JSON gets its escape."""
     monkeypatch.chdir(tmp_path)
     run = Path(os.fsdecode(b"run\xff"))
     run.mkdir()
     write(run / "rank0_step5-7.raw.pb", *gpu_traces.training())
     path = run / "rank0_step5-7.raw.pb"
-    assert main([*command, str(path), "-o", "out"]) == 0
+    cli(*command, path, "-o", "out")
     text = Path("out").read_text(encoding="utf-8")
     assert text
     if "json" in command:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof import cli
+from ppprof.cli import main
 from ppprof.cli import run as run_command
 from ppprof.cli.run import LAUNCHER_OPTIONS
 from ppprof.errors import NO_PADDLE
@@ -112,13 +112,13 @@ def test_the_script_gets_a_process_of_its_own(
     words: str, command: list[str], started: list[list[str]]
 ) -> None:
     with pytest.raises(ReplacedError):
-        cli.main(["run", *words.split()])
+        main(["run", *words.split()])
     assert started == [command]
 
 
 def test_the_page_is_where_the_user_asked_for_it(started: list[list[str]], tmp_path: Path) -> None:
     with pytest.raises(ReplacedError):
-        cli.main(["run", "--report", "page.html", "train.py"])
+        main(["run", "--report", "page.html", "train.py"])
     place = started[0].index("--report")
     assert started[0][place + 1] == str(tmp_path / "page.html")
 
@@ -168,31 +168,31 @@ def test_all_problems_are_listed(
     words: str,
     problems: list[str] | None,
     started: list[list[str]],
-    capsys: pytest.CaptureFixture[str],
+    cli,
 ) -> None:
-    assert cli.main(["run", *words.split()]) == 2
-    printed = capsys.readouterr().err.splitlines()
+    printed = cli("run", *words.split(), code=2).err.splitlines()
     assert printed == problems if problems is not None else len(printed) == 1
     assert started == []
 
 
 def test_without_paddle_it_does_not_start(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: None)
-    assert cli.main(["run", "--nproc", "2", "train.py"]) == 2
-    assert capsys.readouterr().err == f"{NO_PADDLE}\n"
+    assert cli("run", "--nproc", "2", "train.py", code=2).err == f"{NO_PADDLE}\n"
     assert started == []
 
 
 def test_options_of_the_launcher_below_it_are_rejected(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
-    assert cli.main(["run", "--devices", "0", "train.py"]) == 2
-    assert "--devices: this process was started by the launcher" in capsys.readouterr().err
+    assert (
+        "--devices: this process was started by the launcher"
+        in cli("run", "--devices", "0", "train.py", code=2).err
+    )
     with pytest.raises(ReplacedError):
-        cli.main(["run", "train.py"])
+        main(["run", "train.py"])
 
 
 @pytest.mark.paddle

@@ -187,11 +187,10 @@ def test_ranks_of_which_nothing_is_there_are_named(tmp_path, cli, capsys):
     for rank in (2, 3, 4):
         (whole / trace_name(rank).raw).unlink()
     for rank in ([], ["--rank", "all"]):
-        assert main(["summary", str(whole), "--views", "model", *rank]) == 0
         assert (
             f"{whole}: no trace of ranks 2-3; if other nodes wrote them, give their directories "
             "too\n"
-        ) in capsys.readouterr().err
+        ) in cli("summary", whole, "--views", "model", *rank).err
     cli.quiet("summary", whole, "--views", "model", "--rank", 1)
 
 
@@ -219,9 +218,11 @@ def test_nothing_usable_is_exit_code_3(fmt, trace, cli):
     assert not Path("out").exists()
 
 
-def test_a_rank_that_is_nowhere_is_bad_usage(trace, capsys):
-    assert main(["summary", "a.pb", "--rank", "5"]) == 2
-    assert capsys.readouterr() == ("", 'a.pb: ranks "5": expected 0 to 0\n')
+def test_a_rank_that_is_nowhere_is_bad_usage(trace, cli):
+    assert cli("summary", "a.pb", "--rank", "5", code=2) == (
+        "",
+        'a.pb: ranks "5": expected 0 to 0\n',
+    )
 
 
 def test_what_was_lost_is_said(tmp_path, cli):
@@ -422,7 +423,7 @@ def slow_read(path, *, progress=None, **_):
 
 
 @pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
-def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
+def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch, cli):
     bars = []
 
     class Bar(tqdm.tqdm):
@@ -433,7 +434,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
     monkeypatch.setattr(tqdm, "tqdm", Bar)
     monkeypatch.setattr("ppprof.run.traces.read_ranks", slow_read)
     monkeypatch.setattr("sys.stderr", stderr)
-    assert main(["summary", "a.pb"]) == 0
+    cli("summary", "a.pb")
     assert [(bar.desc, bar.n, bar.total) for bar in bars] == [
         ("a.pb", 1000, 1000)
     ] * stderr.isatty()
@@ -483,13 +484,12 @@ def test_a_full_disk_behind_stdout_is_a_message(trace):
     assert ended(">/dev/full 2>/dev/full") == (2, "", "")
 
 
-def test_control_c_ends_it_quietly(trace, monkeypatch, capsys):
+def test_control_c_ends_it_quietly(trace, monkeypatch, cli):
     def interrupted(*_, **__):
         raise KeyboardInterrupt  # as Python's handler of SIGINT does
 
     monkeypatch.setattr("ppprof.run.traces.read_ranks", interrupted)
-    assert main(["summary", "a.pb"]) == 130
-    assert capsys.readouterr() == ("", "")
+    assert cli("summary", "a.pb", code=130) == ("", "")
 
 
 def test_a_name_that_the_terminal_cannot_show(tmp_path):

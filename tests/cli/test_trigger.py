@@ -91,15 +91,14 @@ def test_a_second_request_does_not_replace_the_first(
 )
 def test_what_is_refused(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli,
     made: dict[str, Any],
     arguments: list[str],
     code: int,
     why: str,
 ) -> None:
     run = job(tmp_path, **made)
-    assert main(["trigger", str(run), *arguments]) == code
-    assert why in capsys.readouterr().err
+    assert why in cli("trigger", run, *arguments, code=code).err
     assert not request_path(run).exists()
 
 
@@ -200,12 +199,11 @@ def test_waiting_says_when_there_will_be_none(tmp_path: Path, cli) -> None:
     assert "the job ended without reading the request" in cli("trigger", run, "--wait", code=3).err
 
 
-def test_waiting_for_a_job_that_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_a_job_that_ends(tmp_path: Path, cli) -> None:
     run = job(tmp_path)
     answering(run, files=False, window=3, start=70, steps=4, ranks=[0, 1])
-    assert main(["trigger", str(run), "--wait"]) == 3
     assert f"left no files of ranks 0-1; if raw ones are there: ppprof finish {run}" in (
-        capsys.readouterr().err
+        cli("trigger", run, "--wait", code=3).err
     )
 
 

@@ -7,7 +7,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ppprof.cli import main
 from tests.fixtures.tiers import one_in
 from tests.jobs.planted import COMMITTED
 
@@ -51,15 +50,15 @@ def english_in(page):
 
 
 @pytest.mark.parametrize("name", one_in(8, RUNS))
-def test_headers_of_a_chinese_page_are_chinese(name, tmp_path):
+def test_headers_of_a_chinese_page_are_chinese(name, tmp_path, cli):
     page = tmp_path / "page.html"
-    assert main(["report", str(COMMITTED / name), "-o", str(page), "--language", "zh"]) == 0
+    cli("report", COMMITTED / name, "-o", page, "--language", "zh")
     assert english_in(page.read_text("utf-8")) - TECHNICAL == set()
 
 
-def test_headers_of_a_chinese_comparison_are_chinese(tmp_path):
+def test_headers_of_a_chinese_comparison_are_chinese(tmp_path, cli):
     page = tmp_path / "page.html"
     runs = [str(COMMITTED / name) for name in ("nothing", "slow_layer")]
     options = ["--baseline", runs[0], "-o", str(page), "--language", "zh"]
-    assert main(["report", runs[1], *options]) == 0
+    cli("report", runs[1], *options)
     assert english_in(page.read_text("utf-8")) - TECHNICAL == set()

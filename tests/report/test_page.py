@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import LANGUAGES
 from ppprof.report.html import charts, render
@@ -203,7 +202,7 @@ def test_a_group_of_no_axis_is_shown_with_a_question_mark():
     assert [row[1].text for row in blocks[1].rows] == ["?"] * groups.height
 
 
-def test_a_changed_operator_without_device_time_is_in_the_comparison(tmp_path):
+def test_a_changed_operator_without_device_time_is_in_the_comparison(tmp_path, cli):
     """The table is sorted by the time on the device, which is 0 in all of its rows."""
 
     def run(name, *more):
@@ -221,7 +220,7 @@ def test_a_changed_operator_without_device_time_is_in_the_comparison(tmp_path):
         return write(tmp_path / f"{name}.pb", Thread(1, "main", tuple(steps)), devices=(0,))
 
     base, path = run("base", "on the host"), tmp_path / "page.html"
-    assert main(["report", str(run("run")), "--baseline", str(base), "-o", str(path)]) == 0
+    cli("report", run("run"), "--baseline", base, "-o", path)
     _, _, table = path.read_text("utf-8").partition('data-table="change_operators"')
     cells = re.findall(r"<td[^>]*>(.*?)</td>", table.partition("</table>")[0])
     assert cells[:2] == ["on the host", "gone"]

@@ -591,9 +591,9 @@ def test_too_many_events_are_thinned_out_until_they_are_zoomed_in(opened):
     assert view.eval("t.store.held") <= 12000
 
 
-def test_a_million_events_fit_into_the_page_and_are_exact_when_zoomed_in(chromium, tmp_path):
+def test_a_million_events_fit_into_the_page_and_are_exact_when_zoomed_in(chromium, tmp_path, cli):
     path = tmp_path / "page.html"
-    assert main(["report", str(events_of(tmp_path)), "-o", str(path)]) == 0
+    cli("report", events_of(tmp_path), "-o", path)
     assert path.stat().st_size <= 15e6
     opened = Opened(chromium, path)
     view = View(opened)

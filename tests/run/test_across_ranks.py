@@ -10,7 +10,6 @@ from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof.choices import ACROSS
-from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
@@ -151,10 +150,10 @@ def test_auto_compares_gpu_times_where_any_rank_has_them(tmp_path):
     assert run.summary("op", by="name")["compared"].unique().to_list() == ["gpu_total"]
 
 
-def test_a_rank_of_which_only_tables_are_left_is_compared_too(tmp_path, messages):
+def test_a_rank_of_which_only_tables_are_left_is_compared_too(tmp_path, messages, cli):
     run_path = make_run(tmp_path, {0: 1, 1: 1})
     whole = ppprof.open(run_path).summary("op", by="rank", sorted_by="cpu_max")
-    assert main(["finish", str(run_path)]) == 0
+    cli("finish", run_path)
     for path in run_path.glob("rank_00001*.paddle_trace.*"):
         path.unlink()
     run = ppprof.open(run_path)

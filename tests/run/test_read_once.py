@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.cli import main
 from ppprof.run import traces
 from ppprof.rundir.run_file import RunFile
 from tests.fixtures.tiers import one_in
@@ -68,7 +67,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
     ),
 )
 def test_each_file_is_read_once_and_each_directory_listed_once(
-    arguments, num_traces, counts, tmp_path, capsys
+    arguments, num_traces, counts, tmp_path, cli
 ):
     without_clocks = tmp_path / "run"
     shutil.copytree(TWO_RANKS, without_clocks, ignore=shutil.ignore_patterns("clocks"))
@@ -77,7 +76,7 @@ def test_each_file_is_read_once_and_each_directory_listed_once(
     for name, value in names.items():
         arguments = [argument.replace(name, value) for argument in arguments]
     counts["listed"].clear()  # copying lists too
-    assert main(arguments) == 0
+    cli(*arguments)
     assert len(counts["parsed"]) == num_traces
     assert set(counts["parsed"].values()) == {1}
     assert set(counts["manifests"].values()) <= {1}

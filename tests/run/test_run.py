@@ -20,7 +20,6 @@ import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS, SummaryOptions
-from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_node_marker
 from ppprof.rundir.recordings import resolve_each
@@ -96,9 +95,9 @@ def test_directories_of_one_run_may_lie_below_one(below, nodes, tmp_path):
     assert ppprof.open(tmp_path / below).paths == tuple(expected)
 
 
-def test_tables_that_nodes_left_are_joined(nodes):
+def test_tables_that_nodes_left_are_joined(nodes, cli):
     for path in nodes:
-        assert main(["finish", str(path)]) == 0
+        cli("finish", path)
         for trace in path.glob("*.paddle_trace.*"):
             trace.unlink()
     run = ppprof.open(*nodes)
@@ -242,9 +241,9 @@ def test_what_is_missing_is_reported_with_what_exists(ask, message, tmp_path):
     assert message in str(error.value)
 
 
-def test_of_several_files_of_a_window_the_best_is_read_once(tmp_path):
+def test_of_several_files_of_a_window_the_best_is_read_once(tmp_path, cli):
     run_path = make_run(tmp_path, {0: 1}, formats=["json", "json.gz", "pb"])
-    assert main(["finish", str(run_path)]) == 0
+    cli("finish", run_path)
     shutil.copy(run_path / trace_name(0).raw, run_path / trace_name(0).trace("pb"))
     (recording,) = ppprof.open(run_path).recordings
 
@@ -365,9 +364,9 @@ def test_where_only_tables_are_left_no_others_can_be_made(tmp_path):
         run.events()
 
 
-def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path, messages):
+def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path, messages, cli):
     run_path = make_run(tmp_path, {0: 1}, formats=["pb"])
-    assert main(["finish", str(run_path)]) == 0
+    cli("finish", run_path)
     whole = ppprof.open(run_path).summary("model")
     (run_path / trace_name(0).raw).write_bytes(b"\x0f")
     assert_frame_equal(ppprof.open(run_path).summary("model"), whole)
@@ -391,11 +390,11 @@ def test_tables_that_cannot_be_read(content, message, tmp_path):
         ppprof.open(run_path).summary("op")
 
 
-def test_tables_of_little(tmp_path):
+def test_tables_of_little(tmp_path, cli):
     """Without rows JSON says no columns; they are known all the same."""
     run_path = make_run(tmp_path, {0: 0})
     write(run_path / trace_name(0).raw, *gpu_traces.no_step())
-    assert main(["finish", str(run_path)]) == 0
+    cli("finish", run_path)
     saved = json.loads((run_path / trace_name(0).summary).read_text())
     assert saved["tables"]["mem"] == []
     next(run_path.glob("*.paddle_trace.json")).unlink()

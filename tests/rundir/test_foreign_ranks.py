@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.errors import InputError
 from ppprof.rundir.recordings import resolve
 
@@ -176,9 +175,8 @@ def test_commands_take_several_files(
     command: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = [torch_trace(tmp_path / f"{rank}.json", rank) for rank in (1, 0)]
-    assert main([*command, *map(str, files)]) == 0
-    assert "ranks 0-1, from distributedInfo.rank in the files" in capsys.readouterr().err
+    assert "ranks 0-1, from distributedInfo.rank in the files" in cli(*command, *files).err

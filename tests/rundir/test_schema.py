@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 
 from ppprof.capture.steps.step_log import StepRecord
-from ppprof.cli import main
 from ppprof.errors import InputError
 from ppprof.rundir import summaries, triggers
 from ppprof.rundir.clocks import Reading
@@ -63,9 +62,10 @@ def test_committed_runs_match(run: Path) -> None:
         check("clock", reading)
 
 
-def test_tables_of_a_window_match(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", str(ROOT / "tests/fixtures/runs/small_net"), "--format", "json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
+def test_tables_of_a_window_match(cli) -> None:
+    (document,) = json.loads(
+        cli("summary", ROOT / "tests/fixtures/runs/small_net", "--format", "json").out
+    )
     del document["file"]  # only the command knows it
     check("summary", document)
 

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from ppprof.cli import main
 from ppprof.trace import formats, read
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
 from ppprof.trace.paddle.pb_inputs import (
@@ -73,11 +72,11 @@ def test_what_paddle_recorded_of_a_static_graph():
 
 
 @pytest.mark.parametrize("suffixes", [(".json",), (".pb",), (".json.gz", ".pb", ".json")])
-def test_nothing_is_lost_in_a_conversion(suffixes, tmp_path):
+def test_nothing_is_lost_in_a_conversion(suffixes, tmp_path, cli):
     path = STATIC_GRAPH
     for number, suffix in enumerate(suffixes):
         target = tmp_path / f"{number}{suffix}"
-        assert main(["convert", str(path), str(target)]) == 0
+        cli("convert", path, target)
         path = target
     assert_frame_equal(inputs(read(path)), inputs(read(STATIC_GRAPH)))
     if suffixes[-1] == ".pb":
@@ -90,9 +89,9 @@ def test_nothing_is_lost_in_a_conversion(suffixes, tmp_path):
         assert num_keys(path) == {"input_shapes": 4, "input_dtypes": 4, "callstack": 5}
 
 
-def test_a_merged_timeline_has_them(tmp_path):
+def test_a_merged_timeline_has_them(tmp_path, cli):
     target = tmp_path / "merged.json"
-    assert main(["merge", str(STATIC_GRAPH), "-o", str(target)]) == 0
+    cli("merge", STATIC_GRAPH, "-o", target)
     assert num_keys(target) == {"input_shapes": 4, "input_dtypes": 4, "callstack": 5}
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import _dims, work_change
-from ppprof.cli import main
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Shapes, Span, Thread, span
 
@@ -39,20 +38,17 @@ def made(folder: Path, length: int, *, product_us: int = 100, steps: int = 8) ->
     return run(folder, [Thread(1, "main", tuple(spans))])
 
 
-def test_another_length_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_length_is_named(tmp_path: Path, cli) -> None:
     paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1152)]
     change = work_change(ppprof.diff(*map(ppprof.open, paths)))
     assert change.flops_ratio == pytest.approx(1152 / 1024 - 1)
     assert change.dims == (1024, 1152, 2)
     assert change.slower is None
-    assert main(["diff", *map(str, paths)]) == 0
-    out = capsys.readouterr().out
+    out = cli("diff", *paths).out
     assert "Work: 12.5% more FLOPs per step; 1024 became 1152 in the inputs of 2 operators\n" in out
 
 
-def test_a_slower_operator_of_equal_work_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slower_operator_of_equal_work_is_named(tmp_path: Path, cli) -> None:
     paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024, product_us=131)]
     diff = ppprof.diff(*map(ppprof.open, paths))
     change = work_change(diff)
@@ -64,11 +60,9 @@ def test_a_slower_operator_of_equal_work_is_named(
     assert (row["name"], row["status"]) == (name, "both")
     assert row["baseline_flops"] == row["experiment_flops"] == 2 * 1024 * 64 * 256
     assert row["delta_time_ns"] == pytest.approx(31 * US)
-    assert main(["diff", *map(str, paths), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("diff", *paths, "--format", "json").out)
     assert document["work"]["slower"]["name"] == name
-    assert main(["diff", *map(str, paths), "--views", "shape"]) == 0
-    out = capsys.readouterr().out
+    out = cli("diff", *paths, "--views", "shape").out
     assert f"Efficiency: {name} is 30.8% slower at equal work\n" in out
     assert "Operator shapes" in out
 

@@ -106,15 +106,16 @@ class TestChoice:
             core.choose()
         assert core.describe() == f"none ({message})"
 
-    def test_a_wrong_value_ends_a_command_with_a_message(self, tmp_path, monkeypatch, capsys):
-        from ppprof.cli import main
+    def test_a_wrong_value_ends_a_command_with_a_message(self, tmp_path, monkeypatch, cli):
 
         write_paddle_json(
             read(write(tmp_path / "a.pb", *gpu_traces.training())), tmp_path / "a.json"
         )
         monkeypatch.setenv(core.VARIABLE, "fast")
-        assert main(["summary", str(tmp_path / "a.json")]) == 2
-        assert "PPPROF_CORE=fast: expected native or python" in capsys.readouterr().err
+        assert (
+            "PPPROF_CORE=fast: expected native or python"
+            in cli("summary", tmp_path / "a.json", code=2).err
+        )
 
 
 def block_of(data: bytes, first: int = 0) -> Block:

@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
@@ -353,11 +352,10 @@ def test_an_unpaired_surrogate_in_a_name_changes_no_time(reads, tmp_path, monkey
         assert again.events["start_ns"].equals(events["start_ns"])
 
 
-def test_skipped_parts_are_one_line_on_stderr(tmp_path, capsys):
+def test_skipped_parts_are_one_line_on_stderr(tmp_path, cli):
     path = tmp_path / "cut.json"
     path.write_text(paddle(operator("one"), operator("two", 2))[:-200], encoding="utf-8")
-    assert main(["summary", str(path), "--views", "op"]) == 0
-    assert capsys.readouterr().err == (
+    assert cli("summary", path, "--views", "op").err == (
         f"{path}: partly read: the file is truncated; skipped 1 event that is not valid JSON\n"
     )
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import read
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, training, write_events
@@ -318,7 +317,7 @@ def test_what_is_not_read_is_named(tmp_path, kind):
     "command", ["summary", "ranks", "advise", "report", "merge", "convert", "diff"]
 )
 @pytest.mark.parametrize("kind", ["before Kineto", "asynchronous", "tar"])
-def test_every_command_rejects_it(tmp_path, capsys, kind, command):
+def test_every_command_rejects_it(tmp_path, cli, kind, command):
     written, name = NAMED[kind]
     path = tmp_path / "a.json"
     path.write_bytes(written(path))
@@ -328,7 +327,6 @@ def test_every_command_rejects_it(tmp_path, capsys, kind, command):
         "convert": [str(tmp_path / "b.pb")],
         "diff": [str(path)],
     }
-    assert main([command, str(path), *more.get(command, [])]) == 3
-    output = capsys.readouterr()
+    output = cli(command, path, *more.get(command, []), code=3)
     assert output.out == ""
     assert name in output.err

@@ -97,13 +97,12 @@ def test_a_user_names_the_mark(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
-def test_every_command_takes_the_mark(tmp_path, command, capsys):
+def test_every_command_takes_the_mark(tmp_path, command, cli):
     path = str(write_events(tmp_path / "a.json", serving().events))
     rest = {"merge": ["-o", str(tmp_path / "m.json")], "report": ["-o", str(tmp_path / "r.html")]}
     rest["diff"] = [path]
     arguments = [command, path, *rest.get(command, []), "--step-mark", "prefill"]
-    assert main(arguments) == 0
-    assert "4 steps, from spans such as step[prefill" in capsys.readouterr().err
+    assert "4 steps, from spans such as step[prefill" in cli(*arguments).err
 
 
 def test_derived_steps_are_not_written(tmp_path, capsys):
