@@ -169,11 +169,20 @@ def _attach(
         job -> run directory -> clock: which steps a window has -> steps, store -> windows -> parts
             -> session
 
-    - Collectives, Fleet's spans, remote calls, operators, stacks, the disk budget and the steps observe the
-      windows: see `_windows`.
-    - The session calls its parts in their order, after each step and at its end: ``close`` of all,
-      which saves an open window, then ``wait`` of all, which waits for tables and prints results.
-      After a failure of the training, parts with data are closed first.
+    The session calls its parts in their order, after each step and at its end: ``close`` of all, which
+    saves an open window, then ``wait`` of all, which waits for tables and prints results. After a
+    failure of the training, parts with data are closed first. A signal calls ``rescue``::
+
+                         each step   between steps   close   wait   rescue
+        DevicePart                   after step 0
+        LivenessPart                                 x              x
+        FlightRecorder   x                           x
+        TriggersPart     x                           x       x
+        RecordingPart                x               x              x
+        ClockSync                    window ends             x
+        StepsPart        x           window ends     x              x
+        TablesPart                                           x
+        Results                                      x       x      x
     """
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
@@ -193,7 +202,7 @@ def _attach(
     if run is not None and not profiler.timer_only:
         clock_sync = _clock_sync(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
-    clock = WindowClock(schedule, triggers, profiler.timer_only)
+    window_clock = WindowClock(schedule, triggers, profiler.timer_only)
 
     summary = PerfSummary(manifest["device_peak_flops"])
     steps = _steps(profiler, job, run, summary, printing)
@@ -210,20 +219,20 @@ def _attach(
         liveness,
         flight_recorder,
         TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
-        RecordingPart(clock, windows, post_processor, triggers) if post_processor else None,
+        RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
         clock_sync,
         steps,
         TablesPart(post_processor) if post_processor else None,
         Results(
             job.rank,
             shown,
-            clock,
+            window_clock,
             summary,
             prints,
             viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
             clocks_of=run if clock_sync is not None else None,
             liveness=liveness,
-            windows=store if windows is not None else None,
+            store=store if windows is not None else None,
             post_processor=post_processor,
             brief=profiler.brief,
         ),
@@ -231,7 +240,7 @@ def _attach(
     timer = _timer()
     timer.watch_readers()
     session = RecordingSession(
-        clock,
+        window_clock,
         [part for part in parts if part is not None],
         timer=timer,
         rank=job.rank,
@@ -336,14 +345,14 @@ def _steps(
 ) -> StepsPart:
     import paddle
 
-    log = scalars = None
+    step_log = scalars = None
     if run is not None:
-        log = StepLog(RunFile(run, rundir.steps_path(job.rank)))
+        step_log = StepLog(RunFile(run, rundir.steps_path(job.rank)))
         # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
         if profiler.visualdl_scalars and job.rank in printing:
             is_first = job.rank == min(printing)
             scalars = Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
-    return StepsPart(summary, log, scalars, memory_reader(paddle, _device()))
+    return StepsPart(summary, step_log, scalars, memory_reader(paddle, _device()))
 
 
 def _windows(
@@ -355,6 +364,19 @@ def _windows(
     prints: bool,
     flight_recorder: FlightRecorder | None,
 ) -> Windows | None:
+    """Build the windows of this rank, and what observes them, in the order of its calls.
+
+    ::
+
+                               wraps functions   in the window       once the raw capture is written
+        Collectives            x
+        FleetSpans             x
+        RpcCalls               x
+        OperatorCallRecorder   x                 collects calls      writes them beside it
+        StackSampler                             a thread samples    writes them beside it
+        DiskBudget                               notes its size      counts the files above, so follows
+        LongSteps                                a thread watches
+    """
     # Imported here: these modules are the first to use private names of Paddle, and a new version
     # of Paddle may have moved the names.
     try:
@@ -376,10 +398,9 @@ def _windows(
             from ppprof.capture.recording.python_stacks import StackSampler
 
             observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
-        # after the operators and stacks, whose files count
         observers += _disk_budget(profiler, job, run, prints)
         long_steps = LongSteps(operators, recorder.end_allocations)
-        windows = Windows(recorder, store, [*observers, steps, long_steps])
+        windows = Windows(recorder, store, [*observers, long_steps], before_waiting=steps.flush)
         long_steps.end_window = windows.end_within_step
         return windows
     except Exception as error:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.processors import Processors
 from ppprof.capture.steps.step_log import DeviceMemory, RecordValues, StepRecord
@@ -231,12 +230,12 @@ class RecordingPart(Part):
 
     def __init__(
         self,
-        clock: WindowClock,
+        window_clock: WindowClock,
         windows: Windows | None,
         post_processor: PostProcessor,
         triggers: Triggers | None = None,
     ) -> None:
-        self._window_clock = clock
+        self._window_clock = window_clock
         self._windows = windows
         self._post_processor = post_processor
         self._triggers = triggers
@@ -294,7 +293,7 @@ class RecordingPart(Part):
             self._windows.rescue()
 
     def _apply_keep_decisions(self) -> None:
-        """Keep or delete each provisional window that rank 0 has decided on."""
+        """Keep or delete each held window that rank 0 has decided on."""
         if self._triggers is None or not self._triggers.keep_decisions:
             return
         decisions, self._triggers.keep_decisions = self._triggers.keep_decisions, {}
@@ -339,7 +338,7 @@ class DevicePart(Part):
             )
 
 
-class StepsPart(Part, WindowObserver):
+class StepsPart(Part):
     """Counts and logs every step, recorded or not.
 
     Args:
@@ -450,10 +449,6 @@ class StepsPart(Part, WindowObserver):
         if transition.ends_window:
             self.flush()
         return 0
-
-    def before_waiting(self) -> None:
-        """Write all steps to disk: the training may never return from its window."""
-        self.flush()
 
     def close(self, ending: Ending) -> None:
         """Write all steps to disk."""

@@ -203,7 +203,7 @@ class _Profiled:
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
             return RemoteResult(self._function(*args, **kwargs))
-        recording = _Recording(self._origin, self._name, self._to, self._arrived_ns)
+        recording = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns)
         try:
             value = self._function(*args, **kwargs)
         except BaseException as error:
@@ -236,7 +236,7 @@ def _current_origin(scope: _Scope | None) -> _Origin | None:
         return None
 
 
-class _Recording:
+class _RecordedCall:
     """The recording of a call that runs in this process. Its methods never raise.
 
     If Paddle's profiler fails, the call is recorded without events, and its ``note`` says why.

@@ -54,7 +54,7 @@ class Results(Part):
     """The run directory whose clock readings are printed; None if clocks are not compared."""
     liveness: LivenessPart | None = None
     """Names the ranks that died; None if ranks are not marked."""
-    windows: WindowStore | None = None
+    store: WindowStore | None = None
     """What became of the windows of this rank; None if this rank does not record."""
     post_processor: PostProcessor | None = None
     """Makes the tables; None if this rank does not record."""
@@ -73,11 +73,11 @@ class Results(Part):
             self._log_cut_window(ending)
             self._print_summary()
             if (
-                self.windows is not None
+                self.store is not None
                 and self.shown is not None
                 and not self.window_clock.timer_only
             ):
-                self._print_traces(self.windows, self.shown, ending)
+                self._print_traces(self.store, self.shown, ending)
             self._print_end()
 
     def rescue(self) -> None:
@@ -88,7 +88,7 @@ class Results(Part):
 
     def _log_lost_ranks(self) -> None:
         if self.liveness is not None and self.liveness.lost_ranks:
-            num_saved = len(self.windows.saved) if self.windows is not None else 0
+            num_saved = len(self.store.saved) if self.store is not None else 0
             saved = f"{num_saved} window{'s' * (num_saved != 1)} and the step times of this rank"
             lost = self.liveness.lost_ranks
             log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}")
@@ -101,8 +101,8 @@ class Results(Part):
         """
         schedule, window = self.window_clock.schedule, self.window_clock.window
         num_recorded = schedule.num_recorded(ending.num_steps)
-        windows = self.windows
-        saved = {name.window for name in windows.saved} - windows.cut if windows is not None else ()
+        store = self.store
+        saved = {name.window for name in store.saved} - store.cut if store is not None else ()
         if not ending.num_steps and not ending.failed:
             log.warning("step() was never called: no step times are known")
         elif schedule.record is not None and num_recorded and window in saved:
@@ -124,22 +124,22 @@ class Results(Part):
             if line is not None:
                 print_result(f"{line}\n")
 
-    def _print_traces(self, windows: WindowStore, run: Path, ending: Ending) -> None:
-        if not windows.saved:
+    def _print_traces(self, store: WindowStore, run: Path, ending: Ending) -> None:
+        if not store.saved:
             # A failure, a skipped window and a short training were logged, which explains it.
             on_demand = self.window_clock.on_demand
             is_short = on_demand is not None and on_demand.cut_short is not None
-            if not (ending.failures or windows.num_skipped or is_short):
-                log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
+            if not (ending.failures or store.num_skipped or is_short):
+                log.warning(f"no window was recorded: {self._why_no_window(store, ending)}")
             return
         if self.viewed is None:
             log.warning(f"{run}: no viewer opens pb alone; add json to Profiler.formats")
             return
         if self.viewed == "json" and not self.brief:  # VisualDL does not open gzip files
             print_result(f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}\n")
-        paths = [str(run / name.trace(self.viewed)) for name in windows.saved]
+        paths = [str(run / name.trace(self.viewed)) for name in store.saved]
         traces = " ".join(paths[:_MOST_PATHS])
-        num_traces = sum(windows.num_segments.get(name.window, 1) for name in windows.saved)
+        num_traces = sum(store.num_segments.get(name.window, 1) for name in store.saved)
         num_more = num_traces - min(len(paths), _MOST_PATHS)
         more = f" and {num_more} more" if num_more else ""
         print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
@@ -149,7 +149,7 @@ class Results(Part):
 
         Print nothing if no window was recorded and no step counts in the Perf Summary.
         """
-        has_windows = self.windows is not None and bool(self.windows.saved)
+        has_windows = self.store is not None and bool(self.store.saved)
         if self.shown is None or not (has_windows or self.summary.has_table):
             return
         run, lines = shlex.quote(str(self.shown)), []
@@ -165,12 +165,12 @@ class Results(Part):
         lines.append(f"what to change: ppprof advise {run}")
         print_result("".join(f"{line}\n" for line in lines))
 
-    def _why_no_window(self, windows: WindowStore, ending: Ending) -> str:
+    def _why_no_window(self, store: WindowStore, ending: Ending) -> str:
         why = (
             f"the schedule is {self.window_clock.schedule}, and {ending.num_steps} steps were seen"
         )
         if self.window_clock.on_demand is None:
             return why
-        if windows.num_dropped:
+        if store.num_dropped:
             return f"{why}; what was recorded was not slow, and deleted"
         return f"{why}; no window was asked for on this rank"

@@ -185,7 +185,7 @@ class Plan:
     steps: int
     ranks: RankSelector
     """Ranks that record the window, if they are among the ranks that record at all."""
-    is_provisional: bool
+    is_held: bool
     """Whether the window is deleted unless one of its steps is slow."""
     num_provisional: int = 0
     """Most steps that are recorded ahead of the window, from step 1 on. They are kept only if the

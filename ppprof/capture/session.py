@@ -120,7 +120,7 @@ class RecordingSession(ProfilerSession):
     exception that a signal handler of the training raises meanwhile is: at the end of the method.
 
     Args:
-        clock: decides which steps are recorded.
+        window_clock: decides which steps are recorded.
         parts: the parts to call, in this order.
         timer: measures the steps.
         rank: this process's rank.
@@ -130,7 +130,7 @@ class RecordingSession(ProfilerSession):
 
     def __init__(
         self,
-        clock: WindowClock,
+        window_clock: WindowClock,
         parts: Sequence[Part] = (),
         *,
         timer: StepTimer | None = None,
@@ -138,7 +138,7 @@ class RecordingSession(ProfilerSession):
         stop_training: bool = False,
         saves: bool = False,
     ) -> None:
-        self._window_clock = clock
+        self._window_clock = window_clock
         self._parts = parts
         # A call costs as much as what most parts do in a step.
         self._stepping = [part for part in parts if _overrides(part.on_step, Part.on_step)]

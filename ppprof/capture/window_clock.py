@@ -37,7 +37,7 @@ class OnDemandWindows(Protocol):
         """Whether this rank records the agreed window."""
 
     @property
-    def is_provisional(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the agreed window may be deleted once it is recorded."""
 
     def state(self, step: int) -> State:
@@ -59,7 +59,7 @@ class Transition(NamedTuple):
     """This rank's state in the step that ended."""
     own_after: State
     """This rank's state in the step that begins; CLOSED if this rank does not record the window."""
-    is_provisional: bool = False
+    is_held: bool = False
     """Whether the window may be deleted once it is recorded; only for windows on demand."""
     excluded: bool = False
     """Whether the step that begins includes a stall: any rank's window gets ready, opens or ends
@@ -117,14 +117,14 @@ class WindowClock:
         if before is State.LAST:
             self.window += 1
         after = State.CLOSED if self.timer_only else self.schedule.state(step)
-        own_after, is_provisional = after, False
+        own_after, is_held = after, False
         on_demand = self.on_demand
         if on_demand is not None:
             self.window = max(self.window, on_demand.first_free)
             if after is State.CLOSED:
                 after = on_demand.state(step)
                 own_after = after if on_demand.is_member else State.CLOSED
-                is_provisional = on_demand.is_provisional
+                is_held = on_demand.is_held
         if before is State.LAST or not own_after.records:
             self._is_cut = False
         if self._is_cut:
@@ -134,7 +134,7 @@ class WindowClock:
         opens = after is State.READY or after.records > before.records
         excluded = opens or before is State.LAST or ends_provisional_steps(before, after)
         return Transition(
-            step, self.window, before, after, own_before, own_after, is_provisional, excluded
+            step, self.window, before, after, own_before, own_after, is_held, excluded
         )
 
     def next_change(self, step: int) -> int:

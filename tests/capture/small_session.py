@@ -107,13 +107,13 @@ def attach(fault: str) -> ProfilerSession:
     recorder = SmallRecorder(fault)
     store = WindowStore(run, 0, topology, post_processor)
     steps = StepsPart(summary, StepLog(RunFile(run, rundir.steps_path(0))))
-    windows = Windows(recorder, store, [steps])  # type: ignore[arg-type]
+    windows = Windows(recorder, store, before_waiting=steps.flush)  # type: ignore[arg-type]
     liveness = LivenessPart(LivenessRegistry(run, topology, 0))
     recording = RecordingPart(clock, windows, post_processor)
     results = Results(
         *(0, LOG, clock, summary),
         liveness=liveness,
-        windows=store,
+        store=store,
         post_processor=post_processor,
     )
     parts = [liveness, recording, steps, TablesPart(post_processor), results]

@@ -66,7 +66,7 @@ class Training:
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, topology, made)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))
-        self.windows = Windows(recorder, self.store, [*([budget] if budget else []), steps])
+        self.windows = Windows(recorder, self.store, [budget] if budget else [], steps.flush)
         parts: list[Part] = [
             TriggersPart(triggers, self.store.saved_steps),
             RecordingPart(clock, self.windows, made, triggers),
@@ -292,7 +292,7 @@ def test_remote_calls_of_a_window_without_a_step_are_deleted(tmp_path: Path) -> 
 
 def test_no_step_is_provisional_beside_a_schedule(tmp_path: Path) -> None:
     schedule = Schedule.of((30, 32))
-    assert latest_plan(3, "all", schedule) == Plan(0, 20, 3, "all", is_provisional=False)
+    assert latest_plan(3, "all", schedule) == Plan(0, 20, 3, "all", is_held=False)
     assert latest_plan(3, "all", Schedule.of(None, on_demand=True)) == Plan(
-        0, 20, 3, "all", is_provisional=False, num_provisional=3
+        0, 20, 3, "all", is_held=False, num_provisional=3
     )

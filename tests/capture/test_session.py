@@ -247,7 +247,7 @@ def test_a_training_that_is_too_short_logs_one_line(
 ) -> None:
     on_demand: Any = SimpleNamespace(cut_short=object() if is_short else None)
     clock = WindowClock(Schedule.of(None, on_demand=True), on_demand)
-    results = Results(0, tmp_path, clock, PerfSummary(), windows=cast("Any", Windows()))
+    results = Results(0, tmp_path, clock, PerfSummary(), store=cast("Any", Windows()))
     results.wait(Ending(None, 5, False, set()))
     why = "no window was recorded: the schedule is no step, and 5 steps were seen; "
     expected = [] if is_short else [f"{why}no window was asked for on this rank"]

@@ -40,8 +40,8 @@ class OnDemand:
         return self.plan.window + (self.step >= self.plan.end) if self.step >= self.agreed_at else 0
 
     @property
-    def is_provisional(self) -> bool:
-        return self._is_known and self.plan.is_provisional
+    def is_held(self) -> bool:
+        return self._is_known and self.plan.is_held
 
     def state(self, step: int) -> State:
         return self.plan.state(step) if self._is_known else State.CLOSED
@@ -69,7 +69,7 @@ def columns(transitions: list[Transition]) -> dict[str, str]:
         "own": "".join(LETTERS[item.own_after] for item in transitions),
         "window": "".join(str(item.window) for item in transitions),
         "excluded": "".join(".x"[item.excluded] for item in transitions),
-        "provisional": "".join(".x"[item.is_provisional] for item in transitions),
+        "provisional": "".join(".x"[item.is_held] for item in transitions),
     }
 
 
@@ -123,9 +123,9 @@ def test_a_timer_records_and_excludes_nothing() -> None:
     }
 
 
-TRIAL = Plan(window=0, start=4, steps=3, ranks="all", is_provisional=True)
-LATER = Plan(window=1, start=7, steps=3, ranks="all", is_provisional=False)
-FIRST = Plan(window=0, start=7, steps=3, ranks="all", is_provisional=False, num_provisional=3)
+TRIAL = Plan(window=0, start=4, steps=3, ranks="all", is_held=True)
+LATER = Plan(window=1, start=7, steps=3, ranks="all", is_held=False)
+FIRST = Plan(window=0, start=7, steps=3, ranks="all", is_held=False, num_provisional=3)
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ class Triggers:
         a window."""
         self._cool_until = 0
         self._undecided: dict[int, tuple[int, bool]] = {}
-        """On rank 0, the provisional windows without a decision, keyed by number: the step after the
+        """On rank 0, the held windows without a decision, keyed by number: the step after the
         window, and whether a step of the window was slow."""
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
@@ -210,7 +210,7 @@ class Triggers:
         self.first_free = 0
         """The lowest number that the next window may have, as far as this rank knows."""
         self.keep_decisions: dict[int, bool] = {}
-        """Whether each decided provisional window is kept, keyed by the window's number. The session
+        """Whether each decided held window is kept, keyed by the window's number. The session
         removes the decisions that it applies."""
         with self._suppress_and_report():
             if rank == 0 and config.file:
@@ -228,9 +228,9 @@ class Triggers:
         return self._rank in self._members
 
     @property
-    def is_provisional(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the agreed window is deleted unless one of its steps is slow."""
-        return self._plan is not None and self._plan.is_provisional
+        return self._plan is not None and self._plan.is_held
 
     def add_step(
         self, step: int, duration_ns: int, *, is_recorded: bool, is_excluded: bool
@@ -273,7 +273,7 @@ class Triggers:
     def close(self, failed: bool) -> None:
         """Wait up to 2 s for confirmations or decisions of other ranks, then close the channel.
 
-        Rank 0 decides on all provisional windows and deletes the request file; the other ranks wait
+        Rank 0 decides on all held windows and deletes the request file; the other ranks wait
         for its decisions. Decisions that arrived in time are in ``keep_decisions``. A window that
         is still open gets no decision and is kept.
 
@@ -314,7 +314,7 @@ class Triggers:
         times = duration_ns / known.median_ns
         of_window = [p for p in (self._plan, self._ended) if p and p.start <= step < p.end]
         if of_window:
-            if of_window[0].is_provisional:
+            if of_window[0].is_held:
                 self._note_slow(of_window[0].window)
         elif not (is_recorded or is_excluded) and self._plan is None and step >= self._report_from:
             self._report_from = step + 1 + slow.cool_down
@@ -363,7 +363,7 @@ class Triggers:
             log.warning(f"rank {self._rank}: {plan}: {late}")
         self._plan, self._members = plan, members
         self.first_free = plan.window
-        if plan.is_provisional:
+        if plan.is_held:
             self._awaited.add(plan.window)
 
     def _coordinate(self, step: int, window: int) -> None:
@@ -447,7 +447,7 @@ class Triggers:
             log.warning(f"rank 0: no window, {why}: {refused}")
             self._respond(TriggerResponse(why, request.id, refused))
             return
-        self._open(Plan(window, start, steps, ranks, is_provisional=False), step, why)
+        self._open(Plan(window, start, steps, ranks, is_held=False), step, why)
         self._respond(TriggerResponse(why, request.id, None, window, start, steps, sorted(members)))
 
     def _open_for_slow_step(self, why: str, step: int, window: int) -> None:
@@ -469,7 +469,7 @@ class Triggers:
                 log.warning(f"rank 0: {why}: no window, since {limit}")
             return
         plan = Plan(window, start, config.steps, config.ranks, slow.keep == "slow")
-        if plan.is_provisional:
+        if plan.is_held:
             self._undecided[window] = (plan.end, False)
         else:
             self._num_kept += 1
@@ -487,7 +487,7 @@ class Triggers:
         log.info(f"rank 0: {plan}, on {format_ranges('rank', self._members)}: {why}")
 
     def _decide(self, step: float) -> None:
-        """Decide on provisional windows, and send the decisions to the other ranks.
+        """Decide on held windows, and send the decisions to the other ranks.
 
         A window is kept if any rank reported a slow step in it. A decision is made when the reports
         of all ranks must have arrived.

@@ -3,7 +3,7 @@
 ::
 
     provisional steps    in memory -> written in place of the window, or freed
-    provisional window   written, held -> released once it is kept, or deleted
+    held window          written -> released once it is kept, or deleted
     any other window     written -> tables and traces are made
 """
 

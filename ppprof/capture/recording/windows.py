@@ -70,9 +70,6 @@ class WindowObserver:
     def uninstall(self) -> None:
         """Restore what `install` has wrapped: Paddle's profiler is about to stop."""
 
-    def before_waiting(self) -> None:
-        """Save other data: Paddle's profiler is about to wait for the device, perhaps forever."""
-
     def kept(self, name: rundir.TraceName, num_steps: int) -> None:
         """Handle that a recording is closed and stays in memory: `saved` or `dropped` follows."""
 
@@ -84,7 +81,7 @@ class WindowObserver:
 
 
 @dataclass
-class _Recording:
+class _OpenSegment:
     """The recording that is open: a window's segment."""
 
     name: rundir.TraceName
@@ -107,10 +104,10 @@ class _Recording:
         """The steps of the segment."""
         return range(self.first_step, self.first_step + self.num_steps)
 
-    def next(self) -> _Recording:
+    def next(self) -> _OpenSegment:
         """Return the next segment of the window, which begins now."""
         name = replace(self.name, segment=self.name.segment + 1)
-        return _Recording(name, self.steps.stop, self.is_provisional, self.window_steps)
+        return _OpenSegment(name, self.steps.stop, self.is_provisional, self.window_steps)
 
 
 class Windows:
@@ -120,7 +117,7 @@ class Windows:
 
         window opens    recorder.prepare -> observers.install -> recorder.start -> observers.started
         each step       recorder.begin_step ... recorder.end_step -> observers.step
-        segment ends    on a device: observers.before_waiting -> recorder.take, recorder.write, which
+        segment ends    on a device: before_waiting -> recorder.take, recorder.write, which
                         writes the raw capture -> observers.saved -> store.add
                         -> recorder.prepare -> recorder.start -> observers.started
         window ends     observers.uninstall -> as where a segment ends, up to store.add
@@ -139,6 +136,8 @@ class Windows:
         recorder: drives Paddle's profiler.
         store: the files of the windows.
         observers: what happens besides.
+        before_waiting: saves other data: Paddle's profiler is about to wait for the device, perhaps
+            forever.
         now: returns the processor time of this thread in seconds; tests pass another function.
     """
 
@@ -147,18 +146,20 @@ class Windows:
         recorder: Recorder,
         store: WindowStore,
         observers: Sequence[WindowObserver] = (),
+        before_waiting: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.thread_time,
     ) -> None:
         self._now = now
         self._recorder = recorder
         self._store = store
         self._observers = observers
+        self._before_waiting = before_waiting
         self._lock = threading.RLock()  # between the training and `give_way`
         self._thread = threading.get_ident()
         self._is_set_up = self._gave_way = False
         self._asked: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
-        self._open: _Recording | None = None
+        self._open: _OpenSegment | None = None
         self._length = SegmentLength()
 
     @property
@@ -236,7 +237,7 @@ class Windows:
             elif ends_provisional_steps(before, after):
                 self._keep_in_memory()
                 self._answer()
-            self._store.holds = transition.is_provisional
+            self._store.holds = transition.is_held
             if ends_segment and not self._next_segment():
                 return False
             opens = after.records and self._open is None
@@ -253,7 +254,7 @@ class Windows:
                 self._is_set_up = True
             if opens:
                 name = self._store.new_name(transition.window)
-                self._open = _Recording(name, transition.step, after is State.PROVISIONAL)
+                self._open = _OpenSegment(name, transition.step, after is State.PROVISIONAL)
                 for observer in self._observers:
                     observer.install()
                 self._recorder.start()
@@ -294,7 +295,7 @@ class Windows:
             if self._open.num_steps and not self._open.is_provisional:
                 self._store.provisional.drop()
 
-    def _count_step(self, recording: _Recording, is_complete: bool) -> None:
+    def _count_step(self, recording: _OpenSegment, is_complete: bool) -> None:
         recording.num_steps += is_complete
         for observer in self._observers:
             observer.step(recording.num_steps)
@@ -360,7 +361,7 @@ class Windows:
                 finally:
                     self._answer()
 
-    def _end_early(self, recording: _Recording, is_complete: bool) -> str:
+    def _end_early(self, recording: _OpenSegment, is_complete: bool) -> str:
         """Close the open recording within a step, and return what became of it."""
         self._recorder.end_step(is_complete=is_complete)
         if is_complete:
@@ -510,8 +511,7 @@ class Windows:
         if uninstalls:
             self._uninstall()
         if self._recorder.on_device:
-            for observer in self._observers:
-                observer.before_waiting()
+            self._before_waiting()
 
     def _uninstall(self) -> None:
         for observer in self._observers:

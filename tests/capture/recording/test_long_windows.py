@@ -82,7 +82,7 @@ class Training:
         )
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, Topology.of(dp=1), made)
-        self.windows = Windows(recorder, self.store, [self.counter], lambda: self.time)
+        self.windows = Windows(recorder, self.store, [self.counter], now=lambda: self.time)
         clock = WindowClock(schedule)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, steps_path(0))))
         parts: list[Part] = [RecordingPart(clock, self.windows, made), steps]
