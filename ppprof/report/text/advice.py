@@ -178,7 +178,11 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
         if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
             left -= share
             text = _text(catalogue["rules"][finding.rule], "short", finding)
-            short = text.format_map(_facts(finding, words))
+            facts = _facts(finding, words)
+            known = {
+                name: facts[name] for name, value in finding.facts.items() if value is not None
+            }
+            short = _without_unknown(text, known).format_map(facts)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
     shown = ", ".join(parts) or words["verdict_nothing"] + _largest(
         findings, words, "verdict_largest"
