@@ -36,6 +36,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--language", choices=LANGUAGES, default="en", help="language of the findings: en or zh")
     add_rows(parser, "findings", "none")
     add_renamed(parser, "--limit", "--row-limit")
+    add(
+        "--verbose",
+        action="store_true",
+        default=None,
+        help="add definitions, and the lines of source around each place",
+    )
     add_format(
         parser, "json: everything, in nanoseconds; csv: a row for each finding; md: for a comment"
     )
@@ -52,6 +58,8 @@ def check(args: argparse.Namespace) -> None:
     checks.row_limit(None)
     if args.format in ("json", "csv"):
         checks.no_effect(["row_limit"], f"on {args.format}, which holds every finding")
+    if args.format != "table":
+        checks.no_effect(["verbose"], f"on {args.format}")
     checks.layout()
     checks.output(args.paths)
     checks.done()
@@ -80,6 +88,6 @@ def run(args: argparse.Namespace) -> int:
         elif args.format == "md":
             text = findings_markdown(findings, language, row_limit)
         else:
-            text = render_findings(findings, language, row_limit, args.layout)
+            text = render_findings(findings, language, row_limit, args.layout, bool(args.verbose))
         show(args, [text])
     return 0

@@ -34,6 +34,8 @@ IN_JOBS = (
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "conftest")
 NOT_MEASURED = ("layer_as_a_loop", "recurrence_in_python", "tiny_batches")
 """Scripts whose cost is a maximum: another line does the same in fewer operators, of unknown time."""
+AT_LEAST = ("float64_in_one_layer",)
+"""Scripts whose cost is a minimum: half of the bytes; tanh in float64 takes several times as long."""
 OF_MEMORY = ("list_of_losses",)
 """Scripts whose bottleneck takes memory, and no time."""
 ATTEMPTS = 3
@@ -80,7 +82,7 @@ def check_the_line(name: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "ppprof", "run", *ranks, *window, script.name)
     after = truth(name, tmp_path)
     findings = ppprof.advise(ppprof.open(tmp_path / "profiler_log"))
-    lines = [finding for finding in findings if line_of(finding) is not None]
+    lines = [finding for finding in findings if finding.place is not None]
     if name == HEALTHY:
         assert lines == []
         return
@@ -88,9 +90,10 @@ def check_the_line(name: str, tmp_path: Path) -> None:
     first = next(is_first)
     assert lines[:1] == [first]
     allowed = marks(script)["planted"]
-    file, number = str(line_of(first)).split(":")
+    assert first.place is not None
+    file, number = first.place
     assert file == f"{name}.py"
-    assert int(number) in allowed
+    assert number in allowed
     if num_ranks(script) == 1:  # of one rank alone, the sentence knows no others
         closing = next(line for line in done.stdout.splitlines() if line.startswith("rank 0, win"))
         assert f"{file}:" in closing
@@ -99,7 +102,9 @@ def check_the_line(name: str, tmp_path: Path) -> None:
     if name in (*NOT_MEASURED, *OF_MEMORY):
         return
     assert first.share is not None
-    assert min(before, after) - TOLERANCE <= first.share <= max(before, after) + TOLERANCE
+    print(f"{name}: {first.rule} {first.share:.3f}, without ppprof {before:.3f} and {after:.3f}")
+    least = 0.0 if name in AT_LEAST else min(before, after) - TOLERANCE
+    assert least <= first.share <= max(before, after) + TOLERANCE
 
 
 ENDS = """
@@ -128,16 +133,7 @@ def test_the_samples_survive_the_end_of_the_training(how: str, code: int, tmp_pa
     run(tmp_path, "-m", "ppprof", "run", *window, "ends.py", how, code=code)
     run(tmp_path, "-m", "ppprof", "finish", "profiler_log")
     findings = ppprof.advise(ppprof.open(tmp_path / "profiler_log"))
-    assert line_of(findings[0]) == "ends.py:10"
-
-
-def line_of(finding: ppprof.analysis.advice.Finding) -> str | None:
-    """Return the line that a finding names, such as ``train.py:7, log()``."""
-    names = (str(finding.facts.get(name)) for name in ("reason", "line", "gap", "layer"))
-    return next((match[0] for match in map(_LINE.search, names) if match), None)
-
-
-_LINE = re.compile(r"\w+\.py:\d+")
+    assert findings[0].place == ("ends.py", 10)
 
 
 def num_ranks(script: Path) -> int:

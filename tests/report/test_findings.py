@@ -26,7 +26,7 @@ from ppprof.report.text.advice import (
     verdict,
 )
 from ppprof.report.text.layout import Layout
-from tests.fixtures.findings import TRIGGERS
+from tests.fixtures.findings import TRIGGERS, logging, training
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Thread, span
 
@@ -225,3 +225,28 @@ def test_shares_in_one_sentence_add_up_to_the_step_at_most():
     ]
     sentence = verdict(1e6, found)
     assert [int(share) for share in re.findall(r"(\d+)% ", sentence)] == [84, 16]
+
+
+def test_the_source_around_a_place_is_shown_and_escaped(tmp_path):
+    """Five lines, as they were recorded; a page shows them as text."""
+    text = {5: "def log():", 6: "    rows = []", 7: "    file.write('<script>')", 9: "    end"}
+    stacks = dataclasses.replace(logging(), source={"train.py": text})
+    findings = ppprof.advise(ppprof.open(run(tmp_path / "log", [training(450)], stacks=[stacks])))
+    assert findings[0].place == ("train.py", 7)
+    assert findings[0].source == tuple(text.items())
+    shown = render_findings(findings, verbose=True)
+    lines = [
+        "  5  def log():",
+        "  6      rows = []",
+        "> 7      file.write('<script>')",
+        "  9      end",
+    ]
+    assert "\n".join(f"     {line}" for line in lines) in shown
+    assert "def log" not in render_findings(findings)
+    document = findings_document(findings)["findings"][0]
+    assert document["source"][2] == {"line": 7, "text": text[7]}
+    page = tmp_path / "page.html"
+    ppprof.write_report(ppprof.open(tmp_path / "log"), page)
+    html = page.read_text(encoding="utf-8")
+    assert "&gt; 7      file.write(&#39;&lt;script&gt;&#39;)" in html
+    assert "file.write('<script>')" not in html.replace("&#39;", "'")

@@ -183,7 +183,9 @@ earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
-_OF_LENGTHS = frozenset(("slow-product", "wide-vocabulary", "fusible", "tiny-kernels"))
+_OF_LENGTHS = frozenset(
+    ("slow-product", "wider-dtype", "wide-vocabulary", "fusible", "tiny-kernels")
+)
 """Rules about the lengths of single kernels."""
 
 _OF_WINDOW = frozenset(("warm-up", "short-window"))
@@ -218,4 +220,5 @@ def advise(evidence: Evidence) -> Findings:
         is_major_doubt = severity == 0 and finding.rule in _TRUST
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    return Findings(sorted(findings, key=sort_key), evidence.largest, tuple(withheld))
+    findings = [evidence.with_source(finding) for finding in sorted(findings, key=sort_key)]
+    return Findings(findings, evidence.largest, tuple(withheld))

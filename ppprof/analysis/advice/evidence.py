@@ -46,6 +46,9 @@ SKIPPED_STEPS = 10
 """Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
 typical."""
 
+SOURCE_LINES = 2
+"""Lines of source before and behind a place that are shown with it."""
+
 SLOW = 1.5
 """A step that takes longer than this number of times the median step is slow. A checkpoint, an
 evaluation or a pause takes several times as long; noise rarely does."""
@@ -273,6 +276,18 @@ class Evidence:
             .drop("is_usual")
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
+
+    def with_source(self, finding: Finding) -> Finding:
+        """Return a finding with the lines of source around the place that it names, if they were kept."""
+        if finding.place is None:
+            return finding
+        file, number = finding.place
+        known: dict[int, str] = {}
+        for own in self.indicators.values():
+            known.update(own.source.get(file, {}))
+        around = range(number - SOURCE_LINES, number + SOURCE_LINES + 1)
+        source = tuple((n, known[n]) for n in around if n in known)
+        return dataclasses.replace(finding, source=source if number in known else ())
 
     def first_name(self, kind: str) -> str | None:
         """Return the name of a kind with the largest time; None without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -54,6 +55,20 @@ class Finding:
     selects one of the rule's proposals."""
     evidence: pl.DataFrame
     """The rows that show the finding, at most `MOST_ROWS`. Columns end in their units."""
+
+    source: tuple[tuple[int, str], ...] = ()
+    """Number and text of the lines of source around the place that the finding names; empty if it
+    names none, or if no source was kept."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The file and the line of the user's code that the finding names; None without one."""
+        names = (str(self.facts.get(name)) for name in ("reason", "line", "gap", "layer"))
+        match = next(filter(None, map(_PLACE.search, names)), None)
+        return None if match is None else (match[1], int(match[2]))
+
+
+_PLACE = re.compile(r"([^\s(,:]+\.py):([0-9]{1,9})")
 
 
 @dataclass(frozen=True)

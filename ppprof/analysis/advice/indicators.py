@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +172,8 @@ class Indicators(NamedTuple):
     """Columns of `KEPT`."""
     doubts: frozenset[str] = frozenset()
     """`ppprof.trace.schema.Trace.doubts` of the windows."""
+    source: Mapping[str, Mapping[int, str]] = MappingProxyType({})
+    """File -> line number -> text, of the user's code: see `ppprof.rundir.python_stacks`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory`` and ``kept`` are unchanged."""
@@ -226,6 +229,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         pl.DataFrame(schema=WIDE) if profile.unrecorded_device else wide_dtypes(profile),
         kept_memory(profile),
         frozenset(profile.whole.doubts),
+        {} if profile.trace.stacks is None else profile.trace.stacks.source,
     )
 
 
@@ -243,7 +247,8 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     wide = pl.concat([pl.DataFrame(schema=WIDE), *(part.wide for part in parts)])
     kept = pl.concat([pl.DataFrame(schema=KEPT), *(part.kept for part in parts)])
     doubts = frozenset().union(*(part.doubts for part in parts))
-    return Indicators(steps, names, memory, products, device, wide, kept, doubts)
+    source = {file: lines for part in parts for file, lines in part.source.items()}
+    return Indicators(steps, names, memory, products, device, wide, kept, doubts, source)
 
 
 def _sum(name: str) -> pl.Expr:

@@ -60,6 +60,9 @@ class FindingRow:
     """The finding's evidence, unchanged."""
     evidence_headers: Sequence[str]
     """The headers of the columns of ``evidence``."""
+    source: Sequence[str] = ()
+    """Lines of source around the place that the finding names, with their numbers; the place's own line
+    begins with ``>``."""
 
     @property
     def evidence_cells(self) -> tuple[list[str], list[list[str]]]:
@@ -102,9 +105,19 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
+                _source(finding),
             )
         )
     return translated
+
+
+def _source(finding: Finding) -> list[str]:
+    place = finding.place
+    width = len(str(max((number for number, _ in finding.source), default=0)))
+    return [
+        f"{'>' if place is not None and number == place[1] else ' '} {number:>{width}}  {text}"
+        for number, text in finding.source
+    ]
 
 
 def headline(findings: Sequence[Finding], language: str = "en", text: str = "first") -> str:
@@ -195,8 +208,11 @@ def render_findings(
     language: str = "en",
     limit: int | None = None,
     layout: Layout = PADDLE,
+    verbose: bool = False,
 ) -> str:
     """Return findings as text: a headline, then each finding with its proposal and evidence.
+
+    With ``verbose``, each has its definition and the lines of source around its place, too.
 
     A last line counts the findings beyond ``limit``.
 
@@ -209,7 +225,10 @@ def render_findings(
         severity = layout.paint(row.severity_text, _MEANINGS.get(row.severity))
         summary = words["summary"].format(**{**vars(row), "severity_text": severity})
         lines = [f"{number}. {layout.paint(row.title, 'title')} [{row.rule}]", f"   {summary}"]
-        lines += [layout.paint(f"   {words[name]}{getattr(row, name)}") for name in ("what", "do")]
+        shown = ("what", "do", "how") if verbose else ("what", "do")
+        lines += [layout.paint(f"   {words[name]}{getattr(row, name)}") for name in shown]
+        if verbose and row.source:
+            lines += [f"   {words['source']}", *(f"     {line}" for line in row.source)]
         if row.evidence.height:
             lines.append(f"   {words['evidence']}")
             lines += [f"     {line}" for line in layout.aligned(*row.evidence_cells, indent=5)]
@@ -274,6 +293,7 @@ def findings_document(
                 **texts,
                 "facts": dict(finding.facts),
                 "evidence": finding.evidence.rows(named=True),
+                "source": [{"line": number, "text": text} for number, text in finding.source],
             }
         )
     return {
