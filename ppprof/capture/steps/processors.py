@@ -11,6 +11,8 @@ from resource import RUSAGE_CHILDREN, getrusage
 from threading import get_ident
 from typing import NamedTuple
 
+from ppprof.capture.process import Descriptor
+
 _UNREAD = None, None, None
 _LEAST_STEP_NS = 2_000_000
 """Shortest time between two readings of the thread's wait, which take 1 to 2 us."""
@@ -37,7 +39,7 @@ class Processors:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._thread = 0
-        self._file: int | None = None
+        self._file: Descriptor | None = None
         self._waited_ns: int | None = None
         self._last: _Reading | None = None
         self._next_wait_ns = self._next_use_ns = 0
@@ -56,7 +58,7 @@ class Processors:
         self._next_wait_ns = now + _LEAST_STEP_NS
         try:
             waited_ns = self._wait_so_far()
-        except (OSError, ValueError):  # no Linux, or the training closed the file
+        except (OSError, ValueError):
             waited_ns = None
         last_ns, self._waited_ns = self._waited_ns, waited_ns
         wait_ns = None if waited_ns is None or last_ns is None else max(0, waited_ns - last_ns)
@@ -70,8 +72,7 @@ class Processors:
         """Close the open file."""
         file, self._file, self._thread = self._file, None, 0
         if file is not None:
-            with suppress(OSError):
-                os.close(file)
+            file.close()
 
     def _wait_so_far(self) -> int | None:
         """Return for how long the calling thread has waited for a processor; None if it is new."""
@@ -80,10 +81,13 @@ class Processors:
             self.close()
             self._waited_ns = None
             path = self._proc / "thread-self/schedstat"
-            self._file, self._thread = os.open(path, os.O_RDONLY | os.O_CLOEXEC), thread
-        if self._file is None:
+            self._file = Descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            self._thread = thread
+        if (
+            self._file is None or not self._file.is_ours
+        ):  # no Linux, or the training closed the file
             return None
-        ran, waited, _ = os.pread(self._file, 100, 0).split()
+        ran, waited, _ = os.pread(self._file.fd, 100, 0).split()
         return int(waited) if ran != b"0" else None  # this kernel does not count
 
     def _use(self) -> tuple[float | None, float | None]:
