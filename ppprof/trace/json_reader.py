@@ -1,8 +1,8 @@
 """Read JSON traces of Paddle or Kineto, valid or broken, in the fastest way.
 
 The compiled core scans a file whose events begin like those of a known writer by its fixed layout,
-and only events that differ from the layout are decoded. Any other file is decoded completely, and
-every file without the core. Both ways give the same trace and differ only in speed.
+and only events that differ from the layout are decoded. Any other file is decoded completely, and so is
+every file without the core, and a damaged one. Both ways give the same trace and differ only in speed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from ppprof.trace.json.recovery import HEAD_BYTES, INVALID_EVENTS, MISFIT_FIELDS
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.json_head import Keys, is_kineto, other_writer, read_keys
 from ppprof.trace.other_formats import writer_of
-from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent, by_rank
+from ppprof.trace.paddle.json_columns import (
+    DamagedError,
+    PaddleColumns,
+    PaddleEvent,
+    by_rank,
+    rank_of,
+)
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Note, Trace
@@ -60,6 +66,21 @@ def read_json_ranks(
         TraceError: the file is missing or unreadable, unpacks to too many bytes, or holds no trace
             of Paddle's or torch's profiler; says where and why.
     """
+    library = core.library()
+    try:
+        return _read_ranks(path, progress, step_mark, library)
+    except DamagedError:
+        return _read_ranks(path, progress, step_mark, None)
+
+
+def _read_ranks(
+    path: str | Path, progress: Progress | None, step_mark: str | None, library: ctypes.CDLL | None
+) -> dict[int, Trace]:
+    """Do what `read_json_ranks` does, with the compiled core if there is a ``library``.
+
+    Raises:
+        DamagedError: only with a ``library``; the file has to be read without it.
+    """
     skipped: Counter[str] = Counter()
     with TraceStream(path, progress) as source:
         keys = read_keys(source)
@@ -80,7 +101,7 @@ def read_json_ranks(
         else:
             traces = {
                 rank: with_step_mark(trace, step_mark)
-                for rank, trace in _paddle_traces(source, dialect_of(text), keys, skipped).items()
+                for rank, trace in _paddle_traces(source, library, keys, skipped).items()
             }
         if progress:
             progress(source.size, source.size)
@@ -151,10 +172,10 @@ def _check_writer(
 
 
 def _paddle_traces(
-    source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]
+    source: TraceStream, library: ctypes.CDLL | None, keys: Keys, skipped: Counter[str]
 ) -> dict[int, Trace]:
     columns = {0: PaddleColumns(skipped)}
-    library = core.library()
+    dialect = dialect_of(source.peek(HEAD_BYTES))
     if dialect and library:
         _scan_events(source, dialect, library, columns[0], keys)
     else:
@@ -192,9 +213,14 @@ def _paddle_trace(columns: PaddleColumns, keys: Keys) -> Trace:
 def _scan_events(
     source: TraceStream, name: str, library: ctypes.CDLL, columns: PaddleColumns, keys: Keys
 ) -> None:
-    """Add the events of a file to ``columns``: read them by their fixed layout, and decode the others."""
+    """Add the events of a file to ``columns``: read them by their fixed layout, and decode the others.
+
+    Raises:
+        DamagedError: others are not valid JSON, or are of several ranks, or the list has no end.
+    """
     dialect = DIALECTS[name]
-    reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
+    problems: Counter[str] = Counter()
+    reader = EventDecoder(PaddleEvent, source.path, problems, escapes=dialect.escapes)
     has_end = False
 
     def decoded(
@@ -209,7 +235,11 @@ def _scan_events(
         for first, until in ranges:
             has_end = until == end
             piece = text(first, until)
-            yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
+            body = (reader.without_end(piece, keys) if has_end else piece).strip(b" \t\r\n,")
+            events = reader.valid_events(body) if body else []
+            if events is None or problems or any(map(rank_of, events)):
+                raise DamagedError
+            yield first, events
 
     if can_divide(source):
         for scanned in scanned_ranges(source, name):
@@ -223,7 +253,7 @@ def _scan_events(
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
     if not has_end:
-        columns.skipped[TRUNCATED] += 1
+        raise DamagedError
 
 
 def _nearby(ranges: Ranges) -> Iterator[Ranges]:

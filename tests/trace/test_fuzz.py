@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write_paddle_json
+from ppprof.trace.fastpath import core
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS
 from tests.fixtures import gpu_traces
-from tests.fixtures.hostile_bytes import KINETO, LONG, MOST_SECONDS, mutated
+from tests.fixtures.hostile_bytes import KINETO, LONG, MOST_SECONDS, mutated, mutated_json
 from tests.fixtures.timeline import write
 
 MOST_MEMORY = 40
@@ -96,6 +98,30 @@ def test_changed_bytes(seeds, name, each_core, seed, tmp_path):
     began = time.monotonic()
     assert_clean(path)
     assert time.monotonic() - began < MOST_SECONDS
+
+
+@pytest.mark.skipif(core.load(core.FOLDER)[0] is None, reason="needs the compiled core")
+@pytest.mark.parametrize("change", [mutated, mutated_json])
+@pytest.mark.parametrize("name", ["ours", "paddle"])
+@given(seed=st.integers(0, 2**32))
+def test_both_cores_read_changed_files_alike(seeds, name, change, seed, tmp_path, monkeypatch):
+    """The compiled one reads what is whole; text that is broken is left to the portable one."""
+    path = tmp_path / "trace"
+    path.write_bytes(change(seeds[name], random.Random(seed)))
+    found = []
+    for each in (core.NATIVE, core.PYTHON):
+        monkeypatch.setenv(core.VARIABLE, each)
+        found.append(_outcome(path))
+    compiled, portable = found
+    if isinstance(compiled, TraceError) or isinstance(portable, TraceError):
+        assert str(compiled) == str(portable)
+        return
+    for table in ("events", "memory", "kernels", "memsets"):
+        assert_frame_equal(
+            getattr(compiled, table), getattr(portable, table), categorical_as_str=True
+        )
+    assert compiled.skipped == portable.skipped
+    assert compiled.ignored == portable.ignored
 
 
 @pytest.mark.parametrize("what", LONG)

@@ -9,8 +9,9 @@ of its last digit is known::
 
 Only the name has free content. It is the leftmost field and takes the rest, so quotes and
 backslashes in it do no harm. An event that differs from the format in any byte does not match; the
-JSON decoder reads it. It also reads an event whose name contains the text that follows a name: that
-may be two events, with no line break between them. `native` has the program that reads events in
+JSON decoder reads it. It also reads an event whose name contains a quotation mark that may end it: that
+may be two events, with no line break between them. If the decoder finds that text broken, it reads the
+whole file: what can be recovered depends on the text around. `native` has the program that reads events in
 this way.
 
 Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
@@ -49,13 +50,13 @@ class EventPattern:
     """The text layout of one kind of event, as a format string.
 
     ============  ====================================================================
-    ``%d{name}``  an integer
+    ``%d{name}``  an integer without leading zeros
     ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
     ``%g{name}``  a number with decimals; inf and nan become NaN
-    ``%w{name}``  text right after a quotation mark; contains no quotation mark
+    ``%w{name}``  text right after a quotation mark; contains no quotation mark, no backslash
     ``%l{name}``  any text; no other field may precede it on its line
     ``%o{name}``  a JSON object without braces inside
-    ``%s{name}``  any text without the literal that follows it; only as the first field
+    ``%s{name}``  any text, but no quotation mark with a comma, colon or brace; only as the first field
     ============  ====================================================================
 
     Fields are read from the last to the first. A field without a name must match, but its value is

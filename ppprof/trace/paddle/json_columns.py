@@ -129,13 +129,14 @@ def by_rank(
 
     The events of a timeline that `ppprof.trace.merge` wrote have a rank, those of other files rank 0.
     """
-    for rank, run in groupby(events, _rank):
+    for rank, run in groupby(events, rank_of):
         group = list(run)
         yield rank, first, group
         first += len(group)
 
 
-def _rank(event: PaddleEvent) -> int:
+def rank_of(event: PaddleEvent) -> int:
+    """Return the rank of an event of a merged timeline; 0 for any other event."""
     rank = event.args.rank if event.args is not None else None
     return rank if isinstance(rank, int) and 0 <= rank < _MOST_RANKS else 0
 
@@ -160,6 +161,10 @@ _THREE = r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]"
 _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 
 
+class DamagedError(Exception):
+    """Text that the scanner does not look into is not valid JSON: what its event holds is the decoder's to say."""
+
+
 class PaddleColumns:
     """The events of a file, collected part by part.
 
@@ -179,7 +184,11 @@ class PaddleColumns:
         self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
-        """Add the events that the scanner read, with the layouts of ``dialect``."""
+        """Add the events that the scanner read, with the layouts of ``dialect``.
+
+        Raises:
+            DamagedError: inputs of an operator are not valid JSON.
+        """
         number = self.texts.numbers(
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
@@ -234,7 +243,7 @@ class PaddleColumns:
             .replace(b"\\n", b"\n")
             .decode("utf-8", "replace")  # all that Paddle escapes
             if column == "callstack"
-            else compact(found[index])
+            else _compact(found[index])
             for index in used.tolist()
         ]
         numbers = np.full(len(found) + 1, -1, np.int32)
@@ -360,7 +369,9 @@ def _numbers_of(
     ]
     if kind == "memory":
         size, addr = attribute_columns(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
-        return _arrays([*columns, size.alias("bytes"), addr.reinterpret(signed=True)])
+        (negative,) = attribute_columns(args, {"addr": pl.Int64})
+        addr = addr.reinterpret(signed=True).fill_null(negative)
+        return _arrays([*columns, size.alias("bytes"), addr])
     columns += (
         nanoseconds("dur", texts(event.dur for event in events)),
         nanoseconds("begin", _microseconds([arg.start_time for arg in args])),
@@ -446,14 +457,24 @@ def _missing_column(column: str, length: int) -> Array:
 def _thread_id(tid: Scalar) -> int | None:
     """Return the N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` or N; None for other values."""
     if isinstance(tid, str):
-        digits = tid.partition("(")[0].strip()
-        return int(digits) if digits.isdecimal() and len(digits) < 19 else None
+        number = tid.partition("(")[0].strip()
+        return int(number) if re.fullmatch(r"-?[0-9]{1,18}", number) else None
     return tid if isinstance(tid, int) and abs(tid) < 2**63 else None
 
 
 def _microseconds(values: Sequence[Scalar]) -> pl.Series:
     """Return the text of the number in texts such as ``"1.500 us"``; null for other values."""
     return pl.Series(values, dtype=pl.String, strict=False).str.extract(r"(?s)^(.*) us$", 1)
+
+
+def _compact(text: bytes) -> str | None:
+    inputs = compact(text)
+    if inputs is None:
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DamagedError from error
+    return inputs
 
 
 def _unescaped(text: bytes) -> bytes:

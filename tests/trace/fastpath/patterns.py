@@ -10,10 +10,10 @@ from ppprof.trace.fastpath.fixed_layout import INPUTS
 from ppprof.trace.fastpath.layouts import Dialect, EventPattern
 
 FIELDS = {
-    "d": rb"(-?\d{1,18})",
-    "f": rb"(-?\d{1,16}\.\d{3})",
-    "g": rb"(-?(?:\d{1,18}\.\d{1,18}|inf|nan))",
-    "w": rb'(?<=")([^"]{0,63})',
+    "d": rb"(-?(?:0|[1-9]\d{0,17}))",
+    "f": rb"(-?(?:0|[1-9]\d{0,15})\.\d{3})",
+    "g": rb"(-?(?:(?:0|[1-9]\d{0,17})\.\d{1,18}|inf|nan))",
+    "w": rb'(?<=")([^"\\\x00-\x1f]{0,63})',
     "l": rb"([^\n]*)",
     "o": rb"(\{[^{}]*\})",
     "s": rb"(.*)",
@@ -71,7 +71,7 @@ def event_of(layout: EventPattern, text: bytes) -> tuple[str, dict[str, Any]] | 
             return None
         if field.spec == "f" and abs(int(value[:-4])) > (2**63 - 1) // 1000 - 1:
             return None  # it does not fit when it is multiplied by 1000
-        if field.spec == "s" and field.after in value:
+        if field.spec == "s" and re.search(rb'"[ \t\r\n]*(?:[,:}]|\Z)', value):
             return None  # it may be two events
         if field.name in INPUTS and len(value) <= len("{}"):
             continue

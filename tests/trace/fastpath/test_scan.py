@@ -53,7 +53,7 @@ def scanned(data: bytes, layout: EventPattern = LAYOUT, start: bytes = START) ->
 
 def columns_of(found: Scanned) -> dict[str, list]:
     """The values of each column, texts as bytes; empty without an event."""
-    columns = dict(found.parts).get("event", {})
+    columns = dict(found.events).get("event", {})
     return {
         name: [found.texts[number] for number in values] if name in TEXT_FIELDS else values.tolist()
         for name, values in columns.items()
@@ -82,7 +82,7 @@ def test_one_different_byte_is_no_match_or_another_value(value, place, change):
     at = len(START) + place % (len(whole) - len(START))
     data = bytearray(whole)
     data[at] ^= change
-    if scanned(bytes(data)).parts:
+    if scanned(bytes(data)).events:
         for literal in (b'","n":', b',"f":', b',"g":', b',"w":"', b'",\n  "l":', b',"d":', b"},"):
             assert literal in data
 

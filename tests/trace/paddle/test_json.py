@@ -373,7 +373,7 @@ def test_several_threads_read_the_same(written, small_ranges, monkeypatch):
     monkeypatch.setattr(ranges.RangeScans, "take", counted)
     assert_same(read(written), whole)
     assert len(scanned) >= 3
-    assert all(part.parts for part in scanned)
+    assert all(part.events for part in scanned)
 
 
 def test_a_thread_that_cannot_start_loses_nothing(written, small_ranges, each_core, monkeypatch):

@@ -150,6 +150,12 @@ static const uint8_t *digits_before(const uint8_t *cursor, const uint8_t *floor,
     return cursor > floor && cursor == lowest && is_digit(cursor[-1]) ? cursor - 1 : cursor;
 }
 
+/* Whether digits [first, end) are no number of JSON, as "007" is none. */
+static int has_leading_zero(const uint8_t *first, const uint8_t *end)
+{
+    return end - first > 1 && *first == '0';
+}
+
 /* Each of the following functions reads a field that ends at `cursor`.
  *
  * They return the field's first byte, or NULL if the text there is no such field.
@@ -157,7 +163,7 @@ static const uint8_t *digits_before(const uint8_t *cursor, const uint8_t *floor,
 static const uint8_t *read_integer(const uint8_t *cursor, const uint8_t *floor, Value *value)
 {
     const uint8_t *first = digits_before(cursor, floor, &value->integer);
-    if (first == cursor || cursor - first > MAX_DIGITS)
+    if (first == cursor || cursor - first > MAX_DIGITS || has_leading_zero(first, cursor))
         return NULL;
     if (first > floor && first[-1] == '-') {
         value->integer = -value->integer;
@@ -175,7 +181,8 @@ static const uint8_t *read_thousandths(const uint8_t *cursor, const uint8_t *flo
     int64_t low = (cursor[-3] - '0') * 100 + (cursor[-2] - '0') * 10 + (cursor[-1] - '0');
     const uint8_t *point = cursor - 4;
     const uint8_t *first = digits_before(point, floor, &high);
-    if (first == point || point - first > MAX_DIGITS - 2 || high > MAX_THOUSANDTHS)
+    if (first == point || point - first > MAX_DIGITS - 2 || high > MAX_THOUSANDTHS ||
+        has_leading_zero(first, point))
         return NULL;
     value->integer = high * 1000 + low;
     if (first > floor && first[-1] == '-') {
@@ -203,7 +210,7 @@ static const uint8_t *read_real(const uint8_t *cursor, const uint8_t *floor, Val
         return NULL;
     const uint8_t *point = decimals - 1;
     const uint8_t *first = digits_before(point, floor, &high);
-    if (first == point || point - first > MAX_DIGITS)
+    if (first == point || point - first > MAX_DIGITS || has_leading_zero(first, point))
         return NULL;
     value->real = (double)high + (double)low / TENS[cursor - decimals];
     if (first > floor && first[-1] == '-') {
@@ -231,6 +238,9 @@ static const uint8_t *read_word(const uint8_t *cursor, const uint8_t *floor, Val
     const uint8_t *quote = last_before(cursor, floor - 1, '"', MAX_WORD);
     if (!quote)
         return NULL;
+    for (const uint8_t *byte = quote + 1; byte < cursor; byte++)
+        if (*byte == '\\' || *byte < ' ')
+            return NULL;
     value->text = quote + 1;
     value->length = (size_t)(cursor - value->text);
     return value->text;
@@ -284,18 +294,19 @@ static size_t length_without_duration(const uint8_t *name, size_t length)
     return bracket && is_digit(bracket[1]) ? (size_t)(bracket - name) : length;
 }
 
-/* Whether a name holds the text that follows a name: then it may be several events.
+/* Whether a name holds a quotation mark that may end it: a decoder of JSON has to say what the event is.
  *
  * That is so where the line break between two events is missing.
  */
-static int holds_another(const Field *field, const uint8_t *name, size_t length)
+static int may_end_within(const uint8_t *name, size_t length)
 {
     const uint8_t *end = name + length;
-    while (field->num_after && (name = memchr(name, field->after[0], (size_t)(end - name)))) {
-        if ((size_t)(end - name) >= field->num_after &&
-            !memcmp(name, field->after, field->num_after))
+    while ((name = memchr(name, '"', (size_t)(end - name)))) {
+        do
+            name++;
+        while (name < end && (*name == ' ' || *name == '\t' || *name == '\r' || *name == '\n'));
+        if (name == end || *name == ',' || *name == ':' || *name == '}')
             return 1;
-        name++;
     }
     return 0;
 }
@@ -337,7 +348,7 @@ static int matches(const Layout *layout, const uint8_t *start, const uint8_t *en
         default: /* s: only the first field */
             value->text = floor;
             value->length = (size_t)(cursor - floor);
-            cursor = holds_another(field, floor, value->length) ? NULL : floor;
+            cursor = may_end_within(floor, value->length) ? NULL : floor;
         }
         if (!cursor)
             return 0;
