@@ -241,8 +241,11 @@ class RecordingPart(Part):
         self._triggers = triggers
 
     def stalls(self, transition: Transition) -> bool:
-        """Return whether a segment of the open window is about to be saved."""
-        return self._windows is not None and self._windows.ends_segment(transition)
+        """Return whether a segment is about to be saved, or a postponed window to be opened."""
+        windows = self._windows
+        if windows is None:
+            return False
+        return windows.ends_segment(transition) or windows.opens_late(transition)
 
     def on_transition(self, transition: Transition) -> int:
         """Print finished tables; then open, save, keep or delete windows."""

@@ -143,6 +143,14 @@ class Schedule:
         position = (step - self.skip_first) % (self.closed + self.ready + self.record)
         return position - self.closed - self.ready
 
+    def num_left(self, step: int) -> int:
+        """Return how many steps from ``step`` on belong to the window of ``step``, or to the next one.
+
+        >>> [Schedule(closed=1, ready=1, record=3, repeat=1).num_left(step) for step in range(5)]
+        [3, 3, 3, 2, 1]
+        """
+        return FOREVER if self.record is None else self.record - self.num_recorded(step)
+
     def is_over(self, step: int) -> bool:
         """Return whether the last window has closed before ``step``.
 

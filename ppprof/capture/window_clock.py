@@ -64,6 +64,8 @@ class Transition(NamedTuple):
     excluded: bool = False
     """Whether the step that begins includes a stall: any rank's window gets ready, opens or ends
     between the two steps."""
+    num_left: int | None = None
+    """Steps of the window from this one on, or from its first one; None for a window on demand."""
 
     @property
     def ends_window(self) -> bool:
@@ -118,6 +120,7 @@ class WindowClock:
             self.window += 1
         after = State.CLOSED if self.timer_only else self.schedule.state(step)
         own_after, is_held = after, False
+        num_left = None if after is State.CLOSED else self.schedule.num_left(step)
         on_demand = self.on_demand
         if on_demand is not None:
             self.window = max(self.window, on_demand.first_free)
@@ -133,9 +136,8 @@ class WindowClock:
         # Other ranks' stalls hold up this rank too, even if it does not record.
         opens = after is State.READY or after.records > before.records
         excluded = opens or before is State.LAST or ends_provisional_steps(before, after)
-        return Transition(
-            step, self.window, before, after, own_before, own_after, is_held, excluded
-        )
+        own = (own_before, own_after)
+        return Transition(step, self.window, before, after, *own, is_held, excluded, num_left)
 
     def next_change(self, step: int) -> int:
         """Return the first step after ``step``, the current one, whose state may not be CLOSED.

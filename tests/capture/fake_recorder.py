@@ -15,6 +15,7 @@ class Recorder:
     """Writes the numbers of the steps of a window, and ``-`` for a step that has not ended."""
 
     on_device = False
+    probe_seconds_left = 0.0
 
     def __init__(self) -> None:
         self.log: list[str] = []

@@ -83,6 +83,7 @@ class SmallRecorder:
         raw.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
 
     on_device = False
+    probe_seconds_left = 0.0
 
     def ends_by(self, error: BaseException) -> None:
         """Do nothing: there is no device."""

@@ -124,6 +124,19 @@ def test_the_first_steps_are_kept_until_the_window_has_a_step(
     assert training.column("excluded") == excluded
 
 
+def test_first_steps_are_recorded_once_the_probe_has_ended(tmp_path: Path) -> None:
+    """Without a wait; the step ahead of which they begin includes a stall."""
+    training = Training(tmp_path)
+    training.recorder.probe_seconds_left = 1.0
+    training.go(2)
+    assert training.recorder.log == []
+    training.recorder.probe_seconds_left = 0.0
+    training.go(3)
+    training.session.close()
+    assert training.recordings() == ["3"]
+    assert training.column("excluded") == ".x.xx"
+
+
 def test_steps_that_are_dropped_are_never_written(tmp_path: Path) -> None:
     training = Training(tmp_path).go(21)
     (provisional,) = training.recorder.taken

@@ -63,6 +63,8 @@ class Windows:
     def ends_segment(self, transition: Transition) -> bool:
         return False
 
+    opens_late = ends_segment
+
     def advance(self, transition: Transition) -> bool:
         states = f"{transition.own_before.value}->{transition.own_after.value}"
         self.calls.append((states, transition.step, transition.window))
@@ -404,6 +406,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
         advance=lambda *_: True,
         fits=lambda *_: True,
         ends_segment=lambda _: False,
+        opens_late=lambda _: False,
         close=close,
     )
 

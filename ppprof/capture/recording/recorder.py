@@ -177,6 +177,11 @@ class Recorder:
         """Whether windows record a device, and so wait for it when they are stopped."""
         return self._targets.on_device
 
+    @property
+    def probe_seconds_left(self) -> float:
+        """The time for which `prepare` is likely to wait for the probe of the device's profiler."""
+        return 0.0 if self._trace_switch else self._targets.seconds_left
+
     def prepare(self, give_way: Callable[[], None] | None = None) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 

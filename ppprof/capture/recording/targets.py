@@ -7,7 +7,7 @@ permission, beside another profiler, without a driver. So a child process opens 
     child               import Paddle, one kernel |
     other ranks         attach | steps ............. | first window: read the child's result
 
-Where the device's profiler does not work, windows record the host alone.
+A window that begins earlier is recorded from the step on that begins when the child has ended. Where the device's profiler does not work, windows record the host alone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from ppprof.rundir.device_probes import DeviceProbe
 log = logging.getLogger("ppprof")
 
 _POLL_SECONDS = 0.02
+_PATIENCE_SECONDS = probing.TIMEOUT_SECONDS + 10
+_USUAL_SECONDS = 3.0
+"""How long a probe usually takes: most of it is the import of Paddle."""
 _known: dict[str, DeviceProbe] = {}
 """Results of probes in this process, by device."""
 _probed: set[str] = set()
@@ -64,6 +67,7 @@ class Targets:
         self._names = _usable(wanted, self._device)
         self._thread: threading.Thread | None = None
         self._warns = True
+        self._began = time.monotonic()
         self.on_device = self._names != ["cpu"]
         """Whether windows may record a device; if so, `decide` waits for the probe."""
         if not self.on_device:
@@ -80,7 +84,22 @@ class Targets:
         if is_first:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
-    def decide(self, patience_s: float = probing.TIMEOUT_SECONDS + 10) -> list[str]:
+    @property
+    def seconds_left(self) -> float:
+        """The time that the probe is likely to take from now on; 0 if `decide` need not wait."""
+        if not self.on_device or self._run is None:
+            return 0.0
+        elapsed = time.monotonic() - self._began
+        has_ended = self._has_ended or elapsed > _PATIENCE_SECONDS
+        if has_ended or device_probes.read(self._run) is not None:
+            return 0.0
+        return max(_USUAL_SECONDS - elapsed, _USUAL_SECONDS / 3)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._thread is not None and not self._thread.is_alive()
+
+    def decide(self, patience_s: float = _PATIENCE_SECONDS) -> list[str]:
         """Return the targets to record; wait for the probe if it has not ended.
 
         If the device is not recorded, log why, once on each node. Do not wait after a SIGTERM, which
@@ -136,9 +155,9 @@ class Targets:
     def _await(self, patience_s: float) -> DeviceProbe | None:
         """Return the result of the node's probe; None if the prober fails or takes too long."""
         assert self._run is not None
-        deadline = time.monotonic() + patience_s
+        deadline = self._began + patience_s
         while True:
-            has_ended = self._thread is not None and not self._thread.is_alive()
+            has_ended = self._has_ended
             found = device_probes.read(self._run)
             is_late = time.monotonic() >= deadline or is_ending()
             if found is not None or has_ended or is_late:

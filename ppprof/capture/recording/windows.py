@@ -159,6 +159,7 @@ class Windows:
         self._is_set_up = self._gave_way = False
         self._asked: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
+        self._created = time.monotonic()
         self._open: _OpenSegment | None = None
         self._length = SegmentLength()
 
@@ -241,8 +242,10 @@ class Windows:
             if ends_segment and not self._next_segment():
                 return False
             opens = after.records and self._open is None
+            if self._is_postponed(transition):
+                return True
             # Do not prepare twice: CUPTI accepts only one call.
-            if before is not State.READY and (after is State.READY or opens):
+            if not self._is_set_up and (after is State.READY or opens):
                 if not self._recorder.prepare(self.give_way):
                     if not self._store.num_skipped:
                         log.warning(
@@ -263,6 +266,28 @@ class Windows:
             if after.records:
                 self._recorder.begin_step(transition.step)
             return True
+
+    def opens_late(self, transition: Transition) -> bool:
+        """Return whether a window that was postponed is about to be opened, in `advance`."""
+        before, after = transition.own_before, transition.own_after
+        was_open = before is State.READY or before.records
+        is_late = self._open is None and not self._is_set_up and was_open and after.records
+        return is_late and before is not State.LAST and not self._is_postponed(transition)
+
+    def _is_postponed(self, transition: Transition) -> bool:
+        """Return whether the window has to begin later: the device's profiler is still probed.
+
+        Provisional steps wait for nothing. A window waits if it would be over before the probe is.
+        """
+        after = transition.own_after
+        if self._is_set_up or self._open is not None or after is State.CLOSED:
+            return False
+        seconds = self._recorder.probe_seconds_left
+        if not seconds or after is State.PROVISIONAL:
+            return bool(seconds)
+        num_left = transition.num_left
+        step_seconds = (time.monotonic() - self._created) / max(transition.step, 1)
+        return num_left is not None and num_left > 1 and num_left * step_seconds > seconds
 
     def _next_segment(self) -> bool:
         """Save the open segment and begin the next one; return False if that is impossible."""

@@ -215,3 +215,29 @@ def test_where_calls_are_not_counted_the_first_segment_is_short(tmp_path: Path) 
     assert length.is_reached(16, 16, None, 0.1)
     assert length.is_reached(4, 4, None, 15.0)
     assert not length.is_reached(8, 8, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "recorded"),
+    [
+        (0.0, "2 3 4 5 6 7"),
+        (1e-9, "5 6 7"),  # the window is longer than the probe
+        (1e9, "2 3 4 5 6 7"),  # it would be over: it waits
+    ],
+)
+def test_a_window_begins_once_the_device_is_known(
+    tmp_path: Path, seconds_left: float, recorded: str
+) -> None:
+    training = Training(tmp_path, [1], Schedule.of((2, 8)))
+    training.recorder.probe_seconds_left = seconds_left
+    training.go(4)
+    training.recorder.probe_seconds_left = 0.0
+    training.go(6)
+    assert training.segments() == [recorded]
+
+
+def test_a_window_whose_last_step_begins_waits_for_the_device(tmp_path: Path) -> None:
+    training = Training(tmp_path, [1], Schedule.of((2, 8)))
+    training.recorder.probe_seconds_left = 1e-9
+    training.go(10)
+    assert training.segments() == ["7"]
