@@ -26,7 +26,7 @@ from ppprof.run.base import BaseRun
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import identity_of_window, not_a_document, read_document
 from ppprof.trace.fastpath.threads import results_of
-from ppprof.units import format_ranges
+from ppprof.units import format_ranges, format_unusable
 
 _log = logging.getLogger("ppprof")
 
@@ -267,6 +267,8 @@ def window_tables(
         tables = saved_tables(recording, recording.saved, chosen, steps, options)
         run.reader.problems.report(tables.source, tables.skipped)
         return tables
+    if not any(table.height for table in (trace.events, trace.memory, trace.frames)):
+        raise InputError(format_unusable(source, trace.skipped))
     profile = run.reader.profile(recording, steps, options)
     if steps is not None and not profile.steps:
         existing = format_ranges("step", trace.events["step"].drop_nulls().unique().to_list())

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from ppprof.errors import InputError
 from ppprof.paths import read_bounded, to_path
-from ppprof.safe_yaml import safe_load
 from ppprof.trace.labels import Labels
 
 SECTION = "communication"
@@ -103,9 +101,18 @@ def _matches(added: tuple[str, ...], kernel: str) -> bool:
 @cache
 def _patterns(added: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     """Return the patterns; each is compiled alone, since flags hold for a whole one."""
-    source = Path(__file__).with_suffix(".yaml").read_text("utf-8")
-    texts = [*patterns_of(safe_load(source), "communication_names.yaml"), *added]
-    return tuple(re.compile(text) for text in texts)
+    return tuple(re.compile(text) for text in (*built_in_patterns(), *added))
+
+
+def built_in_patterns() -> Iterator[str]:
+    """Yield the regular expressions of the built-in table.
+
+    PyYAML is not used: to import it takes as long as to read a short trace. The file has comments,
+    small letters, and texts in single quotes without quotes inside.
+    """
+    text = re.sub(r"(?m)(^|\s)#.*$", "", Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    for quoted, name in re.findall(r"'([^']*)'|(?<=[\[,])\s*([a-z]+)(?=[,\]])", text):
+        yield quoted or _library(name)
 
 
 def patterns_of(libraries: Any, where: str) -> Iterator[str]:
@@ -138,6 +145,10 @@ def read_names(path: str | Path) -> Mapping[str, Any]:
     Raises:
         InputError: missing, or not such a file; says where.
     """
+    import yaml
+
+    from ppprof.safe_yaml import safe_load
+
     try:
         groups = safe_load(read_bounded(to_path(path), _MOST_BYTES).decode("utf-8")) or {}
     except (OSError, UnicodeDecodeError) as error:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ppprof
 from ppprof.cli import main
+from ppprof.trace import communication_names
 from ppprof.trace.communication_names import communicates, is_communication
 from tests.fixtures.torch_traces import TorchTrace, write_events
 
@@ -106,6 +108,12 @@ def test_a_library_counts_only_at_the_start_of_a_word(library, letters, rest):
     assert is_communication(f"void {library}{rest}(float*)")
     assert is_communication(f"_Z{len(library)}{library}{rest}")
     assert not is_communication(f"void {letters}{library}{rest}(float*)")
+
+
+def test_the_table_is_yaml():
+    content = Path(communication_names.__file__).with_suffix(".yaml").read_text("utf-8")
+    patterns = communication_names.patterns_of(yaml.safe_load(content), "the table")
+    assert [*communication_names.built_in_patterns()] == [*patterns]
 
 
 KERNELS = {

@@ -21,6 +21,7 @@ torch_npu/profiler/analysis of Ascend/pytorch; bin/tblextr.py of ROCm/roctracer.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
@@ -59,7 +60,7 @@ class OtherEvents:
     def __init__(self) -> None:
         self._bounds: list[_Positioned] = []
         self._spans: list[_Positioned] = []
-        self._arrows: dict[tuple[object, ...], int] = {}
+        self._arrows: list[KinetoEvent] = []
         self.counts: Counter[str] = Counter()
         """Kind -> number of events that are left out on purpose, or have no use."""
 
@@ -71,7 +72,7 @@ class OtherEvents:
             self._spans.append((position, event))
         else:
             if event.ph in ("s", "t", "f") and isinstance(event.id, int):
-                self._arrows.setdefault(_place(event), event.id + 1)
+                self._arrows.append(event)
             return False
         return True
 
@@ -83,7 +84,7 @@ class OtherEvents:
             skipped: counts the begins without an end, and ends without a begin.
         """
         yield from (span for span in self._paired(skipped) if span[1].cat)
-        writer = _Writer(names, self._spans, self._arrows)
+        writer = _Writer(names, self._spans, _joined(self._spans, self._arrows))
         for position, event in self._spans:
             ignored = writer.convert(event)
             if ignored:
@@ -130,9 +131,9 @@ class _Writer:
         self,
         names: Mapping[int, str],
         spans: list[_Positioned],
-        arrows: Mapping[tuple[object, ...], int],
+        correlations: Mapping[int, int],
     ) -> None:
-        self._arrows = arrows
+        self._correlations = correlations
         self._kinds: Mapping[Scalar, str | None] = {
             process: _kind_of(name) for process, name in names.items()
         }
@@ -151,7 +152,7 @@ class _Writer:
 
     def convert(self, event: KinetoEvent) -> str | None:
         """Give a span Kineto's fields; return a kind of events if it is to be counted only."""
-        process, arrow = event.pid, self._arrows.get(_place(event))
+        process, arrow = event.pid, self._correlations.get(id(event))
         kind = self._kinds.get(process)
         args = event.args = event.args or OtherArgs()
         task = str(args.task_type or event.name)
@@ -206,8 +207,24 @@ def _with_exact_times(event: KinetoEvent) -> None:
         )
 
 
-def _place(event: KinetoEvent) -> tuple[object, ...]:
-    return event.pid, event.tid, _decimal(event.ts)
+def _joined(spans: list[_Positioned], arrows: list[KinetoEvent]) -> dict[int, int]:
+    """Return the number of the arrow that begins in a span or ends at its start, by ``id(span)``.
+
+    A thread's calls follow each other: an arrow begins in the last one that began before it.
+    """
+    threads: defaultdict[object, list[tuple[Decimal, int]]] = defaultdict(list)
+    for _, event in spans if arrows else ():
+        threads[event.pid, event.tid].append((_decimal(event.ts) or Decimal(0), id(event)))
+    ordered = {thread: sorted(calls) for thread, calls in threads.items()}
+    begins = {thread: [begin for begin, _ in calls] for thread, calls in ordered.items()}
+    numbers: dict[int, int] = {}
+    for arrow in arrows:
+        assert isinstance(arrow.id, int)
+        thread, time = (arrow.pid, arrow.tid), _decimal(arrow.ts) or Decimal(0)
+        last = bisect_right(begins.get(thread, []), time) - 1
+        if last >= 0 and (arrow.ph == "s" or begins[thread][last] == time):
+            numbers.setdefault(ordered[thread][last][1], arrow.id + 1)
+    return numbers
 
 
 def _first(*values: Scalar) -> Scalar:

@@ -218,7 +218,10 @@ def rocprof() -> list[Event]:
         place = {"dev-id": "0", "stream-id": "1"}
         events.append(span(2, 517, "hipLaunchKernel", begin, begin + 5_250))
         events.append(span(pid, 1, name, begin + 20_100, begin + 28_580, **place))
-        for ph, time, process, thread in (("s", begin, 2, 517), ("t", begin + 20_100, pid, 1)):
+        for ph, time, process, thread in (
+            ("s", begin + 2000, 2, 517),
+            ("t", begin + 20_100, pid, 1),
+        ):
             arrow = {"ts": time // 1000, "ph": ph, "cat": "DataFlow", "id": number}
             events.append({**arrow, "pid": process, "tid": thread, "name": "dep"})
     return events
