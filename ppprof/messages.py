@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ _TEXTS = {
         "{path}：作业共 {world_size} 个 rank，这里有 {num} 个：与其他 rank 有关的内容未知",
     ),
     "unknown_kind": (
-        "{path}: {num} device events of the unknown kind {kind}: counted as kernels",
+        "{path}: {num:device event|device events} of the unknown kind {kind}: counted as kernels",
         "{path}：{num} 个未知类别 {kind} 的设备事件按 kernel 计",
     ),
     "look_alikes": (
@@ -102,20 +102,20 @@ _TEXTS = {
         "{path}：读取它的进程已退出：{error}",
     ),
     "marked_steps": (
-        "{path}: no ProfilerStep: {num} steps, each from one {mark} to the next; "
+        "{path}: no ProfilerStep: {num:step|steps}, each from one {mark} to the next; "
         "--step-mark REGEX chooses other spans",
         "{path}：没有 ProfilerStep：按 {mark} 分为 {num} 步；可用 --step-mark REGEX 选择其他事件",
     ),
     "chosen_steps": (
-        "{path}: {num} steps, from spans such as {mark}",
+        "{path}: {num:step|steps}, from spans such as {mark}",
         "{path}：按 {mark} 等事件分为 {num} 步",
     ),
     "inner_steps": (
-        "{path}: {num} steps lie in others: they are spans of these, not steps",
+        "{path}: steps within others: {num}; they are spans of these, not steps",
         "{path}：{num} 步位于其他步之内：按普通事件处理",
     ),
     "repeated_steps": (
-        "{path}: the numbers of steps repeat: its {num} steps are numbered by time, from 0",
+        "{path}: the numbers of steps repeat: its {num:step is|steps are} numbered by time, from 0",
         "{path}：步的编号重复：{num} 步按时间从 0 起编号",
     ),
     "no_step": ("{path}: no step in it; left out", "{path}：其中没有步，已略去"),
@@ -138,6 +138,20 @@ _TEXTS = {
 """The texts of each message, keyed by its name, in the order of `LANGUAGES`."""
 
 
+class Counted(str):
+    """A number as text that is followed by the noun that agrees with it.
+
+    >>> "{num:file|files}".format(num=Counted(1)), f"{Counted('2.5'):copy|copies}", f"{Counted(3)}"
+    ('1 file', '2.5 copies', '3')
+    """
+
+    def __format__(self, nouns: str) -> str:
+        one, bar, many = nouns.partition("|")
+        if not bar:
+            return super().__format__(nouns)
+        return f"{self!s} {one if self == '1' else many}"
+
+
 class Message(str):
     """A message in English, and what its texts in other languages need.
 
@@ -151,7 +165,7 @@ class Message(str):
 
     def __new__(cls, key: str, **values: object) -> Message:
         """Return the message ``key`` of `_TEXTS` with its ``{placeholders}`` replaced by values."""
-        message = super().__new__(cls, _TEXTS[key][0].format(**values))
+        message = super().__new__(cls, _filled(_TEXTS[key][0], values))
         message.key, message.values = key, values
         return message
 
@@ -170,7 +184,11 @@ def translated(message: str, language: str) -> str:
     """Return a message in one of `LANGUAGES`; text that is no `Message` stays as it is."""
     if not isinstance(message, Message):
         return message
-    return _TEXTS[message.key][LANGUAGES.index(language)].format(**message.values)
+    return _filled(_TEXTS[message.key][LANGUAGES.index(language)], message.values)
+
+
+def _filled(text: str, values: Mapping[str, object]) -> str:
+    return text.format(**{name: Counted(value) for name, value in values.items()})
 
 
 def message_of(record: logging.LogRecord) -> str:

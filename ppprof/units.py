@@ -48,20 +48,6 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.1%}"
 
 
-class Counted(str):
-    """A number as text that is followed by the noun that agrees with it.
-
-    >>> "{num:file|files}".format(num=Counted(1)), f"{Counted('2.5'):copy|copies}", f"{Counted(3)}"
-    ('1 file', '2.5 copies', '3')
-    """
-
-    def __format__(self, nouns: str) -> str:
-        one, bar, many = nouns.partition("|")
-        if not bar:
-            return super().__format__(nouns)
-        return f"{self!s} {one if self == '1' else many}"
-
-
 def format_value(name: str, value: str | float | None) -> str:
     """Format a value in the unit at the end of its name: ``_ns``, ``_bytes`` or ``_ratio``.
 

@@ -45,7 +45,7 @@ def test_messages_are_translated(message, chinese):
 
 def test_each_message_has_one_text_in_each_language():
     for key, texts in _TEXTS.items():
-        english, chinese = (sorted(re.findall(r"\{(\w+)\}", text)) for text in texts)
+        english, chinese = (sorted(re.findall(r"\{(\w+)[:}]", text)) for text in texts)
         assert english == chinese, key
         message = Message(key, **{name: f"<{name}>" for name in english})
         assert "{" not in message

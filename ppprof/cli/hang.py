@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ppprof.cli.options import Checks, add_layout, add_output
 from ppprof.cli.output import show
+from ppprof.messages import Counted
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _lines(hang: Hang) -> Iterator[str]:
             f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}; waits for: {missing}\n"
         )
     if len(hang.waiting) > _MOST_WAITING:
-        yield f"  and {len(hang.waiting) - _MOST_WAITING} more ranks\n"
+        yield f"  and {Counted(len(hang.waiting) - _MOST_WAITING):more rank|more ranks}\n"
     for rank in hang.causes:
         stacks = hang.stacks.get(rank)
         if stacks:

@@ -29,6 +29,7 @@ from ppprof import rundir
 from ppprof.capture.attach import attach
 from ppprof.capture.attached import is_attached
 from ppprof.capture.output import log_to_stderr
+from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
@@ -234,7 +235,8 @@ class _ScriptSession:
         if error is None and self._num_steps and not self._has_begun:
             log.warning(
                 f"nothing is recorded: this process is one of {_world_size()} ranks, and the script "
-                "has called neither paddle.distributed.init_parallel_env nor fleet.init"
+                "has called neither paddle.distributed.init_parallel_env nor fleet.init, nor made a "
+                "ProcessMesh of several ranks"
             )
         if error is None and not self._num_steps:
             num_optimizers = self._steps.num_optimizers
@@ -243,7 +245,8 @@ class _ScriptSession:
             )
             log.warning(
                 f"no training step was detected: {stepped} in this process, and number "
-                f"{self._optimizer} would end a step"
+                f"{self._optimizer} would end a step; in a script that steps none, such as "
+                "inference, use ppprof.attach() and its step()"
             )
 
     def _write_page(self, page: str) -> None:
@@ -256,9 +259,7 @@ class _ScriptSession:
             log.warning(f"{page}: no page was written: {error}")
 
     def _begin(self) -> bool:
-        import paddle.distributed as dist
-
-        if _world_size() > 1 and not dist.is_initialized():
+        if _world_size() > 1 and not is_initialized():
             return False
         self._has_begun = True
         if self._yields and is_attached():

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ppprof.messages import Counted
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -135,7 +137,7 @@ def _polars_table(table: pl.DataFrame) -> str:
         for row in table.select(columns).head(MOST_ROWS).iter_rows()
     ]
     rest = table.height - len(cells)
-    more = f"<p>{rest} more rows</p>" if rest else ""
+    more = f"<p>{Counted(rest):more row|more rows}</p>" if rest else ""
     return _table([name.removesuffix("_ns").replace("_", " ") for name in columns], cells) + more
 
 

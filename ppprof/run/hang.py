@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppprof.errors import InputError
+from ppprof.messages import Counted
 from ppprof.paths import PathLike, to_path
 from ppprof.rundir.directories import newest
 from ppprof.rundir.flight import (
@@ -123,7 +124,7 @@ class Hang:
         if self.causes or self.absent:
             blamed = (*self.causes, *self.absent)
             return "; ".join(self._on_cause(rank) for rank in blamed[:4]) + (
-                f"; and {len(blamed) - 4} more ranks" if len(blamed) > 4 else ""
+                f"; and {Counted(len(blamed) - 4):more rank|more ranks}" if len(blamed) > 4 else ""
             )
         if self.waiting:
             first_waiting = self.waiting[0]

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ppprof.messages import Counted
 from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
 
@@ -88,7 +89,9 @@ class LivenessRegistry:
                 RunFile(self._run, f"failed/{self._rank:05d}.txt").create(text)
         self.mark_finished()
         more = len(others) - _MAX_NAMED
-        return ", ".join(others[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
+        return ", ".join(others[:_MAX_NAMED]) + (
+            f" and {Counted(more):more rank|more ranks}" if more > 0 else ""
+        )
 
     def _dead_ranks(self) -> list[str]:
         """Return texts on this machine's ranks that are in ``alive/`` but have no process."""

@@ -108,7 +108,7 @@ def test_it_ends_as_by_itself(folder: Path, program: str) -> None:
     )
     assert attached.returncode == alone.returncode
     assert attached.stdout == alone.stdout
-    unseen = "ppprof: no training step was detected: no optimizer stepped in this process, and number 1 would end a step\n"
+    unseen = "ppprof: no training step was detected: no optimizer stepped in this process, and number 1 would end a step; in a script that steps none, such as inference, use ppprof.attach() and its step()\n"
     assert attached.stderr.replace(unseen, "") == alone.stderr
 
 

@@ -13,8 +13,14 @@ from tests.jobs.launching import ROOT, run
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 
-def test_a_mesh_of_processes_is_recorded_with_its_axes(tmp_path: Path) -> None:
-    run(tmp_path, ROOT / "tests/jobs/semi_automatic_job.py", processes=2)
+@pytest.mark.parametrize("way", ["attach", "run"])
+def test_a_mesh_of_processes_is_recorded_with_its_axes(tmp_path: Path, way: str) -> None:
+    job = ROOT / "tests/jobs/semi_automatic_job.py"
+    if way == "attach":
+        run(tmp_path, job, way, processes=2)
+    else:
+        options = ("--nproc", "2", "--log_dir", "launch", "--log", "log", "--steps", "3:7")
+        run(tmp_path, "-m", "ppprof", "run", *options, job)
     recorded = ppprof.open(tmp_path / "log")
     assert recorded.manifest["axes"]["order"][:2] == ["dp", "mp"]
     assert recorded.manifest["axes"]["degrees"][:2] == [1, 2]

@@ -13,12 +13,13 @@ import pytest
 import yaml
 
 from ppprof.analysis.report_data.report import ReportData
+from ppprof.messages import Counted
 from ppprof.report.html.blocks import Shares, Words
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import head, key_figures
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
-from ppprof.units import Counted, format_bytes, format_time
+from ppprof.units import format_bytes, format_time
 from tests.fixtures.timeline_view import View
 from tests.jobs.planted import COMMITTED
 from tests.report.runs_and_pages import in_browser, page_of, timer_only

@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.arrays import Float64
+from ppprof.messages import Counted
 
 MARGIN = 0.05
 """Changes up to this are no difference: they are within the noise between two runs of one config on a
@@ -81,7 +82,7 @@ class Change:
         if self.verdict != "inconclusive" or self.noise is None:
             return ""
         if self.needed_steps is not None:
-            return f"some {self.needed_steps} steps of either run would decide"
+            return f"some {Counted(self.needed_steps):step|steps} of either run would decide"
         return (
             f"parts of one run differ by {self.noise:.1%}, so more steps would not decide: use a "
             "quieter machine"
@@ -134,7 +135,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
         return Change(None, None, None, *num, reason="the baseline's steps take no time")
     ratio = means[1] / means[0] - 1
     if min(num) < LEAST_STEPS:
-        reason = f"{min(num)} steps are too few: {LEAST_STEPS} of either run give an interval"
+        reason = f"{Counted(min(num)):step is|steps are} too few: {LEAST_STEPS} of either run give an interval"
         return Change(ratio, None, None, *num, reason=reason)
     if not means[1]:
         return Change(ratio, None, None, *num, reason="the experiment's steps take no time")

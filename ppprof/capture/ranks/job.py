@@ -179,6 +179,13 @@ def _log_earlier_run(log_dir: Path, run: Path) -> None:
         log.info(f"{log_dir} holds an earlier run; this run is written to {run}")
 
 
+def is_initialized() -> bool:
+    """Return whether the script has joined the ranks of its job: Paddle's calls, or a mesh of ranks."""
+    import paddle.distributed as dist
+
+    return dist.is_initialized() or any(len(mesh.process_ids) > 1 for mesh in _meshes())
+
+
 def job_store() -> Any:
     """Return Paddle's global TCP store, which all ranks of the job share.
 
@@ -186,11 +193,10 @@ def job_store() -> Any:
         RuntimeError: neither ``fleet.init`` nor ``init_parallel_env`` was called, and there is no
             mesh of processes, with which Paddle initialises itself when they first communicate.
     """
-    import paddle.distributed as dist
     from paddle.base import core
 
     # Before initialisation, the store waits for all ranks to attach, and some may not attach.
-    if not dist.is_initialized() and not any(len(mesh.process_ids) > 1 for mesh in _meshes()):
+    if not is_initialized():
         raise RuntimeError(
             "attach() was called before fleet.init(), init_parallel_env() or the first ProcessMesh"
         )

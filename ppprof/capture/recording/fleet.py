@@ -50,7 +50,8 @@ class FleetSpans(WindowObserver):
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
             self._patches.install(kind, "step", _optimization)
         for kind in _classes(_AUTO_PARALLEL, "_ShardOptimizer"):
-            self._patches.install(kind, "step", _optimization, is_inherited=True)
+            # Not its step: `ppprof run` ends steps there, inside of what is installed later.
+            self._patches.install(kind, "_apply_optimize", _optimization)
         self._patches.install(Optimizer, "_apply_optimize", _sliced_optimization)
 
     def uninstall(self) -> None:

@@ -19,33 +19,24 @@ class Patches:
     """The wrappers that are installed now, and the methods that they replace."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[type | ModuleType, str, Method | None, Method]] = []
+        self._replaced: list[tuple[type | ModuleType, str, Method, Method]] = []
 
     @property
     def is_installed(self) -> bool:
         """Whether a wrapper is installed."""
         return bool(self._replaced)
 
-    def install(
-        self,
-        kind: type | ModuleType,
-        name: str,
-        call: Callable[..., Any],
-        *,
-        is_inherited: bool = False,
-    ) -> None:
+    def install(self, kind: type | ModuleType, name: str, call: Callable[..., Any]) -> None:
         """Replace ``kind.name(...)`` by ``call(method, ...)``.
 
-        Does nothing if the class itself does not define the method, unless ``is_inherited``: then
-        the class gets one of its own until `uninstall`.
+        Does nothing if the class itself does not define the method.
 
         Args:
             kind: the class, or a module.
             name: name of the method, or of the module's function.
             call: takes the original method, which it must call, then the method's arguments.
-            is_inherited: whether to wrap a method that only a base class defines.
         """
-        method = getattr(kind, name, None) if is_inherited else vars(kind).get(name)
+        method = vars(kind).get(name)
         if method is None:
             return
 
@@ -53,17 +44,13 @@ class Patches:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return call(method, *args, **kwargs)
 
-        self._replaced.append((kind, name, vars(kind).get(name), wrapper))
+        self._replaced.append((kind, name, method, wrapper))
         setattr(kind, name, wrapper)
 
     def uninstall(self) -> None:
         """Restore every method, except methods that other code has replaced since."""
         for kind, name, method, wrapper in self._replaced:
-            if vars(kind).get(name) is not wrapper:
-                continue
-            if method is None:
-                delattr(kind, name)
-            else:
+            if vars(kind).get(name) is wrapper:
                 setattr(kind, name, method)
         self._replaced.clear()
 

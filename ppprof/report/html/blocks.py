@@ -11,9 +11,10 @@ from typing import Any, Union
 import polars as pl
 import yaml
 
+from ppprof.messages import Counted
 from ppprof.report.columns import PAGE, Column, format_as
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import Counted, format_ranges
+from ppprof.units import format_ranges
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding, Findings
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
-from ppprof.messages import LANGUAGES
+from ppprof.messages import LANGUAGES, Counted
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.units import Counted, format_ratio, format_time, format_value, short_name
+from ppprof.units import format_ratio, format_time, format_value, short_name
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""

@@ -13,6 +13,7 @@ from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
+from ppprof.messages import Counted
 from ppprof.report.columns import Column, Row, painted, text_cells, text_columns
 from ppprof.report.diff_rows import (
     KINDS,
@@ -170,7 +171,7 @@ def headline(diff: Diff) -> str:
     ]
     if change.ratio is not None:
         baseline, experiment = (
-            f"{number} steps ({words})"
+            f"{Counted(number):step|steps} ({words})"
             for number, (_, words) in zip(
                 (change.baseline_steps, change.experiment_steps), diff.step_times
             )
@@ -235,7 +236,7 @@ def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) 
     shown = rows if selection.limit is None else rows[: selection.limit]
     lines: list[Line] = [text_cells(_RANKS, row, options.time) for row in shown]
     if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more ranks: --row-limit")
+        lines.append(f"{Counted(len(rows) - len(shown)):more rank|more ranks}: --row-limit")
     return Table("Ranks", text_columns(_RANKS), lines, options.time_unit, note=_RANK_NOTE)
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
+from ppprof.messages import Counted
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report import columns as spec
 from ppprof.report.columns import EFFICIENCY, cut_start, percent, text_cells, text_columns
@@ -458,7 +459,11 @@ def render_largest(parts: pl.DataFrame) -> list[str]:
         times = (format_time(time_ns) if time_ns else "-" for time_ns in (forward_ns, backward_ns))
         rows.append((shown, *times, format_ratio(ratio)))
     rest = parts["ratio"][_MOST_PARTS:].to_list()
-    rows += [(f"{len(rest)} more parts", "", "", format_ratio(sum(rest)))] if rest else []
+    rows += (
+        [(f"{Counted(len(rest)):more part|more parts}", "", "", format_ratio(sum(rest)))]
+        if rest
+        else []
+    )
     mean_ns = sum(parts["forward_ns"].to_list()) + sum(parts["backward_ns"].to_list())
     title = f"the largest parts of a step, {format_time(mean_ns)} on average"
     return PADDLE.aligned((title, "forward", "backward", "share"), rows) if rows else []

@@ -168,7 +168,7 @@ def test_a_step_inside_another_is_a_span_of_it(tmp_path):
     assert steps_ms(path) == [10.0, 10.0]
     kernels = read(path).events.filter(category="Kernel")
     assert kernels["step"].to_list() == [0] * 8 + [1] * 8
-    assert "2 steps lie in others" in notes(read(path))
+    assert "steps within others: 2" in notes(read(path))
 
 
 def test_steps_with_one_number_are_not_added_up(tmp_path):
