@@ -6,13 +6,14 @@ a tensor's values::
     {"interval_ns": 4000000, "reads": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
+     "threads": {"31": [800000000, 1000000, 1000000000]},
      "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
     thread id | time_ns | weight_ns | row of the stack, or -1
 
 A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
 ``weight_ns`` of time: as long as a sample was due, on average. The last ``reads`` rows are no samples but
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
-call, its duration, and the line that made it.
+call, its duration, and the line that made it. ``threads`` is `PythonStacks.threads`.
 """
 
 from __future__ import annotations
@@ -59,12 +60,24 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
         return f"{self.file}:{self.line}"
 
 
+class ThreadTime(msgspec.Struct, array_like=True, frozen=True):
+    """What a thread did during a window, in ns. The rest of the time it slept or waited for a lock."""
+
+    ran_ns: int
+    """Time on a processor."""
+    waited_ns: int
+    """Time in which it could run and had no processor."""
+    window_ns: int
+    """Length of the window."""
+
+
 class _Header(msgspec.Struct):
     interval_ns: int
     frames: list[Frame]
     stacks: list[list[int]]
     source: dict[str, dict[str, str]] = {}
     reads: int = 0
+    threads: dict[str, ThreadTime] = {}
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,8 @@ class PythonStacks:
     """File -> line number -> text, of the lines around those with the most time."""
     reads: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
     """One row per read of a tensor's values, columns as in the file; sorted likewise."""
+    threads: Mapping[int, ThreadTime] = field(default_factory=dict)
+    """What each sampled thread did, keyed by its id; empty where the system does not say it."""
 
 
 def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
@@ -95,7 +110,10 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
         path: {str(line): text for line, text in lines.items()}
         for path, lines in stacks.source.items()
     }
-    header = _Header(stacks.interval_ns, stacks.frames, stacks.stacks, source, len(stacks.reads))
+    threads = {str(thread): each for thread, each in stacks.threads.items()}
+    header = _Header(
+        stacks.interval_ns, stacks.frames, stacks.stacks, source, len(stacks.reads), threads
+    )
     numbers = np.concatenate([stacks.samples, stacks.reads]).astype("<i8").tobytes()
     file.write(b"\n".join([msgspec.json.encode(header), numbers]))
 
@@ -141,7 +159,12 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
     }
     samples, reads = (part[np.lexsort((part[:, 1], part[:, 0]))] for part in (samples, reads))
     interval_ns = max(0, header.interval_ns)
-    return PythonStacks(interval_ns, frames, header.stacks, samples, source, reads)
+    threads = {
+        int(thread): each
+        for thread, each in header.threads.items()
+        if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
+    }
+    return PythonStacks(interval_ns, frames, header.stacks, samples, source, reads, threads)
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")

@@ -10,6 +10,7 @@ import pytest
 from ppprof.rundir.python_stacks import (
     Frame,
     PythonStacks,
+    ThreadTime,
     read_python_stacks,
     write_python_stacks,
 )
@@ -36,6 +37,12 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert stacks.reads.tolist() == READS[[1, 0]].tolist()
     assert stacks.source == SOURCE
     assert LOOP.place == "train.py:12"
+
+
+def test_times_of_threads_are_kept_and_impossible_ones_left_out(tmp_path: Path) -> None:
+    threads = {7: ThreadTime(5, 1, 20), 8: ThreadTime(5, -1, 20), 9: ThreadTime(0, 0, 0)}
+    stacks = PythonStacks(25, [LOOP], [[0], [0]], SAMPLES, threads=threads)
+    assert read_python_stacks(written(tmp_path, stacks)).threads == {7: ThreadTime(5, 1, 20)}
 
 
 def test_a_window_without_samples(tmp_path: Path) -> None:

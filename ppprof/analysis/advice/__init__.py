@@ -59,6 +59,7 @@ RULES: tuple[Rule, ...] = (
         slow_steps.slow_steps,
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
+    Rule("interpreter-lock", beside.interpreter_lock, thresholds=_TIME),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
     Rule(
         "slow-rank",

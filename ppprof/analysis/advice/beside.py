@@ -1,4 +1,4 @@
-"""The rule about lines of the user's code that do not train: logging, saving, evaluation, results."""
+"""The rules about lines of the user's code: beside the training, and in threads beside its own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,19 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
         "name", samples=(pl.col("calls") * num).round().cast(pl.Int64), time_ns="time_ns"
     )
     return lines.filter(pl.col("samples") >= FEW_SAMPLES)
+
+
+def interpreter_lock(evidence: Evidence) -> list[Finding]:
+    """Report Python of another thread that keeps the thread of the steps from running.
+
+    Only in traces without device events: with them, a thread may stand still to wait for the device.
+    """
+    lines = evidence.names("lock")
+    if lines.is_empty() or evidence.indicator_means["idle_ns"].count():
+        return []
+    facts: dict[str, Fact] = {"line": lines["name"][0]}
+    cost_ns = float(lines["time_ns"].to_numpy().sum())
+    facts["held_ns"] = cost_ns
+    of_readers_ns = float(evidence.names("reader")["time_ns"].to_numpy().sum())
+    facts["remedy"] = "code-loading" if of_readers_ns > cost_ns / 2 else "code"
+    return evidence.time_finding("interpreter-lock", cost_ns, "likely", facts, lines)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import line_name
 from ppprof.analysis.advice.small_operators import small_operators
@@ -132,7 +133,9 @@ NAMES = {
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
-line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), small (a layer with many small operators:
+line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), lock
+(a line of another thread that runs while the training stands still:
+`ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
 `ppprof.analysis.advice.small_operators`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
@@ -199,6 +202,12 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
         builder.add_names("beside", time.beside.select("step", "name", "calls", time_ns="dur_ns"))
+        waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
+        waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
+        waits_ns += int(time.beside["dur_ns"].sum())
+        held = held_by_others(profile, waits_ns)
+        builder.add_names("lock", held.drop("reads_ahead"))
+        builder.add_names("reader", held.filter("reads_ahead").drop("reads_ahead"))
         builder.add_names("small", small_operators(profile))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)

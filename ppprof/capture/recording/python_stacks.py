@@ -47,7 +47,7 @@ from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_na
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
-from ppprof.rundir.python_stacks import Frame, PythonStacks, write_python_stacks
+from ppprof.rundir.python_stacks import Frame, PythonStacks, ThreadTime, write_python_stacks
 from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
@@ -203,6 +203,9 @@ class _Sampling:
         self._stepping = threading.get_ident()
         self._stops = allocate_lock()
         self._stops.acquire()
+        self._times = _thread_times()
+        self._threads: dict[int, ThreadTime] | None = None
+        """What each thread did until `stop`; None before."""
         self._begin_ns = self._counted_ns = time.perf_counter_ns()
         self._due_ns = self._begin_ns
         """When the next sample is due; the time until `_counted_ns` has its samples."""
@@ -237,6 +240,14 @@ class _Sampling:
 
     def stop(self) -> None:
         """Let `run` end, unless it has been stopped already."""
+        if self._threads is None:
+            window_ns, begin = time.perf_counter_ns() - self._begin_ns, self._times
+            self._threads = {}
+            for thread, (ran_ns, waited_ns) in _thread_times().items():
+                ran_before, waited_before = begin.get(thread, (0, 0))
+                self._threads[thread] = ThreadTime(
+                    max(0, ran_ns - ran_before), max(0, waited_ns - waited_before), window_ns
+                )
         with suppress(RuntimeError):
             self._stops.release()
 
@@ -332,12 +343,17 @@ class _Sampling:
                 stacks.append([len(frames)])
                 frames.append(Frame("", file, name, number, is_own=True))
         reads[:, 3] = np.where(reads[:, 3] < -1, -2 - reads[:, 3], -1)
+        sampled = set(samples[:, 0].tolist())
+        threads = {
+            thread: each for thread, each in (self._threads or {}).items() if thread in sampled
+        }
         result = PythonStacks(
             (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1),
             frames,
             stacks,
             samples,
             reads=reads,
+            threads=threads,
         )
         if keeps_source:
             return dataclasses.replace(result, source=_source(result, files.folder))
@@ -347,6 +363,20 @@ class _Sampling:
     def _native_id(self) -> int:
         thread = threading._active.get(self._stepping)  # type: ignore[attr-defined]
         return getattr(thread, "native_id", None) or -1
+
+
+def _thread_times() -> dict[int, tuple[int, int]]:
+    """Return for how long each thread of this process ran, and waited for a processor, in ns, by its id.
+
+    Empty where the system does not say it.
+    """
+    times = {}
+    with suppress(OSError, ValueError):  # no Linux
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # the thread has just ended
+                ran, waited, _ = (task / "schedstat").read_text(encoding="ascii").split()
+                times[int(task.name)] = int(ran), int(waited)
+    return times
 
 
 def _as_rows(numbers: array[int]) -> Int64:

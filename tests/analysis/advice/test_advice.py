@@ -32,6 +32,7 @@ from tests.fixtures.findings import (
     allocating_on_device,
     batches,
     beside,
+    beside_a_reader,
     calling,
     computing,
     copying,
@@ -83,6 +84,7 @@ def synchronising():
 NEARLY = {
     "input-bound": {"threads": [loading(9)]},
     "slow-steps": {"threads": [thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 5, 1490])]},
+    "interpreter-lock": {"threads": [training(999)], "stacks": [beside_a_reader(ran=0.4)]},
     "slow-link": {
         "threads": [
             computing(500, reduced=start, peers=peers)
@@ -371,7 +373,10 @@ def test_a_wait_is_sized_by_the_steps_that_were_not_recorded(tmp_path):
     (row,) = found.evidence.rows(named=True)
     assert (row["loading_ns"], row["step_ns"]) == (40 * US, 800 * US)
     text = render_findings([found])
-    assert "Rank 0 waits 40 us of a 800 us step (5.0%) for its DataLoader; steps: not rec" in text
+    assert (
+        "Rank 0 waits 40 us of a 800 us step (5.0%) for its DataLoader; steps: outside the window"
+        in text
+    )
     assert "In recorded steps the longest wait is 480 us." in text
 
 
@@ -606,6 +611,35 @@ def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):
 def communication_of(path):
     findings = ppprof.advise(ppprof.open(path))
     return [finding for finding in findings if finding.rule == "exposed-communication"]
+
+
+@pytest.mark.parametrize(
+    ("options", "cost_us", "remedy"),
+    [
+        ({}, 500, "code-loading"),
+        ({"loads": False}, 500, "code"),
+        ({"still": 0.9, "ran": 0.6}, 600, "code-loading"),  # the other thread runs for no longer
+        ({"ran": 0.3}, None, None),  # it sleeps, or waits for a file
+        ({"still": 0.0}, None, None),  # the training runs
+    ],
+)
+def test_a_thread_that_runs_python_while_the_training_stands_still(
+    options, cost_us, remedy, tmp_path
+):
+    path = run(tmp_path / "log", [training(999)], stacks=[beside_a_reader(**options)])
+    found = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "interpreter-lock"]
+    assert [(each.cost_ns, each.facts["remedy"]) for each in found] == (
+        [] if cost_us is None else [(pytest.approx(cost_us * US, abs=US), remedy)]
+    )
+
+
+def test_a_wait_for_data_is_not_one_for_the_interpreter(tmp_path):
+    """Of the 500 in which the training stands still, it waits for data for 480."""
+    path = run(tmp_path / "log", [loading(480)], stacks=[beside_a_reader()])
+    findings_ = ppprof.advise(ppprof.open(path))
+    costs = {each.rule: each.cost_ns for each in findings_}
+    assert costs["input-bound"] == 480 * US
+    assert costs.get("interpreter-lock", 0) <= 20 * US
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,36 @@ def test_time_belongs_to_the_line_that_keeps_the_lock_and_to_the_line_that_waits
     assert sum(times.values()) <= 1.01 * sum(truth.values()) + 20_000_000
 
 
+def test_how_long_each_thread_ran_is_what_its_clock_says(
+    tmp_path: Path, program: ModuleType
+) -> None:
+    own, other = [0], [0]
+
+    def hold() -> None:
+        program.hold_the_lock()
+        other[0] = time.thread_time_ns()
+        done.wait()  # a thread that has ended is not known
+
+    def work() -> None:
+        begin = time.thread_time_ns()
+        thread.start()
+        program.wait()
+        while not other[0]:
+            time.sleep(0.01)
+        own[0] = time.thread_time_ns() - begin
+
+    done, thread = threading.Event(), threading.Thread(target=hold)
+    stacks = recorded(tmp_path, work)
+    native = thread.native_id
+    done.set()
+    thread.join()
+    mine, its = stacks.threads[threading.get_native_id()], stacks.threads[native or 0]
+    assert its.ran_ns == pytest.approx(other[0], rel=0.1, abs=5_000_000)
+    assert mine.ran_ns == pytest.approx(own[0], rel=0.5, abs=20_000_000)
+    assert mine.ran_ns < its.ran_ns < mine.window_ns
+    assert mine.window_ns == its.window_ns >= 250_000_000
+
+
 LOOP = """\
 def spin(items):
     for x in items:
