@@ -2,10 +2,13 @@
 
 ::
 
+    python -m benchmarks.truth TRACES...                      # the table on the screen
+    python -m benchmarks.truth TRACES... -o docs
     python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON -o docs
 
-TRACES are files or folders. PYTHON is an interpreter that has the peer (`benchmarks.truth_peers`).
-The result is written into ``truth.md`` and ``truth.zh-CN.md``, below the marker.
+TRACES are files or folders: any traces, your own too. PYTHON is an interpreter that has the peer
+(`benchmarks.truth_peers`). The result is written into ``truth.md`` and ``truth.zh-CN.md``: with peers
+below their marker, without peers below that of the raw count.
 """
 
 from __future__ import annotations
@@ -27,14 +30,26 @@ import polars as pl
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
+from ppprof.errors import TraceError
 from ppprof.trace import read
 
 _PEERS = Path(__file__).with_name("truth_peers.py")
 _PEER_SECONDS = 300
-_COMMUNICATION = re.compile("nccl|xccl", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    "nccl|xccl|hcom|oneccl|shmem|deep_ep.*node|dpsk::ep::internode|userbuffers|multimem|cross_device"
+    "|(one|two)_?shot|all_?reduce_?(fusion|kernel)",
+    re.IGNORECASE,
+)
+_DEVICE = re.compile("GPU[0-9]+|Ascend Hardware")
+"""Processes whose spans have no category and run on a device."""
+_DERIVED = ["Backward"]
 _TOLERANCE = 1e-4
+REFUSED = "refused"
+"""Cell of a file that ppprof names and does not read."""
 
 MARKER = "<!-- written by python -m benchmarks.truth -->\n"
+OWN_MARKER = "<!-- written by python -m benchmarks.truth, without peers -->\n"
+OWN_END = "<!-- end -->\n"
 
 
 class Words(NamedTuple):
@@ -46,6 +61,9 @@ class Words(NamedTuple):
     in_ppprof: str
     computation: str
     overlap: str
+    own_summary: str
+    objects: str
+    refused: str
 
 
 PAGES = {
@@ -58,6 +76,11 @@ PAGES = {
         "in ppprof",
         "Computation (ms)",
         "Overlap",
+        "Of {traces} files, ppprof equals the raw count in {objects} (objects), {kernels} (kernels and "
+        "their summed duration, to the nanosecond), {computation} (Computation) and {overlap} "
+        "(Overlap); it refuses {refused}.",
+        "Objects",
+        "refused",
     ),
     "truth.zh-CN.md": Words(
         "在 {traces} 个含有 kernel 的 trace 中，ppprof 与原始计数相等的有：kernel 个数及总时长（精确到纳秒）"
@@ -67,6 +90,10 @@ PAGES = {
         "ppprof 读到",
         "计算（ms）",
         "重叠",
+        "在 {traces} 个文件中，ppprof 与原始计数相等的有：对象 {objects} 个，kernel 个数及总时长（精确到纳秒）"
+        "{kernels} 个，计算时间 {computation} 个，重叠 {overlap} 个；拒绝读取 {refused} 个。",
+        "对象数",
+        "拒绝读取",
     ),
 }
 """The pages of the result, and their texts."""
@@ -81,6 +108,8 @@ class Totals(NamedTuple):
     computation_ns: float
     overlap: float | None
     """Share of the time of communication that computation hides; None without communication."""
+    num_objects: int | None = None
+    """Number of objects in the list of events."""
 
 
 Interval = tuple[int, int]
@@ -100,12 +129,21 @@ def raw_totals(path: Path) -> Totals | None:
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
         return None
-    kernels = [
-        (str(event.get("name", "")), _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"]))
+    processes = {
+        str(event.get("pid")): str(event["args"].get("name"))
         for event in events
-        if event.get("ph") == "X"
-        and str(event.get("cat", "")).lower() == "kernel"
-        and "dur" in event
+        if event.get("name") == "process_name"
+    }
+
+    def is_kernel(event: Mapping[str, Any]) -> bool:
+        if "cat" in event:
+            return str(event["cat"]).lower() == "kernel"
+        return bool(_DEVICE.fullmatch(processes.get(str(event.get("pid")), "")))
+
+    kernels = [
+        (str(event.get("name", "")), *_times_of(event))
+        for event in events
+        if event.get("ph") == "X" and is_kernel(event) and "dur" in event
     ]
     computation = _union((a, b) for name, a, b in kernels if not _COMMUNICATION.search(name))
     communication = _union((a, b) for name, a, b in kernels if _COMMUNICATION.search(name))
@@ -116,7 +154,15 @@ def raw_totals(path: Path) -> Totals | None:
         sum(end - start for _, start, end in kernels),
         _length(computation),
         hidden_ns / _length(communication) if _length(communication) else None,
+        len(events),
     )
+
+
+def _times_of(event: Mapping[str, Any]) -> Interval:
+    args = event.get("args") or {}
+    if "BeginNs" in args:  # rocprof's, whose times are rounded
+        return int(args["BeginNs"]), int(args["EndNs"])
+    return _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"])
 
 
 def _ns(microseconds: Any) -> int:
@@ -149,11 +195,16 @@ def our_totals(path: Path) -> Totals:
     parts = breakdown(Profile(with_step(dataclasses.replace(trace, events=events)))).parts
     times = dict(parts.group_by("part").agg(pl.col("time_ns").sum()).iter_rows())
     communication_ns = times.get("communication", 0)
+    derived = [*_DERIVED, *(["ProfileStep"] if trace.has_derived_steps else [])]
+    num_derived = trace.events.filter(pl.col("category").cast(str).is_in(derived)).height
+    num_objects = trace.events.height - num_derived + trace.memory.height
+    num_objects += sum(trace.ignored.values()) + sum(trace.skipped.values())
     return Totals(
         kernels.height,
         int(kernels["dur_ns"].sum()),
         times.get("computation", 0),
         times.get("hidden", 0) / communication_ns if communication_ns else None,
+        num_objects,
     )
 
 
@@ -196,6 +247,50 @@ def rows(paths: Iterable[tuple[str, Path]], peers: Mapping[str, str]) -> Iterato
             "-" if raw.overlap is None else f"{raw.overlap:.2%}",
             *(_points(raw.overlap, other) for other in others),
         ]
+
+
+def own_rows(paths: Iterable[tuple[str, Path]]) -> Iterator[list[str]]:
+    """Yield the cells of the table without peers, one row per file with a list of events."""
+    for name, path in paths:
+        raw = raw_totals(path)
+        if raw is None:
+            continue
+        try:
+            ours = our_totals(path)
+        except TraceError as error:
+            print(error, file=sys.stderr)
+            yield [name, f"{raw.num_objects:,}", REFUSED, *["-"] * 6]
+            continue
+        kernels = (raw.num_kernels, raw.kernel_ns)
+        yield [
+            name,
+            f"{raw.num_objects:,}",
+            "=" if ours.num_objects == raw.num_objects else f"{ours.num_objects:,}",
+            f"{raw.num_kernels:,}",
+            "=" if kernels == ours[:2] else f"{ours.num_kernels:,}, {ours.kernel_ns:,} ns",
+            f"{raw.computation_ns / 1e6:.3f}" if raw.num_kernels else "-",
+            _difference(raw.computation_ns, ours) if raw.num_kernels else "-",
+            "-" if raw.overlap is None else f"{raw.overlap:.2%}",
+            _points(raw.overlap, ours) if raw.num_kernels else "-",
+        ]
+
+
+def own_section(cells: Sequence[Sequence[str]], words: Words) -> str:
+    """Return a sentence and the table of `own_rows`, in the page's language."""
+    columns = {"objects": 2, "kernels": 4, "computation": 6, "overlap": 8}
+    read_cells = [row for row in cells if row[2] != REFUSED]
+    equal = {
+        name: sum(row[column] in ("=", "-") for row in read_cells)
+        for name, column in columns.items()
+    }
+    head = [words.trace, words.objects, words.in_ppprof, words.kernels, words.in_ppprof]
+    head += [words.computation, "ppprof", words.overlap, "ppprof"]
+    rows = [[words.refused if cell == REFUSED else cell for cell in row] for row in cells]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
+    summary = words.own_summary.format(
+        traces=len(cells), refused=len(cells) - len(read_cells), **equal
+    )
+    return f"{summary}\n\n{table}\n"
 
 
 def _difference(raw_ns: float, other: Totals | str) -> str:
@@ -251,10 +346,21 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--tracelens", metavar="PYTHON")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path)
     args = parser.parse_args()
     peers = {name: path for name in ("hta", "tracelens") if (path := getattr(args, name))}
     names = {"hta": "HTA", "tracelens": "TraceLens"}
+    if not peers:
+        cells = list(own_rows(files_of(args.traces)))
+        if args.output is None:
+            print(own_section(cells, PAGES["truth.md"]))
+        for name, words in PAGES.items() if args.output else ():
+            path = args.output / name
+            text, marker, rest = path.read_text(encoding="utf-8").partition(OWN_MARKER)
+            _, end, rest = rest.partition(OWN_END)
+            section = own_section(cells, words)
+            path.write_text(f"{text}{marker}\n{section}\n{end}{rest}", encoding="utf-8")
+        return
     cells = list(rows(files_of(args.traces), peers))
     for name, words in PAGES.items():
         path = args.output / name
