@@ -23,7 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Writes one HTML file that opens without a network: where the time goes and what to do "
-        "about it, steps and ranks, communication, pipeline, operators, kernels, modules, memory "
+        "about it, steps and ranks, communication, pipeline, operators, kernels, modules, Python, memory "
         "and a timeline; with --baseline also what changed."
     )
     add = parser.add_argument

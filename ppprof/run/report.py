@@ -22,6 +22,7 @@ from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import join_ranks
 from ppprof.analysis.report_data.report import (
     PHASE_TIMES,
+    RANK_FLAME,
     RANK_TARGETS,
     BaselineData,
     RankReportData,
@@ -124,6 +125,7 @@ def _of_traces(
         },
         findings=advise(collect_evidence(run, cluster, indicators)),
         targets=_targets(results, cluster),
+        flame=_flame(results, cluster),
         module_work=mean_module_work(
             (stages.get(rank), _num_steps(result), result.value.module_work)
             for result in results
@@ -198,6 +200,15 @@ def _targets(results: Sequence[WindowResult[RankReportData]], cluster: Cluster) 
             to_reference_clock(result.value.targets.select(rank, pl.all()), cluster.clocks)
         )
     return pl.concat(parts)
+
+
+def _flame(results: Sequence[WindowResult[RankReportData]], cluster: Cluster) -> pl.DataFrame:
+    """Return the flame graph of the first rank with samples, on the reference clock."""
+    for result in results:
+        if result.value.flame.height:
+            rank = pl.lit(result.recording.rank, pl.Int64).alias("rank")
+            return to_reference_clock(result.value.flame.select(rank, pl.all()), cluster.clocks)
+    return pl.DataFrame(schema=RANK_FLAME)
 
 
 @contextmanager

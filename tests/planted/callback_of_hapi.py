@@ -13,5 +13,5 @@ net = paddle.nn.Sequential(paddle.nn.Linear(64, 256), paddle.nn.ReLU(), paddle.n
 model = paddle.Model(net)
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 model.prepare(optimizer, paddle.nn.CrossEntropyLoss())
-data = [(paddle.randn([64]), paddle.zeros([1], "int64")) for _ in range(16 * 120)]
-model.fit(data, batch_size=16, epochs=1, verbose=0, callbacks=[History()])
+data = [(paddle.randn([16, 64]), paddle.zeros([16, 1], "int64")) for _ in range(120)]
+model.fit(data, epochs=1, verbose=0, callbacks=[History()])

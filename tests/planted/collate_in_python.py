@@ -3,7 +3,7 @@ import paddle
 
 net = paddle.nn.Sequential(paddle.nn.Embedding(1000, 64), paddle.nn.Linear(64, 128))
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
-words = [list(range(800))] * (64 * 120)
+words = [list(range(3000))] * (64 * 120)
 
 
 def collate(samples):

@@ -17,6 +17,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
+from ppprof.analysis.profile.flame import FLAME, flame
 from ppprof.analysis.profile.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import select_steps, with_step
@@ -55,6 +56,9 @@ are 0."""
 MEAN_MODULE_WORK = {"stage": pl.Int64, **MODULE_WORK}
 """Columns of `mean_module_work`."""
 
+RANK_FLAME = {"rank": pl.Int64, **FLAME}
+"""Columns of `ReportData.flame`."""
+
 RANK_TARGETS = {"rank": pl.Int64, **TARGETS}
 """Columns of `ReportData.targets`."""
 
@@ -89,6 +93,8 @@ class RankReportData(NamedTuple):
     """The result of `ppprof.analysis.report_data.report.module_work`."""
     details: Details | None
     """The rank's timeline and memory; None if the rank is not drawn."""
+    flame: pl.DataFrame
+    """The result of `ppprof.analysis.profile.flame.flame`, on the rank's own clock."""
 
 
 class BaselineData(NamedTuple):
@@ -132,6 +138,7 @@ def collect_rank_report_data(
         targets,
         module_work(profile, naming),
         details,
+        flame(profile),
     )
 
 
@@ -178,6 +185,8 @@ class ReportData:
         default_factory=partial(pl.DataFrame, schema=MEAN_MODULE_WORK)
     )
     """The result of `mean_module_work`."""
+    flame: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=RANK_FLAME))
+    """`ppprof.analysis.profile.flame.flame` of the first rank with samples, on the reference clock."""
     sources: Mapping[int, str] = field(default_factory=dict)
     """The file that was read for each rank, keyed by rank."""
     unread: Sequence[str] = ()

@@ -41,7 +41,7 @@ _TIMELINE = ("store", "tracks", "paint", "links", "panel", "input", "timeline")
 """The scripts of the timeline, in ``timeline/``."""
 
 _SCRIPTS = (
-    *("echarts.min.js", "words.js", "charts.js", "lanes.js", "modules.js", "tables.js"),
+    *("echarts.min.js", "words.js", "charts.js", "lanes.js", "modules.js", "flame.js", "tables.js"),
     *(f"timeline/{name}.js" for name in _TIMELINE),
     "page.js",
 )

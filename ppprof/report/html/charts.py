@@ -54,6 +54,7 @@ def chart_data(report: ReportData, words: Words, links: Links) -> dict[str, Any]
             pipeline=_pipeline(report, words) if has_pipeline(report) else None,
             roofline=_roofline(report, links),
             modules=module_tree(report, links),
+            flame=_flame(report, links),
             memory=_memory(report),
         )
     if report.diff is not None:
@@ -385,6 +386,25 @@ def module_tree(report: ReportData, links: Links) -> dict[str, Any]:
         **_names(table, paths, report, links),
         "sides": {"experiment": _module_times(table, "")},
         "work": {"experiment": _work(report.module_work, table["stage"], paths)},
+    }
+
+
+def _flame(report: ReportData, links: Links) -> dict[str, Any] | None:
+    """Return the flame graph in pre-order, in the form of `module_tree`, and the samples of each node."""
+    table = report.flame
+    if table.is_empty():
+        return None
+    unknown = [None] * table.height
+    times = {name: milliseconds_of(table[f"{name}_ns"]) for name in ("time", "self")}
+    places = table.select("rank", "start_ns", "end_ns").rows()
+    return {
+        "stage": unknown,
+        "depth": table["depth"].to_list(),
+        "name": table["name"].to_list(),
+        "href": [links.to_times(*place) for place in places],
+        "passes": [[]] * table.height,
+        "samples": table["samples"].to_list(),
+        "sides": {"experiment": {**times, "cpu": unknown, "gpu": unknown, "calls": unknown}},
     }
 
 

@@ -1,6 +1,6 @@
 "use strict";
 // Draw each chart when it becomes visible or the browser is idle, and again when the theme changes.
-const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree, trend: drawTrend, timeline: drawTimeline };
+const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree, flame: drawFlame, trend: drawTrend, timeline: drawTimeline };
 const drawn = new Map();
 
 function draw(figure) {

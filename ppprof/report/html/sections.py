@@ -68,6 +68,7 @@ def sections(
             pipeline=_pipeline,
             remote=_remote,
             modules=modules,
+            python=_python,
             operators=operators,
             efficiency=efficiency,
             kernels=kernels,
@@ -80,6 +81,14 @@ def sections(
         [Section(key, *content) for key, content in contents.items() if isinstance(content, tuple)],
         [(key, reason) for key, reason in contents.items() if isinstance(reason, str)],
     )
+
+
+def _python(report: ReportData, words: Words, links: Links) -> Content | None:
+    """Return the flame graph of Python and operators; None without samples of stacks."""
+    if report.flame.is_empty():
+        return None
+    rank = report.flame["rank"][0]
+    return words("about.python", rank=rank), [Chart("flame", words("sections.python"), "flame", 0)]
 
 
 def _findings(report: ReportData, words: Words, links: Links) -> Content:

@@ -1,0 +1,120 @@
+"""The flame graph of a window: the user's Python and the operators that it calls, by samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import ELSEWHERE, sampled_steps
+from ppprof.trace import Frame
+
+FLAME = {
+    "depth": pl.Int64,
+    "name": pl.String,
+    "samples": pl.Int64,
+    "time_ns": pl.Float64,
+    "self_ns": pl.Float64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
+"""Columns of `flame`."""
+_LEAST_RATIO = 0.002
+"""Share of a step. A page draws no narrower boxes."""
+
+
+@dataclass
+class _Node:
+    samples: int = 0
+    weight_ns: int = 0
+    own_ns: int = 0
+    longest: tuple[int, int] = (0, 0)
+    """Weight and instant of the sample that stands for most time."""
+    inside: dict[str, _Node] = field(default_factory=dict)
+
+
+def flame(profile: Profile) -> pl.DataFrame:
+    """Return the tree of the user's frames, and of the operators in the innermost ones.
+
+    ::
+
+        step
+        main (train.py:52)
+        log (train.py:41)    loss (train.py:9)
+                             matmul dygraph
+
+    Of threads that end steps. The time of packages belongs to the line that calls them.
+
+    Returns:
+        One row per node, in pre-order, the root first: depth; name; samples; time_ns and self_ns in
+        an average step; start_ns and end_ns, the time for which one sample stands: the longest one.
+        Nodes below 0.2% of a step are left out. No rows without samples.
+    """
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return pl.DataFrame(schema=FLAME)
+    samples = sampled.samples.filter("is_step")
+    own = [_path(frames) or [ELSEWHERE] for frames in sampled.own]
+    columns = (
+        *samples.select("stack", "time_ns", "weight_ns"),
+        samples.select(sampled.instants).to_series(),
+    )
+    root = _Node()
+    for (stack, time_ns, weight_ns, num), operator in zip(
+        zip(*columns),
+        _operators(profile, samples["thread"].to_numpy(), samples["time_ns"].to_numpy()),
+    ):
+        path = own[stack] if operator is None else [*own[stack], operator]
+        node = root
+        for name in (None, *path):
+            node = node if name is None else node.inside.setdefault(name, _Node())
+            node.samples += num
+            node.weight_ns += weight_ns
+            node.longest = max(node.longest, (weight_ns, time_ns))
+        node.own_ns += weight_ns
+    scale = sampled.step_ns / max(1, root.weight_ns)
+    least = _LEAST_RATIO * root.weight_ns
+    rows: list[tuple[int, str, int, float, float, int, int]] = []
+
+    def add(name: str, node: _Node, depth: int) -> None:
+        weight_ns, end_ns = node.longest
+        times = node.weight_ns * scale, node.own_ns * scale
+        rows.append((depth, name, node.samples, *times, end_ns - weight_ns, end_ns))
+        for inner, child in sorted(node.inside.items(), key=lambda item: -item[1].weight_ns):
+            if child.weight_ns >= least:
+                add(inner, child, depth + 1)
+
+    add("", root, 0)
+    return pl.DataFrame(rows, FLAME, orient="row")
+
+
+def _path(frames: Sequence[Frame]) -> list[str]:
+    """Return the names of frames, the outermost first; one for a line and a comprehension in it."""
+    names = (f"{frame.function} ({frame.place})" for frame in reversed(frames))
+    return [name for name, _ in itertools.groupby(names)]
+
+
+def _operators(
+    profile: Profile,
+    thread: np.ndarray[tuple[int], np.dtype[np.int64]],
+    time_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> Sequence[str | None]:
+    """Return the name of the outermost operator of a thread at each instant; None outside operators."""
+    tree = profile.tree
+    is_inner = pl.Series(tree.below(tree.events.host_rows("Operator")))
+    hosts = tree.hosts.filter((pl.col("category") == "Operator") & ~is_inner)
+    found: list[str | None] = [None] * len(thread)
+    for number in np.unique(thread).tolist():
+        outer = hosts.filter(pl.col("thread") == number).sort("start_ns")
+        start, end = outer["start_ns"].to_numpy(), outer["end_ns"].to_numpy()
+        names = outer["name"].cast(pl.String).to_list()
+        rows = np.flatnonzero(thread == number)
+        last = np.searchsorted(start, time_ns[rows], "right") - 1
+        for row, operator in zip(rows.tolist(), last.tolist()):
+            if operator >= 0 and time_ns[row] < end[operator]:
+                found[row] = names[operator].removesuffix(" dygraph")
+    return found
