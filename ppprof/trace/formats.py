@@ -6,7 +6,7 @@ Where each format is read and written::
       fast     fastpath: the fixed layouts of known writers, matched by compiled C or by numpy
       any      json/recovery decodes and repairs; json/values
       Paddle   paddle/json_columns -> json_tree -> json_events;  json_writer
-      Kineto   kineto/reading: the compiled reader of events (native/events.c), and the decoder for
+      Kineto   kineto/reader: the compiled reader of events (native/events.c), and the decoder for
                what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
     protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> insert_remote_calls;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer

@@ -93,8 +93,8 @@ def new_scans(source: TraceStream) -> RangeScans[Any] | None:
     keys, dialect = keys_before(head[:start]), dialect_of(head[start:])
     if is_kineto(keys, head[start:]):
         # Most traces are Paddle's, and need none of this.
-        from ppprof.trace.kineto.forms import new_scans as scans_of_kineto
-        from ppprof.trace.kineto.forms import part_bounds
+        from ppprof.trace.kineto.compiled_reader import new_scans as scans_of_kineto
+        from ppprof.trace.kineto.compiled_reader import part_bounds
 
         return scans_of_kineto(source, part_bounds(source))
     return scans_of_paddle(source, dialect) if dialect else None

@@ -89,7 +89,7 @@ def _read_ranks(
         if is_kineto(keys, text):
             # Most traces are Paddle's, and need none of this.
             from ppprof.trace.kineto.events import kineto_trace
-            from ppprof.trace.kineto.reading import read_kineto_columns
+            from ppprof.trace.kineto.reader import read_kineto_columns
 
             columns = read_kineto_columns(source, keys, skipped)
             if source.size > _LARGE_BYTES:

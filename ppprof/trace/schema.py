@@ -198,7 +198,7 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
     "dur_ns": (pl.Int64(), "as in `EVENTS`"),
 }
 """Column -> dtype and meaning. One row per recorded call of a Python function that takes at least
-`ppprof.trace.kineto.terms.LEAST_FRAME_NS`; only torch records them (with_stack)."""
+`ppprof.trace.kineto.names.LEAST_FRAME_NS`; only torch records them (with_stack)."""
 
 
 OVERHEADS: Mapping[str, tuple[pl.DataType, str]] = {

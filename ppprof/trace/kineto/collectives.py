@@ -25,8 +25,8 @@ import polars as pl
 
 from ppprof.trace.communication_names import CommunicationNames, communicates
 from ppprof.trace.kineto.host_tree import INNER, nest_hosts
-from ppprof.trace.kineto.lookup import looked_up, per_text
-from ppprof.trace.kineto.terms import SCALAR_TYPES
+from ppprof.trace.kineto.joins import looked_up, per_text
+from ppprof.trace.kineto.names import SCALAR_TYPES
 from ppprof.trace.schema import is_kernel
 from ppprof.trace.tree_arrays import enclosing
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
-from ppprof.trace.kineto.fields import (
+from ppprof.trace.kineto.event_fields import (
     ARGS,
     COLLECTIVE_CALL,
     DETAILS,
@@ -28,9 +28,9 @@ from ppprof.trace.kineto.fields import (
     KinetoEvent,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
+from ppprof.trace.kineto.names import LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.kineto.other_writers import OtherEvents
 from ppprof.trace.kineto.processes import ranks_of, split
-from ppprof.trace.kineto.terms import LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.schema import FRAMES, OVERHEADS, conform
 
 _MIN_EVENTS = 1 << 15

@@ -21,7 +21,7 @@ from ppprof.trace.json.lines import open_trace_file
 from ppprof.trace.json.recovery import EventDecoder
 from ppprof.trace.json.values import nanoseconds
 from ppprof.trace.json_head import Keys, read_keys
-from ppprof.trace.kineto.terms import DEVICES
+from ppprof.trace.kineto.names import DEVICES
 from ppprof.trace.lanes import track_name, with_tracks
 from ppprof.trace.source import TraceStream
 

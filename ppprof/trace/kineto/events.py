@@ -55,9 +55,9 @@ from ppprof.trace.kineto.host_tree import (
     with_parent,
     with_threads,
 )
-from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, per_text, sorted_by
+from ppprof.trace.kineto.joins import first_rows, looked_up, mapped, per_text, sorted_by
+from ppprof.trace.kineto.names import DEVICES, PLACES
 from ppprof.trace.kineto.step_marks import with_marked_steps
-from ppprof.trace.kineto.terms import DEVICES, PLACES
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,

@@ -13,7 +13,7 @@ import polars as pl
 
 from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
-from ppprof.trace.kineto.terms import DDP, EVALUATE, MODULE, OPERATORS, STEP
+from ppprof.trace.kineto.names import DDP, EVALUATE, MODULE, OPERATORS, STEP
 from ppprof.trace.labels import Labels, numbered
 from ppprof.trace.nesting import nest, order_of_calls
 from ppprof.trace.schema import nullable

@@ -30,7 +30,7 @@ import msgspec
 
 from ppprof.trace.communication_names import is_communication
 from ppprof.trace.json.trace_events import Scalar
-from ppprof.trace.kineto.fields import KinetoEvent, OtherArgs
+from ppprof.trace.kineto.event_fields import KinetoEvent, OtherArgs
 
 ROCPROF = b'"CPU HIP API"'
 """What a file of rocprof has in its first bytes. Its arrows are the only links of launches."""

@@ -21,7 +21,7 @@ import polars as pl
 
 from ppprof.arrays import Bool, Int64
 from ppprof.errors import TraceError
-from ppprof.trace.kineto.terms import STEP
+from ppprof.trace.kineto.names import STEP
 from ppprof.trace.labels import Labels
 
 Tables = Mapping[str, pl.DataFrame]

@@ -57,7 +57,7 @@ from ppprof.trace.json.lines import (
 )
 from ppprof.trace.kineto.collectives import WAIT, with_collectives
 from ppprof.trace.kineto.inputs import lists_of
-from ppprof.trace.kineto.terms import DDP, DEVICES, EVALUATE, MODULE, PLACES, STEP
+from ppprof.trace.kineto.names import DDP, DEVICES, EVALUATE, MODULE, PLACES, STEP
 from ppprof.trace.lanes import track_name, with_tracks
 from ppprof.trace.operator_inputs import with_json_callstack
 from ppprof.trace.schema import Trace

@@ -25,7 +25,7 @@ from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, EventPattern, diale
 from ppprof.trace.fastpath.native.scanner import Scanner, _program_of
 from ppprof.trace.fastpath.native.store import Control
 from ppprof.trace.json.recovery import start_of_events
-from ppprof.trace.kineto.forms import FORMS
+from ppprof.trace.kineto.compiled_reader import FORMS
 from ppprof.trace.source import MARGIN, Block, TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.hostile_bytes import LONG, NASTY, mutated

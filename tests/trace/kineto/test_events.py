@@ -18,8 +18,8 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.trace.kineto.columns import KinetoColumns
+from ppprof.trace.kineto.event_fields import KinetoArgs, KinetoEvent
 from ppprof.trace.kineto.events import kineto_trace as trace_of
-from ppprof.trace.kineto.fields import KinetoArgs, KinetoEvent
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kineto"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ppprof.trace import Trace, source
 from ppprof.trace.fastpath import core
 from ppprof.trace.json.recovery import start_of_events
-from ppprof.trace.kineto.fields import KinetoArgs
+from ppprof.trace.kineto.event_fields import KinetoArgs
 from tests.fixtures.hostile_bytes import mutated
 from tests.fixtures.kineto_files import (
     FILES,

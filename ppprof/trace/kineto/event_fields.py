@@ -12,7 +12,7 @@ from typing import Optional
 import msgspec
 
 from ppprof.trace.json.trace_events import NO_TEXT, Scalar
-from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
+from ppprof.trace.kineto.names import DEVICES, LAUNCHES, OPERATORS
 
 
 class KinetoArgs(msgspec.Struct, gc=False):

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ppprof.trace.kineto.lookup import first_rows, looked_up, mapped, per_text, sorted_by
+from ppprof.trace.kineto.joins import first_rows, looked_up, mapped, per_text, sorted_by
 
 values = st.lists(st.one_of(st.none(), st.integers(-3, 12)), max_size=20)
 

@@ -1,28 +1,143 @@
-"""Kineto's events from compiled readers, as the tables that `KinetoColumns` collects."""
+"""Read the events of a Kineto file into columns, in the fastest way.
+
+The compiled core reads blocks of valid JSON, and the decoder what the core leaves. A long file is
+divided into parts, which threads scan. Without the core, the decoder reads everything. The result is
+the same: the file is divided into the same parts and blocks, and a block that is not valid JSON is
+read by the decoder alone.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int32
-from ppprof.trace.fastpath.fixed_layout import MISSING
+from ppprof.trace.fastpath import core
+from ppprof.trace.fastpath.ahead import take_begun_scans
+from ppprof.trace.fastpath.fixed_layout import MISSING, Ranges
 from ppprof.trace.fastpath.native.event_reader import EventReader
+from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.fastpath.string_table import StringTable
+from ppprof.trace.fastpath.threads import num_processors
+from ppprof.trace.json.batches import decoded_batches
+from ppprof.trace.json.recovery import HEAD_BYTES, EventDecoder
 from ppprof.trace.json.trace_events import IGNORED_PHASES
-from ppprof.trace.kineto.columns import dtypes_of
-from ppprof.trace.kineto.fields import DETAILS, IGNORED_SPANS, SPANS, WAIT, WAIT_SPAN, Columns
-from ppprof.trace.kineto.forms import CALLS, CLASSES, INPUTS, TEXTS
+from ppprof.trace.kineto.columns import KinetoColumns, dtypes_of
+from ppprof.trace.kineto.compiled_reader import (
+    CALLS,
+    CLASSES,
+    INPUTS,
+    KINETO,
+    TEXTS,
+    Scan,
+    new_reader,
+    new_scans,
+    part_bounds,
+)
+from ppprof.trace.kineto.event_fields import (
+    DETAILS,
+    IGNORED_SPANS,
+    SPANS,
+    WAIT,
+    WAIT_SPAN,
+    Columns,
+    KinetoEvent,
+)
 from ppprof.trace.kineto.inputs import converted_inputs
+from ppprof.trace.kineto.other_writers import ROCPROF
 from ppprof.trace.labels import numbered
+from ppprof.trace.source import Block, TraceStream
 
 
-class _Part(NamedTuple):
+def read_kineto_columns(
+    source: TraceStream, keys: dict[str, Any], skipped: Counter[str]
+) -> KinetoColumns:
+    """Return the events of a file.
+
+    Args:
+        source: the file, at the first event.
+        keys: the keys before the list of events; those after it are added.
+        skipped: counts the unreadable parts, by kind.
+
+    Raises:
+        TraceError: the file cannot be read.
+        MemoryError: there is not enough memory.
+    """
+    columns = KinetoColumns()
+    decoder = EventDecoder(KinetoEvent, source.path, skipped)
+    bounds = part_bounds(source)
+    # Only rocprof's arrows say which call launched which kernel; the core skips arrows.
+    library = None if ROCPROF in source.peek(HEAD_BYTES) else core.library()
+    if library is None:
+        for first, events in decoded_batches(source, decoder, keys, None, bounds[1:]):
+            columns.add_decoded(first, events)
+        return columns
+    threads = take_begun_scans(source, KINETO) or new_scans(source, bounds)
+    with threads or nullcontext():
+        scans = _Scans(source, library, threads)
+        for first, events in decoded_batches(source, decoder, keys, scans, bounds[1:]):
+            columns.add_decoded(first, events)
+        scans.finish()
+    columns.ignored += scans.events.ignored
+    columns.add_tables(scans.events.tables())
+    return columns
+
+
+class _Scans:
+    """Reads events with the compiled core; implements `Scans` of `decoded_batches`.
+
+    Args:
+        source: the file.
+        library: the library of `core.choose`.
+        threads: read the parts of the file; None if it is not divided.
+    """
+
+    def __init__(
+        self, source: TraceStream, library: ctypes.CDLL, threads: RangeScans[Scan] | None
+    ) -> None:
+        self.events = ScannedEvents()
+        self._source = source
+        self._library = library
+        self._threads = threads
+        self._own: EventReader | None = None
+        if threads:
+            threads.start(num_processors())
+
+    def part(self, number: int) -> Ranges | None:
+        """Wait for a part that threads read, and add its events."""
+        self.finish()
+        scan = self._threads.take(number, self._source) if self._threads else None
+        if scan is None:
+            return None
+        reader, ranges = scan
+        self.events.add(reader)
+        return ranges
+
+    def add(self, block: Block) -> Ranges | None:
+        """Add the events of a block.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        if self._own is None:
+            self._own = new_reader(self._library)
+        return self._own.add(block)
+
+    def finish(self) -> None:
+        """Add the events of the blocks since the last part."""
+        if self._own is not None:
+            self.events.add(self._own)
+            self._own = None
+
+
+class _ReaderRows(NamedTuple):
     """The rows of a table that one reader has kept."""
 
     columns: dict[str, Array]
@@ -44,7 +159,7 @@ class ScannedEvents:
         self.ignored: Counter[str] = Counter()
         """Kind -> number of events that no table needs."""
         self._texts = StringTable()
-        self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
+        self._parts: defaultdict[str, list[_ReaderRows]] = defaultdict(list)
 
     def add(self, reader: EventReader) -> None:
         """Add the events of a reader, which is empty afterwards.
@@ -57,7 +172,7 @@ class ScannedEvents:
         numbers = self._texts.numbers(reader.texts())
         for name, columns in tables.items():
             columns["index"] = columns.pop("position")
-            self._parts[name].append(_Part(columns, len(columns["index"]), numbers))
+            self._parts[name].append(_ReaderRows(columns, len(columns["index"]), numbers))
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the tables that `KinetoColumns.add_tables` takes. Called once, at the end."""
@@ -103,7 +218,7 @@ def _ignored(counts: list[int]) -> Counter[str]:
     return ignored
 
 
-def _table(parts: Sequence[_Part], schema: Columns, texts: Sequence[bytes]) -> pl.DataFrame:
+def _table(parts: Sequence[_ReaderRows], schema: Columns, texts: Sequence[bytes]) -> pl.DataFrame:
     """Return a table with the columns of ``schema``.
 
     Args:
@@ -125,8 +240,8 @@ def _table(parts: Sequence[_Part], schema: Columns, texts: Sequence[bytes]) -> p
 
 
 def _pieces(
-    name: str, parts: Sequence[_Part], column: Array
-) -> Iterator[tuple[_Part, Array | None, Array]]:
+    name: str, parts: Sequence[_ReaderRows], column: Array
+) -> Iterator[tuple[_ReaderRows, Array | None, Array]]:
     """Yield each part, its values of a column, or None, and the piece of ``column`` to fill."""
     first = 0
     for part in parts:
@@ -136,7 +251,7 @@ def _pieces(
 
 
 def _number_column(
-    name: str, dtype: pl.DataType, parts: Sequence[_Part], num_rows: int
+    name: str, dtype: pl.DataType, parts: Sequence[_ReaderRows], num_rows: int
 ) -> pl.Series:
     missing = np.nan if dtype.is_float() else MISSING
     column = np.empty(num_rows, np.float64 if dtype.is_float() else np.int64)
@@ -155,7 +270,11 @@ def _number_column(
 
 
 def _text_column(
-    name: str, dtype: pl.DataType, parts: Sequence[_Part], num_rows: int, texts: Sequence[bytes]
+    name: str,
+    dtype: pl.DataType,
+    parts: Sequence[_ReaderRows],
+    num_rows: int,
+    texts: Sequence[bytes],
 ) -> pl.Series:
     """Return a column of texts; without escapes, unless it holds JSON. Each text is decoded once."""
     numbers = np.full(num_rows, -1, np.int32)

@@ -19,7 +19,7 @@ from ppprof.trace.fastpath.native.store import Control
 from ppprof.trace.fastpath.ranges import RangeScans, can_divide, range_bounds
 from ppprof.trace.json.recovery import first_event_start
 from ppprof.trace.json.trace_events import IGNORED_PHASES
-from ppprof.trace.kineto.fields import (
+from ppprof.trace.kineto.event_fields import (
     ARGS,
     COLLECTIVE_CALL,
     DETAILS,
@@ -30,7 +30,7 @@ from ppprof.trace.kineto.fields import (
     Columns,
     KinetoArgs,
 )
-from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, LEAST_FRAME_NS, MODULE, OPERATORS
+from ppprof.trace.kineto.names import DEVICES, LAUNCHES, LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.source import BLOCK_BYTES, TraceStream
 
 KINETO = "kineto"
