@@ -76,12 +76,7 @@ def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame
 
 
 def _with_others(times: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFrame:
-    """Return the step times with others_ratio, and with the ratios of all steps up to their reading.
-
-    Args:
-        times: columns of `STEP_TIMES`, sorted by rank, then step.
-        hosts: rank -> host.
-    """
+    """Return the step times with others_ratio, and with the ratios of all steps up to their reading."""
     ratios = ["processors_busy_ratio", "processors_own_ratio"]
     if times["processors_busy_ratio"].null_count() == times.height:
         return times

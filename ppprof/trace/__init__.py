@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ppprof.rundir.clocks import Clock, Reading
     from ppprof.rundir.python_stacks import Frame, PythonStacks
     from ppprof.trace.formats import read, write
-    from ppprof.trace.insert_remote_calls import read_window
     from ppprof.trace.kineto.writer import write_kineto_file
     from ppprof.trace.paddle.json_writer import write_paddle_json
     from ppprof.trace.paddle.pb_reader import read_paddle_pb
     from ppprof.trace.paddle.pb_writer import write_paddle_pb
+    from ppprof.trace.raw_captures import read_window
     from ppprof.trace.schema import Trace
 
 __all__ = [
@@ -42,7 +42,7 @@ _MODULES = {
     "Trace": "ppprof.trace.schema",
     "read": "ppprof.trace.formats",
     "read_paddle_pb": "ppprof.trace.paddle.pb_reader",
-    "read_window": "ppprof.trace.insert_remote_calls",
+    "read_window": "ppprof.trace.raw_captures",
     "write": "ppprof.trace.formats",
     "write_kineto_file": "ppprof.trace.kineto.writer",
     "write_paddle_json": "ppprof.trace.paddle.json_writer",

@@ -8,7 +8,7 @@ Where each format is read and written::
       Paddle   paddle/json_columns -> json_tree -> json_events;  json_writer
       Kineto   kineto/reader: the compiled reader of events (native/events.c), and the decoder for
                what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
-    protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> insert_remote_calls;  pb_writer
+    protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> raw_captures;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer
     all        schema: the tables; tree_arrays, steps, annotations
 """
@@ -134,7 +134,7 @@ def _read(path: str | Path, progress: Progress | None, reading: ReadOptions) -> 
     if head.lstrip()[:1] in (b"{", b"["):
         traces = read_json_ranks(path, progress, reading.step_mark)
         return {rank: with_lines(with_stacks(trace, path)) for rank, trace in traces.items()}
-    from ppprof.trace.insert_remote_calls import read_window  # JSON needs no decoder of protobuf
+    from ppprof.trace.raw_captures import read_window  # JSON needs no decoder of protobuf
 
     try:
         trace = with_step_mark(read_window(path), reading.step_mark)

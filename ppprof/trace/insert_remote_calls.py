@@ -18,19 +18,14 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
 from ppprof.errors import TraceError
-from ppprof.paths import to_path
 from ppprof.remote_names import REMOTE
-from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.remote_calls import RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
-from ppprof.trace.event_lines import with_lines, with_stacks
-from ppprof.trace.join_operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
 from ppprof.trace.segments import concatenated
@@ -46,36 +41,6 @@ _RANK_CATEGORIES = (
 _SPAN = "PythonUserDefined"
 
 
-def read_window(raw: str | Path) -> Trace:
-    """Return the trace of a raw capture, with all that was recorded beside it.
-
-    The arguments of the operators in ``window.pb`` are in ``window.ops``; see
-    `ppprof.trace.join_operator_calls`.
-
-    The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
-    calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
-
-    The stacks of the window are in ``stacks/``; see `ppprof.trace.event_lines`.
-
-    Raises:
-        TraceError: the raw capture cannot be read.
-    """
-    trace = with_stacks(read_paddle_pb(raw), raw)
-    path = to_path(raw)
-    trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
-    return with_lines(_with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name)))
-
-
-def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:
-    try:
-        events = with_operator_inputs(trace.events, read_operator_calls(file))
-    except FileNotFoundError:
-        return trace
-    except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError):
-        return dataclasses.replace(trace, skipped={**trace.skipped, "files of operator shapes": 1})
-    return dataclasses.replace(trace, events=events)
-
-
 @dataclass(frozen=True)
 class _AlignedCall:
     """A call, and the offsets that put its times on the clock of the trace."""
@@ -89,7 +54,11 @@ class _AlignedCall:
     """Offset to add to all times on the worker's clock."""
 
 
-def _with_calls(trace: Trace, folder: RunFile) -> Trace:
+def with_remote_calls(trace: Trace, folder: RunFile) -> Trace:
+    """Return the trace of a window with the remote calls in a folder.
+
+    ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
+    """
     calls, num_broken = read_calls(folder)
     if not calls and not num_broken:
         return trace

@@ -128,18 +128,7 @@ def _check_writer(
     skipped: Mapping[str, int],
     text: bytes,
 ) -> None:
-    """Reject a file whose events are all of another writer than Paddle's or torch's profiler.
-
-    Args:
-        path: the file.
-        traces: the traces that were read from it.
-        keys: its keys beside the list of events.
-        skipped: counts the unreadable parts of the file.
-        text: its first events.
-
-    Raises:
-        TraceError: it has events, but none that can be used.
-    """
+    """Reject a file whose events are all of another writer than Paddle's or torch's profiler."""
     events = [trace.events for trace in traces if trace.events.height]
     if not events:
         unread = Counter(dict(skipped))

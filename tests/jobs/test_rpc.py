@@ -17,7 +17,7 @@ import polars as pl
 import pytest
 
 from ppprof.remote_names import REMOTE
-from ppprof.trace.insert_remote_calls import read_window
+from ppprof.trace.raw_captures import read_window
 from tests.jobs.launching import JOBS, environment
 from tests.jobs.rpc_job import NAP_S
 

@@ -377,15 +377,6 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
     What one gradient repeats has the names of as many neighbours ahead of the Backward. It is the
     latest of these that was not repeated yet, and of whose operators there are no gradients. In the
     gradient of a module (Paddle's ``use_reentrant=False``), it is the module of this name around that.
-
-    Args:
-        profile: a window.
-        is_module: whether each host event is a module or a step.
-        gradient_of: the result of `_modules_of_gradients`.
-
-    Returns:
-        For each host event, the row of the first run; shape (N,). -1 for events that are no
-        outermost modules in a Backward, and if there is no such module.
     """
     tree, hosts = profile.tree, profile.tree.hosts
     category = hosts["category"]

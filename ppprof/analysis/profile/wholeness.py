@@ -145,11 +145,6 @@ def _lost_steps(trace: Trace, launched: Int64, lost: Int64) -> tuple[Int64, int]
     """Return the numbers of the lost steps, ascending, and how many steps there are.
 
     A trace without steps is one step, number -1.
-
-    Args:
-        trace: the trace.
-        launched: the step of each launch; -1 outside.
-        lost: the step of each launch without its device event.
     """
     steps = trace.events["step"].unique().drop_nulls().sort().to_numpy()
     if not len(steps):

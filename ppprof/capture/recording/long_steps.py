@@ -88,12 +88,7 @@ class LongSteps(WindowObserver):
         return None if self._operators is None else self._operators.num_operators()
 
     def _watch(self, over: threading.Event, clock: int) -> None:
-        """Apply the limits until the window is over.
-
-        Args:
-            over: set at the end of the window.
-            clock: processor time of the thread of the steps.
-        """
+        """Apply the limits until the window is over."""
         wait, has_allocations = _MOST_WAIT, True
         while not over.wait(wait):
             num = self._num_operators()

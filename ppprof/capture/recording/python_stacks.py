@@ -186,12 +186,7 @@ class StackSampler(WindowObserver):
 
 
 class _Sampling:
-    """The samples of one window.
-
-    Args:
-        interval_ns: time between two samples; None: as long as `_COST_RATIO` requires.
-        own_lines: finds the line of a read.
-    """
+    """The samples of one window."""
 
     def __init__(self, interval_ns: int | None, own_lines: OwnLines) -> None:
         self._own_lines = own_lines
@@ -311,12 +306,7 @@ class _Sampling:
             self._interval_ns *= 2
 
     def stacks(self, files: UserFiles, keeps_source: bool) -> PythonStacks:
-        """Return the samples as columns, and the stacks that they found.
-
-        Args:
-            files: the files of the training's code.
-            keeps_source: whether to keep lines of the source.
-        """
+        """Return the samples as columns, and the stacks that they found."""
         samples, lines = _as_rows(self._samples), list(self._lines)
         frame_rows: dict[tuple[CodeType, int], int] = {}
         frames: list[Frame] = []

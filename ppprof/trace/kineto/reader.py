@@ -91,13 +91,7 @@ def read_kineto_columns(
 
 
 class _Scans:
-    """Reads events with the compiled core; implements `Scans` of `decoded_batches`.
-
-    Args:
-        source: the file.
-        library: the library of `core.choose`.
-        threads: read the parts of the file; None if it is not divided.
-    """
+    """Reads events with the compiled core; implements `Scans` of `decoded_batches`."""
 
     def __init__(
         self, source: TraceStream, library: ctypes.CDLL, threads: RangeScans[Scan] | None
@@ -219,13 +213,7 @@ def _ignored(counts: list[int]) -> Counter[str]:
 
 
 def _table(parts: Sequence[_ReaderRows], schema: Columns, texts: Sequence[bytes]) -> pl.DataFrame:
-    """Return a table with the columns of ``schema``.
-
-    Args:
-        parts: the parts. They are empty afterwards, so that memory holds a column twice, not a table.
-        schema: name of each column -> its dtype.
-        texts: the texts of all parts.
-    """
+    """Return a table with the columns of ``schema``; empties ``parts``, so that no table is held twice."""
     num_rows = sum(part.num_rows for part in parts)
     columns = []
     for name, dtype in dtypes_of(schema).items():

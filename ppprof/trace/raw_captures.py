@@ -1,0 +1,48 @@
+"""Read a raw capture together with all that was recorded beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import polars as pl
+
+from ppprof.paths import to_path
+from ppprof.rundir.operator_calls import read_operator_calls
+from ppprof.rundir.run_file import RunFile
+from ppprof.trace.event_lines import with_lines, with_stacks
+from ppprof.trace.insert_remote_calls import with_remote_calls
+from ppprof.trace.join_operator_calls import with_operator_inputs
+from ppprof.trace.paddle.pb_reader import read_paddle_pb
+from ppprof.trace.schema import Trace
+
+
+def read_window(raw: str | Path) -> Trace:
+    """Return the trace of a raw capture, with all that was recorded beside it.
+
+    The arguments of the operators in ``window.pb`` are in ``window.ops``; see
+    `ppprof.trace.join_operator_calls`.
+
+    The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
+    calls. See `ppprof.trace.insert_remote_calls`.
+
+    The stacks of the window are in ``stacks/``; see `ppprof.trace.event_lines`.
+
+    Raises:
+        TraceError: the raw capture cannot be read.
+    """
+    trace = with_stacks(read_paddle_pb(raw), raw)
+    path = to_path(raw)
+    trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
+    folder = RunFile(path.parent, path.with_suffix(".calls").name)
+    return with_lines(with_remote_calls(trace, folder))
+
+
+def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:
+    try:
+        events = with_operator_inputs(trace.events, read_operator_calls(file))
+    except FileNotFoundError:
+        return trace
+    except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError):
+        return dataclasses.replace(trace, skipped={**trace.skipped, "files of operator shapes": 1})
+    return dataclasses.replace(trace, events=events)
