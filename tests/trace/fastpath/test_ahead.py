@@ -19,7 +19,7 @@ from ppprof.trace.fastpath.ahead import scanned_ahead
 from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json_head import new_scans
-from ppprof.trace.kineto import forms
+from ppprof.trace.kineto import compiled_reader
 from ppprof.trace.paddle import layout_scans
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
@@ -74,7 +74,7 @@ def test_the_reader_goes_on_from_what_was_scanned_ahead(path, taken):
 @pytest.mark.parametrize("recorded", KINETO, ids=lambda path: path.name)
 def test_traces_of_torch_are_scanned_ahead(recorded, tmp_path, taken, monkeypatch):
     monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
-    monkeypatch.setattr(forms, "_TAIL_BYTES", 3000)
+    monkeypatch.setattr(compiled_reader, "_TAIL_BYTES", 3000)
     (tmp_path / "a.json").write_bytes(text_of(recorded))
     expected = read(tmp_path / "a.json")
     taken.clear()

@@ -15,7 +15,7 @@ from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, source
 from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.native.event_reader import EventReader
-from ppprof.trace.kineto import forms, reading
+from ppprof.trace.kineto import compiled_reader, reader
 from ppprof.trace.source import TraceStream
 from tests.fixtures.hostile_bytes import mutated
 from tests.fixtures.kineto_files import (
@@ -41,23 +41,23 @@ def folder(tmp_path_factory) -> Path:
 
 def divide(patch: pytest.MonkeyPatch, part_bytes: int, block_bytes: int, num_threads: int) -> None:
     patch.setattr(ranges, "RANGE_BYTES", part_bytes)
-    patch.setattr(forms, "_TAIL_BYTES", part_bytes // 3)
-    for module in (source, forms):
+    patch.setattr(compiled_reader, "_TAIL_BYTES", part_bytes // 3)
+    for module in (source, compiled_reader):
         patch.setattr(module, "BLOCK_BYTES", block_bytes)
-    patch.setattr(reading, "num_processors", lambda: num_threads)
+    patch.setattr(reader, "num_processors", lambda: num_threads)
 
 
 def taken(patch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the scan of each part is used, filled while a file is read."""
     parts: list[bool] = []
-    part = reading._Scans.part
+    part = reader._Scans.part
 
     def noted(scans, number):
         result = part(scans, number)
         parts.append(result is not None)
         return result
 
-    patch.setattr(reading._Scans, "part", noted)
+    patch.setattr(reader._Scans, "part", noted)
     return parts
 
 
@@ -229,12 +229,12 @@ def test_progress_ascends_to_the_size_of_the_file(folder, monkeypatch):
 
 def test_bounds_follow_from_the_file_alone(folder, monkeypatch):
     monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
-    monkeypatch.setattr(forms, "_TAIL_BYTES", 400)
+    monkeypatch.setattr(compiled_reader, "_TAIL_BYTES", 400)
     path = long_file(folder)
     text = path.read_bytes()
     with TraceStream(path) as stream:
         stream.read(40)
-        first, *bounds, tail = forms.part_bounds(stream)
+        first, *bounds, tail = compiled_reader.part_bounds(stream)
         assert stream.position == first == 40
     assert all(text[bound : bound + 8] == b'{"name":' for bound in [*bounds, tail])
     assert all(0 < bound - 40 - 1000 * number < 200 for number, bound in enumerate(bounds, start=1))
