@@ -9,6 +9,7 @@ takes 1 to 3 us.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -146,3 +147,15 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return thread
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let Python collect no garbage within it: in a training, that may take longer than all the rest."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()

@@ -40,7 +40,7 @@ import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective
 
-from ppprof.capture.recording.patches import Patches, dtype_key, namespaces
+from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.recorder import span
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
@@ -164,23 +164,17 @@ class Collectives(WindowObserver):
         """The names of calls in this window, by `_Spanned.key` or `_method_key`. Making them takes
         15 us."""
         self._methods = Patches()
+        self._functions = ModuleWrappers()
+        self._add_functions()
+        self._functions.search()
         self._groups: dict[int, Any] = {}
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._nested = threading.local()
 
     def install(self) -> None:
         """Wrap the functions in all loaded modules, the process groups' methods, and ``task.wait``."""
-        wrappers = {}
-        for home in (dist, dist.stream, sys.modules.get(_PIPELINE)):
-            for op in _DATA:
-                function = getattr(home, op, None)
-                if function is not None:
-                    wrappers[id(function)] = _Spanned(op, function, self._call)
-        for namespace in namespaces():
-            for name, value in list(namespace.items()):
-                wrapper = wrappers.get(id(value))
-                if wrapper is not None:
-                    namespace[name] = wrapper
+        self._add_functions()
+        self._functions.install()
         for kind in process_groups():
             self._methods.install(kind, "_start_coalescing", self._call_start)
             self._methods.install(kind, "_end_coalescing", self._call_end)
@@ -191,16 +185,20 @@ class Collectives(WindowObserver):
                     )
         self._methods.install(core.task, "wait", self._call_wait)
 
+    def _add_functions(self) -> None:
+        for home in (dist, dist.stream, sys.modules.get(_PIPELINE)):
+            for op in _DATA:
+                function = getattr(home, op, None)
+                if function is not None and function not in self._functions:
+                    self._functions.add(function, _Spanned(op, function, self._call))
+
     def uninstall(self) -> None:
         """Restore functions and methods, except where other code has replaced a wrapper since.
 
         All loaded modules are searched, since a module that was imported in the window may hold a
         wrapper too.
         """
-        for namespace in namespaces():
-            for name, value in list(namespace.items()):
-                if type(value) is _Spanned:
-                    namespace[name] = value.__wrapped__
+        self._functions.uninstall()
         self._methods.uninstall()
         self._end_group()
         self._groups.clear()

@@ -41,7 +41,7 @@ from ppprof.capture.recording.gradient_order import (
     gradient_order,
     node_reader,
 )
-from ppprof.capture.recording.patches import dtype_key, namespaces
+from ppprof.capture.recording.patches import ModuleWrappers, dtype_key
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
@@ -289,16 +289,11 @@ class OperatorCallRecorder(WindowObserver):
         self._kept: dict[TraceName, OperatorCalls | None] = {}
         """The calls of recordings that are in memory; None if they could not be taken."""
         self._tensor: Any = core.eager.Tensor
-        self._functions = {
-            id(function): (name, function)
-            for name, function in vars(_C_ops).items()
-            if isinstance(function, types.BuiltinFunctionType)
-        }
         self._node_of: _Call | None = None
         self._knows_graphs = False
         """Whether `_node_of` is determined: at the first window, since that computes a product, which a
         profiler of the training would record."""
-        self._wrappers: dict[int, _Call] = {}
+        self._functions = ModuleWrappers(vars(core.eager.ops))
         self._replaced: list[tuple[Any, str, _Call, _Call]] = []
         self._parameter: Any = EagerParamBase
         self._window: WindowCalls | None = None
@@ -312,6 +307,15 @@ class OperatorCallRecorder(WindowObserver):
             if hasattr(paddle, name)
         }
         """Row in `_DTYPES` by the key of a dtype."""
+        for name, function in vars(_C_ops).items():
+            if isinstance(function, types.BuiltinFunctionType):
+                self._functions.add(function, self._wrapped(name, function))
+        self._methods = {
+            name: (method, self._wrapped(name, method))
+            for name in (*(f"__{operator}__" for operator in _OPERATORS), *_METHODS)
+            if (method := vars(self._tensor).get(name)) is not None
+        }
+        self._functions.search()
 
     def install(self) -> None:
         """Wrap all functions, in all modules that are loaded now."""
@@ -320,13 +324,10 @@ class OperatorCallRecorder(WindowObserver):
         if not self._knows_graphs:
             self._node_of, self._knows_graphs = _node_reader(), True
         self._window = self._recorded = WindowCalls(self._node_of)
-        for names in namespaces():
-            if names is not vars(core.eager.ops):
-                self._replace(names)
-        for name in (*(f"__{operator}__" for operator in _OPERATORS), *_METHODS):
-            method = vars(self._tensor).get(name)
-            if method is not None:
-                self._put(self._tensor, name, method, self._wrapper(name, method))
+        self._functions.install()
+        for name, (method, wrapper) in self._methods.items():
+            if vars(self._tensor).get(name) is method:
+                self._put(self._tensor, name, method, wrapper)
         eager = vars(core.eager)
         free = vars(self._tensor).get(_FREE)
         if free is not None:
@@ -367,12 +368,6 @@ class OperatorCallRecorder(WindowObserver):
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 
-    def _replace(self, names: dict[str, Any]) -> None:
-        for name, value in list(names.items()):
-            known = self._functions.get(id(value))
-            if known is not None:
-                self._put(names, name, value, self._wrapper(*known))
-
     def _put(self, owner: Any, name: str, original: _Call, wrapper: _Call) -> None:
         _set(owner, name, wrapper)
         self._replaced.append((owner, name, original, wrapper))
@@ -386,15 +381,7 @@ class OperatorCallRecorder(WindowObserver):
             if (owner if isinstance(owner, dict) else vars(owner)).get(name) is wrapper:
                 _set(owner, name, original)
         self._replaced.clear()
-        originals = {
-            id(wrapper): self._functions[key][1]
-            for key, wrapper in self._wrappers.items()
-            if key in self._functions
-        }
-        for names in namespaces():
-            for name, value in list(names.items()):
-                if id(value) in originals:
-                    names[name] = originals[id(value)]
+        self._functions.uninstall()
 
     def kept(self, name: TraceName, num_steps: int) -> None:
         """Take the calls of a recording that stays in memory."""
@@ -440,12 +427,6 @@ class OperatorCallRecorder(WindowObserver):
             [_encodable(name) for _, name, _ in window.layers.values()],
             np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4),
         )
-
-    def _wrapper(self, name: str, function: _Call) -> _Call:
-        key = id(function)
-        if key not in self._wrappers:
-            self._wrappers[key] = self._wrapped(name, function)
-        return self._wrappers[key]
 
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter

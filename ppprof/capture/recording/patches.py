@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -55,6 +54,64 @@ class Patches:
         self._replaced.clear()
 
 
+class ModuleWrappers:
+    """Wrappers of functions, put into all modules that hold the functions, no matter how these were imported.
+
+    The first search looks at all names of all modules, which takes some 20 ms. Later ones look at modules
+    that are new or have another number of names.
+
+    Args:
+        excluded: the namespace of a module that keeps its functions.
+    """
+
+    def __init__(self, excluded: dict[str, Any] | None = None) -> None:
+        self._excluded = excluded
+        self._pairs: dict[int, tuple[Any, Any]] = {}
+        """Function and wrapper, by the id of either."""
+        self._places: list[tuple[dict[str, Any], str, Any, Any]] = []
+        """Namespace, name, function and wrapper."""
+        self._sizes: dict[int, int] = {}
+        """Number of names in each namespace at the last search, by its id."""
+
+    def __contains__(self, function: Any) -> bool:
+        """Return whether a function has a wrapper, or is one."""
+        return id(function) in self._pairs
+
+    def add(self, function: Any, wrapper: Any) -> None:
+        """Wrap a function, from the next `install` on."""
+        self._pairs[id(function)] = self._pairs[id(wrapper)] = function, wrapper
+        self._sizes.clear()
+
+    def search(self) -> None:
+        """Find the modules that hold the functions, so that `install` finds little more."""
+        changed, found, sizes = set(), [], self._sizes
+        for names in namespaces():
+            if sizes.get(id(names)) == len(names) or names is self._excluded:
+                continue
+            changed.add(id(names))
+            sizes[id(names)] = len(names)
+            for name, value in list(names.items()):
+                pair = self._pairs.get(id(value))
+                if pair is not None:
+                    found.append((names, name, *pair))
+        if changed:
+            self._places = [place for place in self._places if id(place[0]) not in changed] + found
+
+    def install(self) -> None:
+        """Put the wrappers in the place of the functions."""
+        self.search()
+        for names, name, function, wrapper in self._places:
+            if names.get(name) is function:
+                names[name] = wrapper
+
+    def uninstall(self) -> None:
+        """Put the functions in the place of the wrappers, also in modules that were imported meanwhile."""
+        self.search()
+        for names, name, function, wrapper in self._places:
+            if names.get(name) is wrapper:
+                names[name] = function
+
+
 dtype_key: Callable[[Any], int] = int if paddle.dtype is core.VarDesc.VarType else id
 """Returns a number for a data type, the same one for equal types.
 
@@ -65,9 +122,11 @@ each use, and its types are an enumeration.
 
 def namespaces() -> Iterator[dict[str, Any]]:
     """Yield the namespace of each loaded module."""
+    of = object.__getattribute__  # `getattr` would trigger a lazily loaded module
     for module in list(sys.modules.values()):
-        # `getattr` would trigger a lazily loaded module.
-        with suppress(AttributeError):
-            names = object.__getattribute__(module, "__dict__")
-            if isinstance(names, dict):
-                yield names
+        try:
+            names = of(module, "__dict__")
+        except AttributeError:
+            continue
+        if type(names) is dict:
+            yield names

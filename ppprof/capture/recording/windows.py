@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ppprof import rundir
+from ppprof.capture import process
 from ppprof.capture.output import reason
 from ppprof.capture.recording.segments import SegmentLength
 from ppprof.capture.recording.store import InMemory, WindowStore
@@ -258,11 +259,12 @@ class Windows:
             if opens:
                 name = self._store.new_name(transition.window)
                 self._open = _OpenSegment(name, transition.step, after is State.PROVISIONAL)
-                for observer in self._observers:
-                    observer.install()
-                self._recorder.start()
-                for observer in self._observers:
-                    observer.started()
+                with process.without_collection():
+                    for observer in self._observers:
+                        observer.install()
+                    self._recorder.start()
+                    for observer in self._observers:
+                        observer.started()
             if after.records:
                 self._recorder.begin_step(transition.step)
             return True
@@ -539,8 +541,9 @@ class Windows:
             self._before_waiting()
 
     def _uninstall(self) -> None:
-        for observer in self._observers:
-            observer.uninstall()
+        with process.without_collection():
+            for observer in self._observers:
+                observer.uninstall()
 
     def _free_provisional_steps(self) -> None:
         name = self._store.provisional.free()
