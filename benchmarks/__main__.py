@@ -8,6 +8,7 @@ import sys
 for name in (
     "start",
     "capture_overhead",
+    "window_start",
     "window_end",
     "trace_reading",
     "kineto_reading",

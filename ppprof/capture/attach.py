@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
-from ppprof.capture import attached
+from ppprof.capture import attached, process
 from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
@@ -390,8 +390,9 @@ def _windows(
 
         tasks = flight_recorder.device_tasks if flight_recorder is not None else tuple
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run), tasks=tasks)
-        observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
-        operators = _operators(job, run) if profiler.record_shapes else None
+        with process.without_collection():
+            observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
+            operators = _operators(job, run) if profiler.record_shapes else None
         if operators is not None:
             observers.append(operators)
         if profiler.python_stacks is not False:
