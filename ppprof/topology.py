@@ -228,6 +228,20 @@ class Topology:
         return frozenset(self.rank(dict(zip(self.order, position))) for position in positions)
 
 
+def own_axes(topology: Topology) -> list[str]:
+    """Return the axes with a degree above 1 that are not in `AXES`, such as Fleet's ``context``."""
+    return [axis for axis in topology.order if axis not in AXES and topology.degree(axis) > 1]
+
+
+def is_own_axis(name: str) -> bool:
+    """Return whether a topology may have an axis of this name beside `AXES`.
+
+    >>> is_own_axis("context"), is_own_axis("Context")
+    (True, False)
+    """
+    return _OWN_NAME.fullmatch(name) is not None
+
+
 def parse_selector(text: str) -> RankSelector:
     """Parse a selector of the command line: text with ``=`` becomes coordinates, other text stays.
 

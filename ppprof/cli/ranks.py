@@ -22,6 +22,7 @@ from ppprof.cli.output import show
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
+from ppprof.topology import is_own_axis
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def check(args: argparse.Namespace) -> None:
 
 def _groups(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in GROUPS]
+    unknown = [name for name in names if name not in GROUPS and not is_own_axis(name)]
     if unknown:
         raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
     return tuple(dict.fromkeys(names))

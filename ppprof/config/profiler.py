@@ -22,7 +22,7 @@ from ppprof.config.validation import Problems, knob, read_block
 from ppprof.config.yaml_source import ConfigTree, Key
 from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
-from ppprof.topology import AXES, RankSelector, Topology
+from ppprof.topology import AXES, RankSelector, Topology, is_own_axis
 
 Target = Literal["cpu", "gpu", "xpu", "custom_device"]
 
@@ -461,7 +461,8 @@ def _check_selector(value: Any, key: Key, problems: Problems) -> None:
     """
     if isinstance(value, Mapping):
         positions = value.values()
-        is_valid = set(value) <= set(AXES) and all(
+        are_axes = all(isinstance(axis, str) and is_own_axis(axis) for axis in value)
+        is_valid = are_axes and all(
             position == "all" or _is_index(position) for position in positions
         )
     elif isinstance(value, str):

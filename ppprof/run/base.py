@@ -20,7 +20,7 @@ from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
 from ppprof.rundir.recordings import Recording, RunLocation, join_paths, no_trace
-from ppprof.topology import AXES, RankSelector, Topology
+from ppprof.topology import AXES, RankSelector, Topology, own_axes
 from ppprof.trace import Trace
 from ppprof.units import format_ranges
 
@@ -202,7 +202,8 @@ class BaseRun:
     def coordinates(self) -> pl.DataFrame:
         """The host and coordinates of each recorded rank.
 
-        Columns of `ppprof.analysis.ranks.step_table.COORDINATES`. The host comes from the manifest. The
+        Columns of `ppprof.analysis.ranks.step_table.COORDINATES`, and further axes of the topology with
+        a degree above 1, such as context. The host comes from the manifest. The
         coordinates come from the manifest's topology, or else from the names of the trace files.
         """
         return _coordinates(self)
@@ -339,11 +340,11 @@ def _coordinates(run: BaseRun) -> pl.DataFrame:
             coordinate = run.topology.coordinate(rank)
         else:
             parts = _COORDINATE.findall(labels[rank] or "")
-            coordinate = {axis: int(index) for axis, index in parts}
-        coordinate = {axis: index for axis, index in coordinate.items() if axis in AXES}
+            coordinate = {axis: int(index) for axis, index in parts if axis in AXES}
         host = hosts.get(rank)
         rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
-    return pl.DataFrame(rows, COORDINATES)
+    own = own_axes(run.topology) if run.topology is not None else ()
+    return pl.DataFrame(rows, {**COORDINATES, **dict.fromkeys(own, pl.Int64)})
 
 
 def _concatenated(

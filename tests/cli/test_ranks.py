@@ -155,7 +155,7 @@ def test_a_trace_without_events_has_nothing_to_break_down(tmp_path):
 
 
 def test_all_problems_of_a_command_are_reported_at_once(run, cli):
-    arguments = "--by tp --window x --steps 3:2 --workers 0 --time-unit h --format csv"
+    arguments = "--by t-p --window x --steps 3:2 --workers 0 --time-unit h --format csv"
     out, err = cli("ranks", run, *arguments.split(), code=2)
     assert out == ""
     assert [line.partition(":")[0] for line in err.splitlines()] == words(

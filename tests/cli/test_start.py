@@ -21,7 +21,7 @@ USAGE_ERRORS = {
     "run": ["--steps", "5:", "--nproc", "0", "nosuch.py"],
     "config": ["a.yaml", "--world-size", "x"],
     "summary": ["a.pb", "--views", "ops", "--sorted-by", "x", "--time-unit", "h", "--steps", "2:1"],
-    "ranks": ["a.pb", "--by", "tp", "--row-limit", "0", "--workers", "0"],
+    "ranks": ["a.pb", "--by", "t-p", "--row-limit", "0", "--workers", "0"],
     "merge": ["a.pb", "--min-dur", "3"],
     "diff": ["a.pb", "--views", "x", "--filter", "(", "--fail-if", "x > 5%"],
     "advise": ["a.pb", "--format", "csv", "--row-limit", "3"],

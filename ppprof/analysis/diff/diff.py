@@ -376,15 +376,13 @@ def _labels(runs: Sequence[RunCosts]) -> list[dict[int, str]]:
     ]
     if not all(coordinates_of_runs):
         return [{rank: str(rank) for rank in ranks} for ranks in ranks_of_runs]
-    positions = {
-        axis: {
-            coordinate.get(axis, 0)
-            for coordinates in coordinates_of_runs
-            for coordinate in coordinates.values()
-        }
-        for axis in AXES
-    }
-    axes = [axis for axis in AXES if len(positions[axis]) > 1]
+    every = [each for coordinates in coordinates_of_runs for each in coordinates.values()]
+    further = dict.fromkeys(axis for coordinate in every for axis in coordinate if axis not in AXES)
+    axes = [
+        axis
+        for axis in (*AXES, *further)
+        if len({coordinate.get(axis, 0) for coordinate in every}) > 1
+    ]
     return [
         {
             rank: " ".join(f"{axis}{coordinate.get(axis, 0)}" for axis in axes)

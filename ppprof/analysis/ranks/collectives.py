@@ -21,7 +21,7 @@ from ppprof.analysis.profile.intervals import Intervals, extents_by_group
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_of
 from ppprof.arrays import Bool, Int64
-from ppprof.topology import AXES, Topology
+from ppprof.topology import Topology
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
@@ -159,7 +159,7 @@ def _groups(axes: Iterable[str], ranks: Iterable[int], topology: Topology | None
     rows = [
         (rank, axis, ",".join(map(str, group)))
         for axis in axes
-        for group in (topology.groups(axis) if topology and axis in AXES else [everybody])
+        for group in (topology.groups(axis) if topology and axis in topology.order else [everybody])
         if len(group) > 1
         for rank in group
     ]

@@ -37,10 +37,11 @@ def join_ranks(
     Args:
         breakdowns: rank, window and table for each window of each rank. A table is ``parts`` in the
             result of `ppprof.analysis.ranks.step_breakdown.breakdown`.
-        coordinates: columns of `COORDINATES`, one row per rank. Ranks without a row get nulls.
+        coordinates: columns of `COORDINATES`, and further axes, one row per rank. Ranks without a row
+            get nulls.
 
     Returns:
-        The columns of `COORDINATES` (rank, host and position on each axis), window and step. Then, in
+        The columns of ``coordinates`` (rank, host and position on each axis), window and step. Then, in
         int64 nanoseconds: ``step_ns``; the parts of the step (`PARTS`: computation, exposed,
         data_loading, bubble, host_bound, queued and rest), which add up to ``step_ns``; and the times
         outside that sum (`BESIDE`: communication, hidden and host_launch). exposed, communication
@@ -72,7 +73,7 @@ def join_ranks(
             pl.when(pl.col("rest_ns").is_not_null()).then(pl.col(axis_columns).fill_null(0))
         )
         .join(coordinates, on="rank", how="left")
-        .select(*COORDINATES, "window", "step", *columns)
+        .select(*coordinates.columns, "window", "step", *columns)
         .sort(keys)
     )
 
@@ -94,31 +95,34 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
     Args:
         steps: the result of `join_ranks`.
-        by: the columns to group by, at least one of `GROUPS`: rank, step, host and the axes.
+        by: the columns to group by, at least one of `GROUPS`: rank, step, host and the axes; or a
+            further axis of ``steps``.
 
     Returns:
         One row per group, sorted by the columns of ``by``. Columns, in this order:
 
         - the columns of ``by``;
-        - if ``by`` contains rank, the rank's host and positions (`COORDINATES`); else num_ranks;
+        - if ``by`` contains rank, the rank's host and positions; else num_ranks;
         - num_steps: the number of distinct steps;
         - the mean of each time over the group's rows, float64;
         - if ``by`` is step alone, the slowest rank of the step: the columns of `slowest`, null if no
           rank's own work is known.
 
     Raises:
-        UsageError: ``by`` names a column that is not in `GROUPS`, or that is null in every row of
-            ``steps``.
+        UsageError: ``by`` names a column that is neither in `GROUPS` nor an axis of ``steps``, or that
+            is null in every row of ``steps``.
     """
-    unknown = [name for name in by if name not in GROUPS]
+    places = steps.columns[: steps.columns.index("window")]
+    known = [*GROUPS, *(name for name in places if name not in GROUPS)]
+    unknown = [name for name in by if name not in known]
     if unknown:
-        raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(GROUPS)}")
+        raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(known)}")
     nowhere = [name for name in by if steps.height and not steps[name].count()]
     if nowhere:
         raise UsageError(
             f"{nowhere[0]!r}: the ranks' hosts and coordinates are unknown: the run has no manifest"
         )
-    coordinates = [name for name in COORDINATES if name not in by] if "rank" in by else []
+    coordinates = [name for name in places if name not in by] if "rank" in by else []
     grouped = steps.group_by(*by).agg(
         pl.col(coordinates).first(),
         *([] if coordinates else [pl.col("rank").n_unique().cast(pl.Int64).alias("num_ranks")]),

@@ -10,7 +10,6 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
-from ppprof.analysis.ranks.step_table import COORDINATES
 from ppprof.report.columns import GROUPS, QUEUE, Column, text_cells, text_columns
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
@@ -45,7 +44,8 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
         and not name.startswith(("communication_", "slowest_", "median_"))
         and (name in _ALWAYS_SHOWN or table[name].sum() > 0)
     ]
-    coordinates = [name for name in COORDINATES if name in table.columns and name not in by]
+    numbers = table.columns.index("num_steps")  # behind the ranks' places
+    coordinates = [name for name in table.columns[:numbers] if name not in (*by, "num_ranks")]
     labels = [*by, *(name for name in coordinates if table[name].n_unique() > 1)]
     maxima = {
         name: table[name].max()
