@@ -250,3 +250,18 @@ def test_the_source_around_a_place_is_shown_and_escaped(tmp_path):
     html = page.read_text(encoding="utf-8")
     assert "&gt; 7      file.write(&#39;&lt;script&gt;&#39;)" in html
     assert "file.write('<script>')" not in html.replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_advice_on_torch_s_traces_is_in_torch_s_words(language, triggered):
+    """Every proposal of every rule, in the words for a trace of torch."""
+    num_own = 0
+    for rule, finding in triggered.items():
+        texts = read_catalogue(language)["rules"][rule]["do"]
+        for remedy in (name for name in texts if not name.startswith(("torch", "config"))):
+            facts = {**finding.facts, "remedy": remedy, "framework": "torch"}
+            (row,) = finding_rows([dataclasses.replace(finding, facts=facts)], language)
+            is_of_device = rule == "no-device-events" and remedy.startswith("code-")
+            assert is_of_device or "paddle" not in row.do.lower(), (rule, remedy)
+            num_own += "torch" in row.do.lower()
+    assert num_own > 15

@@ -188,6 +188,11 @@ class Evidence:
         return frozenset().union(*(own.doubts for own in self.indicators.values()))
 
     @property
+    def framework(self) -> str:
+        """``torch`` or ``paddle``, whose trace it is; "" without traces."""
+        return next((own.framework for own in self.indicators.values() if own.framework), "")
+
+    @property
     def is_on_device(self) -> bool:
         """Whether the run's step times are of a device; False if they do not say it."""
         return bool(self.step_times["device_timed"].count())
@@ -335,7 +340,7 @@ class Evidence:
         if not step_ns or cost_ns < max(LEAST_RATIO * step_ns, LEAST_COST_NS):
             return []
         share = cost_ns / step_ns
-        all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, "remedy": "code"}
+        all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, **self._words}
         if step is None and self.is_uneven:
             all_facts["step_of"] = "slowest"
         all_facts.update(facts)
@@ -343,6 +348,11 @@ class Evidence:
         if confidence == "sure" and self.is_disturbed:
             confidence = "likely"
         return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
+
+    @property
+    def _words(self) -> dict[str, Fact]:
+        """The remedy ``code``, and the framework if it is not Paddle."""
+        return {"remedy": "code", **({"framework": "torch"} if self.framework == "torch" else {})}
 
     def warning(
         self, rule: str, severity: str, facts: Mapping[str, Fact], rows: pl.DataFrame
@@ -356,7 +366,7 @@ class Evidence:
                 ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
         """
-        all_facts = {"remedy": "code", **facts}
+        all_facts = {**self._words, **facts}
         return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]
 
 

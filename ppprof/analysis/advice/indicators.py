@@ -16,6 +16,7 @@ from ppprof.analysis.advice.own_lines import line_name
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
+from ppprof.analysis.diff.costs import framework_of
 from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
@@ -140,7 +141,7 @@ line of the user's code beside the training; calls are samples: `ppprof.analysis
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
-itself does), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
+itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
@@ -177,6 +178,8 @@ class Indicators(NamedTuple):
     """`ppprof.trace.schema.Trace.doubts` of the windows."""
     source: Mapping[str, Mapping[int, str]] = MappingProxyType({})
     """File -> line number -> text, of the user's code: see `ppprof.rundir.python_stacks`."""
+    framework: str = ""
+    """``torch`` or ``paddle``: whose words the advice is in; "" if unknown."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory`` and ``kept`` are unchanged."""
@@ -215,6 +218,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_names("vocabulary", vocabulary_work(profile))
     if not profile.unrecorded_device:
         builder.add_largest()
+    loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())
+    builder.add_names("loader", loads.select("step", "name", time_ns="cpu_ns"))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         "num_operators": builder.count_by_step(profile.tree.events.host_rows("Operator")),
@@ -239,6 +244,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         kept_memory(profile),
         frozenset(profile.whole.doubts),
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
+        framework_of(profile.trace),
     )
 
 
@@ -257,7 +263,10 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     kept = pl.concat([pl.DataFrame(schema=KEPT), *(part.kept for part in parts)])
     doubts = frozenset().union(*(part.doubts for part in parts))
     source = {file: lines for part in parts for file, lines in part.source.items()}
-    return Indicators(steps, names, memory, products, device, wide, kept, doubts, source)
+    framework = parts[0].framework if parts else ""
+    return Indicators(
+        *(steps, names, memory, products, device, wide, kept, doubts, source, framework)
+    )
 
 
 def _sum(name: str) -> pl.Expr:

@@ -243,5 +243,5 @@ def no_device_events(evidence: Evidence) -> list[Finding]:
         facts["remedy"] = f"{remedy}-{proposal}"
     if FEW in evidence.doubts:
         facts["wording"] = "lost"
-        facts["remedy"] = f"{remedy}-lost"
+        facts["remedy"] = "lost"
     return evidence.warning("no-device-events", "major", facts, rows)

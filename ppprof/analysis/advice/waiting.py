@@ -25,6 +25,9 @@ AGAIN = 3
 """Least number of slow steps that wait for data from which such waits are part of the usual."""
 
 _KEY = "Data.Train.loader.num_workers"
+_WORKERS = re.compile("MultiProcess")
+"""In the names of data loaders that have workers: ``_MultiProcessingDataLoaderIter`` of torch,
+``_DataLoaderIterMultiProcess`` of Paddle."""
 
 
 def loading(evidence: Evidence) -> pl.DataFrame:
@@ -161,6 +164,9 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "proposed_workers": proposed_workers(present or 0, step_ns, cost_ns),
         "remedy": evidence.remedy("Data"),
     }
+    loader = evidence.first_name("loader")
+    if present is None and loader is not None and _WORKERS.search(loader):
+        facts["remedy"] = "workers"
     confidence = "likely" if differs else "sure"
     if evidence.steps.is_empty() and evidence.is_on_device:
         confidence = "possible"

@@ -128,7 +128,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
         pl.concat([modules(profile), unknown]) if is_linked else unattributed,
         unattributed,
         _device(profile),
-        _framework(profile.trace),
+        framework_of(profile.trace),
         is_linked,
     )
 
@@ -320,6 +320,7 @@ def _memory(trace: Trace) -> tuple[float | None, int | None]:
     return mean, int(level.max())
 
 
-def _framework(trace: Trace) -> str:
+def framework_of(trace: Trace) -> str:
+    """Return ``torch`` or ``paddle``: whose operators a trace has."""
     names = trace.events.filter(pl.col("category") == "Operator")["name"].unique().cast(pl.String)
     return "torch" if names.str.starts_with("aten::").any() else "paddle"

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.advice.finding import Finding, Findings
+from ppprof.analysis.advice.finding import Fact, Finding, Findings
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES, Counted
@@ -101,7 +101,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 finding.confidence,
                 words["confidence"][finding.confidence],
                 _without_unknown(_text(texts, "what", finding), known).format_map(facts),
-                _remedy(texts["do"], str(finding.facts["remedy"]), known),
+                _remedy(texts["do"], finding.facts, known),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
@@ -385,15 +385,19 @@ def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:
     return finding.evidence.with_columns(role=pl.Series(roles, dtype=pl.String))
 
 
-def _remedy(texts: Mapping[str, str], remedy: str, known: Mapping[str, str]) -> str:
-    """Return the text of a remedy with its values.
+def _remedy(texts: Mapping[str, str], facts: Mapping[str, Fact], known: Mapping[str, str]) -> str:
+    """Return the text of a remedy with its values, in the words of the trace's framework.
 
     A rule may have one text for a remedy in the config and in the code. If a value of the config is
     unknown, the text is that of the code.
     """
+    remedy = str(facts["remedy"])
     place, dash, kind = remedy.partition("-")
     other = {"config": "code", "code": "config"}.get(place, place)
-    found = [texts[name] for name in (remedy, f"{other}{dash}{kind}") if name in texts]
+    names = [remedy, f"{other}{dash}{kind}"]
+    if facts.get("framework") == "torch":
+        names = [f"torch-{kind or remedy}", *(["torch"] if other != place else []), *names]
+    found = [texts[name] for name in names if name in texts]
     filled = [_without_unknown(text, known) for text in found]
     complete = [text for text in filled if _placeholders(text) <= known.keys()]
     return (complete or filled)[0].format_map(defaultdict(lambda: "?", known))
