@@ -11,6 +11,7 @@ import polars as pl
 from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.kineto.event_fields import (
+    ANNOTATION,
     ARGS,
     COLLECTIVE_CALL,
     DETAILS,
@@ -175,8 +176,8 @@ class KinetoColumns:
                 return "hosts"
             if event.cat in IGNORED_SPANS:
                 self.ignored[event.cat] += 1
-                if event.cat == OVERHEAD:
-                    return "overheads"
+                if event.cat in (OVERHEAD, ANNOTATION):
+                    return "overheads" if event.cat == OVERHEAD else "annotations"
                 if event.cat == FRAME and _is_long(event):
                     return "frames"
             elif not event.cat:
@@ -248,6 +249,15 @@ class KinetoColumns:
         """
         table = self._table("frames").with_columns(pl.col("start_ns") + base_ns)
         return conform(table, FRAMES).drop_nulls()
+
+    def annotations(self, base_ns: int) -> pl.DataFrame:
+        """Return the device's copies of annotations: name, start_ns and dur_ns. Called once.
+
+        Args:
+            base_ns: nanoseconds to add to each recorded start.
+        """
+        table = self._table("annotations").with_columns(pl.col("start_ns") + base_ns)
+        return table.select("name", "start_ns", "dur_ns").drop_nulls()
 
     def overheads(self, base_ns: int) -> pl.DataFrame:
         """Return the times that the profiler itself takes: columns of `OVERHEADS`. Called once.

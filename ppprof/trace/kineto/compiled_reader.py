@@ -20,6 +20,7 @@ from ppprof.trace.fastpath.ranges import RangeScans, can_divide, range_bounds
 from ppprof.trace.json.recovery import first_event_start
 from ppprof.trace.json.trace_events import IGNORED_PHASES
 from ppprof.trace.kineto.event_fields import (
+    ANNOTATION,
     ARGS,
     COLLECTIVE_CALL,
     DETAILS,
@@ -95,11 +96,12 @@ CLASSES = (
     EventClass(("frames",), "X", FRAME, least_dur_ns=LEAST_FRAME_NS),
     EventClass((), "X", FRAME),
     EventClass(("overheads",), "X", OVERHEAD),
+    EventClass(("annotations",), "X", ANNOTATION),
     *(EventClass(("launches",), "X", cat) for cat in sorted(LAUNCHES)),
     *(EventClass(_DEVICE, "X", cat) for cat in DEVICES),
     EventClass(("memory",), "i", name="[memory]"),
     *(EventClass((), ph) for ph in IGNORED_PHASES),
-    *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME, OVERHEAD})),
+    *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME, OVERHEAD, ANNOTATION})),
     EventClass(_DEVICE, "X", "", either=(_arg("stream"), _arg("device"))),
 )
 FORMS = EventForms(dict(_KEYS.values()), _TABLES, CLASSES)

@@ -95,6 +95,8 @@ PROCESS_NAMES = ("process_name", "process_labels")
 """Names of the metadata events that name a process."""
 OVERHEAD = "overhead"
 """``cat`` of the times that the profiler itself takes: ``Activity Buffer Request``."""
+ANNOTATION = "gpu_user_annotation"
+"""``cat`` of the device's copies of the host's annotations: from the first to the last kernel in each."""
 COLLECTIVE_CALL = "record_param_comms"
 """Name of the operators that are calls of collectives, or waits for them."""
 WAIT = "wait"
@@ -109,7 +111,7 @@ KINDS = {
 """``cat`` of a span -> kind of event."""
 IGNORED_SPANS = frozenset(
     [
-        *(FRAME, "gpu_user_annotation", "cuda_sync", "cuda_event", OVERHEAD, "Trace"),
+        *(FRAME, ANNOTATION, "cuda_sync", "cuda_event", OVERHEAD, "Trace"),
         *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
     ]
 )
@@ -137,6 +139,7 @@ ARGS: Mapping[str, Columns] = {
     },
     "frames": {},
     "overheads": {},
+    "annotations": {},
 }
 """Kind of event -> its columns that come from `KinetoArgs`."""
 SPANS: Mapping[str, Columns] = {kind: {**_SPAN, **args} for kind, args in ARGS.items()}

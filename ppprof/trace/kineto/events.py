@@ -28,7 +28,7 @@ node records its own number and the thread that gave it. So the operator that ma
 known (`forwards`).
 
 Left out, and counted in ``Trace.ignored``: other python_function events (frames of the interpreter, ten per operator, which no
-table counts; the long ones are in `Trace.frames`), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
+table counts; the long ones are in `Trace.frames`), gpu_user_annotation (copies of the host's annotations, which give steps if the host has none), cuda_sync and overhead (no work of
 the model; the latter are in `Trace.overheads`), flows (correlation ids and sequence numbers hold the same links), Trace.
 """
 
@@ -57,7 +57,7 @@ from ppprof.trace.kineto.host_tree import (
 )
 from ppprof.trace.kineto.joins import first_rows, looked_up, mapped, per_text, sorted_by
 from ppprof.trace.kineto.names import DEVICES, PLACES
-from ppprof.trace.kineto.step_marks import with_marked_steps
+from ppprof.trace.kineto.step_marks import Device, with_marked_steps
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -111,7 +111,9 @@ def kineto_trace(
     slack_ns = slack_of(hosts)
     hosts = categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     hosts, notes = single_steps(hosts)
-    hosts, marks = with_marked_steps(hosts, launches, step_mark)
+    hosts, marks = with_marked_steps(
+        hosts, launches, step_mark, Device(devices, columns.annotations(base_ns))
+    )
     backward = backward_events(hosts, slack_ns)
     calls = backward_calls(backward, hosts)
     hosts = pl.concat([with_called(backward, calls, hosts), hosts], how="diagonal")

@@ -205,7 +205,7 @@ def _with_waits(tables: Mapping[str, pl.DataFrame], waits: pl.Series) -> dict[st
 def _ignored(counts: list[int]) -> Counter[str]:
     ignored: Counter[str] = Counter()
     for kind, count in zip(CLASSES, counts):
-        if kind.cat in IGNORED_SPANS and kind.tables in ((), ("frames",), ("overheads",)):
+        if kind.cat in IGNORED_SPANS and "hosts" not in kind.tables:
             ignored[kind.cat] += count
         elif kind.phs in IGNORED_PHASES and not kind.tables:
             ignored[IGNORED_PHASES[kind.phs]] += count

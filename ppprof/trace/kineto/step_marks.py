@@ -2,6 +2,7 @@
 
 A loop that does not call ``profiler.step()`` still has marks. The first kind that a file has decides::
 
+    ProfilerStep#N on a device     the launches of its kernels begin a step
     enumerate(DataLoader)#...      begins a step
     Optimizer.step#...             ends a step, if it is rarer: gradients of several batches add up
     other outermost annotations    begin a step, if they have one name but for numbers and brackets,
@@ -21,6 +22,8 @@ import polars as pl
 
 from ppprof.arrays import Bool, Int64
 from ppprof.errors import TraceError
+from ppprof.trace.kineto.event_fields import ANNOTATION
+from ppprof.trace.kineto.names import STEP
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import Note
 
@@ -34,6 +37,15 @@ _VARYING = re.compile(r"\s*[\[(#].*|[\s_:#]*\d[\d._]*")
 """What differs between the names of spans of one kind."""
 
 
+class Device(NamedTuple):
+    """What a device recorded."""
+
+    events: pl.DataFrame
+    """Reads start_ns and correlation."""
+    annotations: pl.DataFrame
+    """Its copies of the host's annotations: name, start_ns and dur_ns."""
+
+
 class _Steps(NamedTuple):
     start: Int64
     end: Int64
@@ -42,7 +54,7 @@ class _Steps(NamedTuple):
 
 
 def with_marked_steps(
-    hosts: pl.DataFrame, launches: pl.DataFrame, pattern: str | None
+    hosts: pl.DataFrame, launches: pl.DataFrame, pattern: str | None, device: Device
 ) -> tuple[pl.DataFrame, tuple[Note, ...]]:
     """Return host events with ProfileSteps, and what to say about them.
 
@@ -50,8 +62,9 @@ def with_marked_steps(
 
     Args:
         hosts: key, name, category, thread, process, start_ns, dur_ns and end_ns.
-        launches: reads start_ns.
+        launches: reads key, thread, process, correlation, start_ns and dur_ns.
         pattern: a regular expression that the names of the marks contain; None to choose them here.
+        device: has copies of the host's annotations, if the host's own are not in the file.
 
     Raises:
         TraceError: no span has a name with the pattern.
@@ -64,7 +77,11 @@ def with_marked_steps(
     elif is_step.any():
         return hosts, ()
     else:
-        steps = _of_loader_or_optimizer(hosts) or _of_spans(hosts, launches)
+        steps = (
+            _of_device(launches, device)
+            or _of_loader_or_optimizer(hosts)
+            or _of_spans(hosts, launches)
+        )
     if steps is None:
         return hosts, ()
     num_steps = len(steps.start)
@@ -132,6 +149,42 @@ def _of_pattern(hosts: pl.DataFrame, pattern: str) -> _Steps:
         )
     start, end = (marks[name].to_numpy() for name in ("start_ns", "end_ns"))
     return _Steps(start, end, marks) if _are_long(marks) else _from_starts(marks, hosts)
+
+
+def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
+    """Return steps from the device's copies of ProfilerStep; None without any.
+
+    The host begins a step when it launches its first kernel::
+
+        host                l l l   l l l
+        device                k k k   k k k
+        ProfilerStep          1----   2----       on the device
+        steps               1------|2-----|
+    """
+    spans = device.annotations.filter(pl.col("name").cast(pl.String).str.starts_with(STEP)).sort(
+        "start_ns"
+    )
+    if spans.height < _LEAST_STEPS:
+        return None
+    begin = spans["start_ns"].to_numpy()
+    kernels = device.events.select("correlation", at="start_ns").drop_nulls()
+    row = np.searchsorted(begin, kernels["at"].to_numpy(), side="right") - 1
+    is_inside = (row >= 0) & (kernels["at"].to_numpy() < (begin + spans["dur_ns"].to_numpy())[row])
+    first = (
+        kernels.with_columns(row=pl.Series(row))
+        .filter(pl.Series(is_inside))
+        .join(launches, "correlation")
+        .sort("start_ns")
+        .group_by("row")
+        .agg(pl.col("key", "thread", "process", "start_ns").first())
+        .sort("start_ns")
+    )
+    if first.height < _LEAST_STEPS:
+        return None
+    start = first["start_ns"].to_numpy()
+    last = int((launches["start_ns"] + launches["dur_ns"]).to_numpy().max())
+    marks = first.with_columns(name=pl.lit(f"{ANNOTATION} {STEP}N"))
+    return _Steps(start, np.append(start[1:], last), marks)
 
 
 def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
