@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 
 from ppprof.messages import Message
 
@@ -117,10 +118,45 @@ def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
         return f"{name[: limit - 1]}…"
     plain = _without_templates(_demangled(name).replace("(anonymous namespace)::", ""))
     plain = _RETURN_TYPE.sub("", _PARAMETERS.sub("", plain)) or name
-    if len(plain) <= limit:
-        return plain
+    return _without_middle(plain, limit)
+
+
+def short_names(names: Iterable[str], limit: int = MOST_CHARACTERS) -> dict[str, str]:
+    """Return each name with its `short_name`, as `distinct` makes them differ."""
+    return distinct(names, limit, lambda name: short_name(name, limit))
+
+
+def distinct(names: Iterable[str], limit: int, shorten: Callable[[str], str]) -> dict[str, str]:
+    """Return each name, shortened; names that would be equal keep the place where they differ.
+
+    >>> long = "void k<" + 99 * "x" + ", {}<float> >(int)"
+    >>> names = (long.format("Add"), long.format("Mul"), "relu")
+    >>> list(distinct(names, 30, lambda name: name[:6]).values())
+    ['void k<xxx…xxx, Add<float> >(…', 'void k<xxx…xxx, Mul<float> >(…', 'relu']
+    """
+    short = {name: shorten(name) for name in names}
+    groups: dict[str, list[str]] = {}
+    for name, text in short.items():
+        groups.setdefault(text, []).append(name)
+    for same in groups.values():
+        # The first and the last in order differ first.
+        pairs = zip(min(same), max(same))
+        begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) - limit // 6
+        for name in same if len(same) > 1 else ():
+            short[name] = _from(name, begin, limit)
+    return short
+
+
+def _from(name: str, begin: int, limit: int) -> str:
+    """Return the head of a name, and what it has from ``begin`` on, in ``limit`` characters."""
+    head = limit // 3
+    text = name if begin <= head + 1 else f"{name[:head]}…{name[begin:]}"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _without_middle(name: str, limit: int) -> str:
     half = (limit - 1) // 2
-    return f"{plain[: limit - 1 - half]}…{plain[-half:]}"
+    return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
 
 
 _SOURCE_LINE = re.compile(r"\.py:\d+")

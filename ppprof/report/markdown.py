@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ppprof.units import short_names
+
 if TYPE_CHECKING:
     from ppprof.analysis.advice.finding import Finding
     from ppprof.analysis.diff.diff import Diff
@@ -21,7 +23,7 @@ _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
 def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     r"""Return rows, keyed by column, as a table in Markdown.
 
-    Cells of a column ``name`` become code, nulls become blank cells.
+    Cells of a column ``name`` become code and are shortened, nulls become blank cells.
 
     >>> print(markdown(["name", "gpu_ratio"], [{"name": "k<int>(a|b)", "gpu_ratio": 0.5}]))
     | name           |   gpu_ratio |
@@ -30,9 +32,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """
     from tabulate import tabulate
 
+    names = short_names(str(row["name"]) for row in rows if row.get("name") is not None)
     cells = [
         [
-            _code(row[column]) if column == "name" and row[column] is not None else row[column]
+            _code(names[row[column]])
+            if column == "name" and row[column] is not None
+            else row[column]
             for column in columns
         ]
         for row in rows

@@ -19,7 +19,7 @@ from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.columns import Row, Source
 from ppprof.report.html.blocks import Cell
-from ppprof.units import escape_control_chars
+from ppprof.units import escape_control_chars, short_name
 
 _MARGIN = 0.5
 """Time to show on either side of an event, as a share of its duration."""
@@ -155,11 +155,14 @@ class Links:
 def linked_name(kind: str, links: Links, key: Callable[[Row], str] | None = None) -> Source:
     """Return the source of a column of names, each a link to its longest event.
 
+    A long name is shortened; the whole one shows on hover, and is what is copied, saved and searched.
+
     ``key`` returns the name by which ``links`` finds a row's event; None: the row's name.
     """
 
     def cell_of(row: Row) -> Cell:
-        return Cell(row["name"], row["name"], href=links.to(kind, key(row) if key else row["name"]))
+        target = links.to(kind, key(row) if key else row["name"])
+        return Cell(short_name(row["name"]), row["name"], href=target)
 
     return cell_of
 

@@ -343,7 +343,7 @@ const FORMATS = {
 };
 
 const linkOf = (view, name) =>
-  view?.rows.find((row) => row.cells[0].textContent === name)?.cells[0].querySelector("a");
+  view?.rows.find((row) => (row.cells[0].title || row.cells[0].textContent) === name)?.cells[0].querySelector("a");
 
 // A row of a table: the name with its link, and a cell for each other column.
 function makeRow(view, name, valueOf) {
@@ -354,7 +354,8 @@ function makeRow(view, name, valueOf) {
     const isChange = term === "delta" || term === "delta_ratio";
     const cell = make("td", head.classList.contains("number") ? { class: "number" } : {});
     if (at === 0) {
-      cell.append(link ? make("a", { href: link.getAttribute("href") }, name) : name);
+      cell.append(link ? make("a", { href: link.getAttribute("href") }, link.textContent) : name);
+      if (link && link.textContent !== name) cell.title = name;
     } else {
       const value = valueOf(head, term);
       const isNumber = typeof value === "number";

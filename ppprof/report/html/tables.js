@@ -101,7 +101,7 @@ class DataTable {
 
   filter() {
     for (const row of this.table.tBodies[0].rows) {
-      row.hidden = this.wanted !== "" && !row.textContent.toLowerCase().includes(this.wanted);
+      row.hidden = this.wanted !== "" && !textOf(row).toLowerCase().includes(this.wanted);
     }
     this.showCount();
   }
@@ -138,7 +138,7 @@ class DataTable {
       const isNumber = this.heads[at].classList.contains("number");
       const { order } = cell.dataset;
       if (cell.textContent === "-") return "";
-      return isNumber && order !== undefined && order !== "None" ? String(Number(order)) : cell.textContent;
+      return isNumber && order !== undefined && order !== "None" ? String(Number(order)) : cell.title || cell.textContent;
     }));
     return [header, ...rows];
   }
@@ -157,6 +157,11 @@ class DataTable {
     make("a", { href: url, download: `${this.figure.dataset.table || "table"}.csv` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
+}
+
+// What a row shows, and the whole names of those that are shortened.
+function textOf(row) {
+  return [row.textContent, ...[...row.cells].map((cell) => cell.title)].join(" ");
 }
 
 // A name that a spreadsheet would take for a formula gets an apostrophe.

@@ -27,6 +27,7 @@ from ppprof.report.diff_rows import (
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
+from ppprof.units import short_names
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -275,6 +276,7 @@ def _by_name(
     shown = rows if selection.limit is None else rows[: selection.limit]
     lines: list[Line] = []
     unit = "calls" if key == "calls" else "ns"
+    names = short_names(row["name"] for row in shown)
     for row in shown:
         noise = row[f"noise_{key}"]
         cells = [
@@ -284,7 +286,7 @@ def _by_name(
             _percent(row[f"delta_ratio_{key.removesuffix('_ns')}"]),
             "-" if noise is None else _value(noise, unit, options),
         ]
-        name = _name(row["name"], row["status"])
+        name = _name(names[row["name"]], row["status"])
         calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
         pairs = [
             _pair(

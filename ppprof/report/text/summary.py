@@ -28,7 +28,7 @@ from ppprof.report.columns import EFFICIENCY, cut_start, percent, text_cells, te
 from ppprof.report.columns import cut as cut_text
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Column, Line, Table
-from ppprof.units import format_ratio, format_time
+from ppprof.units import distinct, format_ratio, format_time, short_name
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -234,8 +234,9 @@ def _local(name: str) -> str:
 
 def _kernels(rows: Rows, options: TableOptions) -> list[Table]:
     shown, cut = options.limited(rows, "kernels")
+    names = distinct((row["name"] for row in shown), _KERNEL_WIDTH, kernel_name)
     lines: list[Line] = [
-        (kernel_name(row["name"]), row["calls"], _stat(row, "gpu", options)) for row in shown
+        (names[row["name"]], row["calls"], _stat(row, "gpu", options)) for row in shown
     ]
     columns = (Column("Name", 90), _CALLS, _GPU_STATS)
     return [Table("Kernel Summary", columns, lines + cut, options.time_unit)] if lines else []
@@ -535,22 +536,26 @@ def _indented(name: str, indent: int) -> str:
     return " " * indent + name
 
 
+_KERNEL_WIDTH = 90
 _KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
 
 
 def kernel_name(name: str) -> str:
     """Return a kernel's name with template arguments, without parameter list, in 90 characters.
 
-    A longer name is cut and ends in "...". The parameter list of a name without template arguments
-    stays.
+    The parameter list of a name without template arguments stays. A longer name of C++ is as
+    `short_name` returns it, since Paddle's table cuts it where kernels differ. Any other longer name
+    is cut and ends in "...".
 
     >>> kernel_name("void k<int, float>(int*, float*)")
     'void k<int, float>'
     """
     match = _KERNEL_SIGNATURE.match(name)
-    if match:
-        name = match.group(1) + match.group(2)
-    return name if len(name) <= 90 else name[:87] + "..."
+    short = match.group(1) + match.group(2) if match else name
+    if len(short) <= _KERNEL_WIDTH:
+        return short
+    is_of_c = "<" in name or "::" in name or name.startswith("_Z")
+    return short_name(name, _KERNEL_WIDTH) if is_of_c else short[: _KERNEL_WIDTH - 3] + "..."
 
 
 _DEVICE_NOTE = """\
