@@ -34,7 +34,7 @@ def paths(tmp_path):
 
 def test_tables_are_narrow_and_their_rows_distinct(paths, cli):
     for command in (
-        ("summary", paths[0], "--views", "kernel"),
+        ("summary", paths[0], "--views", "kernel", "--width", "200"),
         ("summary", paths[0], "--views", "kernel", "--format", "md"),
         ("diff", *paths, "--views", "kernel"),
         ("diff", *paths, "--views", "kernel", "--format", "md"),

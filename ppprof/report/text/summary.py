@@ -234,7 +234,9 @@ def _local(name: str) -> str:
 
 def _kernels(rows: Rows, options: TableOptions) -> list[Table]:
     shown, cut = options.limited(rows, "kernels")
-    names = distinct((row["name"] for row in shown), _KERNEL_WIDTH, kernel_name)
+    names = {row["name"]: kernel_name(row["name"]) for row in shown}
+    if options.layout != PADDLE:  # Paddle's own table cuts them at the end
+        names = distinct(names, _KERNEL_WIDTH, _short_kernel)
     lines: list[Line] = [
         (names[row["name"]], row["calls"], _stat(row, "gpu", options)) for row in shown
     ]
@@ -543,19 +545,27 @@ _KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
 def kernel_name(name: str) -> str:
     """Return a kernel's name with template arguments, without parameter list, in 90 characters.
 
-    The parameter list of a name without template arguments stays. A longer name of C++ is as
-    `short_name` returns it, since Paddle's table cuts it where kernels differ. Any other longer name
-    is cut and ends in "...".
+    A longer name is cut and ends in "...". The parameter list of a name without template arguments
+    stays.
 
     >>> kernel_name("void k<int, float>(int*, float*)")
     'void k<int, float>'
     """
+    name = _with_templates(name)
+    return name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 3] + "..."
+
+
+def _short_kernel(name: str) -> str:
+    """Return a name as `kernel_name`, but a longer one as `short_name`."""
+    with_templates = _with_templates(name)
+    return (
+        with_templates if len(with_templates) <= _KERNEL_WIDTH else short_name(name, _KERNEL_WIDTH)
+    )
+
+
+def _with_templates(name: str) -> str:
     match = _KERNEL_SIGNATURE.match(name)
-    short = match.group(1) + match.group(2) if match else name
-    if len(short) <= _KERNEL_WIDTH:
-        return short
-    is_of_c = "<" in name or "::" in name or name.startswith("_Z")
-    return short_name(name, _KERNEL_WIDTH) if is_of_c else short[: _KERNEL_WIDTH - 3] + "..."
+    return match.group(1) + match.group(2) if match else name
 
 
 _DEVICE_NOTE = """\
