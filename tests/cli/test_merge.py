@@ -170,12 +170,12 @@ def test_clocks_can_be_given(tmp_path):
 
 
 def test_a_rank_without_a_measured_clock_is_reported(tmp_path, capsys):
-    run, out = make_run(tmp_path / "log", {"dp": 4}), tmp_path / "out.json"
-    for rank in (1, 3):
+    run, out = make_run(tmp_path / "log", {"dp": 6}), tmp_path / "out.json"
+    for rank in (1, 4, 5):  # rank 1 has the clock of rank 0, which is on its host
         (run / clocks_path(rank)).unlink()
     assert merge(run, "-o", out) == 0
-    assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(run, "ranks 1, 3")
-    assert merge(run, "-o", out, "--force", "--rank", "1") == 0  # no other rank to align with
+    assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(run, "ranks 4-5")
+    assert merge(run, "-o", out, "--force", "--rank", "4") == 0  # no other rank to align with
     assert "clocks" not in capsys.readouterr().err
 
 
