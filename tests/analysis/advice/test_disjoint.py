@@ -14,7 +14,7 @@ from ppprof.analysis.advice.finding import Finding
 from tests.fixtures.findings import TRIGGERS, US, op, thread
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
-from tests.fixtures.torch_training import TorchTraining
+from tests.fixtures.torch_traces import TorchTrace
 
 STEP, TRANSFER = 10_000.0, 260.0
 RING = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -26,7 +26,7 @@ def reducing(
     """A step of each rank: four products, later on some ranks, then an all-reduce of all ranks."""
     folder.mkdir()
     for rank, delay in enumerate(late):
-        trace = TorchTraining(rank, len(late))
+        trace = TorchTrace(device=rank, world_size=len(late))
         args = {
             **{"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000},
             **{"Group size": len(late), "dtype": "Float", "Process Group Name": "0"},
@@ -38,14 +38,14 @@ def reducing(
             trace.step(number, at, STEP)
             for i in range(4):
                 start = at + 50 + i * 1200 + (delay if i else 0)
-                trace.event("cpu_op", "aten::mm", start, 100)
-                trace.launch(start + 20, 10, "gemm", start + 40, 1000)
+                trace.span("cpu_op", "aten::mm", start, 100)
+                trace.launch(start + 20, "gemm", start + 40, 1000)
             start = at + 50 + 4 * 1200 + delay
             end = at + 50 + 4 * 1200 + max(late) + 40 + TRANSFER
-            trace.event("cpu_op", "c10d::allreduce_", start, 80)
+            trace.span("cpu_op", "c10d::allreduce_", start, 80)
             if has_args:
-                trace.event("cpu_op", "record_param_comms", start + 10, 60, **args)
-            trace.launch(start + 20, 10, RING, start + 40, end - start - 40, stream=20, **args)
+                trace.span("cpu_op", "record_param_comms", start + 10, 60, **args)
+            trace.launch(start + 20, RING, start + 40, end - start - 40, stream=20, **args)
         trace.write(folder / f"rank{rank}.pt.trace.json")
     return folder
 

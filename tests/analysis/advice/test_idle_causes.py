@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.advice.finding import Finding
 from tests.fixtures.findings import US
-from tests.fixtures.torch_training import TorchTraining
+from tests.fixtures.torch_traces import TorchTrace
 
 STEP = 10_000.0
 
@@ -22,7 +22,7 @@ def by_rule(path: Path) -> dict[str, Finding]:
 
 def idling(folder: Path, causes: list[tuple[str, float]]) -> Path:
     """In each step gaps of these causes and lengths, and kernels of 900 between them."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for number in range(6):
         at = number * STEP
         trace.step(number, at, STEP)
@@ -30,16 +30,16 @@ def idling(folder: Path, causes: list[tuple[str, float]]) -> Path:
         for cause, length in causes:
             start = now + 5
             if cause == "overhead":
-                trace.event("overhead", "Activity Buffer Request", start, length, pid=-1, tid=0)
+                trace.span("overhead", "Activity Buffer Request", start, length, pid=-1, tid=0)
             elif cause != "host":
                 ids = {"correlation": 10**6 + len(trace.events)}
-                trace.event("cuda_runtime", cause, start, length, **ids)
+                trace.span("cuda_runtime", cause, start, length, **ids)
             now += length + 20
-            trace.event("cpu_op", "aten::mm", now - 5, 100)
-            trace.launch(now - 4, 4, "gemm", now, 900)
+            trace.span("cpu_op", "aten::mm", now - 5, 100)
+            trace.launch(now - 4, "gemm", now, 900, call_us=4)
             now += 900
-        trace.event("cpu_op", "aten::mm", now - 5, 100)
-        trace.launch(now - 4, 4, "gemm", now, at + STEP - now)
+        trace.span("cpu_op", "aten::mm", now - 5, 100)
+        trace.launch(now - 4, "gemm", now, at + STEP - now, call_us=4)
     return trace.write(folder / "a.json")
 
 
@@ -52,17 +52,17 @@ RULES = {
 
 def test_time_of_the_profiler_is_not_the_hosts(tmp_path: Path):
     """4 of 4.54 ms that the device idles are the profiler's own."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for number in range(6):
         at = number * STEP
         trace.step(number, at, STEP)
-        trace.event("cpu_op", "aten::mm", at + 50, 4300)
-        trace.event("overhead", "Activity Buffer Request", at + 100, 4000, pid=-1, tid=0)
-        trace.launch(at + 4200, 20, "gemm", at + 4240, 900)
+        trace.span("cpu_op", "aten::mm", at + 50, 4300)
+        trace.span("overhead", "Activity Buffer Request", at + 100, 4000, pid=-1, tid=0)
+        trace.launch(at + 4200, "gemm", at + 4240, 900, call_us=20)
         for i in range(5):
             start = at + 5100 + i * 950
-            trace.event("cpu_op", "aten::mm", start, 100)
-            trace.launch(start + 20, 10, "gemm", start + 40, 900)
+            trace.span("cpu_op", "aten::mm", start, 100)
+            trace.launch(start + 20, "gemm", start + 40, 900)
     found = by_rule(trace.write(tmp_path / "a.json"))
     assert found["profiler-overhead"].cost_ns == pytest.approx(4000 * US)
     assert found["host-bound"].cost_ns == pytest.approx(540 * US)
@@ -91,21 +91,27 @@ def test_each_gap_counts_for_its_cause(
 
 def test_copies_from_pageable_memory_are_to_be_pinned(tmp_path: Path):
     """3 of 10 ms are a copy that no kernel hides."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for number in range(8):
         at = number * STEP
         trace.step(number, at, STEP)
-        trace.event("cpu_op", "aten::copy_", at + 30, 3070)
+        trace.span("cpu_op", "aten::copy_", at + 30, 3070)
         name = "Memcpy HtoD (Pageable -> Device)"
         trace.launch(
-            *(at + 40, 3020, name, at + 50, 3000), category="gpu_memcpy", call="cudaMemcpyAsync"
+            at + 40,
+            name,
+            at + 50,
+            3000,
+            call_us=3020,
+            category="gpu_memcpy",
+            call="cudaMemcpyAsync",
         )
-        trace.event("cuda_runtime", "cudaStreamSynchronize", at + 3062, 20)
+        trace.span("cuda_runtime", "cudaStreamSynchronize", at + 3062, 20)
         for i in range(6):
             start = at + 3150 + i * 20
-            trace.event("cpu_op", "aten::mm", start, 18)
-            trace.launch(start + 2, 10, "gemm", at + 3200 + i * 1100, 1100)
-        trace.event("cuda_runtime", "cudaDeviceSynchronize", at + 3300, 6600)
+            trace.span("cpu_op", "aten::mm", start, 18)
+            trace.launch(start + 2, "gemm", at + 3200 + i * 1100, 1100)
+        trace.span("cuda_runtime", "cudaDeviceSynchronize", at + 3300, 6600)
     found = by_rule(trace.write(tmp_path / "a.json"))["pageable-copies"]
     assert found.share == pytest.approx(0.3)
     assert (found.facts["num_copies"], found.facts["copies_ns"]) == (1, 3000 * US)

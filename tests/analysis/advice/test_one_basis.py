@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 import ppprof
 from tests.fixtures.findings import US, op, thread
 from tests.fixtures.run_directories import run, step_lines
-from tests.fixtures.torch_training import TorchTraining
+from tests.fixtures.torch_traces import TorchTrace
 
 LENGTH, KERNEL, NUM = 10_000.0, 1150.0, 8
 
 
 def paused(folder: Path, pauses: list[float]) -> Path:
     """Steps with 8 kernels, each with a pause of the host in the middle."""
-    trace, at = TorchTraining(), 0.0
+    trace, at = TorchTrace(), 0.0
     for number, pause in enumerate(pauses):
         trace.step(number, at, LENGTH + pause)
         for i in range(NUM):
             start = at + 20 + i * 1200 + (pause if i >= NUM // 2 else 0)
-            trace.event("cpu_op", "aten::mm", start, 100)
-            trace.launch(start + 20, 10, "gemm", start + 40, KERNEL)
+            trace.span("cpu_op", "aten::mm", start, 100)
+            trace.launch(start + 20, "gemm", start + 40, KERNEL)
         at += LENGTH + pause
     return trace.write(folder / "a.json")
 

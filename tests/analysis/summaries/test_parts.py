@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.report.text.advice import render_findings
 from ppprof.run.advise import collect_evidence_of_run
-from tests.fixtures.torch_training import TorchTraining
+from tests.fixtures.torch_traces import TorchTrace
 
 STEP, EVALUATE = 10_000.0, "autograd::engine::evaluate_function: "
 
@@ -20,32 +20,32 @@ def backward_on_two_threads(
     folder: Path, num_steps: int = 5, on_caller: tuple[bool, ...] = (True,) * 4
 ) -> Path:
     """Four products; then a backward pass whose nodes run on the engine's and the calling thread."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for number in range(num_steps):
         at = number * STEP
         trace.step(number, at, STEP)
         for i in range(4):
-            trace.event("cpu_op", "aten::mm", at + 50 + i * 1000, 100)
-            trace.launch(at + 70 + i * 1000, 10, "forward", at + 90 + i * 1000, 900)
+            trace.span("cpu_op", "aten::mm", at + 50 + i * 1000, 100)
+            trace.launch(at + 70 + i * 1000, "forward", at + 90 + i * 1000, 900)
         begin = at + 4200
-        trace.event("user_annotation", "backward", begin, 4800)
-        trace.event("cpu_op", f"{EVALUATE}torch::autograd::GraphRoot", begin + 20, 10)
-        trace.event("cpu_op", "torch::autograd::GraphRoot", begin + 22, 2)
+        trace.span("user_annotation", "backward", begin, 4800)
+        trace.span("cpu_op", f"{EVALUATE}torch::autograd::GraphRoot", begin + 20, 10)
+        trace.span("cpu_op", "torch::autograd::GraphRoot", begin + 22, 2)
         for i, is_on_caller in enumerate(on_caller):
             start = begin + 100 + i * 1100
-            trace.event("cpu_op", f"{EVALUATE}MmBackward0", start, 200, tid=101)
-            trace.event("cpu_op", "MmBackward0", start + 2, 190, tid=101)
+            trace.span("cpu_op", f"{EVALUATE}MmBackward0", start, 200, tid=101)
+            trace.span("cpu_op", "MmBackward0", start + 2, 190, tid=101)
             ids = {"correlation": 10**6 + len(trace.events)}
-            trace.event("cuda_runtime", "cudaLaunchKernel", start + 20, 10, tid=101, **ids)
-            trace.event(
+            trace.span("cuda_runtime", "cudaLaunchKernel", start + 20, 10, tid=101, **ids)
+            trace.span(
                 "kernel", "backward", start + 40, 1000, pid=0, tid=7, device=0, stream=7, **ids
             )
             if is_on_caller:
                 name = f"{EVALUATE}torch::autograd::AccumulateGrad"
-                trace.event("cpu_op", name, start + 150, 20)
-        trace.event("user_annotation", "Optimizer.step#SGD.step", at + 9100, 300)
-        trace.event("cpu_op", "aten::add_", at + 9110, 50)
-        trace.launch(at + 9120, 10, "sgd", at + 9160, 200)
+                trace.span("cpu_op", name, start + 150, 20)
+        trace.span("user_annotation", "Optimizer.step#SGD.step", at + 9100, 300)
+        trace.span("cpu_op", "aten::add_", at + 9110, 50)
+        trace.launch(at + 9120, "sgd", at + 9160, 200)
     return trace.write(folder / "a.json")
 
 
@@ -83,17 +83,17 @@ def test_no_utilization_is_above_the_whole(
     tmp_path_factory: pytest.TempPathFactory, num: int, length: float, before: int
 ):
     """The host launches a step in 6 ms, the device needs ``num`` ms for it; some work came before."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for i in range(before):
-        trace.event("cpu_op", "aten::mm", -5000 + i * 20, 15)
-        trace.launch(-4999 + i * 20, 5, "gemm", -4000 + i * 1000, 990)
+        trace.span("cpu_op", "aten::mm", -5000 + i * 20, 15)
+        trace.launch(-4999 + i * 20, "gemm", -4000 + i * 1000, 990, call_us=5)
     for number in range(5):
         at = number * 6000.0
         trace.step(number, at, 6000)
         for i in range(num):
             start = at + 50 + i * 100
-            trace.event("cpu_op", "aten::mm", start, 50)
-            trace.launch(start + 10, 10, "gemm", 100 + (number * num + i) * 1000.0, length)
+            trace.span("cpu_op", "aten::mm", start, 50)
+            trace.launch(start + 10, "gemm", 100 + (number * num + i) * 1000.0, length)
     path = trace.write(tmp_path_factory.mktemp("a") / "a.json")
     run = ppprof.open(path)
     (share,) = run.summary("device").filter(device="GPU0")["utilization"]
@@ -110,14 +110,14 @@ def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
     folder = tmp_path / "d"
     folder.mkdir()
     for rank, length in enumerate((10_000.0, 12_000.0, 14_000.0, 20_000.0)):
-        trace = TorchTraining(rank, 4)
+        trace = TorchTrace(device=rank, world_size=4)
         for number in range(6):
             at = number * length
             trace.step(number, at, length)
             for i in range(8):
                 start = at + 50 + i * (length - 200) / 8
-                trace.event("cpu_op", "aten::mm", start, 100)
-                trace.launch(start + 20, 10, "gemm", start + 40, 900)
+                trace.span("cpu_op", "aten::mm", start, 100)
+                trace.launch(start + 20, "gemm", start + 40, 900)
         trace.write(folder / f"rank{rank}.pt.trace.json")
     text = render_findings(ppprof.advise(ppprof.open(folder)))
     assert "of a 20 ms step, recorded, slowest rank" in text
@@ -128,15 +128,15 @@ def test_dist_and_ranks_expose_as_much(
     tmp_path_factory: pytest.TempPathFactory, begin: int, computes: int, length: int
 ):
     """A product, and an all-reduce of its own stream that it hides in part."""
-    trace = TorchTraining()
+    trace = TorchTrace()
     for number in range(4):
         at = number * STEP
         trace.step(number, at, STEP)
-        trace.event("cpu_op", "aten::mm", at + 10, 30)
-        trace.launch(at + 15, 10, "gemm", at + 1000, computes + 1)
-        trace.event("cpu_op", "c10d::allreduce_", at + 50, 40)
+        trace.span("cpu_op", "aten::mm", at + 10, 30)
+        trace.launch(at + 15, "gemm", at + 1000, computes + 1)
+        trace.span("cpu_op", "c10d::allreduce_", at + 50, 40)
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-        trace.launch(at + 60, 10, name, at + 1000 + begin, length, stream=20)
+        trace.launch(at + 60, name, at + 1000 + begin, length, stream=20)
     run = ppprof.open(trace.write(tmp_path_factory.mktemp("a") / "a.json"))
     exposed = run.summary("dist").filter(name="Exposed Communication")["time_ns"][0]
     hidden_us = max(0, min(computes + 1, begin + length) - begin)
