@@ -8,8 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -18,9 +18,11 @@ from ppprof.capture.output import log_to_stderr, text_of
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import SignalGuard, raised_by_handler
+from ppprof.capture.spans import span
 from ppprof.capture.steps.timer import StepCost, StepTimer
 from ppprof.capture.steps.visualdl_scalars import Loss
 from ppprof.capture.window_clock import WindowClock
+from ppprof.rundir import PAUSE_SPAN
 
 log = logging.getLogger("ppprof")
 
@@ -76,8 +78,10 @@ class ProfilerSession:
                 wait for the device at every step.
         """
 
-    def paused(self) -> AbstractContextManager[None]:
+    def paused(self, what: str = "") -> AbstractContextManager[None]:
         """Return a context manager whose time counts in no step: an evaluation, a checkpoint.
+
+        In a window, it is a span: ``paused``, or ``paused: evaluation`` with "evaluation" as ``what``.
 
         All ranks should pause. A rank that does not pause may wait in a collective for a paused
         rank, and counts that time.
@@ -263,9 +267,17 @@ class RecordingSession(ProfilerSession):
             "call attach() in this process, after os.fork() or daemonising"
         )
 
-    def paused(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
-        return self._timer.paused()
+        with self._timer.paused(), self._pause_span(what):
+            yield
+
+    def _pause_span(self, what: str) -> AbstractContextManager[object]:
+        is_recorded = self.is_active and self._window_clock.state.records
+        if not is_recorded or self._owner not in (None, threading.current_thread()):
+            return nullcontext()
+        return span(f"{PAUSE_SPAN}: {what}" if what else PAUSE_SPAN)
 
     def close(self) -> None:
         """Save an open window, wait for tables and print the results; see `ProfilerSession.close`.

@@ -51,10 +51,10 @@ class CallbackSession:
         """Close the session; do nothing without an open session."""
         self._finish(None)
 
-    def pause(self) -> None:
-        """Stop counting step time until `resume`; if a pause is open already, it goes on."""
+    def pause(self, what: str) -> None:
+        """Stop counting step time until `resume`; if a pause is open already, it goes on under this name."""
         self.resume()
-        self._pause.enter_context(self.session.paused())
+        self._pause.enter_context(self.session.paused(what))
 
     def resume(self) -> None:
         """Count step time again; do nothing without a pause."""
@@ -121,8 +121,9 @@ class TrainerHooks(CallbackSession):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count step time again after an evaluation, unless a checkpoint follows."""
-        if not control.should_save:
-            self.resume()
+        self.resume()
+        if control.should_save:
+            self.pause("checkpoint")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count step time again after a checkpoint was written."""
@@ -139,4 +140,4 @@ class TrainerHooks(CallbackSession):
         callback.
         """
         if control.should_evaluate or control.should_save:
-            self.pause()
+            self.pause("evaluation" if control.should_evaluate else "checkpoint")

@@ -54,7 +54,7 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
 
     def on_epoch_end(self, epoch: Any = None, logs: Any = None) -> None:
         """Stop counting step time until the next epoch: a checkpoint or an evaluation may follow."""
-        self.pause()
+        self.pause("end of epoch")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Close the session."""

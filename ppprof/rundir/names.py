@@ -18,6 +18,10 @@ from ppprof.rundir.run_file import RunFile, matches
 TRACE_SUFFIXES = {suffix[1:]: suffix for suffix in SUFFIXES}
 """File suffix of a trace, keyed by format as in ``Profiler.formats``."""
 
+PAUSE_SPAN = "paused"
+"""Name of the PythonUserDefined event around a pause in a step, ``ProfilerSession.paused``; what the training
+does in it may follow: ``paused: evaluation``."""
+
 INCOMPLETE_MARKER = "not ended by step()"
 """Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:
 the training ended before ``step()`` did. See `ppprof.trace.steps`."""

@@ -20,7 +20,7 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.errors import TraceError
-from ppprof.rundir import ALLOCATIONS_MARKER, INCOMPLETE_MARKER
+from ppprof.rundir import ALLOCATIONS_MARKER, INCOMPLETE_MARKER, PAUSE_SPAN
 from ppprof.trace.schema import Note, Trace, nullable
 from ppprof.trace.tree_arrays import enclosing
 
@@ -123,6 +123,11 @@ def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
         .alias(column)
         for column, value in changes.items()
     )
+
+
+def is_pause(name: str) -> bool:
+    """Return whether a span of this name is a pause of the training; see `PAUSE_SPAN`."""
+    return name == PAUSE_SPAN or name.startswith(f"{PAUSE_SPAN}: ")
 
 
 def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:

@@ -143,11 +143,11 @@ class Trainer:
                 )
                 clock.reset()
             if engine.eval_freq > 0 and self._step % engine.eval_freq == 0:
-                with clock.paused(), profiler.paused():
+                with clock.paused(), profiler.paused("evaluation"):
                     self._log(f"{self._progress(last)} eval loss {self._evaluate():.6f}")
             save_steps = engine.save_load.save_steps or -1
             if save_steps > 0 and self._step % save_steps == 0:
-                with clock.paused(), profiler.paused():
+                with clock.paused(), profiler.paused("checkpoint"):
                     self._save(Path(engine.save_load.output_dir))
             if profiler.should_stop:
                 self._log(f"{self._progress(last)} stopping: the profiler's last window has closed")

@@ -738,3 +738,23 @@ def test_a_device_that_is_set_after_attach_is_one_warning(messages: list[str], l
         "windows are those of cpu; call attach() after paddle.set_device()"
     )
     assert messages == ([] if later == "cpu" else [expected])
+
+
+def test_a_pause_in_a_window_is_a_span_named_for_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        spans.append(name)
+        yield
+        spans.append("end")
+
+    monkeypatch.setattr("ppprof.capture.session.span", noted)
+    with session(Windows(), Schedule.of((1, 2))) as prof:
+        for what in ("before", "evaluation", "after"):
+            with prof.paused(what), prof.paused():
+                pass
+            prof.step()
+    assert spans == ["paused: evaluation", "paused", "end", "end"]

@@ -69,7 +69,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         own = thread == number
         trains[own] = contains(_training(profile, number), time_ns[own])
     trains &= ~contains(pauses, time_ns)
-    waits = contains(together(bubbles, intervals_of(profile.remote_calls)), time_ns)
+    waits = contains(
+        together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)), time_ns
+    )
     chooser = _LineChooser(sampled, samples, trains)
     rows = np.flatnonzero(~trains & ~waits)
     names = chooser.of(rows)

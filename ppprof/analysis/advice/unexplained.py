@@ -152,7 +152,7 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
 def _explained(profile: Profile, threads: pl.Series) -> Intervals:
     """Return the instants in which a device works, a thread computes, or a call runs.
 
-    The calls are those of the runtime, and remote calls.
+    The calls are those of the runtime, and remote calls. A pause explains itself.
     """
     tree = profile.tree
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
@@ -162,6 +162,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
         intervals_of(tree.devices),
         intervals_of(calls),
         intervals_of(profile.remote_calls),
+        intervals_of(profile.pauses),
     )
 
 

@@ -20,6 +20,7 @@ from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
 from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
+from ppprof.trace.steps import is_pause
 from ppprof.trace.unrecorded_device import unrecorded_device
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -191,6 +192,14 @@ class Profile:
         hosts = self.tree.hosts
         is_call = self.trace.names.where(lambda name: name.startswith("rpc#"))
         return hosts.filter(pl.Series(is_call[: hosts.height]))
+
+    @cached_property
+    def pauses(self) -> pl.DataFrame:
+        """The pauses of the training that `ProfilerSession.paused` has recorded: rows of ``tree.hosts``."""
+        hosts = self.tree.hosts
+        named = self.trace.names.where(is_pause)
+        is_span = pl.col("category").is_in(("UserDefined", "PythonUserDefined"))
+        return hosts.filter(pl.Series(named[: hosts.height]) & is_span)
 
     @property
     def unrecorded_device(self) -> str:

@@ -712,3 +712,17 @@ def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
         ("operator", "conv2d_grad dygraph", 0.4),
         ("module", "Net/Linear", 0.3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"), [("paused: evaluation", set()), ("my evaluation", {"slow-steps"})]
+)
+def test_a_step_with_a_pause_of_the_training_is_no_slow_step(tmp_path, name, rules):
+    def make(at):
+        yield op(at, 0, 1000)
+        if at == 5000 * US:
+            yield span("PythonUserDefined", name, at + 1000 * US, at + 10_000 * US)
+
+    path = run(tmp_path / "log", [thread(make, lengths=[1000] * 5 + [10_000])])
+    found = {each.rule for each in ppprof.advise(ppprof.open(path))}
+    assert found & {"slow-steps", "unexplained", "beside-training"} == rules

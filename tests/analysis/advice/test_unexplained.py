@@ -126,3 +126,16 @@ OPERATORS = (("mm", 0, 30), ("add", 70, 80), ("exp", 81, 100))
 
 def test_no_gap_is_too_short_for_its_function():
     assert LEAST_FRAME_NS <= LEAST_GAP_NS
+
+
+def test_a_pause_is_explained(tmp_path):
+    """An evaluation that the training's callback reported, with operators and gaps in it."""
+    pause = span("PythonUserDefined", "paused: evaluation", 20 * MS, 80 * MS).around(
+        operator("matmul", 30, 40)
+    )
+    assert gaps(tmp_path, operator("add", 0, 20), pause) == {"step, after paused: evaluation": 20}
+    other = span("UserDefined", "paused in my code", 20 * MS, 80 * MS)
+    assert gaps(tmp_path, operator("add", 0, 20), other) == {
+        "paused in my code": 60,
+        "step, after paused in my code": 20,
+    }
