@@ -155,6 +155,33 @@ class TestInChromium:
             # Half of a last digit is rounded up or down: the two divide in another order.
             assert len(differ) < 4, differ
 
+    @pytest.mark.parametrize("name", ["healthy", "layer", "eight", "gpu", "long", "mixed"])
+    def test_a_number_is_the_same_wherever_it_stands(self, opened, name):
+        """Read from the page: title, sentence, card, bar, first finding, rows and charts."""
+        page = opened(name).page
+        title = page.locator("h1").inner_text() + " " + page.locator("header").inner_text()
+        basis = page.locator("#headline p").inner_text()
+        cards = dict(
+            page.eval_on_selector_all(
+                ".tiles div",
+                "all => all.map(at => [at.querySelector('dt').textContent.trim(), at.querySelector('dd').firstChild.textContent.trim()])",
+            )
+        )
+        assert basis.startswith(f"A step takes {cards['Mean step']}: ")
+        for cost in page.locator(".finding.major, .finding.moderate").all()[:1]:
+            text = cost.locator(".about").first.inner_text()
+            time, share = re.findall(r"costs ([\d.,]+ \w+) of a step.*?\(([\d.]+%)\)", text)[0]
+            assert re.search(rf": {re.escape(time)} of a .*\({re.escape(share)}\)", title)
+        bar = page.locator(".parts")
+        if bar.count():
+            whole = re.search(r"step of ([\d.,]+ \w+) goes", bar.inner_text())[1]
+            assert whole in basis
+            shares = [float(text) for text in re.findall(r"([\d.]+)%", bar.inner_text())]
+            assert sum(shares) == pytest.approx(100, abs=0.5)
+        if page.locator("#change").count():
+            row = page.locator("#change tbody tr", has_text="Mean step").first
+            assert row.locator("td").nth(2).inner_text() == cards["Mean step"]
+
     @pytest.mark.parametrize("name", ["long", "gpu", "eight", "run"])
     def test_ticks_are_short(self, opened, name):
         found = opened(name)
