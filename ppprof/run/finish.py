@@ -196,8 +196,10 @@ def _finish_window(
     recording = _recording(run, name)
     is_whole = len(recording.segments) == 1
     errors: list[str] = []
+    recorded: Trace | None = None
     if is_whole:
-        raw, trace = run / name.raw, _read_raw(run, name, job)
+        raw, recorded = run / name.raw, read_window(run / name.raw)
+        trace = with_job_context(recorded, job)
     else:
         raw, trace, errors = read_first_readable(recording, job=job)
     ProblemLog().report(raw, {}, errors, notes_on(raw, trace))
@@ -216,7 +218,8 @@ def _finish_window(
     finished: list[TraceName] = []
     for segment in names:
         try:
-            segment_trace = trace if is_whole else _read_raw(run, segment, job)
+            # As recorded: analyses cut the lengths of some events.
+            segment_trace = recorded or read_window(run / segment.raw)
         except TraceError:  # reported above
             continue
         written, why_kept = _write_segment(segment_trace, run, segment, profiler)
@@ -238,10 +241,6 @@ def _finish_window(
         except Exception as error:  # the window is finished: only the sentence about it is missing
             _log.info("rank %d, window %d: no verdict: %s", name.rank, name.window, error)
     return files
-
-
-def _read_raw(run: Path, name: TraceName, job: JobContext) -> Trace:
-    return with_job_context(read_window(run / name.raw), job)
 
 
 def _recording(run: Path, name: TraceName) -> Recording:

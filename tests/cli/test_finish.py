@@ -27,9 +27,10 @@ from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.remote_calls import RemoteCall, write_call
 from ppprof.topology import Topology
+from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.run_files import run_file
-from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
 
 
 def killed_run(folder: Path, ranks: int = 2, **profiler: Any) -> Path:
@@ -173,6 +174,38 @@ def test_what_could_not_be_read_is_not_removed(tmp_path: Path, cli) -> None:
     raw.write_bytes(b"")
     assert f"{raw}: contains no event; the file is kept" in cli("finish", run).err
     assert raw.exists()
+
+
+def test_what_a_window_lacks_is_said_as_it_is_saved(tmp_path: Path, cli) -> None:
+    """45 of 100 kernels are lost, in steps 2 to 6 of 10, and one in step 0 claims an hour."""
+    run = claim(tmp_path / "profiler_log")
+    config = ProfilerConfig.from_mapping({"enable": True, "formats": ["json"]})
+    write_manifest(run, {"profiler": config.to_mapping()})
+    hour_ns = 3_600_000_000_000
+    steps = []
+    for step in range(10):
+        inside = []
+        for number in range(10):
+            at = step * 10_000 + number * 900
+            end = at + 800 + (hour_ns if (step, number) == (0, 4) else 0)
+            is_lost = 2 <= step <= 6 and number > 0
+            inside.append(launch(at + 1, at + 2, *([] if is_lost else [kernel("k", at + 5, end)])))
+        steps.append(
+            span(
+                "ProfileStep", f"ProfileStep#{step}", step * 10_000, step * 10_000 + 9_900, *inside
+            )
+        )
+    write(run / name(0).raw, Thread(1, "main", tuple(steps)))
+    messages = cli("finish", run).err
+    assert "45 of 100 launches have no device event" in messages
+    assert "steps 2-6 (5 of 10) are left out" in messages
+    assert "1 device events last beyond the end of the next one" in messages
+    summary = json.loads((run / name(0).summary).read_text())
+    assert summary["steps"] == [0, 1, 7, 8, 9]
+    (row,) = summary["tables"]["kernel"]
+    assert (row["calls"], row["gpu_max_ns"]) == (50, 900)
+    written = read(run / name(0).trace("json"))
+    assert written.events.filter(category="Kernel")["dur_ns"].max() == hour_ns + 795
 
 
 def test_remote_calls_are_finished_with_their_window(tmp_path: Path, cli) -> None:
