@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
@@ -128,6 +128,7 @@ def _run(program: _Program, session: _ScriptSession) -> int:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, program.path0)
     sys.modules["__main__"] = program.module
+    _ImportAgain.install("logging", logging.shutdown)
     try:
         exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
     except SystemExit as error:
@@ -137,6 +138,43 @@ def _run(program: _Program, session: _ScriptSession) -> int:
         _hide_own_frames(program.module)
         raise
     return 0
+
+
+class _ImportAgain:
+    """Lets the script import a module that ppprof has imported, as if for the first time.
+
+    That registers the module's exit hook: hooks run in reverse order. The module stays the same object.
+    """
+
+    def __init__(self, module: ModuleType, hook: Callable[[], object]) -> None:
+        self._module = module
+        self._hook = hook
+        self._spec = module.__spec__
+
+    @classmethod
+    def install(cls, name: str, hook: Callable[[], object]) -> None:
+        """Do it for a module, unless the script's own has its name."""
+        module = sys.modules.get(name)
+        if module is not None and vars(module).get(hook.__name__) is hook:
+            del sys.modules[name]
+            sys.meta_path.insert(0, cls(module, hook))
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        """Return how to import the module; None for other modules."""
+        if name != self._module.__name__:
+            return None
+        sys.meta_path.remove(self)
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module that there is."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Register the hook now."""
+        module.__spec__ = self._spec
+        atexit.unregister(self._hook)
+        atexit.register(self._hook)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -172,6 +172,39 @@ def test_a_script_ends_as_with_python_alone(tmp_path: Path, name: str) -> None:
     assert ended(tmp_path, "-m", "ppprof", "run", "train.py") == alone
 
 
+LOGGING = """
+import atexit, os
+def say(*words):
+    os.write(1, (" ".join(map(str, ("script:", *words))) + "\\n").encode())
+atexit.register(say, "a hook registered before logging is imported")
+{imports}
+class Said(logging.Handler):
+    def flush(self):
+        say("shut down")
+logging.getLogger("script").addHandler(Said())
+atexit.register(say, "a hook registered after it")
+import logging as again
+say(again is logging, logging.__spec__.name, logging.__spec__.origin == logging.__file__)
+"""
+
+
+@pytest.mark.parametrize(
+    "imports", ["import logging", "import logging.handlers", "import concurrent.futures, logging"]
+)
+def test_hooks_run_in_the_order_in_which_the_script_imports_logging(
+    tmp_path: Path, imports: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOGGING.format(imports=imports))
+    alone = ended(tmp_path, "train.py")
+    assert ended(tmp_path, "-m", "ppprof", "run", "train.py") == alone
+    assert alone[1] == [
+        "script: True logging True",
+        "script: a hook registered after it",
+        "script: shut down",
+        "script: a hook registered before logging is imported",
+    ]
+
+
 TRAINED = {
     "in an executor": (
         """
