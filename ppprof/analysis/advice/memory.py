@@ -114,18 +114,22 @@ def recompute(evidence: Evidence) -> list[Finding]:
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
 
 
-LEAST_GROWTH_BYTES = 4096
-"""Memory that grows by less in a step takes a million steps to a few GB."""
+LEAST_GROWTH_BYTES = 64 << 10
+"""Memory that grows by less in a step takes more than ten thousand steps to 1 GiB."""
 
 _LEAST_GROWN_STEPS = 5
 _MOSTLY_GROWS = 0.8
-"""Share of the steps that keep memory, from the first such step on."""
+"""Share of a window's steps that keep memory. Fewer, at its end, may wait for the garbage collector: a
+loader's batches can be in reference cycles, which it frees every few dozen steps."""
 
 
 def growing_memory(evidence: Evidence) -> list[Finding]:
     """Report memory that grows step after step: what steps allocate and the window never frees.
 
-    Of the rank that keeps most. Memory that only a part of the steps keeps does not count.
+    Of the rank that keeps most. Memory that only a part of the steps keeps does not count::
+
+        kept by step   8 8 8 8 8 8 8        grows by 8
+                       0 0 0 0 8 8 8        was freed before, and may be freed again
     """
     best: tuple[float, int, int, int, pl.DataFrame] | None = None
     for rank, own in sorted(evidence.indicators.items()):
@@ -135,9 +139,9 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
             continue
         since = int(growing["step"][0])
         later = steps.filter(pl.col("step") >= since)
-        is_usual = growing.height >= max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * later.height)
+        is_usual = growing.height >= max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * steps.height)
         each = float(later["bytes"].median() or 0)  # type: ignore[arg-type]
-        if is_usual and 2 * later.height > steps.height and each > (best[0] if best else 0):
+        if is_usual and each > (best[0] if best else 0):
             sums = own.kept.filter(pl.col("step") >= since).drop_nulls("name").group_by("name")
             per_step = pl.col("num", "bytes").sum() / later.height
             rows = sums.agg(per_step).sort("bytes", "name", descending=[True, False])

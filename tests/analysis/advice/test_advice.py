@@ -59,6 +59,7 @@ from tests.fixtures.findings import (
 )
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import (
+    Memory,
     Shapes,
     Thread,
     kernel,
@@ -118,7 +119,7 @@ NEARLY = {
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
-    "growing-memory": {"threads": [growing(4095)]},
+    "growing-memory": {"threads": [growing((1 << 16) - 1)]},
     "memory-limit": {"threads": [holding(71, 70)]},
     "memory-fragmented": {"threads": [holding(70, 57)]},
     "warm-up": {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]},
@@ -726,3 +727,56 @@ def test_a_step_with_a_pause_of_the_training_is_no_slow_step(tmp_path, name, rul
     path = run(tmp_path / "log", [thread(make, lengths=[1000] * 5 + [10_000])])
     found = {each.rule for each in ppprof.advise(ppprof.open(path))}
     assert found & {"slow-steps", "unexplained", "beside-training"} == rules
+
+
+def test_memory_that_only_the_latest_steps_keep_may_wait_for_the_garbage_collector(tmp_path):
+    """Steps 0 to 3 of 12 are freed in step 4, as the batches of a loader in reference cycles are."""
+
+    def make(at):
+        step, mib = at // (1000 * US), 1 << 20
+        changes = [Memory("Allocate", at + 1, mib, addr=mib * step)]
+        if step == 4:
+            changes += [Memory("Free", at + 2 + n, -mib, addr=mib * n) for n in range(4)]
+        yield op(at, 0, 500, "stack dygraph", *changes)
+
+    rules = [finding.rule for finding in findings(tmp_path, [thread(make, num=12)])]
+    assert "growing-memory" not in rules
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason", "factor"),
+    [
+        ((400, 300, 200), None, 1.8),  # all take 1.8 times as long
+        ((620, 170, 110), "matmul dygraph", None),
+        ((222, 167, 111), "Net/Linear", None),  # and a pause of 400 in the layer
+    ],
+)
+def test_a_slow_rank_has_a_reason_or_all_of_it_is_slower(lengths, reason, factor, tmp_path):
+    """Its peers take 222, 167 and 111 for three operators, and nothing for the pause; all wait until 1000."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1,2]"
+    names = ("matmul dygraph", "relu dygraph", "add dygraph")
+
+    def rank(lengths, pause):
+        ends = [sum(lengths[: number + 1]) for number in range(3)]
+
+        def make(at):
+            for name, end, length in zip(names, ends, lengths):
+                yield op(at, end - length, end, name)
+            until = ends[-1] + pause
+            if pause:
+                inner = op(at, ends[-1], until, "Linear", category="Forward")
+                yield op(at, ends[-1], until, "Net", inner, category="Forward")
+            yield span("Communication", facts, at + until * US, at + 1000 * US)
+
+        return thread(make)
+
+    usual = (222, 167, 111)
+    pause = 900 - sum(lengths)
+    path = run(tmp_path / "log", [rank(usual, 0), rank(lengths, pause), rank(usual, 0)])
+    (found,) = (each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-rank")
+    assert found.facts["reason"] == reason
+    assert found.facts["factor"] == (None if factor is None else pytest.approx(factor, rel=0.01))
+    (row,) = finding_rows([found], "en")
+    assert ("take 1.8" in row.what) == (factor is not None)
+    if reason is not None:
+        assert f"most of the excess: {reason}, 400 us more" in row.what or "398 us" in row.what

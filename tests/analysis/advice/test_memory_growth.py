@@ -1,0 +1,54 @@
+"""Memory that steps keep, against a count of live allocations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.advice.memory_growth import LAST_STEPS, kept_memory
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import with_step
+from ppprof.trace import read
+from tests.fixtures.timeline import GPU0, Memory, Thread, span, write
+
+STEPS, LENGTH = 6, 100
+CHANGES = st.lists(
+    st.tuples(st.integers(0, STEPS * LENGTH - 1), st.integers(0, 5), st.integers(1, 9)),
+    max_size=40,
+    unique_by=lambda change: change[0],
+)
+"""Time, address and bytes: an allocation if nothing is there, else a free."""
+
+
+@given(CHANGES)
+def test_what_a_step_keeps_is_what_is_alive_at_the_end(
+    tmp_path_factory: Any, changes: list[tuple[int, int, int]]
+) -> None:
+    alive: dict[int, tuple[int, int]] = {}
+    events: list[Memory] = []
+    for time, address, num_bytes in sorted(changes):
+        if address in alive:
+            _, size = alive.pop(address)
+            events.append(Memory("Free", time, -size, GPU0, address))
+        else:
+            alive[address] = (time // LENGTH, num_bytes)
+            events.append(Memory("Allocate", time, num_bytes, GPU0, address))
+    expected = dict.fromkeys(range(STEPS - LAST_STEPS), 0)
+    for step, num_bytes in alive.values():
+        if step in expected:
+            expected[step] += num_bytes
+    steps = []
+    for number in range(STEPS):
+        begin = number * LENGTH
+        inside = [event for event in events if begin <= event.time < begin + LENGTH]
+        operator = span("Operator", "relu dygraph", begin, begin + LENGTH, *inside)
+        steps.append(
+            span("ProfileStep", f"ProfileStep#{number}", begin, begin + LENGTH).around(operator)
+        )
+    path = write(tmp_path_factory.mktemp("memory") / "a.pb", Thread(1, "main", tuple(steps)))
+    kept = kept_memory(Profile(with_step(read(path))))
+    sums = kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
+    assert dict(sums.iter_rows()) == expected
