@@ -10,6 +10,7 @@ for name in (
     "capture_overhead",
     "window_start",
     "window_end",
+    "window_length",
     "trace_reading",
     "kineto_reading",
     "cluster",

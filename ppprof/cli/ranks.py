@@ -36,6 +36,9 @@ EXAMPLES = {
     "ppprof ranks profiler_log --by pp --what-if": "by stage; what slow ranks and stages cost",
 }
 
+_MOST_RANGES = 20
+"""Ranges of steps in the first line."""
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -160,7 +163,7 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
 
     options = TableOptions(args.time_unit, row_limit=args.row_limit, layout=args.layout)
     ranks = format_ranges("rank", cluster.steps["rank"].unique().to_list())
-    steps = format_ranges("step", cluster.steps["step"].unique().to_list())
+    steps = _step_ranges(cluster.steps["step"].unique().sort().to_list())
     parts = [
         f"{options.layout.paint(f'{run.path}: {ranks}, {steps}', 'title')}\n\n",
         render_ranks(table, args.by, options),
@@ -176,6 +179,18 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
     if args.what_if and (text := render_what_if(cluster.what_if, options)):
         parts.append(f"\n{text}")
     return "".join(parts)
+
+
+def _step_ranges(steps: list[int]) -> str:
+    """Return the numbers of steps as text; of a sample with many gaps, how many there are.
+
+    >>> _step_ranges([0, 1, 2, 5]), _step_ranges([*range(0, 100, 2)])
+    ('steps 0-2, 5', '50 of steps 0-98')
+    """
+    text = format_ranges("step", steps)
+    if text.count(",") < _MOST_RANGES:
+        return text
+    return f"{len(steps):,} of steps {steps[0]}-{steps[-1]}"
 
 
 def _slowest(steps: pl.DataFrame) -> str:
