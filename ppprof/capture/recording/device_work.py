@@ -23,6 +23,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import paddle
@@ -73,9 +74,10 @@ class DeviceWork:
     def is_done(self, patience_s: float) -> bool:
         """Return whether the device finishes the work that it has now within so many seconds."""
         if self._context.is_cuda:
-            thread = process.start_thread(self._context.synchronize, "device")
-            thread.join(patience_s)
-            return not thread.is_alive()
+            with suppress(RuntimeError):  # Python 3.12 starts no thread in a hook at its exit
+                thread = process.start_thread(self._context.synchronize, "device")
+                thread.join(patience_s)
+                return not thread.is_alive()
         events = [*_marks(), *self._tasks()]
         waiting = [getattr(each, "query", None) or each.is_completed for each in events]
         deadline = time.monotonic() + patience_s

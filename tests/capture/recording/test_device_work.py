@@ -55,6 +55,20 @@ def test_a_gpu_is_asked_by_its_driver_in_a_thread() -> None:
     assert threading.get_ident() not in dict(driver.current)
 
 
+def test_in_an_exit_hook_of_python_3_12_its_streams_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No thread can start there."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    work = DeviceWork(lambda: [Task(3)])
+    work._context._driver = Driver()
+    monkeypatch.setattr(threading, "Thread", refuse)
+    assert work.is_done(5)
+
+
 class Task:
     """A collective that ends when it was asked often enough."""
 
