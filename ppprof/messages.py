@@ -27,8 +27,8 @@ _TEXTS = {
         "设备的时间未知，任何表都不显示",
     ),
     "lost_events": (
-        "{path}: not whole: {num} of {total} launches have no device event with a time; {steps} "
-        "({num_lost} of {num_steps}) are left out of all tables and averages",
+        "{path}: not whole: {num} of {total} launches have no device event with a time; left out of "
+        "all tables and averages: {steps} ({num_lost} of {num_steps})",
         "{path}：不完整：{total} 次 launch 中有 {num} 次没有带时间的设备事件；{steps}"
         "（{num_steps} 步中的 {num_lost} 步）不计入任何表和平均值",
     ),
@@ -45,8 +45,8 @@ _TEXTS = {
         "{num_steps} 步中缺失 {num_lost} 步（{steps}）：其时间是主机的，任何表都不显示设备的时间",
     ),
     "overlaps": (
-        "{path}: {num} device events last beyond the end of the next one on their stream, where "
-        "work runs in order ({names}): their lengths are cut to its start",
+        "{path}: device events that last beyond the end of the next one on their stream, where work "
+        "runs in order: {num} ({names}); their lengths are cut to its start",
         "{path}：{num} 个设备事件持续到同一 stream 上下一个事件结束之后，而 stream 按顺序执行"
         "（{names}）：其时长截断到下一个事件的开始",
     ),

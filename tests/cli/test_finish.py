@@ -198,8 +198,8 @@ def test_what_a_window_lacks_is_said_as_it_is_saved(tmp_path: Path, cli) -> None
     write(run / name(0).raw, Thread(1, "main", tuple(steps)))
     messages = cli("finish", run).err
     assert "45 of 100 launches have no device event" in messages
-    assert "steps 2-6 (5 of 10) are left out" in messages
-    assert "1 device events last beyond the end of the next one" in messages
+    assert "left out of all tables and averages: steps 2-6 (5 of 10)" in messages
+    assert "where work runs in order: 1 (k)" in messages
     summary = json.loads((run / name(0).summary).read_text())
     assert summary["steps"] == [0, 1, 7, 8, 9]
     (row,) = summary["tables"]["kernel"]
