@@ -135,6 +135,23 @@ def trace_of(path: Path) -> Path:
     return write_events(path, trace.events)
 
 
+def test_communication_by_other_names(tmp_path):
+    """Case 05: in each of 5 steps, 7 kernels that communicate and one that computes, of 0.9 ms."""
+    names = [
+        name for name in COMMUNICATION if re.search("dpsk|vllm|flashinfer|fp16|c10d|onecc", name)
+    ]
+    trace = TorchTrace()
+    for step in range(5):
+        trace.step(step, step * 10_000, 10_000)
+        for number, name in enumerate([*names[:7], "ampere_sgemm"]):
+            start = step * 10_000 + 50 + number * 1200
+            trace.op(f"op{number}", start, 100)
+            trace.launch(start + 20, name, start + 40, 900)
+    run = ppprof.open(write_events(tmp_path / "a.json", trace.events))
+    assert exposed_ms(run) == pytest.approx(6.3)
+    assert run.breakdown("rank")["computation_ns"].item() == 900_000
+
+
 def exposed_ms(run: ppprof.Run) -> float:
     row = run.breakdown("rank").row(0, named=True)
     return sum(time / 1e6 for name, time in row.items() if name.startswith("exposed"))
