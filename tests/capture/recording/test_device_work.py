@@ -60,7 +60,7 @@ def test_in_an_exit_hook_of_python_3_12_its_streams_are_asked(
 ) -> None:
     """No thread can start there."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     work = DeviceWork(lambda: [Task(3)])
