@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.config import load_config
+from ppprof.trace.communication_names import communication_patterns
 from tests.fixtures.pages import ROOT, blocks
 
 BASE = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu.yaml"
@@ -33,9 +34,18 @@ def assert_known(path: Path, overrides: Sequence[str] = (), world_size: int = 1)
     assert [warning for warning in warnings if "unknown" in warning] == []
 
 
-@pytest.mark.parametrize(
-    ("page", "text"), [pytest.param(*block, id=block[0]) for block in blocks("yaml")]
-)
+NAMES = [block for block in blocks("yaml") if block[1].startswith("communication:")]
+CONFIGS = [block for block in blocks("yaml") if block not in NAMES]
+
+
+@pytest.mark.parametrize(("page", "text"), [pytest.param(*block, id=block[0]) for block in NAMES])
+def test_a_table_of_names_is_valid(page: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "names.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert communication_patterns(path)
+
+
+@pytest.mark.parametrize(("page", "text"), [pytest.param(*block, id=block[0]) for block in CONFIGS])
 def test_a_config_is_valid(page: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"_base_: {BASE}\n{text}", encoding="utf-8")

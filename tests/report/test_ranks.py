@@ -80,14 +80,15 @@ def test_a_step_names_its_slowest_rank():
 
 
 def test_one_row_needs_no_spread():
-    table = {"pp": [0], "step_ns": [10.0], "computation_ns": [4.0], "rest_ns": [6.0]}
+    times = {"step_ns": [10.0], "computation_ns": [4.0], "rest_ns": [6.0]}
+    table = {"pp": [0], "num_ranks": [1], "num_steps": [1], **times}
     assert not [line for line in lines(table, ["pp"]) if "median" in line]
     assert "*" not in str(lines(table, ["pp"])[5])
 
 
 def test_a_note_explains_an_unknown_axis():
     times = {"step_ns": 9.0, "computation_ns": 4.0, "rest_ns": 2.0}
-    known = pl.DataFrame({"rank": [0], **times, "exposed_dp_ns": [3.0]})
+    known = pl.DataFrame({"rank": [0], "num_steps": [1], **times, "exposed_dp_ns": [3.0]})
     unknown = known.rename({"exposed_dp_ns": "exposed_?_ns"})
     texts = [render_ranks(table, ["rank"], TableOptions()) for table in (known, unknown)]
     assert ["axis is not known" in text for text in texts] == [False, True]

@@ -156,7 +156,7 @@ def _lost_steps(trace: Trace, launched: Int64, lost: Int64) -> tuple[Int64, int]
 
 
 def _without_overlaps(trace: Trace) -> Trace:
-    """Return the trace with the lengths of `overlapping` device events cut to the next start."""
+    """Return the trace with the lengths of `overlapping` device events cut."""
     events = trace.events
     first = events.height - events["device"].count()
     rows, ends = overlapping(events[first:])
@@ -179,14 +179,14 @@ def overlapping(devices: pl.DataFrame) -> tuple[Int64, Int64]:
     A stream runs its work in order: a kernel may begin before the one ahead of it ends (programmatic
     dependent launch), but does not end first. Events of one launch, a graph, may::
 
-        stream   a.........            a has lost its end: it is cut where b begins
-                    b..  c..
+        stream   a.........            a has lost its end: it is cut where b begins, but not before
+                    b..  c..           an earlier event ends
 
     Args:
         devices: device events; reads category, device, context, stream, parent, start_ns and dur_ns.
 
     Returns:
-        Row of each such event, ascending, and the start of the next event of its stream.
+        Row of each such event, ascending, and the end that it is given.
     """
     start = devices["start_ns"].to_numpy()
     end = start + devices["dur_ns"].to_numpy()
@@ -208,8 +208,10 @@ def overlapping(devices: pl.DataFrame) -> tuple[Int64, Int64]:
         own = own[np.lexsort((end[own], start[own]))]
         least_end = np.minimum.accumulate(end[own][::-1])[::-1]
         is_past = end[own][:-1] > least_end[1:] + _ROUNDING_NS
+        sound = np.where(is_past, start[own[:1]], end[own][:-1])
+        until = np.maximum(start[own[1:]], np.maximum.accumulate(sound))
         rows.append(own[:-1][is_past])
-        ends.append(start[own[1:]][is_past])
+        ends.append(until[is_past])
     row, until = np.concatenate(rows), np.concatenate(ends)
     by_row = np.argsort(row)
     return row[by_row], until[by_row]
