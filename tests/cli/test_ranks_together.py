@@ -47,10 +47,10 @@ def steps(work):
 
 @pytest.fixture
 def run(tmp_path):
-    """Rank 2 works 20 ms longer each step."""
+    """Four hosts with a rank each; rank 2 works 20 ms longer each step."""
     path = claim(tmp_path / "log")
     block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
-    ranks = [{"rank": r, "host": "a", "coordinate": GRID.coordinate(r)} for r in range(4)]
+    ranks = [{"rank": r, "host": f"node{r}", "coordinate": GRID.coordinate(r)} for r in range(4)]
     axes = {"order": GRID.order, "degrees": GRID.degrees}
     write_manifest(path, {"profiler": block, "axes": axes, "ranks": ranks})
     (path / "clocks").mkdir()

@@ -27,7 +27,7 @@ def test_every_picture_of_the_pages_is_taken() -> None:
     shown = {
         Path(picture).name
         for page in pages
-        for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+        for picture in re.findall(r"!\[[^]]*\]\(([^)]+\.png)\)", page.read_text(encoding="utf-8"))
     }
     assert shown == {f"{name}.png" for name in (*screenshots.PICTURES, "visualdl")}
 

@@ -44,8 +44,8 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
         and not name.startswith(("communication_", "slowest_", "median_"))
         and (name in _ALWAYS_SHOWN or table[name].sum() > 0)
     ]
-    numbers = table.columns.index("num_steps")  # behind the ranks' places
-    coordinates = [name for name in table.columns[:numbers] if name not in (*by, "num_ranks")]
+    is_number = [name.startswith("num_") or name.endswith("_ns") for name in table.columns]
+    coordinates = [name for name in table.columns[: is_number.index(True)] if name not in by]
     labels = [*by, *(name for name in coordinates if table[name].n_unique() > 1)]
     maxima = {
         name: table[name].max()
