@@ -173,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         "runs-ahead",
         trust.runs_ahead,
         "trust",
-        {"outlived_ratio": trust.OUTLIVED_MINOR},
+        {"outlived_ratio": trust.LEAST_OUTLIVED},
     ),
     Rule("no-device-events", trust.no_device_events, "trust"),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),

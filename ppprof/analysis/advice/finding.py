@@ -11,8 +11,12 @@ import polars as pl
 
 Fact = Union[str, int, float, None]
 
-SEVERITIES = ("major", "moderate", "minor")
-"""The severities of a finding, the worst first."""
+SEVERITIES = ("major", "moderate", "minor", "note")
+"""The severities of a finding, the worst first. A ``note`` is nothing to mend: it says how to read the
+others."""
+
+SMALL = ("minor", "note")
+"""Severities with which a finding is not named in one line."""
 
 CONFIDENCES = ("sure", "likely", "possible")
 """The confidences of a finding. ``sure``: measured directly. ``likely``: the effect is measured,

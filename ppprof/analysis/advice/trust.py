@@ -23,7 +23,7 @@ OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
 events (Paddle on CPU); the parts of a step, as shares of it, are then right within 10%. Above 50%,
 many short operators look too expensive."""
 
-OUTLIVED_MODERATE, OUTLIVED_MINOR = 0.50, 0.05
+LEAST_OUTLIVED = 0.05
 """Limits of the severities: the time that kernels run after the host has ended their step, as a
 share of a step. Below 5%, times cut by the host's steps are right within that."""
 
@@ -200,21 +200,19 @@ def busy_machine(evidence: Evidence) -> list[Finding]:
 
 
 def runs_ahead(evidence: Evidence) -> list[Finding]:
-    """Report that kernels end after the host has ended the step that launched them."""
+    """Note that kernels end after the host has ended the step that launched them, as they should."""
     outlived_ns = evidence.usual("outlived_ns")
-    if not evidence.step_ns or outlived_ns < OUTLIVED_MINOR * evidence.step_ns:
+    if not evidence.step_ns or outlived_ns < LEAST_OUTLIVED * evidence.step_ns:
         return []
     ratio = outlived_ns / evidence.step_ns
     facts: dict[str, Fact] = {
         "outlived_ns": outlived_ns,
         "step_ns": evidence.step_ns,
         "outlived_ratio": ratio,
-        "remedy": evidence.remedy("Engine"),
     }
-    severity = "moderate" if ratio >= OUTLIVED_MODERATE else "minor"
     ranks = evidence.indicator_means.select("rank", "outlived_ns")
     rows = ranks.sort("outlived_ns", "rank", descending=[True, False])
-    return evidence.warning("runs-ahead", severity, facts, rows)
+    return evidence.warning("runs-ahead", "note", facts, rows)
 
 
 def no_device_events(evidence: Evidence) -> list[Finding]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.advice.finding import SMALL
 from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
@@ -548,7 +549,7 @@ def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
     baseline, the finding is the title. The identity is a list of pairs: a name and a value.
     """
     first = report.findings[0] if report.findings else None
-    is_slow = first is not None and first.severity != "minor"
+    is_slow = first is not None and first.severity not in SMALL
     href = link_of_finding(first, links) if first is not None and is_slow else ""
     finding = (advice.headline(report.findings, words.language, "first_alone"), href)
     changed = None

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.advice.finding import Fact, Finding, Findings
+from ppprof.analysis.advice.finding import SMALL, Fact, Finding, Findings
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES, Counted
@@ -123,7 +123,7 @@ def _source(finding: Finding) -> list[str]:
 def headline(findings: Sequence[Finding], language: str = "en", text: str = "first") -> str:
     """Return one line with the number of findings, and the first finding with its cost.
 
-    If there is no finding, or the first finding has the severity ``minor``, the line reports only
+    Notes do not count. If there is no finding, or the first one is at most ``minor``, the line reports only
     that no finding is above minor. The findings are sorted as `ppprof.analysis.advice.advise`
     returns them. ``text`` ``first_alone`` leaves out the number and the severity.
 
@@ -137,10 +137,11 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     if not findings:
         return str(words["nothing"]) + _largest(findings, words)
     first, row = findings[0], finding_rows(findings[:1], language)[0]
-    if first.severity == "minor":
-        nothing = str(words["nothing_above_minor"]).format(num=len(findings))
-        return nothing + _largest(findings, words)
-    facts = {"num": len(findings), "severity": row.severity_text, "title": row.title}
+    num = sum(finding.severity != "note" for finding in findings)
+    if first.severity in SMALL:
+        nothing = words["nothing_above_minor"].format(num=num) if num else words["nothing"]
+        return str(nothing) + _largest(findings, words)
+    facts = {"num": num, "severity": row.severity_text, "title": row.title}
     if first.cost_ns is None or first.share is None:
         return str(words[text]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
@@ -188,7 +189,7 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
     left = 1.0
     for finding in sorted(findings, key=lambda finding: finding.share is None):
         share = finding.share or 0.0
-        if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
+        if finding.severity not in SMALL and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
             left -= share
             text = _text(catalogue["rules"][finding.rule], "short", finding)
             facts = _facts(finding, words)
