@@ -141,7 +141,7 @@ class FlightRing:
             return 0
         self._ring[_TEXTS + self._text_bytes : _TEXTS + end] = line
         self._text_bytes = end
-        struct.pack_into("<I", self._ring, len(_MAGIC), end)
+        self._replace(len(_MAGIC), struct.pack("<I", end))
         self._texts[key] = len(self._texts)
         return self._texts[key]
 
@@ -180,11 +180,15 @@ class FlightRing:
         """Set the times of an operation, unless its record has been overwritten."""
         if self._next - number <= MOST_OPERATIONS:
             offset = _FIRST + (number % MOST_OPERATIONS) * 64 + _TIMES_AT
-            _TIMES.pack_into(self._ring, offset, returned_ns, waited_ns)
+            self._replace(offset, _TIMES.pack(returned_ns, waited_ns))
 
     def step(self, step: int, now_ns: int) -> None:
         """Note how many steps have ended, and when the last one did."""
-        struct.pack_into("<IQ", self._ring, len(_MAGIC) + 4, step & 0xFFFFFFFF, now_ns)
+        self._replace(len(_MAGIC) + 4, struct.pack("<IQ", step & 0xFFFFFFFF, now_ns))
+
+    def _replace(self, offset: int, packed: bytes) -> None:
+        """Write over what is there; `struct.pack_into` would write zeros first, which a reader may see."""
+        self._ring[offset : offset + len(packed)] = packed
 
 
 def ring_path(rank: int) -> str:
