@@ -48,4 +48,4 @@ def test_the_line_of_python_is_named(printed: dict[str, str]) -> None:
     """With its share of the step; it is line 17 of the script."""
     assert re.search(r"pass in my_train\.py:17, brighter\(\): return paddle", printed["line"])
     table = printed["line"].partition("Python Lines")[2]
-    assert re.search(r"^my_train\.py:17 .* rows = ", table, re.M)
+    assert re.search(r"^my_train\.py:17 .* return paddle", table, re.M)
