@@ -24,8 +24,8 @@ events (Paddle on CPU); the parts of a step, as shares of it, are then right wit
 many short operators look too expensive."""
 
 LEAST_OUTLIVED = 0.05
-"""Limits of the severities: the time that kernels run after the host has ended their step, as a
-share of a step. Below 5%, times cut by the host's steps are right within that."""
+"""Share of a step for which kernels run after the host has ended it. Below it, times that are cut at
+the host's steps are right within 5%."""
 
 DISTURBED_MODERATE = 0.50
 """Share of the processors' time that other processes took from which a disturbance is moderate."""
