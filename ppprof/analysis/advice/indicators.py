@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.advice.own_lines import call_lines, sample_lines
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
@@ -37,7 +37,6 @@ from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
-from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
@@ -349,7 +348,7 @@ class IndicatorBuilder:
         sampled = sampled_steps(self.profile)
         if sampled is None:
             return
-        lines = [None if line is None else line_name(sampled.stacks, line) for line in sampled.line]
+        lines = sample_lines(sampled)
         scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
         samples = sampled.samples.select(
             *("step", "is_step", "time_ns"),
@@ -363,21 +362,17 @@ class IndicatorBuilder:
             samples.filter(~pl.col("is_step") & pl.Series(loads)),
         )
         self.add_names("line", of_steps.select(*named, time_ns="dur_ns"))
-        self.add_names("read", self._reads(sampled))
+        self.add_names("read", self._reads(sampled, lines))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
 
-    def _reads(self, sampled: SampledSteps) -> pl.DataFrame:
+    def _reads(self, sampled: SampledSteps, lines: Sequence[str | None]) -> pl.DataFrame:
         """Return step, name (the line) and time_ns of the stepping threads' reads of tensors."""
         reads = sampled.stacks.reads
         reads = reads[np.isin(reads[:, 0], self.steps["thread"].to_numpy()) & (reads[:, 3] >= 0)]
-        lines = [
-            None if line is None else line_name(sampled.stacks, line)
-            for line in (sampled.line[row] for row in reads[:, 3].tolist())
-        ]
         return pl.DataFrame(
             {
                 "step": nullable(steps_at(self.steps.sort("start_ns"), reads[:, 1])),
-                "name": pl.Series(lines, dtype=pl.String),
+                "name": pl.Series([lines[row] for row in reads[:, 3].tolist()], dtype=pl.String),
                 "time_ns": reads[:, 2],
             }
         ).drop_nulls()
@@ -389,11 +384,7 @@ class IndicatorBuilder:
             operators: row (of ``tree.hosts``), step, time_ns.
         """
         stacks = self.profile.trace.events["callstack"].gather(operators["row"])
-        names = {
-            text: line_name(self.profile.trace.stacks, frame)
-            for text in stacks.drop_nulls().unique().cast(pl.String)
-            if (frame := frame_of_call(text))
-        }
+        names = call_lines(self.profile, stacks)
         line = pl.col("line").replace_strict(names, default=None, return_dtype=pl.String)
         called = operators.with_columns(line=stacks.cast(pl.String))
         return called.select("step", "time_ns", name=line).drop_nulls("name")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.advice.own_lines import sample_lines
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sampled_steps
 
@@ -34,8 +34,9 @@ def held_by_others(profile: Profile, waits_ns: float) -> pl.DataFrame:
             other processes, or is in lines beside the training.
 
     Returns:
-        step, name (the line), reads_ahead (whether a DataLoader calls it) and time_ns: the time adds up to that in which the thread stands still, or
-        to that in which other threads run, if that is shorter. No rows if this is unknown.
+        step, name (the line), reads_ahead (whether a DataLoader calls it) and time_ns. The sum of time_ns
+        is the time in which the thread stands still, or the time in which other threads run, if that
+        is shorter. No rows if this is unknown.
     """
     nothing = pl.DataFrame(
         schema={"step": pl.Int64, "name": pl.String, "reads_ahead": pl.Boolean, "time_ns": pl.Int64}
@@ -52,7 +53,7 @@ def held_by_others(profile: Profile, waits_ns: float) -> pl.DataFrame:
     steps_ns = sampled.step_ns * sampled.num_steps
     still = steps_ns * (1 - (time.ran_ns + time.waited_ns) / time.window_ns)
     still -= waits_ns
-    lines = [None if line is None else line_name(sampled.stacks, line) for line in sampled.line]
+    lines = sample_lines(sampled)
     frames, stacks = sampled.stacks.frames, [*sampled.stacks.stacks, []]
     reads = [any(frames[row].module.startswith(_LOADERS) for row in stack) for stack in stacks]
     others = others.with_columns(

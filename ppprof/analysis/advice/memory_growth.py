@@ -37,13 +37,8 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     kept = changes.filter(is_last & (pl.col("kind") == "Allocate") & (pl.col("bytes") > 0))
     kept = kept.filter(pl.col("event").is_not_null())
     event = kept["event"].cast(pl.Int64)
-    hosts = profile.tree.hosts
-    is_operator = (hosts["category"] == "Operator").to_numpy()
-    above = np.where(is_operator, np.arange(len(is_operator)), profile.tree.enclosing(is_operator))
-    operator = above[event.to_numpy()]
-    outermost = profile.tree.enclosing(is_operator)
-    while len(operator) and (outer := np.where(operator >= 0, outermost[operator], -1)).max() >= 0:
-        operator = np.where(outer >= 0, outer, operator)
+    tree = profile.tree
+    operator = tree.innermost(np.flatnonzero(tree.is_outermost_operator))[event.to_numpy()]
     stacks = events["callstack"]
     names = {row: _name(profile, stacks, row) for row in np.unique(operator).tolist()}
     table = kept.select(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name, line_of_operators
+from ppprof.analysis.advice.own_lines import line_name, line_of_operators, sample_lines
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
@@ -51,10 +51,7 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     columns = events.select("step", "callstack").slice(0, tree.hosts.height)
     is_layer = (tree.hosts["category"] == "Forward").to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
-    outer = hosts.filter(
-        (pl.col("category") == "Operator")
-        & ~pl.Series(tree.below(tree.events.host_rows("Operator")))
-    )
+    outer = hosts.filter(tree.is_outermost_operator)
     dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
     following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
     is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(
@@ -103,11 +100,9 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
     is_layer = (hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
-    is_inner = tree.below(tree.events.host_rows("Operator"))
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     dur = pl.col("end_ns") - pl.col("start_ns")
-    own = hosts.filter((pl.col("category") == "Operator") & ~pl.Series(is_inner))
-    own = own.filter(pl.col("layer") >= 0)
+    own = hosts.filter(tree.is_outermost_operator).filter(pl.col("layer") >= 0)
     sums = own.group_by("layer").agg(
         calls=pl.len().cast(pl.Int64), mean_ns=dur.mean(), operators=pl.col("row")
     )
@@ -157,10 +152,10 @@ def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
     samples = sampled.samples.filter("is_step")
     inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
     found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+    names = sample_lines(sampled)
     instants: dict[str, int] = {}
     for stack, num in found.iter_rows():
-        frame = sampled.line[stack]
-        name = "" if frame is None else line_name(sampled.stacks, frame)
+        name = names[stack] or ""
         instants[name] = instants.get(name, 0) + num
     best = max(instants, key=lambda name: instants[name], default="")
     is_known = instants.get(best, 0) >= max(_LEAST_SAMPLES, _MOSTLY * sum(instants.values()))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name
+from ppprof.analysis.advice.own_lines import call_lines
 from ppprof.analysis.efficiency.operator_formulas import ITEM_BYTES
 from ppprof.analysis.profile.profile import Profile
-from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.operator_inputs import operator_of_gradient
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -45,10 +44,9 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
     )
     time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     hosts = tree.hosts.select(
-        "row", "category", "thread", "start_ns", pl.col("name").cast(pl.String), time_ns=time
+        "row", "thread", "start_ns", pl.col("name").cast(pl.String), time_ns=time
     )
-    is_inner = pl.Series(tree.below(tree.events.host_rows("Operator")))
-    operators = hosts.with_columns(columns).filter((pl.col("category") == "Operator") & ~is_inner)
+    operators = hosts.with_columns(columns).filter(tree.is_outermost_operator)
     texts = operators["dtypes"].drop_nulls().unique().cast(pl.String).to_list()
     widest = {text: dtype for text in texts if (dtype := _widest(text))}
     kind = {name: _function(name) for name in operators["name"].unique().to_list()}
@@ -75,11 +73,7 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
     cast = pl.col("function").shift(1).over("thread") == "cast"
     line = pl.when(cast).then(pl.col("callstack").shift(1).over("thread")).otherwise("callstack")
     begins = pl.col("is_wide") & ~before
-    names = {
-        text: line_name(trace.stacks, frame)
-        for text in forward["callstack"].drop_nulls().unique().cast(pl.String)
-        if (frame := frame_of_call(text))
-    }
+    names = call_lines(profile, forward["callstack"])
     named = line.cast(pl.String).replace_strict(names, default=None, return_dtype=pl.String)
     name = pl.when(begins).then(named.fill_null(pl.col("function")))
     forward = forward.with_columns(begin=name.forward_fill().over("thread")).filter("is_wide")

@@ -303,6 +303,14 @@ class Tree:
         """
         return enclosing(self.events.parent[: self.events.num_hosts], chosen)
 
+    @cached_property
+    def is_outermost_operator(self) -> Bool:
+        """Whether each host event is an Operator that no other Operator contains, shape (hosts,)."""
+        rows = self.events.host_rows("Operator")
+        chosen = np.zeros(len(self.size), bool)
+        chosen[rows] = True
+        return chosen & ~self.below(rows)
+
     def innermost(self, rows: Array) -> Int32:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
 

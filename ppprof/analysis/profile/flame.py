@@ -105,8 +105,7 @@ def _operators(
 ) -> Sequence[str | None]:
     """Return the name of the outermost operator of a thread at each instant; None outside operators."""
     tree = profile.tree
-    is_inner = pl.Series(tree.below(tree.events.host_rows("Operator")))
-    hosts = tree.hosts.filter((pl.col("category") == "Operator") & ~is_inner)
+    hosts = tree.hosts.filter(tree.is_outermost_operator)
     found: list[str | None] = [None] * len(thread)
     for number in np.unique(thread).tolist():
         outer = hosts.filter(pl.col("thread") == number).sort("start_ns")
