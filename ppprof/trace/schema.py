@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array
@@ -228,16 +229,17 @@ def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
     return {kind: count for kind, count in counts if kind not in DEVICE_CATEGORIES}
 
 
-WHOLE = ("start_ns", "dur_ns", "parent")
-"""Columns of `EVENTS` that analyses read as whole arrays."""
+def with_pieces(events: pl.DataFrame, *columns: pl.Series) -> pl.DataFrame:
+    """Return the events with further columns, each cut into the pieces that the others have.
 
-
-def in_whole(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with each of the columns `WHOLE` in one piece.
-
-    An array of a column in several pieces is a copy, each time.
+    Polars copies a whole table, each time, if its columns are cut differently.
     """
-    return events.with_columns(events[name].rechunk() for name in WHOLE)
+    lengths = events["name"].chunk_lengths()
+    starts = np.cumsum([0, *lengths]).tolist()
+    return events.with_columns(
+        pl.concat([column.slice(*piece) for piece in zip(starts, lengths)], rechunk=False)
+        for column in columns
+    )
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:

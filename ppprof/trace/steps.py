@@ -95,8 +95,8 @@ def steps_at(spans: pl.DataFrame, start: Int64) -> Int64:
 
 def last_step_with_allocations(events: pl.DataFrame) -> int | None:
     """Return the step in which capture has ended the recording of allocations; None if it has not."""
-    is_marker = (pl.col("name") == ALLOCATIONS_MARKER) & (pl.col("category") == "UserDefined")
-    step = events.filter(is_marker)["step"].min()
+    is_marker = (events["category"] == "UserDefined") & (events["name"] == ALLOCATIONS_MARKER)
+    step = events["step"].gather(is_marker.arg_true()).min()
     return step if isinstance(step, int) else None
 
 

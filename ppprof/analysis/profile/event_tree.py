@@ -48,6 +48,11 @@ class EventArrays:
         return self.events["start_ns"].to_numpy()
 
     @cached_property
+    def dur_ns(self) -> Int64:
+        """Duration of each event, shape (N,)."""
+        return self.events["dur_ns"].to_numpy()
+
+    @cached_property
     def parent(self) -> Int32:
         """Row of the host event around each event, or of the launch of a device event; -1: none."""
         return filled(self.events["parent"])
@@ -104,7 +109,7 @@ class EventArrays:
 
     def ends(self, rows: Array | slice) -> Int64:
         """Return the end of some events."""
-        end_ns: Int64 = self.start_ns[rows] + self.events["dur_ns"].to_numpy()[rows]
+        end_ns: Int64 = self.start_ns[rows] + self.dur_ns[rows]
         return end_ns
 
     def intervals(self, rows: Array | slice) -> Intervals:

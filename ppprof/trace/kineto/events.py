@@ -66,8 +66,8 @@ from ppprof.trace.schema import (
     Trace,
     conform,
     empty,
-    in_whole,
     nullable,
+    with_pieces,
 )
 from ppprof.trace.steps import single_steps, steps_of
 
@@ -148,7 +148,7 @@ def kineto_trace(
     del hosts, launches, devices
     events = _joined(parts)
     return Trace(
-        events=events.with_columns(step=steps_of(events), forward=forward),
+        events=with_pieces(events, steps_of(events).alias("step"), forward.alias("forward")),
         memory=memory,
         kernels=kernels,
         memsets=empty(MEMSETS),
@@ -190,7 +190,7 @@ def _joined(tables: list[pl.DataFrame]) -> pl.DataFrame:
                     for part, height in zip(values, heights)
                 ]
             ).alias(name)
-    return in_whole(conform(pl.DataFrame(columns), EVENTS)) if columns else empty(EVENTS)
+    return conform(pl.DataFrame(columns), EVENTS) if columns else empty(EVENTS)
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:

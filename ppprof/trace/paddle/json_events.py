@@ -15,7 +15,7 @@ from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
 from ppprof.trace.fastpath.threads import at_once
 from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
 from ppprof.trace.paddle.json_tree import Columns, HostTree, reorder
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
+from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable, with_pieces
 from ppprof.trace.steps import steps_of
 
 _ROWS = ("event", "forward", "parent")
@@ -98,10 +98,11 @@ def paddle_tables(
             _other_events(texts, launch, device),
         ),
     )
-    events = pl.concat([host_events, *others]).with_columns(
-        _series(name, values).alias(_WHOLE[name][0]) for name, values in whole.items()
+    events = with_pieces(
+        pl.concat([host_events, *others]),
+        *(_series(name, values).alias(_WHOLE[name][0]) for name, values in whole.items()),
     )
-    return events.with_columns(step=steps_of(events)), memory_events, kernels, memsets
+    return with_pieces(events, steps_of(events).alias("step")), memory_events, kernels, memsets
 
 
 def _resolve_times(table: Columns, estimator: TimestampEstimator | None) -> None:

@@ -31,7 +31,6 @@ from ppprof.trace.schema import (
     category_name,
     conform,
     empty,
-    in_whole,
     memory_kind_name,
     nullable,
 )
@@ -126,7 +125,7 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
     devices = _on_one_clock(_table(messages.devices), jumps).with_columns(
         pl.col("parent") + first_launch, bytes=num_bytes
     )
-    return jumps, in_whole(pl.concat([hosts, launches, _with_step(devices, step)]))
+    return jumps, pl.concat([hosts, launches, _with_step(devices, step)])
 
 
 def _on_one_clock(events: pl.DataFrame, jumps: list[ClockJump]) -> pl.DataFrame:
