@@ -181,9 +181,10 @@ def look_alikes(
     Returns:
         Name, calls and time in ns.
     """
-    labels = Labels.of(devices["name"])
-    is_alike = pl.Series(labels.where(rule.is_alike), dtype=pl.Boolean)
-    alike = devices.select("name", "dur_ns").filter(is_alike & (devices["category"] == "Kernel"))
+    kernels = devices.select("name", "dur_ns").filter(devices["category"] == "Kernel")
+    alike = kernels.filter(
+        pl.Series(Labels.of(kernels["name"]).where(rule.is_alike), dtype=pl.Boolean)
+    )
     times = (
         alike.group_by("name").agg(pl.len(), pl.col("dur_ns").sum()).sort("dur_ns", descending=True)
     )

@@ -45,13 +45,21 @@ class Labels(NamedTuple):
         Args:
             rule: whether a text does.
         """
-        answers = np.array([*map(rule, self.texts), False], bool)
+        answers = np.zeros(len(self.texts) + 1, bool)  # the last one: for null
+        for number in self._used_numbers():
+            answers[number] = rule(self.texts[number])
         chosen: Bool = answers[self.number]
         return chosen
 
     def used(self) -> list[str]:
         """Return the texts of which there is a row."""
-        return [self.texts[number] for number in np.unique(self.number).tolist() if number >= 0]
+        return [self.texts[number] for number in self._used_numbers()]
+
+    def _used_numbers(self) -> list[int]:
+        is_used = np.zeros(len(self.texts) + 1, bool)
+        is_used[self.number] = True
+        numbers: list[int] = np.flatnonzero(is_used[:-1]).tolist()
+        return numbers
 
     def take(self, rows: Array | slice) -> Labels:
         """Return the labels of some rows: a slice, a mask or row numbers."""

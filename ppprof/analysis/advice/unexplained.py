@@ -118,7 +118,9 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
     containers = hosts.filter("is_container").select(
         "row", "step", begin_ns="start_ns", until_ns="end_ns"
     )
-    children = hosts.filter(pl.col("parent").is_not_null()).sort("parent", "start_ns")
+    children = hosts.select("row", "parent", "start_ns", "end_ns")
+    children = children.join(containers.select(parent="row"), on="parent", how="semi")
+    children = children.sort("parent", "start_ns")
     ends = pl.col("end_ns").cum_max().over("parent")
     inner = children.select(
         row="parent",
@@ -138,9 +140,7 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
         start_ns=pl.coalesce("end_ns", "begin_ns"),
         end_ns="until_ns",
     )
-    gaps = pl.concat(
-        [inner.join(containers.select("row"), on="row", how="semi"), tail], how="vertical_relaxed"
-    )
+    gaps = pl.concat([inner, tail], how="vertical_relaxed")
     return (
         gaps.join(containers, on="row")
         .with_columns(start_ns=pl.coalesce("start_ns", "begin_ns"))
