@@ -454,9 +454,11 @@ class StepsPart(Part):
         return 0
 
     def close(self, ending: Ending) -> None:
-        """Write all steps to disk."""
+        """Write all steps to disk, and the load of the machine into the manifest."""
         self.flush()
         self._processors.close()
+        if self._log is not None:
+            self._log.close()
 
     def rescue(self) -> None:
         """Write all steps to disk, the same as `close`."""
