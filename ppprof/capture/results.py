@@ -158,8 +158,6 @@ class Results(Part):
         elif self.post_processor is not None and self.post_processor.verdict:
             lines.append(self.post_processor.verdict)
         if self.brief and has_windows:
-            if self.summary.has_table:
-                lines.append(f"all steps from the 11th on, on average: {self.summary.verdict()}")
             lines.append(f"all tables: ppprof summary {run}")
         lines.append(f"all ranks, as a page: ppprof report {run}")
         lines.append(f"what to change: ppprof advise {run}")

@@ -208,8 +208,12 @@ def _conclude(
         return
     found = findings_of_window(run, recording, profile.trace)
     if found is not None:
-        lines = [f"rank {recording.rank}, window {recording.window}: {verdict(*found)}"]
-        lines += render_largest(largest_modules(profile)) if profiler.brief else []
+        evidence, findings = found
+        steps, num_steps = evidence.typical_lengths["step"], evidence.step_lengths.height
+        num_slow = num_steps - len(steps)
+        sentence = verdict(evidence.step_ns, findings, num_slow=num_slow, num_steps=num_steps)
+        lines = [f"rank {recording.rank}, window {recording.window}: {sentence}"]
+        lines += render_largest(largest_modules(profile, steps)) if profiler.brief else []
         verdicts.append("\n".join(lines))
 
 

@@ -149,8 +149,8 @@ class _OneRank(Run):
 
 def findings_of_window(
     run: Path, recording: Recording, trace: Trace
-) -> tuple[float, list[Finding]] | None:
-    """Return the typical step time of a window in ns, and what the rules report on it.
+) -> tuple[Evidence, list[Finding]] | None:
+    """Return what the rules read of a window, and what they report on it.
 
     None if the window has no steps: the loop has not called ``step()``.
 
@@ -168,4 +168,4 @@ def findings_of_window(
         return None
     cluster = cluster_of(one_rank, [WindowResult(recording, recording.files[0], {}, analysis)])
     evidence = collect_evidence(one_rank, cluster, {recording.rank: indicators})
-    return evidence.step_ns, findings_of(evidence)
+    return evidence, findings_of(evidence)

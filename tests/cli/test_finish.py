@@ -330,7 +330,7 @@ def test_a_helper_says_what_advise_finds_in_the_window(tmp_path: Path, cli) -> N
     assert costs
     assert re.findall(r"(\d+%) ", finished.verdict) == costs[:3]
     step_ns = next(row["facts"]["step_ns"] for row in findings if "step_ns" in row["facts"])
-    assert finished.verdict.startswith(f"rank 0, window 0: step {step_ns / 1e6:.3g} ms: ")
+    assert finished.verdict.startswith(f"rank 0, window 0: recorded step {step_ns / 1e6:.3g} ms: ")
 
 
 def test_a_window_without_a_verdict_is_finished(

@@ -28,7 +28,7 @@ def number(pattern: str, text: str) -> float:
 
 def test_the_script_waits_for_data(printed: dict[str, str]) -> None:
     assert number(r"^Reader Ratio: ([\d.]+)%", printed["before"]) > 25
-    _, _, parts = printed["profile"].partition("the largest parts of a step")
+    _, _, parts = printed["profile"].partition("the largest parts of this step")
     assert parts.splitlines()[1].startswith("Dataloader ")
 
 

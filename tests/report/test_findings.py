@@ -13,6 +13,7 @@ import pytest
 import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.errors import UsageError
 from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
@@ -225,6 +226,18 @@ def test_shares_in_one_sentence_add_up_to_the_step_at_most():
     ]
     sentence = verdict(1e6, found)
     assert [int(share) for share in re.findall(r"(\d+)% ", sentence)] == [84, 16]
+
+
+def test_one_sentence_says_which_steps_its_numbers_are_of():
+    facts = {"basis": NOT_RECORDED}
+    waiting = Finding("input-bound", "major", 0.2e6, 0.2, "sure", facts, pl.DataFrame())
+    assert verdict(1e6, [waiting]) == (
+        "recorded step 1 ms: 20% waiting for data (outside the window)"
+    )
+    recorded = dataclasses.replace(waiting, facts={"basis": RECORDED})
+    assert verdict(1e6, [recorded], num_slow=2, num_steps=9) == (
+        "recorded step 1 ms, slower ones (2 of 9) left out: 20% waiting for data"
+    )
 
 
 def test_the_source_around_a_place_is_shown_and_escaped(tmp_path):

@@ -484,10 +484,15 @@ LARGEST: dict[str, pl.DataType] = {
 }
 
 
-def largest_modules(profile: Profile) -> pl.DataFrame:
+def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
     """Return the parts of a step that add up to it: modules without the modules below them.
 
     Modules of one class in parents of the same classes are one row: all ``Linear`` of all ``Block``.
+    Modules beside the step, in other threads, are none of its parts.
+
+    Args:
+        profile: the events of a window.
+        steps: the steps of the window that count.
 
     Returns:
         name: the classes from the outermost module on, joined by " > "; ``Backward`` is what no
@@ -497,7 +502,14 @@ def largest_modules(profile: Profile) -> pl.DataFrame:
     """
     if profile.unrecorded_device:
         return pl.DataFrame(schema=LARGEST)
-    table = modules(profile)
+    outermost = pl.col("path").str.split(SEPARATOR).list.first().alias("outermost")
+    nodes, tree = module_nodes(profile), profile.tree
+    is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
+    beside = tree.enclosing(is_step)[nodes["row"].to_numpy()] < 0  # other threads', remote calls
+    table = modules(profile).filter(pl.col("step").is_in(steps.implode())).with_columns(outermost)
+    if is_step.any():
+        others = nodes.filter(beside, ~pl.col("is_step")).select("step", outermost)
+        table = table.join(others, ["step", "outermost"], "anti")
     is_gradient = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}") & pl.col(
         "path"
     ).str.contains(SEPARATOR, literal=True)

@@ -19,7 +19,8 @@ _LEAST_STEP_NS = 2_000_000
 _LEAST_NS = 500_000_000
 """Shortest time between two readings of all processors: 100 ticks of /proc/stat on two."""
 _COST = 1000
-"""Such a reading takes one part of the time in this many: the next one is as late as that needs."""
+"""Such a reading takes one part of the time in this many: the next one is as late as that needs. Its
+processor time counts: on a loaded machine it may wait for a processor, and so be too rare to see the load."""
 _MOST_CHILDREN = 1000
 
 
@@ -52,7 +53,7 @@ class Processors:
             processor_wait_ns, processors_busy_ratio and processors_own_ratio of
             `ppprof.capture.steps.step_log.StepRecord`.
         """
-        now = time.monotonic_ns()
+        now, used_ns = time.monotonic_ns(), time.thread_time_ns()
         if now < self._next_wait_ns:
             return _UNREAD
         self._next_wait_ns = now + _LEAST_STEP_NS
@@ -65,7 +66,7 @@ class Processors:
         if now < self._next_use_ns:
             return wait_ns, None, None
         use = self._use()
-        self._next_use_ns = now + max(_LEAST_NS, _COST * (time.monotonic_ns() - now))
+        self._next_use_ns = now + max(_LEAST_NS, _COST * (time.thread_time_ns() - used_ns))
         return (wait_ns, *use)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import polars as pl
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import SMALL, Fact, Finding, Findings
+from ppprof.analysis.profile.step_basis import NOT_RECORDED
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES, Counted
@@ -171,17 +172,31 @@ def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = 
 _MOST_IN_VERDICT = 3
 
 
-def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -> str:
-    """Return one sentence: the step time, and the findings above minor with their share of the step.
+def verdict(
+    step_ns: float,
+    findings: Sequence[Finding],
+    language: str = "en",
+    num_slow: int = 0,
+    num_steps: int = 0,
+) -> str:
+    """Return one sentence on a window: its step time, and the findings above minor with their share.
 
-    Findings that cost no time come last. Shares in one sentence add up to 100% at most: slow steps,
-    whose share is of another mean, are left out beside larger ones.
+    Findings that cost no time come last. A share of steps outside the window is called that. Shares
+    in one sentence add up to 100% at most: slow steps, whose share is of another mean, are left out
+    beside larger ones.
+
+    Args:
+        step_ns: mean of the window's typical steps.
+        findings: what the rules report.
+        language: ``en`` or ``zh``.
+        num_slow: steps of the window that ``step_ns`` leaves out, of ``num_steps``.
+        num_steps: steps of the window.
 
     Raises:
         UsageError: unknown language.
 
     >>> verdict(58e6, [])
-    'step 58 ms: nothing above minor'
+    'recorded step 58 ms: nothing above minor'
     """
     catalogue = read_catalogue(language)
     words = catalogue["words"]
@@ -197,11 +212,15 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
                 name: facts[name] for name, value in finding.facts.items() if value is not None
             }
             short = _without_unknown(text, known).format_map(facts)
+            if finding.facts.get("basis") == NOT_RECORDED:
+                short = str(words["verdict_other"]).format(part=short, basis=facts["basis"])
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
     shown = ", ".join(parts) or words["verdict_nothing"] + _largest(
         findings, words, "verdict_largest"
     )
-    return str(words["verdict"]).format(step=format_time(step_ns), parts=shown)
+    text = words["verdict_without_slow" if num_slow else "verdict"]
+    step = format_time(step_ns)
+    return str(text).format(step=step, parts=shown, num_slow=num_slow, num_steps=num_steps)
 
 
 def render_findings(

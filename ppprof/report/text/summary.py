@@ -467,8 +467,7 @@ def render_largest(parts: pl.DataFrame) -> list[str]:
         if rest
         else []
     )
-    mean_ns = sum(parts["forward_ns"].to_list()) + sum(parts["backward_ns"].to_list())
-    title = f"the largest parts of a step, {format_time(mean_ns)} on average"
+    title = "the largest parts of this step"
     return PADDLE.aligned((title, "forward", "backward", "share"), rows) if rows else []
 
 

@@ -585,11 +585,14 @@ def test_communication_of_one_rank_may_be_waiting(tmp_path):
     (alone,) = communication_of(run(tmp_path / "alone", [computing(800)]))
     assert alone.facts["transfer_ratio"] is None
     assert verdict(1e6, [alone]) == (
-        "step 1 ms: 20% communication over dp or waiting for other ranks in it"
+        "recorded step 1 ms: 20% communication over dp or waiting for other ranks in it"
     )
     assert "This contains waiting for other ranks" in render_findings([alone])
     (both,) = communication_of(run(tmp_path / "both", [computing(800), computing(800)]))
-    assert verdict(1e6, [both]) == "step 1 ms: 20% communication over dp that no computation hides"
+    assert (
+        verdict(1e6, [both])
+        == "recorded step 1 ms: 20% communication over dp that no computation hides"
+    )
 
 
 def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):

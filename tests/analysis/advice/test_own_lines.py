@@ -155,7 +155,7 @@ def test_the_closing_line_and_the_finding_name_the_line(tmp_path: Path) -> None:
     rules = [finding.rule for finding in findings]
     assert rules[0] == "beside-training"
     assert "unexplained" not in rules
-    assert verdict(1e6, findings) == f"step 1 ms: 55% in {LOG}"
+    assert verdict(1e6, findings) == f"recorded step 1 ms: 55% in {LOG}"
 
 
 def test_shares_of_all_lines_are_at_most_the_step(tmp_path: Path) -> None:

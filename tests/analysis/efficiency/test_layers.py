@@ -13,9 +13,12 @@ from ppprof.analysis.efficiency.efficiency import largest_modules, layers
 from ppprof.analysis.profile.profile import Profile
 from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import render_largest
+from ppprof.run.advise import findings_of_window
 from ppprof.trace import read
 
 RUNS = Path(__file__).parents[2] / "fixtures/runs"
+ON_CPU = sorted(path for path in RUNS.iterdir() if path.name != "two_ranks_on_a_device")
+STEPS = pl.Series([0])
 
 
 NODE = "autograd::engine::evaluate_function: "
@@ -64,7 +67,7 @@ def trace(tmp_path):
 
 def test_modules_of_one_class_are_a_part_of_the_step_and_all_parts_add_up_to_it(trace):
     """The times of modules are without the modules below."""
-    parts = largest_modules(Profile(trace))
+    parts = largest_modules(Profile(trace), STEPS)
     assert parts.select("name", "modules", "forward_ns", "backward_ns").rows() == [
         ("Net > Linear", 2, 6000, 7000),
         ("", 1, 10_000, 0),
@@ -74,17 +77,17 @@ def test_modules_of_one_class_are_a_part_of_the_step_and_all_parts_add_up_to_it(
     ]
     assert parts["ratio"].to_list() == pytest.approx([13 / 40, 10 / 40, 8 / 40, 7 / 40, 2 / 40])
     assert render_largest(parts) == [
-        "the largest parts of a step, 40 us on average  forward  backward  share",
-        "Net > Linear (2)                               6 us     7 us      32.5%",
-        "outside all modules                            10 us    -         25.0%",
-        "Net                                            6 us     2 us      20.0%",
-        "Backward, of no module                         -        7 us      17.5%",
-        "Head                                           2 us     -         5.0%",
+        "the largest parts of this step  forward  backward  share",
+        "Net > Linear (2)                6 us     7 us      32.5%",
+        "outside all modules             10 us    -         25.0%",
+        "Net                             6 us     2 us      20.0%",
+        "Backward, of no module          -        7 us      17.5%",
+        "Head                            2 us     -         5.0%",
     ]
 
 
 def test_what_is_not_shown_is_counted(trace):
-    parts = largest_modules(Profile(trace))
+    parts = largest_modules(Profile(trace), STEPS)
     halves = parts.with_columns(pl.col("ratio") / 2)
     more = halves.vstack(halves)
     assert render_largest(more)[-1].split() == ["5", "more", "parts", "50.0%"]
@@ -101,11 +104,24 @@ def test_layers_have_their_share_of_the_step(trace):
     ]
 
 
+@pytest.mark.parametrize("path", ON_CPU, ids=lambda path: path.name)
+def test_parts_are_of_the_steps_that_the_sentence_above_them_is_about(path):
+    """Slow steps are left out of both, so the parts add up to the step in the sentence."""
+    run = ppprof.open(path)
+    found = findings_of_window(path, run.recordings[0], run.trace(0))
+    assert found is not None
+    evidence, _ = found
+    parts = largest_modules(Profile(run.trace(0)), evidence.typical_lengths["step"])
+    whole_ns = parts["forward_ns"].sum() + parts["backward_ns"].sum()
+    assert whole_ns == pytest.approx(evidence.step_ns, abs=1)
+
+
 @pytest.mark.parametrize("name", ["nothing", "slow_layer", "two_ranks_on_a_device", "remote_calls"])
 def test_shares_of_real_steps_add_up_and_layers_are_sorted_on_request(name):
     trace = ppprof.open(RUNS / name).trace(0)
     profile = Profile(trace)
-    parts = largest_modules(profile)
+    steps = profile.step.drop_nulls().unique()
+    parts = largest_modules(profile, steps)
     assert parts["ratio"].sum() == pytest.approx(1)
     assert parts["ratio"].is_sorted(descending=True)
     in_order, rows = layers(profile), layers(Profile(trace, SummaryOptions("cpu_total")))

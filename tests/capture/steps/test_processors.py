@@ -58,6 +58,27 @@ def test_wait_of_each_step_and_shares_twice_a_second(
     processor_use.close()
 
 
+def test_a_reading_that_waits_for_a_processor_is_not_followed_by_a_long_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loaded machine, a reading of 1 ms of processor time may take 200 ms."""
+    proc = FakeProc(tmp_path, monkeypatch)
+    monkeypatch.setattr(processors.time, "thread_time_ns", lambda: 0)
+    proc.advance(100, 0, "0 0 0 0 0 0 0 0")
+    processor_use = Processors(tmp_path)
+    text = processor_use._text
+
+    def late(path: str | Path) -> str:
+        proc.now_ns += 50_000_000
+        return text(path)
+
+    monkeypatch.setattr(processor_use, "_text", late)
+    for ticks in ("60 0 0 60 0 0 0 0", "120 0 0 120 0 0 0 0"):
+        proc.advance(600, 0, ticks)
+        assert processor_use.step() == (0, 0.5, 0.0)
+    processor_use.close()
+
+
 def test_a_system_that_says_nothing(tmp_path: Path) -> None:
     processor_use = Processors(tmp_path / "missing")
     time.sleep(0.003)
