@@ -488,7 +488,7 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
     """Return the parts of a step that add up to it: modules without the modules below them.
 
     Modules of one class in parents of the same classes are one row: all ``Linear`` of all ``Block``.
-    Modules beside the step, in other threads, are none of its parts.
+    Modules of other threads, beside the step, do not count.
 
     Args:
         profile: the events of a window.
