@@ -57,6 +57,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         HOST: evidence.step_ns,
     }
     kept = []
+    claimed: Mapping[str, float] = {}
     for finding in findings:
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
             kept.append(finding)
@@ -64,7 +65,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         step_ns = finding.cost_ns / finding.share
         pool = next((rules for rules in pools if finding.rule in rules), None)
         left_ns = whole * step_ns if pool is None else min(whole * step_ns, pools[pool])
-        share = min(finding.cost_ns, left_ns) / step_ns
+        cost_ns = finding.cost_ns - claimed.get(str(finding.facts.get("line")), 0.0)
+        share = min(cost_ns, left_ns) / step_ns
         if share < LEAST_RATIO:
             continue
         whole -= share
@@ -74,6 +76,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[WAITING] -= _waited_for_data_ns(evidence, finding.facts)
         if finding.rule == "slow-rank":
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
+            claimed = _of_reason(evidence, finding.facts)
         if share < finding.share:
             severity = severity_of(share)
             finding = dataclasses.replace(
@@ -111,6 +114,14 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
     if own.is_empty() or own[0] is None or least is None:
         return 0.0
     return float(max(0.0, own[0] - least))
+
+
+def _of_reason(evidence: Evidence, facts: Mapping[str, object]) -> Mapping[str, float]:
+    """Return line -> what it takes longer on a slow rank than on its peers, on average over all ranks."""
+    excess_ns = facts.get("reason_ns")
+    if facts.get("reason_kind") != "line" or not isinstance(excess_ns, float):
+        return {}
+    return {str(facts["reason"]): excess_ns / max(1, evidence.rank_means.height)}
 
 
 def _rest_ns(evidence: Evidence, facts: Mapping[str, object], excess_ns: float) -> float:

@@ -30,6 +30,8 @@ from ppprof.trace.event_lines import frame_of_call
 
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
+_MOST_TRAINING = 0.5
+"""So does a line with this share of the training: a loop of which all but some percent is a callback."""
 _ALMOST_ALL = 0.8
 """An inner line is named in place of the line that calls it if it takes at least this share."""
 _LEAST_SAMPLES = 3
@@ -192,7 +194,10 @@ class _LineChooser:
             for length in range(1, len(path) + 1):
                 whole[path[:length]] += weight
                 training[path[:length]] += weight * is_training
-        self._trains = {path for path, weight in training.items() if weight > _TRAINS * whole[path]}
+        most = _MOST_TRAINING * sum(weight for weight, each in zip(self._weights, trains) if each)
+        self._trains = {
+            path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
+        }
 
     def of(self, rows: Int64) -> list[str | None]:
         """Return the name of the line for each of these samples; None for a line that trains, too.

@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.trust import warm_ups
-from ppprof.analysis.advice.waiting import step_waits, waits_again
+from ppprof.analysis.advice.waiting import ALL_OF_IT, step_waits, waits_again
 from ppprof.analysis.profile.step_basis import NOT_RECORDED
 from ppprof.analysis.ranks.step_breakdown import PARTS
 
@@ -35,7 +35,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         steps   10 10 10 10 110 10 10 10 10 110      typical 10, mean 30: a cost of 20 of 30
 
     Warm-ups, and steps that wait for data again and again, are reported by other rules. Steps in which
-    the training says that it pauses are left out.
+    the training says that it pauses are left out, and those that wait for a processor.
     """
     steps, basis = step_waits(evidence), evidence.basis
     if evidence.unrecorded["step"].n_unique() >= MANY_STEPS:
@@ -46,6 +46,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     elif not evidence.all_steps.is_empty():
         steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
         steps = steps.join(_pauses(evidence), "step", "anti")
+    steps = steps.join(_waiting(evidence, steps), "step", "anti")
     typical = without_slow(steps)
     slow = steps.join(typical, ["window", "step"], "anti")
     if slow.is_empty() or waits_again(slow, typical):
@@ -53,7 +54,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     typical_ns, mean_ns = mean_of(typical, "step_ns"), mean_of(steps, "step_ns")
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
-    place = _place(evidence, mean_of(slow, "excess_ns"))
+    place = _place(evidence)
     every = _distance(large) or _distance_of_line(evidence, place)
     facts: dict[str, Fact] = {
         "num_slow": slow.height,
@@ -82,6 +83,15 @@ def _pauses(evidence: Evidence) -> pl.DataFrame:
     """Return the recorded steps in which a rank pauses."""
     names = [own.names for own in evidence.indicators.values()]
     return pl.concat(names).filter(what="pause").select("step").unique()
+
+
+def _waiting(evidence: Evidence, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that are long because their thread waits for a processor, which others use."""
+    wait_ns = pl.col("processor_wait_ns")
+    waits = evidence.step_times.group_by("step").agg(wait_ns.max())
+    excess_ns = pl.col("step_ns") - pl.col("step_ns").median()
+    more_ns = wait_ns - wait_ns.median()
+    return steps.join(waits, "step").filter((excess_ns > 0) & (more_ns >= ALL_OF_IT * excess_ns))
 
 
 def _distance(steps: pl.DataFrame) -> int | None:
@@ -122,15 +132,21 @@ def _longest(times: pl.DataFrame) -> pl.DataFrame:
     return times.group_by("window", "step").agg(pl.col("step_ns", "loading_ns").max()).sort("step")
 
 
-def _place(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:
-    """Return where the recorded slow steps spend their excess: a place, else a part of the step."""
+def _place(evidence: Evidence) -> dict[str, Fact]:
+    """Return where the recorded slow steps spend their excess: a place, else a part of the step.
+
+    Their own excess: that of steps which were not recorded may be larger or smaller.
+    """
     place: dict[str, Fact] = dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "wording"))
     slow = evidence.all_steps
     if not slow.is_empty():
         slow = slow.join(evidence.typical_lengths, ["window", "step"], "anti")
         slow = slow.join(warm_ups(evidence), ["window", "step"], "anti")
+        slow = slow.join(_waiting(evidence, evidence.step_lengths), "step", "anti")
     if slow.is_empty():
         return place
+    lengths = slow.group_by("window", "step").agg(pl.col("step_ns").max())
+    excess_ns = mean_of(lengths, "step_ns") - evidence.step_ns
     lines = _excess(evidence, slow, "beside")
     if lines.height and lines["time_ns"][0] >= excess_ns / 2:
         return {**place, "gap": lines["name"][0], "gap_ns": lines["time_ns"][0], "wording": "line"}

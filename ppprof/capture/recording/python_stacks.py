@@ -74,6 +74,8 @@ _MOST_STACKS = 20_000
 _MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
 _BACKWARDS = frozenset(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))
+_ENDS_STEPS = "ppprof.capture.session"
+"""Module with what ppprof does as a step ends: stacks begin there."""
 _MOST_SOURCE_BYTES = 2 << 20
 """Largest file whose lines are kept."""
 
@@ -321,6 +323,8 @@ class _Sampling:
                     path, is_own = files[code.co_filename]
                     frames.append(Frame(module, path, function_name(code), line, is_own))
                 rows.append(row)
+                if module == _ENDS_STEPS:
+                    break  # the training's line waits for it
             stacks.append(rows)
         is_stepping = samples[:, 0] == self._native_id
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])

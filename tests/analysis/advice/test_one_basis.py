@@ -88,6 +88,33 @@ def test_an_evaluation_every_few_steps_is_found_in_the_steps_of_the_whole_run(tm
     assert slow.share == pytest.approx((mean - 18) / mean)
 
 
+def test_the_place_of_slow_steps_is_that_of_the_recorded_ones(tmp_path: Path):
+    """A slow recorded step pauses for 2 ms; steps that were not recorded are slower by 19 ms."""
+    lines = step_lines(1000 * US, noise=0)
+    for step in (20, 23, 31):
+        lines[step]["batch_cost_ns"] = 20_000 * US
+    lines += [{**lines[0], "step": step, "window": 0} for step in range(40, 49)]
+    made = thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 8, 3000])
+    slow = by_rule(run(tmp_path / "log", [made], step_lines=[lines]))["slow-steps"]
+    assert slow.facts["gap"] == "step, after matmul dygraph"
+    assert slow.facts["gap_ns"] == pytest.approx(2010 * US)
+
+
+@pytest.mark.parametrize(("waited", "is_slow"), [(0.4, True), (0.6, False)])
+def test_steps_that_wait_for_a_processor_are_no_slow_steps(
+    tmp_path: Path, waited: float, is_slow: bool
+):
+    """Three steps take 200 ms more: other processes have the processors for a share of that."""
+    lines = step_lines(18_000 * US, noise=0)
+    for step in (20, 23, 31):
+        more = {"batch_cost_ns": 218_000 * US, "processor_wait_ns": int(waited * 200_000) * US}
+        lines[step] |= more
+    lines = [{"processor_wait_ns": 0, **line} for line in lines]
+    made = thread(lambda at: (op(at, 0, 17_990),), lengths=[18_000] * 6)
+    found = by_rule(run(tmp_path / "log", [made], step_lines=[lines]))
+    assert ("slow-steps" in found) == is_slow
+
+
 def test_workers_that_deliver_together_are_data_loading(tmp_path: Path):
     """Every fourth step waits 3000 us for data: that is usual, and no slow step."""
     waits = [3000 if step % 4 == 0 else 0 for step in range(16)]

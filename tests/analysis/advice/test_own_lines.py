@@ -54,6 +54,12 @@ def test_a_line_that_also_trains_is_not_named(tmp_path: Path) -> None:
     assert lines(tmp_path, training(450), in_lines((1000, FORWARD))) == {}
 
 
+def test_a_loop_that_trains_in_six_percent_of_its_time_is_not_named(tmp_path: Path) -> None:
+    """Line 15 is model.fit(): all training is in it, and a callback that takes the rest."""
+    stacks = in_lines((60, AFTER), (940, DUMPS), every=20)
+    assert lines(tmp_path, training(60), stacks) == {LOG: 6 * 940}
+
+
 def test_few_samples_name_the_gap_but_are_no_time_of_a_line(tmp_path: Path) -> None:
     stacks = in_lines((500, FORWARD), (500, LOGS), every=500)
     kept = dataclasses.replace(stacks, samples=stacks.samples[:6])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ppprof.capture import session
 from ppprof.capture.recording import python_stacks
 from ppprof.capture.recording.python_stacks import StackSampler
 from ppprof.rundir import TraceName
@@ -40,6 +41,10 @@ def wait():
 def work():
     hold_the_lock()
     wait()
+
+
+def call(function):
+    function()
 """
 HOLDS, WAITS = 6, 10
 """Lines of PROGRAM."""
@@ -97,6 +102,15 @@ def test_time_belongs_to_the_line_that_keeps_the_lock_and_to_the_line_that_waits
         # Two samples at each end, and a machine with other work.
         assert times[f"program.py:{line}"] == pytest.approx(expected, rel=0.25, abs=20_000_000)
     assert sum(times.values()) <= 1.01 * sum(truth.values()) + 20_000_000
+
+
+def test_time_in_which_ppprof_ends_a_step_is_no_line_of_the_training(
+    tmp_path: Path, program: ModuleType
+) -> None:
+    scope = {"__name__": session.__name__, "sleep": time.sleep}
+    exec("def step(): sleep(0.1)", scope)  # noqa: S102
+    times = own_times(recorded(tmp_path, lambda: program.call(scope["step"])))
+    assert times[""] >= 50_000_000 > times.get("program.py:19", 0)
 
 
 def test_how_long_each_thread_ran_is_what_its_clock_says(

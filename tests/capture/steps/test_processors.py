@@ -136,3 +136,34 @@ def test_a_process_and_its_child_are_what_the_kernel_accounts_them(
 
 def _seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # the clock of a process's CPU time, to the ns
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs Linux")
+def test_a_thread_that_runs_python_does_not_get_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each step may wait for its switch interval, or for what it computes in C with the lock."""
+    monkeypatch.setattr(processors, "_LEAST_STEP_NS", 0)
+    monkeypatch.setattr(processors, "_LEAST_NS", 1 << 60)
+    processor_use, interval = Processors(), sys.getswitchinterval()
+    processor_use.step()  # opens the file
+    turns, begins, ends = [0], threading.Event(), threading.Event()
+
+    def run() -> None:
+        begins.wait()
+        while not ends.is_set():
+            turns[0] += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    sys.setswitchinterval(5)  # it cannot take the lock from this thread, which has to give it away
+    try:
+        begins.set()
+        waits = []
+        while not turns[0] and len(waits) < 20_000:
+            waits.append(processor_use.step()[0])
+        assert turns == [0]
+    finally:
+        sys.setswitchinterval(interval)
+        ends.set()
+        thread.join()
+        processor_use.close()
+    assert None not in waits
