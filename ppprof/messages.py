@@ -82,9 +82,9 @@ _TEXTS = {
         "{path}：一个文件中有 {ranks}：其中每个进程按一个 rank 读取",
     ),
     "unrelated": (
-        "{paths}: {ranks}, from the order of their names: nothing in these traces says that they are "
-        "of one job, and what compares ranks holds only if they are; compare others with `ppprof diff`",
-        "{paths}：{ranks}，按文件名的顺序编号：这些时间线中没有任何内容说明它们属于同一个作业，"
+        "{paths}: {traces}, in the order of their names: nothing in them says that they are of one "
+        "job, and what compares ranks holds only if they are; compare others with `ppprof diff`",
+        "{paths}：{traces}，按文件名的顺序编号：这些时间线中没有任何内容说明它们属于同一个作业，"
         "只有属于同一个作业时，rank 之间的比较才有意义；其他情况请用 `ppprof diff` 比较",
     ),
     "only_tables": (

@@ -16,7 +16,6 @@ from ppprof.cli.options import (
 from ppprof.cli.output import problem_of_output
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
-from ppprof.units import format_ranges
 
 EXAMPLES = {
     "ppprof merge profiler_log -o all.json.gz": "one timeline of all ranks, for ui.perfetto.dev",
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     log.info(
         "%s: %s, %d events, %d bytes",
         args.output,
-        format_ranges("rank", merged.ranks),
+        run.name_ranks(merged.ranks),
         merged.num_events,
         args.output.stat().st_size,
     )

@@ -162,10 +162,10 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
     from ppprof.report.text.summary import TableOptions
 
     options = TableOptions(args.time_unit, row_limit=args.row_limit, layout=args.layout)
-    ranks = format_ranges("rank", cluster.steps["rank"].unique().to_list())
+    ranks = run.name_ranks(cluster.steps["rank"].unique().to_list())
     steps = _step_ranges(cluster.steps["step"].unique().sort().to_list())
     parts = [
-        f"{options.layout.paint(f'{run.path}: {ranks}, {steps}', 'title')}\n\n",
+        f"{options.layout.paint(f'{run}: {ranks}, {steps}', 'title')}\n\n",
         render_ranks(table, args.by, options),
         _slowest(cluster.steps),
     ]

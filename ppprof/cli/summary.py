@@ -32,7 +32,6 @@ from ppprof.cli.options import (
 from ppprof.cli.output import show
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, PpprofError, UsageError
-from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
     from ppprof.report.text.summary import Row, TableOptions
@@ -296,7 +295,7 @@ class _Source:
                 window,
                 tables.ranks[0].recording.rank,
             )
-        several = format_ranges("rank", (part.recording.rank for part in tables.ranks))
+        several = self.run.name_ranks(part.recording.rank for part in tables.ranks)
         return _Window(
             f"{self.prefix}{several}, {window_title(window, tables.steps)}",
             rows_of(tables.tables),

@@ -60,9 +60,9 @@ def run_html(run: Run) -> str:
     """Return a run as a table: where it is, its ranks, windows, steps and step time."""
     import polars as pl
 
-    from ppprof.units import format_ranges, format_value
+    from ppprof.units import format_value
 
-    facts: dict[str, object] = {"run": run, "ranks": format_ranges("rank", run.ranks)}
+    facts: dict[str, object] = {"run": run, "ranks": run.name_ranks(run.ranks)}
     facts["windows"] = len(run.windows())
     if run.topology is not None:
         degrees = {axis: run.topology.degree(axis) for axis in run.topology.order}

@@ -73,6 +73,11 @@ class BaseRun:
         """The recorded ranks, ascending."""
         return sorted({recording.rank for recording in self.recordings})
 
+    def name_ranks(self, ranks: Iterable[int]) -> str:
+        """Return ranks as text, ``ranks 0-7``; ``traces 0-1`` if nothing says that these are of one job."""
+        is_numbered = any(recording.is_numbered for recording in self.recordings)
+        return format_ranges("trace" if is_numbered else "rank", ranks)
+
     @property
     def expected_ranks(self) -> list[int]:
         """The ranks that the job was configured to record, and the recorded ranks, ascending."""

@@ -69,7 +69,7 @@ def merge_ranks(
             "%s: no clock offset is known for %s; their events keep their machine's clock and may "
             "be misaligned with ranks on other hosts",
             run,
-            format_ranges("rank", unaligned),
+            run.name_ranks(unaligned),
         )
     return Merged(to_path(path), tuple(windows.written), num_events)
 

@@ -107,6 +107,7 @@ def _of_traces(
         paths=[str(path) for path in run.paths],
         window=window,
         windows=run.windows(),
+        is_numbered=any(recording.is_numbered for recording in run.recordings),
         manifest=run.manifest,
         cluster=cluster,
         costs=costs,

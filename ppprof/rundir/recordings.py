@@ -71,6 +71,8 @@ class Recording:
     """The file with the window's tables as data; None if there is no such file."""
     is_in_shared_file: bool = False
     """Whether its files hold several ranks."""
+    is_numbered: bool = False
+    """Whether ``rank`` only numbers its traces: nothing says that they and others are of one job."""
     later: tuple[tuple[Path, ...], ...] = ()
     """Like ``files``, of each later segment of the window, in the order of recording."""
 
@@ -291,10 +293,12 @@ def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
         str(path): path
         for path in sorted(foreign, key=lambda p: (_natural(p.name), _natural(str(p))))
     }
-    for worker, rank in _ranks_of(by_order, first, paths).items():
+    ranks, is_numbered = _ranks_of(by_order, first, paths)
+    for worker, rank in ranks.items():
         path = by_order[worker]
         window = sum(each == rank for each, _ in recordings)
-        recordings[rank, window] = Recording(rank, window, path.name, None, (path,))
+        recording = Recording(rank, window, path.name, None, (path,), is_numbered=is_numbered)
+        recordings[rank, window] = recording
     return [recordings[key] for key in sorted(recordings)]
 
 
@@ -324,8 +328,10 @@ def _given_twice(name: rundir.TraceName, first: Path, second: Path) -> InputErro
     )
 
 
-def _ranks_of(workers: Mapping[str, Path], first: int, paths: Sequence[Path]) -> Mapping[str, int]:
-    """Return the result of `_foreign_ranks`; log where the ranks of several workers come from.
+def _ranks_of(
+    workers: Mapping[str, Path], first: int, paths: Sequence[Path]
+) -> tuple[Mapping[str, int], bool]:
+    """Return the ranks of `_foreign_ranks`, and whether they only number the workers; log their source.
 
     Raises:
         InputError: the workers are not of one job: they differ in its number of ranks, or lie in
@@ -333,7 +339,7 @@ def _ranks_of(workers: Mapping[str, Path], first: int, paths: Sequence[Path]) ->
     """
     ranks, source = _foreign_ranks(workers, first)
     if len(ranks) < 2:
-        return ranks
+        return ranks, False
     given = join_paths(paths)
     sizes = {_in_file(path, b"world_size") for path in workers.values()} - {None}
     if len(sizes) > 1:
@@ -342,17 +348,18 @@ def _ranks_of(workers: Mapping[str, Path], first: int, paths: Sequence[Path]) ->
             f"{given}: traces of different jobs, of {stated} ranks (distributedInfo.world_size); "
             "expected those of one job; compare two with `ppprof diff`"
         )
-    numbers = format_ranges("rank", set(ranks.values()))
+    numbers = set(ranks.values())
     if source != BY_ORDER:
-        _log.info("%s: %s, from %s", given, numbers, source)
+        _log.info("%s: %s, from %s", given, format_ranges("rank", numbers), source)
     elif len(paths) > 1 and not set(paths) & set(workers.values()):
         raise InputError(
             f"{given}: different runs, or nodes of one whose traces do not say their ranks; "
             "expected directories of one run, with distributedInfo.rank or the rank in each name"
         )
     else:
-        _log.warning("%s", Message("unrelated", paths=given, ranks=numbers))
-    return ranks
+        traces = format_ranges("trace", numbers)
+        _log.warning("%s", Message("unrelated", paths=given, traces=traces))
+    return ranks, source == BY_ORDER
 
 
 def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Recording]:
@@ -376,11 +383,13 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     first = max((rank for rank, _ in recordings), default=-1) + 1
     by_order = sorted(foreign, key=_natural)
     newest = {worker: foreign[worker][max(foreign[worker])][0] for worker in by_order}
-    for worker, rank in _ranks_of(newest, first, directories).items():
+    ranks, is_numbered = _ranks_of(newest, first, directories)
+    for worker, rank in ranks.items():
         for time in sorted(foreign[worker], key=_natural):
             window = sum(each == rank for each, _ in recordings)
             traces = tuple(foreign[worker][time])
-            recordings[rank, window] = Recording(rank, window, worker, None, traces)
+            recording = Recording(rank, window, worker, None, traces, is_numbered=is_numbered)
+            recordings[rank, window] = recording
     return [recordings[key] for key in sorted(recordings)]
 
 

@@ -229,8 +229,8 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     assert merge(tmp_path, "-o", out) == 0
     assert processes(out) == ["rank 0 · hosta", "rank 1 · hostb"]
     assert capsys.readouterr().err.splitlines()[:2] == [
-        str(Message("unrelated", paths=tmp_path, ranks="ranks 0-1")),
-        UNKNOWN.format(tmp_path, "rank 1"),
+        str(Message("unrelated", paths=tmp_path, traces="traces 0-1")),
+        UNKNOWN.format(tmp_path, "trace 1"),
     ]
     assert merge(tmp_path, "-o", out, "--force", "--rank", "1") == 0
     assert processes(out) == ["rank 1 · hostb"]

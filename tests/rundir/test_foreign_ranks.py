@@ -13,6 +13,7 @@ import pytest
 import ppprof
 from ppprof.errors import InputError
 from ppprof.rundir.recordings import resolve
+from tests.conftest import Cli
 
 KINETO = Path(__file__).parent.parent / "fixtures/kineto/gpu_ddp.json"
 
@@ -72,7 +73,7 @@ def test_what_contradicts_itself_is_numbered_by_order(
     with caplog.at_level(logging.INFO, "ppprof"):
         assert ranks(tmp_path) == {names[1]: 0, names[0]: 1}
     assert caplog.messages[0].startswith(
-        f"{tmp_path}: ranks 0-1, from the order of their names: nothing in these traces says that"
+        f"{tmp_path}: traces 0-1, in the order of their names: nothing in them says that they are"
     )
     assert caplog.records[0].levelname == "WARNING"
 
@@ -180,3 +181,22 @@ def test_commands_take_several_files(
     monkeypatch.chdir(tmp_path)
     files = [torch_trace(tmp_path / f"{rank}.json", rank) for rank in (1, 0)]
     assert "ranks 0-1, from distributedInfo.rank in the files" in cli(*command, *files).err
+
+
+def test_traces_that_nothing_says_to_be_of_one_job_are_not_called_ranks(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """In the title of tables, in the line on a timeline and on the page."""
+    for name in ("beta", "alpha"):
+        torch_trace(tmp_path / f"{name}.json", None)
+    paths = [tmp_path / "alpha.json", tmp_path / "beta.json"]
+    shown = [cli("ranks", *paths), cli("summary", "--by", "rank", tmp_path)]
+    shown += [cli("merge", *paths, "-o", tmp_path / "out.json")]
+    for each in shown:
+        assert "traces 0-1" in each.out + each.err
+        assert "ranks 0-1" not in each.out + each.err
+    page = tmp_path / "page.html"
+    cli("report", *paths, "-o", page)
+    header = page.read_text("utf-8").partition("</header>")[0]
+    assert "traces 0-1" in header
+    assert "ranks 0-1" not in header

@@ -168,6 +168,8 @@ class ReportData:
     """The number of the window; None for a run without traces."""
     windows: Sequence[int] = ()
     """The numbers of all windows of the run."""
+    is_numbered: bool = False
+    """Whether its ranks only number traces: nothing says that they are of one job."""
     devices: Mapping[int, Device] = field(default_factory=dict)
     """The device of each rank, with its utilization and memory, keyed by rank."""
     phases: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=PHASE_TIMES))

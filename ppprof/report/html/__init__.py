@@ -55,7 +55,7 @@ def render(report: ReportData, language: str = "en") -> str:
         UsageError: unknown language.
     """
     _check_language(language)
-    words = Words.in_language(language)
+    words = Words.in_language(language, ranks_are_traces=report.is_numbered)
     scripts = [_file(name) for name in _SCRIPTS]
     environment = jinja2.Environment(
         autoescape=True,

@@ -26,15 +26,17 @@ class Words:
     texts: Mapping[str, Mapping[str, Any]]
     """The texts, keyed by group, then name. A term (group ``terms``) is a pair: the name and the
     definition of a number or column of the page."""
+    ranks_are_traces: bool = False
+    """Whether ranks only number traces: nothing says that they are of one job."""
     used: set[str] = field(default_factory=set, compare=False)
     """The terms that the page has shown so far: those that `term` was called with."""
 
     @classmethod
-    def in_language(cls, language: str) -> Words:
+    def in_language(cls, language: str, *, ranks_are_traces: bool = False) -> Words:
         """Return the texts of one of `ppprof.messages.LANGUAGES`."""
         source = files("ppprof.report").joinpath("texts").joinpath(f"{language}.yaml")
         _, texts = yaml.safe_load_all(source.read_text("utf-8"))
-        return cls(language, texts)
+        return cls(language, texts, ranks_are_traces)
 
     def __call__(self, key: str, **values: object) -> str:
         """Return the text of a key, with its ``{placeholders}`` replaced by ``values``.
@@ -58,8 +60,8 @@ class Words:
         return self._ranges("step", numbers)
 
     def ranks(self, numbers: Iterable[int]) -> str:
-        """Return ranks as text: ``ranks 0-7``."""
-        return self._ranges("rank", numbers)
+        """Return ranks as text: ``ranks 0-7``, or ``traces 0-7``."""
+        return self._ranges("trace" if self.ranks_are_traces else "rank", numbers)
 
     def _ranges(self, what: str, numbers: Iterable[int]) -> str:
         text = format_ranges(what, numbers)
