@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,23 @@ def test_all_problems_of_a_command_are_reported_at_once(run, cli):
     assert [line.partition(":")[0] for line in err.splitlines()] == words(
         "--by --window --steps --workers --time-unit --time-unit"
     )
+
+
+@pytest.mark.parametrize("keys", [*itertools.permutations(("rank", "step", "host", "dp", "pp"), 2)])
+def test_any_two_keys_give_a_row_for_each_pair_that_there_is(keys, run, cli):
+    pairs = itertools.product(range(4), range(2))
+    of = {
+        "rank": lambda rank, step: rank,
+        "step": lambda rank, step: step,
+        "host": lambda rank, step: f"host-{rank // 2}",
+        "dp": lambda rank, step: rank // 2,
+        "pp": lambda rank, step: rank % 2,
+    }
+    expected = {tuple(str(of[key](*pair)) for key in keys) for pair in pairs}
+    out = cli("ranks", run, "--by", ",".join(keys), "--format", "csv").out
+    rows = [tuple(row[key] for key in keys) for row in csv.DictReader(io.StringIO(out))]
+    assert len(rows) == len(expected) and set(rows) == expected
+    assert cli("ranks", run, "--by", ",".join(keys)).err == ""
 
 
 @pytest.mark.parametrize(
