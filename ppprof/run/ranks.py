@@ -52,6 +52,7 @@ def cluster_of(
 
     parts = by_window(lambda analysis: analysis.breakdown.parts)
     bubbles = with_windows(by_window(lambda analysis: analysis.breakdown.bubbles))
+    slices = with_windows(by_window(lambda analysis: analysis.breakdown.slices))
     queues = with_windows(by_window(lambda analysis: analysis.breakdown.queue))
     collectives = with_windows(by_window(lambda analysis: analysis.collectives)).select(
         *COLLECTIVES
@@ -83,6 +84,7 @@ def cluster_of(
         run.topology,
         queues.join(rows, on=["rank", "window", "step"], how="semi"),
         links,
+        tables_by_rank([slices]),
     )
 
 

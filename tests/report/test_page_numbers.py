@@ -90,7 +90,9 @@ def shown_steps(text: str) -> set[str]:
 def test_parts_of_a_step_add_up(report):
     """Also where only some ranks know a part: they are means over the same ranks and steps."""
     bars = [
-        block for block in key_figures(report, Words.in_language("en")) if isinstance(block, Shares)
+        block
+        for block in key_figures(report, Words.in_language("en"), Links(report))
+        if isinstance(block, Shares)
     ]
     for bar in bars:
         assert sum(share.ratio for share in bar.shares) == pytest.approx(1, abs=0.004)
@@ -98,10 +100,31 @@ def test_parts_of_a_step_add_up(report):
     assert len(bars) == 1
 
 
+def test_a_step_is_drawn_for_each_rank_on_one_axis_of_time(report):
+    """Each part has its time of that step, but for what a slice rounds; the lanes are equally long."""
+    (bar,) = (
+        block
+        for block in key_figures(report, Words.in_language("en"), Links(report))
+        if isinstance(block, Shares)
+    )
+    lengths = {sum(length for _, length in lane.pieces) for lane in bar.lanes}
+    number = int(re.search(r"Step (\d+)", bar.about_lanes).group(1))
+    steps = report.cluster.steps.filter(step=number)
+    assert len(bar.lanes) == steps.height
+    assert max(steps["step_ns"]) <= max(lengths) and len(lengths) == 1
+    for lane, row in zip(bar.lanes, steps.sort("rank").rows(named=True)):
+        drawn = sum(length for part, length in lane.pieces if part == "computation")
+        pieces = sum(part == "computation" for part, _ in lane.pieces)
+        assert lane.label.split(" · ")[0] == str(row["rank"])
+        length_ns = sum(length for part, length in lane.pieces if part)
+        assert length_ns == pytest.approx(row["step_ns"], rel=1e-6)  # clocks drift
+        assert abs(drawn - row["computation_ns"]) <= row["step_ns"] * (pieces + 60) / 240
+
+
 def test_each_step_time_is_named_at_the_top(report):
     """The title, the card and the bar name step times; the first sentence says what each is."""
     words = Words.in_language("en")
-    basis, tiles, bar = key_figures(report, words)
+    basis, tiles, bar = key_figures(report, words, Links(report))
     named = set(re.findall(r"(?:^A step takes|(?<=\.)) ([\d.,]+ \w+):", basis.text))
     card = next(tile.text for tile in tiles.tiles if tile.term == "step_time")
     title = head(report, words, Links(report))["title"][0]

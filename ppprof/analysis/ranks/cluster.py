@@ -90,6 +90,9 @@ class Cluster:
     `ppprof.analysis.ranks.device_queue.QUEUE`. No rows for ranks without device events."""
     links: Mapping[int, float] = field(default_factory=dict)
     """Rank -> bytes per second that its device can send to the devices of its host, if known."""
+    slices: Sequence[pl.DataFrame] = ()
+    """One table per rank, on the rank's own clock: rank, window, then the columns of
+    `ppprof.analysis.ranks.step_breakdown.SLICES`."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:

@@ -86,6 +86,15 @@ a runtime call and does not wait for the device."""
 
 STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
+SLICES = {"step": pl.Int64, "part": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+"""Columns of `Breakdown.slices`."""
+
+_NUM_SLICES = 240
+"""Slices of a step: as many as a picture of it on a page can show."""
+
+_MOST_SLICED = 20
+"""Most steps that are sliced: those in the middle."""
+
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
 
 
@@ -99,6 +108,9 @@ class Breakdown(NamedTuple):
     clock."""
     queue: pl.DataFrame
     """Columns of `ppprof.analysis.ranks.device_queue.QUEUE`; no rows without device events."""
+    slices: pl.DataFrame
+    """Columns of `SLICES`: of some steps, which of `PARTS` is when, on the rank's own clock. A step is
+    cut into equal slices, and each slice belongs to the part with most of its time."""
 
 
 def breakdown(profile: Profile) -> Breakdown:
@@ -132,12 +144,16 @@ def breakdown(profile: Profile) -> Breakdown:
 
     times: list[tuple[str, str | None, Int64]] = [("step", None, end - start)]
     taken = together()
+    edges = _edges(start, end)
+    in_slices: list[tuple[str, Int64]] = []
 
     def take(part: str, axis: str | None, instants: Intervals) -> None:
         nonlocal taken
         before, taken = taken, together(taken, instants)
-        time_ns = covered_within(taken, start, end) - covered_within(before, start, end)
-        times.append((part, axis, time_ns))
+        first, last = np.append(start, edges[:, :-1]), np.append(end, edges[:, 1:])
+        time_ns = covered_within(taken, first, last) - covered_within(before, first, last)
+        times.append((part, axis, time_ns[: len(start)]))
+        in_slices.append((part, time_ns[len(start) :]))
 
     take("computation", None, computation)
     for axis, chosen in is_over.items():
@@ -163,7 +179,12 @@ def breakdown(profile: Profile) -> Breakdown:
     if on_device:
         launching = _launching_intervals(profile)
         times.append(("host_launch", None, covered_within(launching, start, end)))
-    return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
+    return Breakdown(
+        _sum_by_step(steps["step"], times),
+        _clip_to_steps(steps, bubble),
+        queue,
+        _slices(steps["step"], edges, in_slices),
+    )
 
 
 def _breakdown_of_launches(profile: Profile) -> Breakdown:
@@ -174,8 +195,43 @@ def _breakdown_of_launches(profile: Profile) -> Breakdown:
         ("step", None, end - start),
         ("data_loading", None, covered_within(loading, start, end)),
     ]
-    nothing = pl.DataFrame(schema=STRETCHES)
-    return Breakdown(_sum_by_step(steps["step"], times), nothing, pl.DataFrame(schema=QUEUE))
+    nothing = (pl.DataFrame(schema=columns) for columns in (STRETCHES, QUEUE, SLICES))
+    return Breakdown(_sum_by_step(steps["step"], times), *nothing)
+
+
+def _middle(num_steps: int) -> slice:
+    """Return the rows of the steps that are sliced."""
+    first = max(0, num_steps - _MOST_SLICED) // 2
+    return slice(first, first + _MOST_SLICED)
+
+
+def _edges(start: Int64, end: Int64) -> Int64:
+    """Return the edges of the slices of the steps that are sliced, shape (steps, slices + 1)."""
+    chosen = _middle(len(start))
+    first, length = (each[chosen, np.newaxis] for each in (start, end - start))
+    number = np.arange(_NUM_SLICES + 1)
+    whole, rest = length // _NUM_SLICES, length % _NUM_SLICES  # their product fits an int64
+    edges: Int64 = first + whole * number + rest * number // _NUM_SLICES
+    return edges
+
+
+def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64]]) -> pl.DataFrame:
+    """Return `Breakdown.slices`, neighbours of one part joined."""
+    parts = [part for part, _ in in_slices]
+    shape = (len(edges), _NUM_SLICES)
+    largest = np.argmax([time_ns for _, time_ns in in_slices], axis=0).reshape(shape)
+    row, begin = np.nonzero(np.diff(largest, axis=1, prepend=-1))
+    is_last = np.append(row[1:] != row[:-1], True)
+    until = np.where(is_last, _NUM_SLICES, np.append(begin[1:], _NUM_SLICES))
+    return pl.DataFrame(
+        {
+            "step": steps.to_numpy()[_middle(len(steps))][row],
+            "part": pl.Series([parts[each] for each in largest[row, begin]], dtype=pl.String),
+            "start_ns": edges[row, begin],
+            "end_ns": edges[row, until],
+        },
+        SLICES,
+    ).filter(pl.col("start_ns") < pl.col("end_ns"))
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:

@@ -77,7 +77,7 @@ def render(report: ReportData, language: str = "en") -> str:
     return environment.from_string(_file("template.html")).render(
         words=words,
         head=head(report, words, links),
-        figures=key_figures(report, words),
+        figures=key_figures(report, words, links),
         sections=shown,
         left_out=[
             words("page.without_data", section=words(f"sections.{key}"), reason=reason)

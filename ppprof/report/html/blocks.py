@@ -211,12 +211,24 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """One rank's step, drawn as a bar of pieces along the time."""
+
+    label: str
+    href: str
+    pieces: Sequence[tuple[str, int]]
+    """Part and length of each piece, one after the other; part "" before and after the step."""
+
+
+@dataclass(frozen=True)
 class Shares:
-    """The shares of a step as one bar."""
+    """The shares of a step as one bar, and below it one step of some ranks along the time."""
 
     label: str
     """What the bar shows."""
     shares: Sequence[Share]
+    about_lanes: str = ""
+    lanes: Sequence[Lane] = ()
     block: str = "shares"
 
 

@@ -17,6 +17,7 @@ from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.profile.wholeness import NOTES
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
@@ -27,6 +28,7 @@ from ppprof.report.html.blocks import (
     Block,
     Cell,
     Chart,
+    Lane,
     Note,
     Section,
     Share,
@@ -335,9 +337,15 @@ def has_pipeline(report: ReportData) -> bool:
     )
 
 
-def typical_step(report: ReportData) -> int:
-    """Return the typical step: its time, averaged over ranks, is the lower median of all steps."""
-    means = report.cluster.steps.group_by("step").agg(pl.col("step_ns").mean())
+def typical_step(report: ReportData, among: pl.Series | None = None) -> int:
+    """Return the typical step: its time, averaged over ranks, is the lower median of all steps.
+
+    ``among``: of these steps.
+    """
+    steps = report.cluster.steps
+    if among is not None:
+        steps = steps.filter(pl.col("step").is_in(among.implode()))
+    means = steps.group_by("step").agg(pl.col("step_ns").mean())
     ordered = means.sort("step_ns", "step")["step"]
     return int(ordered[(len(ordered) - 1) // 2])
 
@@ -649,7 +657,7 @@ def _recorded(report: ReportData, words: Words) -> str:
     return words("page.window", window=report.window, steps=steps, ranks=ranks)
 
 
-def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
+def key_figures(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
     """Return what a step is on this page, the run's key figures, and the parts of a recorded step.
 
     Figures that are unknown or 0 are left out.
@@ -671,7 +679,7 @@ def key_figures(report: ReportData, words: Words) -> Sequence[Block]:
             detail = f"{value / step_time - 1:+.1%}"
         tiles.append(Tile(metric, text, detail))
     basis = [Note(_basis(report, words, step_time))] if isinstance(step_time, float) else []
-    return [*basis, Tiles(tiles), *_step_parts(report, words)]
+    return [*basis, Tiles(tiles), *_step_parts(report, words, links)]
 
 
 def _basis(report: ReportData, words: Words, step_time: float) -> str:
@@ -698,7 +706,11 @@ def _mean_recorded(report: ReportData) -> float | None:
     return float(mean) if isinstance(mean, (int, float)) else None
 
 
-def _step_parts(report: ReportData, words: Words) -> list[Block]:
+_MOST_LANES = 16
+_PART_TERMS = {"exposed": "exposed_communication"}
+
+
+def _step_parts(report: ReportData, words: Words, links: Links) -> list[Block]:
     """Return the bar with the parts of a recorded step, which add up to it; empty if unknown."""
     steps = report.costs.steps.filter(pl.col("rest_ns").is_not_null())
     step_ns = _mean_recorded(report)
@@ -709,4 +721,49 @@ def _step_parts(report: ReportData, words: Words) -> list[Block]:
         time_ns = float(steps[part].sum()) / steps.height
         if format_ratio(time_ns / step_ns) != "0.0%":
             shares.append(Share(metric_of(part), format_time(time_ns), time_ns / step_ns))
-    return [Shares(words("about.parts", step=format_time(step_ns)), shares)]
+    label = words("about.parts", step=format_time(step_ns))
+    return [Shares(label, shares, *_one_step(report, words, links))]
+
+
+def _one_step(report: ReportData, words: Words, links: Links) -> tuple[str, Sequence[Lane]]:
+    """Return the typical step of each rank along the time, and a sentence on it.
+
+    Of many ranks, the slow ones and some others. All have one axis of time if their clocks are known;
+    else each begins at its own start.
+    """
+    slices = {table["rank"][0]: table for table in report.cluster.slices if table.height}
+    if not slices:
+        return "", ()
+    sliced = pl.concat([table.select("step") for table in slices.values()])["step"].unique()
+    step = typical_step(report, sliced)
+    slow = report.cluster.slow_ranks.filter("is_slow")["rank"].to_list()
+    others = [rank for rank in slices if rank not in slow]
+    spread = max(1, -(-len(others) // max(1, _MOST_LANES - len(slow))))
+    ranks = sorted([*slow, *others[::spread]][:_MOST_LANES])
+    clocks = report.cluster.clocks
+    tables = {
+        rank: to_reference_clock(slices[rank].filter(step=step), clocks)
+        for rank in ranks
+        if rank in slices
+    }
+    tables = {rank: table for rank, table in tables.items() if table.height}
+    begins = {rank: int(table["start_ns"][0]) for rank, table in tables.items()}
+    is_aligned = clocks.keys() >= tables.keys()
+    if is_aligned:
+        begins = dict.fromkeys(begins, min(begins.values()))
+    lengths = [int(table["end_ns"][-1]) - begins[rank] for rank, table in tables.items()]
+    lanes = []
+    for rank, table in tables.items():
+        begin, end = int(table["start_ns"][0]) - begins[rank], int(table["end_ns"][-1])
+        pieces = [
+            (_PART_TERMS.get(part, part), end_ns - start_ns)
+            for part, start_ns, end_ns in table.select("part", "start_ns", "end_ns").iter_rows()
+        ]
+        tail = max(lengths) - (end - begins[rank])
+        href = _step_of(report, rank, links)
+        lanes.append(Lane(label(report, rank), href, [("", begin), *pieces, ("", tail)]))
+    about = "one_step" if is_aligned or len(lanes) == 1 else "one_step_unaligned"
+    of_all = words("about.lanes_of", shown=len(lanes), num=len(report.ranks))
+    left_out = of_all if len(lanes) < len(report.ranks) else ""
+    time = format_time(max(lengths, default=0))
+    return words(f"about.{about}", step=step, time=time) + left_out, lanes

@@ -115,6 +115,29 @@ def test_parts_are_disjoint_and_add_up(tmp_path):
     }
 
 
+def test_slices_say_which_part_is_when(tmp_path):
+    """A tick is a slice in step 0; in step 1 a slice is two ticks, and the first of them is shared."""
+    threads = drawn(
+        f"""
+        step     {"0" * 240}{"1" * 480}
+        data     {"_" * 10}{"d" * 30}{"_" * 200}{"_" * 480}
+        op       {"_" * 40}{"o" * 90}{"_" * 110}{"o" * 301}{"_" * 179}
+        dp       {"_" * 130}{"a" * 60}{"_" * 50}{"_" * 480}
+        """
+    )
+    slices = breakdown(Profile(read(write(tmp_path / "a.pb", *threads)))).slices
+    origin_ns = slices["start_ns"][0]
+    assert slices.with_columns(pl.col("start_ns", "end_ns") - origin_ns).rows() == [
+        (0, "rest", 0, 10),
+        (0, "data_loading", 10, 40),
+        (0, "computation", 40, 130),
+        (0, "exposed", 130, 190),
+        (0, "rest", 190, 240),
+        (1, "computation", 240, 542),
+        (1, "rest", 542, 720),
+    ]
+
+
 def test_a_stage_waits_between_its_passes_and_where_all_meet_after_them(tmp_path):
     """Between passes: a receive before the first, data and dp in the first gap, an idle last one."""
     threads = drawn(
@@ -624,3 +647,16 @@ def test_parts_of_random_traces_add_up(threads, tmp_path):
     parts = rows.filter(pl.col("part").is_in(PARTS))
     assert parts["time_ns"].min() >= 0
     assert parts.group_by("step", maintain_order=True).agg(pl.sum("time_ns")).equals(whole)
+
+
+@given(rows=drawings())
+def test_slices_fill_their_step(rows, tmp_path):
+    text = "\n".join(f"{label} {row}" for label, row in rows.items())
+    slices = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn(text))))).slices
+    ticks = rows["step"]
+    for number in set(ticks) - {"_"}:
+        own = slices.filter(step=int(number))
+        start, end = own["start_ns"], own["end_ns"]
+        assert end[-1] - start[0] == ticks.count(number)
+        assert start[1:].to_list() == end[:-1].to_list()
+        assert (end > start).all()
