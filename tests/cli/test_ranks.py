@@ -177,7 +177,8 @@ def test_any_two_keys_give_a_row_for_each_pair_that_there_is(keys, run, cli):
     expected = {tuple(str(of[key](*pair)) for key in keys) for pair in pairs}
     out = cli("ranks", run, "--by", ",".join(keys), "--format", "csv").out
     rows = [tuple(row[key] for key in keys) for row in csv.DictReader(io.StringIO(out))]
-    assert len(rows) == len(expected) and set(rows) == expected
+    assert len(rows) == len(expected)
+    assert set(rows) == expected
     assert cli("ranks", run, "--by", ",".join(keys)).err == ""
 
 

@@ -111,7 +111,8 @@ def test_a_step_is_drawn_for_each_rank_on_one_axis_of_time(report):
     number = int(re.search(r"Step (\d+)", bar.about_lanes).group(1))
     steps = report.cluster.steps.filter(step=number)
     assert len(bar.lanes) == steps.height
-    assert max(steps["step_ns"]) <= max(lengths) and len(lengths) == 1
+    assert max(steps["step_ns"]) <= max(lengths)
+    assert len(lengths) == 1
     for lane, row in zip(bar.lanes, steps.sort("rank").rows(named=True)):
         drawn = sum(length for part, length in lane.pieces if part == "computation")
         pieces = sum(part == "computation" for part, _ in lane.pieces)
