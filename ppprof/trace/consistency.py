@@ -24,6 +24,9 @@ UNSOUND = "times out of range"
 UNTIMED = "device events without a time"
 """Key of ``skipped``: device events whose time was lost, as `untimed` recognizes them."""
 
+_SHORT_NS = 2_000
+"""Most length of a kernel of whose kind others may be rounded to 0 us."""
+
 _FAR_NS = 10_000_000_000
 """A device event this far outside the time of the host, and its length again, has no usable time. A
 device that the host has filled with work works on for less."""
@@ -92,8 +95,7 @@ def untimed(events: pl.DataFrame) -> Bool:
         lost   k (at 0)     k (length 0 or negative, or out of range)
 
     Device events that are as many, and are far from the host at different times, are kept: their
-    clock is another one. Copies and memsets of length 0 are kept, too: torch has rounded times to
-    microseconds until 2.3.
+    clock is another one. Rounded lengths are kept, too: `_short`.
 
     Args:
         events: host events and launches, then device events.
@@ -101,9 +103,10 @@ def untimed(events: pl.DataFrame) -> Bool:
     num_devices = events["device"].count()
     first = events.height - num_devices
     start, dur = (events[name].to_numpy()[first:] for name in ("start_ns", "dur_ns"))
-    is_copy = events["category"].slice(first).is_in(COPIES).fill_null(value=False).to_numpy()
-    is_lost: Bool = (dur < 0) | (dur >= ENDLESS_NS) | ((dur == 0) & ~is_copy)
+    is_lost: Bool = (dur < 0) | (dur >= ENDLESS_NS)
     is_lost |= (start < -ENDLESS_NS) | (start >= ENDLESS_NS)
+    if (dur == 0).any():
+        is_lost |= (dur == 0) & ~_short(events[first:], is_lost)
     if not first or not num_devices:
         return is_lost
     of_host = events["start_ns"].to_numpy()[:first]
@@ -115,6 +118,26 @@ def untimed(events: pl.DataFrame) -> Bool:
     starts = start[is_far & ~is_lost]
     is_own_clock = 2 * len(starts) > num_devices and len(np.unique(starts)) > 1
     return is_lost if is_own_clock else is_lost | is_far
+
+
+def _short(devices: pl.DataFrame, is_lost: Bool) -> Bool:
+    """Return which device events may have a length of 0, shape (device events,).
+
+    Torch has rounded times to microseconds until 2.3. In a file of whole microseconds, a kernel is short if
+    the shortest kernel of its name with a length is; of names without lengths, if the file has more short
+    kernels than lengths of 0. Copies and memsets may be short in any file.
+
+    Args:
+        devices: reads category, name and dur_ns.
+        is_lost: the events whose time is lost anyway.
+    """
+    length = pl.col("dur_ns").filter(pl.col("dur_ns") > 0)
+    of_name = length.min().over("name") <= _SHORT_NS
+    of_file = (length <= _SHORT_NS).sum() > (pl.col("dur_ns") == 0).sum()
+    is_whole = (pl.col("dur_ns").filter(~pl.Series(is_lost)) % 1_000 == 0).all()
+    is_copy = pl.col("category").is_in(COPIES).fill_null(value=False)
+    may_be = is_copy | (is_whole & of_name.fill_null(of_file))
+    return devices.select(may_be).to_series().to_numpy()
 
 
 def _are_between(values: pl.Series, first: int, end: int) -> bool:

@@ -4,7 +4,7 @@ Kineto writes a flat list of events. Here they become the tree of a Paddle trace
 
     Kineto                                        category
     ProfilerStep#N                                ProfileStep, named ProfileStep#N
-    enumerate(DataLoader)#...                     Dataloader
+    enumerate(DataLoader)#...                     Dataloader (before torch 1.10: cat Operator)
     python_function "nn.Module: Linear_0"         Forward, named Linear as in Paddle
     DistributedDataParallel.forward               Forward, where no module was recorded
     Optimizer.step#...                            Optimization

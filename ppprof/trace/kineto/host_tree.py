@@ -69,9 +69,11 @@ def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
         "ProfileStep": name.str.starts_with(STEP),
         "Forward": is_module | (name == DDP) & (not has_modules),
         "Communication": name.str.contains(TORCH_SPANS),
-        "Operator": cat.cast(pl.String).is_in(list(OPERATORS)),
+        # Before torch 1.10, these marks have the category of operators.
         "Optimization": name.str.starts_with("Optimizer.step#"),
         "Dataloader": name.str.starts_with("enumerate(DataLoader)#"),
+        "Operator": cat.cast(pl.String).is_in(list(OPERATORS))
+        & ~name.str.starts_with("Optimizer.zero_grad#"),
         "PythonUserDefined": pl.lit(True),
     }
     category = pl.coalesce(pl.when(rule).then(pl.lit(kind)) for kind, rule in rules.items())

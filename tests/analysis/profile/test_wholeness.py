@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tests.fixtures.torch_traces import BASE_US, TorchTrace, training, write_eve
 
 NUM_STEPS, NUM_KERNELS, STEP_US, KERNEL_US = 5, 8, 10_000, 900
 LARGEST = 2**63 - 1
+GEMM = "ampere_sgemm_128x64_tn"
 
 UNTIMED = {
     "both zero": {"ts": 0, "dur": 0},
@@ -104,6 +106,29 @@ def test_thirty_steps_without_device_events(tmp_path):
     ]
     steps = ppprof.open(path).breakdown()
     assert steps["step_ns"].null_count() == steps.height == 32
+
+
+@pytest.mark.parametrize("fraction", [0, 0.25])
+@pytest.mark.parametrize("own_name", [False, True])
+def test_a_length_of_0_is_a_short_kernel_in_files_of_whole_microseconds(
+    fraction, own_name, tmp_path
+):
+    """As in the samples of torch's TensorBoard plugin: 636 of 8,772 kernels take less than 1 us."""
+    trace = training()
+    fill, least = "fill_kernel", 1 + fraction
+    for number, kernel in enumerate(trace.kernels()[::2]):
+        is_zero = number % 4 == 0
+        kernel.update(name="zero_kernel" if is_zero and own_name else fill, dur=least)
+        if is_zero:
+            kernel["dur"] = 0
+    _, said = advised(write_events(tmp_path / "a.json", trace.events))
+    if fraction:
+        assert "5 of 40 launches" in said["unusable"]
+    else:
+        assert said == {}
+        kernels = ppprof.open(tmp_path / "a.json").summary("kernel").filter(pl.col("name") != GEMM)
+        assert int(kernels["calls"].sum()) == 20
+        assert int(kernels["gpu_total_ns"].sum()) == 15 * 1_000
 
 
 def test_an_intact_recording_has_nothing_to_say(tmp_path):

@@ -584,6 +584,19 @@ def test_categories_of_annotations() -> None:
     assert trace.events["step"].to_list() == [12] * 7
 
 
+def test_marks_of_old_files_are_no_operators() -> None:
+    """Torch 1.8 and 1.9 write every span of the host as "Operator"."""
+    names = {
+        "ProfilerStep#3": "ProfileStep",
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": "Dataloader",
+        "Optimizer.zero_grad#SGD.zero_grad": "PythonUserDefined",
+        "aten::conv2d": "Operator",
+        "Optimizer.step#SGD.step": "Optimization",
+    }
+    spans = [_x(name, 10 * at, 9, MAIN, "Operator") for at, name in enumerate(names)]
+    assert _trace(*spans).events["category"].to_list() == list(names.values())
+
+
 def test_modules_take_the_place_of_the_annotation_and_frames_are_left_out() -> None:
     trace = _trace(
         _x("nn.Module: DistributedDataParallel_0", 0, 50, cat="python_function"),
