@@ -100,13 +100,16 @@ MOST_CHARACTERS = 80
 def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     """Return a name of at most ``limit`` characters, without the parts of C++ that say little.
 
-    A name that fits is unchanged. A line of source loses its end. From any other longer name go its mangling, return type, template arguments
-    and parameters, and if that is not enough, its middle.
+    A name that fits is unchanged. A line of source loses its end. Any other longer name loses its mangling,
+    return type, parameters, and the namespaces of template arguments; then the last of these
+    arguments, as far as need be, and at last its middle.
 
-    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::F<float>>(int)", 60)
-    'at::native::vectorized_elementwise_kernel'
-    >>> short_name("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_10MeanOpsEEEEvT1_", 40)
-    'at::native::reduce_kernel'
+    >>> short_name("void at::native::elementwise_kernel<4, at::native::Fill<float>>(int)", 60)
+    'at::native::elementwise_kernel<4, Fill<float>>'
+    >>> short_name("void at::native::elementwise_kernel<4, at::native::Fill<float>>(int)", 43)
+    'at::native::elementwise_kernel<4, Fill<flo…'
+    >>> short_name("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_7MeanOpsEEEEvT1_", 50)
+    'at::native::reduce_kernel<ReduceOp, MeanOps>'
     >>> short_name("train.py:7, log(): file.write(json.dumps(weights))", 30)
     'train.py:7, log(): file.write…'
     >>> short_name("a" * 20 + "b" * 20, 11)
@@ -116,9 +119,12 @@ def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
         return name
     if _SOURCE_LINE.search(name):
         return f"{name[: limit - 1]}…"
-    plain = _without_templates(_demangled(name).replace("(anonymous namespace)::", ""))
-    plain = _RETURN_TYPE.sub("", _PARAMETERS.sub("", plain)) or name
-    return _without_middle(plain, limit)
+    plain, arguments = _plain(name)
+    text = f"{plain}{arguments}"
+    if len(text) <= limit:
+        return text
+    has_room = limit - len(plain) > limit // 6
+    return f"{text[: limit - 1]}…" if has_room else _without_middle(plain, limit)
 
 
 def short_names(names: Iterable[str], limit: int = MOST_CHARACTERS) -> dict[str, str]:
@@ -132,18 +138,21 @@ def distinct(names: Iterable[str], limit: int, shorten: Callable[[str], str]) ->
     >>> long = "void k<" + 99 * "x" + ", {}<float> >(int)"
     >>> names = (long.format("Add"), long.format("Mul"), "relu")
     >>> list(distinct(names, 30, lambda name: name[:6]).values())
-    ['void k<xxx…xxx, Add<float> >(…', 'void k<xxx…xxx, Mul<float> >(…', 'relu']
+    ['k<xxxxxxxx…xxx, Add<float> >', 'k<xxxxxxxx…xxx, Mul<float> >', 'relu']
     """
     short = {name: shorten(name) for name in names}
     groups: dict[str, list[str]] = {}
     for name, text in short.items():
         groups.setdefault(text, []).append(name)
     for same in groups.values():
+        if len(same) < 2:
+            continue
+        texts = ["".join(_plain(name)) for name in same]
+        texts = texts if len({*texts}) == len(same) else same
         # The first and the last in order differ first.
-        pairs = zip(min(same), max(same))
+        pairs = zip(min(texts), max(texts))
         begin = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) - limit // 6
-        for name in same if len(same) > 1 else ():
-            short[name] = _from(name, begin, limit)
+        short.update((name, _from(text, begin, limit)) for name, text in zip(same, texts))
     return short
 
 
@@ -160,36 +169,58 @@ def _without_middle(name: str, limit: int) -> str:
 
 
 _SOURCE_LINE = re.compile(r"\.py:\d+")
-_PARAMETERS = re.compile(r"(?<=\w)\(.*\)(?: \[clone[^]]*\])?\Z", re.DOTALL)
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|::operator\(\)")
 _RETURN_TYPE = re.compile(r"\A(?:void|std::enable_if\S*) ")
+_PARAMETERS = re.compile(r"(?<=[\w>})])\([^()]*\)(?: const)?(?: \[clone[^]]*\])?| \(\*\)")
+_NAMESPACES = re.compile(r"(?<!\w)(?:\w+::)+(?=\w)")
 _MANGLED = re.compile(r"\A_ZN?K?((?:\d+\w+)+)")
+_PART = re.compile(r"(?P<length>[1-9]\d{0,3})|L\w\d+E|[ST]\d*_|.")
+"""A part of mangled template arguments: the length of a name, a literal, a substitution, a letter."""
+
+
+def _plain(name: str) -> tuple[str, str]:
+    """Return a C++ name without return type and parameters, and its template arguments."""
+    text, num_cut = _RETURN_TYPE.sub("", _ANONYMOUS.sub("", _demangled(name))), 1
+    while num_cut:
+        text, num_cut = _PARAMETERS.subn("", text)
+    plain, arguments = _templates(text)
+    return plain or name, _NAMESPACES.sub("", arguments)
 
 
 def _demangled(name: str) -> str:
-    """Return the qualified name in a mangled C++ name, without its arguments; others unchanged."""
+    """Return the qualified name in a mangled C++ name, and names in its arguments; others unchanged."""
     if not (mangled := _MANGLED.match(name)):
         return name
-    rest, parts = mangled[1], []
-    while digits := re.match(r"[1-9]\d{0,3}", rest):
-        length = int(digits[0])
-        parts.append(rest[digits.end() : digits.end() + length])
-        rest = rest[digits.end() + length :]
-    return "::".join(part for part in parts if "_GLOBAL__N" not in part) or name
+    rest, own, arguments = mangled[1], [], []
+    parts = own
+    while rest:
+        part = _PART.match(rest)
+        assert part
+        end = part.end()
+        if part["length"]:
+            end += int(part["length"])
+            parts.append(rest[part.end() : end])
+        elif rest[0] != "E":
+            parts = arguments
+        rest = rest[end:]
+    inner = dict.fromkeys(part for part in arguments if "_GLOBAL__N" not in part)
+    head = "::".join(part for part in own if "_GLOBAL__N" not in part) or name
+    return f"{head}<{', '.join(inner)}>" if inner else head
 
 
-def _without_templates(name: str) -> str:
-    """Return a name without what is between angle brackets; unchanged if these do not match."""
-    kept, depth = [], 0
-    for character, before in zip(name, " " + name):
+def _templates(name: str) -> tuple[str, str]:
+    """Return a name without its last outer angle brackets, and these; ``(name, "")`` if they do not match."""
+    depth, begin, end = 0, 0, 0
+    for at, (character, before) in enumerate(zip(name, " " + name)):
         if character == ">" and before != "-":
             depth -= 1
+            end = at + 1
         elif character == "<":
+            begin = begin if depth else at
             depth += 1
-        elif depth == 0:
-            kept.append(character)
         if depth < 0:
-            return name
-    return "".join(kept) if depth == 0 else name
+            return name, ""
+    return (name[:begin] + name[end:], name[begin:end]) if depth == 0 else (name, "")
 
 
 def format_ranges(what: str, numbers: Iterable[int]) -> str:

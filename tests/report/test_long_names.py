@@ -6,8 +6,11 @@ import json
 from html import escape
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ppprof
+from ppprof.units import short_name
 from tests.fixtures.torch_traces import TorchTrace, training, write_events
 
 PARAMETERS = "(" + "int, " * 60 + "int)"
@@ -17,7 +20,7 @@ ADD, MUL = (
     for functor, size in (("CUDAFunctor_add", 2), ("MulFunctor", 3))
 )
 PRODUCT = f"void cutlass::Kernel2<{'cutlass_80_tensorop_bf16_s16816gemm_relu, ' * 10}X>(Params)"
-MANGLED = f"_ZN2at6native13reduce_kernelILi512ELi1E{'NS0_8ReduceOpIfNS0_10MeanOpsEE' * 20}EEvT1_"
+MANGLED = f"_ZN2at6native13reduce_kernelILi512ELi1E{'NS0_8ReduceOpIfNS0_7MeanOpsEE' * 20}EEvT1_"
 NAMES = (ADD, MUL, PRODUCT, MANGLED)
 
 
@@ -43,7 +46,24 @@ def test_tables_are_narrow_and_their_rows_distinct(paths, cli):
         assert max(map(len, lines)) < 200, command
         named = [line for line in lines if "at::native::" in line or "cutlass::" in line]
         assert len(set(named)) == 4, command
-        assert any("at::native::reduce_kernel" in line for line in named)
+        for telling in ("CUDAFunctor_add", "MulFunctor", "gemm_relu", "reduce_kernel<ReduceOp"):
+            assert any(telling in line for line in named), (telling, command)
+
+
+ARGUMENTS = st.recursive(
+    st.sampled_from(["4", "float", "at::native::AddFunctor", "(T)0", "f(int)::{lambda()#1}"]),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda all_: f"k<{', '.join(all_)} >"),
+    max_leaves=12,
+)
+
+
+@given(ARGUMENTS, st.integers(30, 90), st.integers(0, 40))
+def test_a_short_name_fits_and_says_what_tells_kernels_apart(argument, limit, num_parameters):
+    parameters = f"({', '.join(['int (*)(long)'] * num_parameters)})"
+    name = f"void cutlass::Kernel2<cutlass_80_gemm, {argument}, a->b>{parameters} [clone .kd]"
+    short = short_name(name, limit)
+    assert len(short) <= max(limit, 1)
+    assert short == name or short.startswith("cutlass::Kernel2<cutlass_80_g")
 
 
 def test_data_holds_the_whole_names(paths, cli):
@@ -58,7 +78,7 @@ def test_the_page_shows_the_whole_name_on_hover(paths, tmp_path):
     ppprof.write_report(ppprof.open(paths[0]), page)
     text = page.read_text()
     assert f'title="{escape(MANGLED)}"' in text
-    assert ">at::native::reduce_kernel</a>" in text
+    assert f">{escape('at::native::reduce_kernel<ReduceOp, MeanOps>')}</a>" in text
     assert f">{escape(MANGLED)}<" not in text
 
 

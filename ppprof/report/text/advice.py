@@ -22,7 +22,7 @@ from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES, Counted
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.units import format_ratio, format_time, format_value, short_name
+from ppprof.units import format_ratio, format_time, format_value, short_name, short_names
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""
@@ -70,10 +70,11 @@ class FindingRow:
         """Headers of the evidence, and its rows as lists of cells with units."""
         columns = self.evidence.columns
         cells = [
-            [short_name(format_value(name, value)) for name, value in zip(columns, row)]
+            [format_value(name, value) for name, value in zip(columns, row)]
             for row in self.evidence.rows()
         ]
-        return list(self.evidence_headers), cells
+        short = short_names(cell for row in cells for cell in row)
+        return list(self.evidence_headers), [[short[cell] for cell in row] for row in cells]
 
 
 def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
