@@ -337,7 +337,7 @@ class Trace:
     """Steps whose device events are not all in the file, ascending: `Profile` leaves them out. The
     result of ``ppprof.analysis.profile.wholeness``, as are ``doubts``."""
     doubts: tuple[str, ...] = ()
-    """What is wrong with the device events: ``lost``, ``few`` or ``cut``; empty for a whole trace."""
+    """What is wrong: device events are ``lost``, ``few``, ``cut`` or ``unlaunched``, or steps ``unmarked``."""
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
 

@@ -26,7 +26,8 @@ from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
-from ppprof.analysis.profile.wholeness import CUT, FEW, LOST
+from ppprof.analysis.profile.steps import UNMARKED
+from ppprof.analysis.profile.wholeness import CUT, FEW, LOST, UNLAUNCHED
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
 
@@ -192,8 +193,15 @@ _OF_LENGTHS = frozenset(
 _OF_WINDOW = frozenset(("warm-up", "short-window"))
 """Rules about which steps are in a window."""
 
+_OF_QUEUE = frozenset(
+    ("host-bound", "allocation", "blocking-copies", "optimizer-unfused", "tiny-kernels")
+)
+"""Rules about devices that are idle with an empty queue."""
+
 _UNDERMINED = {
     CUT: _OF_LENGTHS,
+    UNLAUNCHED: _OF_QUEUE,
+    UNMARKED: frozenset[str](),
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
     - {"input-bound", "no-device-events"},

@@ -101,7 +101,8 @@ STEPS = {
   (`ppprof.trace.schema.OVERHEADS`), or the stepping thread is in a call that allocates, frees or
   loads kernels; which follow a blocking copy, lie among the updates of parameters, or lie between
   two tiny kernels;
-- ``num_blocking_copies``, ``blocking_copies_ns``: copies for which the stepping thread waits;
+- ``num_blocking_copies``, ``blocking_copies_ns``: copies for which the stepping thread waits, and its
+  other waits for a device that works;
 - ``num_pageable_copies``, ``pageable_copies_ns``, ``exposed_pageable_ns``: copies between the device
   and memory that is not pinned; their time, and the part of it in which no kernel runs;
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
@@ -553,11 +554,13 @@ class IndicatorBuilder:
         return self.within(intersection(self.remote, empty))
 
     def _blocking_copies(self) -> pl.DataFrame:
-        """Return the blocking copies of the stepping threads inside steps; adds their names.
+        """Return the blocking copies and other waits for work of the device; adds their names.
+
+        Those of the stepping threads inside steps.
 
         Returns:
-            step, name, time_ns, end_ns and is_inside (True). name is that of the host event around
-            the copy; without one, the copy's own name.
+            step, name, time_ns, end_ns and is_inside (True). name is that of the operator around
+            the call; without one, the call's own name.
         """
         hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
         spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
@@ -567,12 +570,16 @@ class IndicatorBuilder:
         is_copy = is_of_kind(Labels.of(launches["name"]), COPY)
         copying = launches.filter(pl.Series(is_copy))["host"].drop_nulls().unique()
         waits = pl.Series(is_of_kind(Labels.of(launches["name"]), WAIT))
-        waits &= launches["host"].is_in(copying.implode()).fill_null(value=False)
+        of_copy = launches["host"].is_in(copying.implode()).fill_null(value=False)
+        works = covered_within(union(*intervals_of(self.tree.devices)), *intervals_of(launches))
+        waits &= of_copy | pl.Series(works > 0)
         calls = launches.filter(
             (pl.Series(matching(launches["name"], _SYNCHRONOUS)) | waits)
             & pl.col("thread").is_in(threads)
         ).filter(pl.col("host").is_in(pl.Series(rows).implode()).not_() | pl.col("host").is_null())
         callers = np.concatenate((above[rows], calls["host"].fill_null(-1).to_numpy()))
+        is_plain = hosts["category"].is_in(CONTAINERS).to_numpy()[callers]
+        callers = np.where(is_plain, -1, callers)
         names = hosts["name"].cast(pl.String).gather(np.maximum(callers, 0))
         own = [*hosts["name"].cast(pl.String).gather(rows), *calls["name"].cast(pl.String)]
         start, end = (

@@ -82,7 +82,7 @@ def tiny_kernels(evidence: Evidence) -> list[Finding]:
 
 
 def blocking_copies(evidence: Evidence) -> list[Finding]:
-    """Report copies that the host waits for; the cost is the idle time of the devices after them.
+    """Report copies and other work that the host waits for; the cost is the devices' idle time afterwards.
 
     The host launches nothing ahead while it waits.
     """

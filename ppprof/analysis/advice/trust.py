@@ -9,6 +9,7 @@ from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.launches import idle_costs
 from ppprof.analysis.diff.significance import step_change
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import FEW
 
 WARM_UP_RATIO = 1.5
@@ -179,12 +180,14 @@ def short_window(evidence: Evidence) -> list[Finding]:
     num = evidence.step_lengths.height
     if evidence.steps.is_empty() or num >= LEAST_STEPS:
         return []
-    facts = {
+    facts: dict[str, Fact] = {
         "num_steps": num,
         "least_steps": LEAST_STEPS,
         "scheduler": evidence.text("Profiler.scheduler"),
         "remedy": evidence.remedy("Profiler"),
     }
+    if UNMARKED in evidence.doubts:
+        facts |= {"wording": "unmarked", "remedy": "unmarked"}
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
 

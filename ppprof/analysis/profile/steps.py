@@ -77,6 +77,10 @@ WHOLE_TRACE = "no steps#0"
 """Name of the ProfileStep around all events of a trace without steps."""
 
 
+UNMARKED = "unmarked"
+"""Value of `Trace.doubts`: the trace has no steps."""
+
+
 def with_step(trace: Trace) -> Trace:
     """Return ``trace``; without any numbered step, with one ProfileStep around all events, step 0.
 
@@ -127,6 +131,7 @@ def with_step(trace: Trace) -> Trace:
     moved, span = (conform(table, EVENTS) for table in (moved, span.with_columns(step=0)))
     return dataclasses.replace(
         trace,
+        doubts=(*trace.doubts, UNMARKED),
         events=pl.concat([moved[:first], span, moved[first:]]),
         memory=_renumber_events(trace.memory, row),
         kernels=_renumber_events(trace.kernels, row),

@@ -38,9 +38,12 @@ MANY_WHOLE = 0.5
 """Share of the steps. With fewer whole steps, the whole ones may be the exception: rules about time are
 withheld."""
 
-LOST, FEW, CUT = "lost", "few", "cut"
+UNLAUNCHED_RATIO = 0.1
+"""Share of the device events. With more that have no launch, it is unknown when a queue is empty."""
+
+LOST, FEW, CUT, UNLAUNCHED = "lost", "few", "cut", "unlaunched"
 """Values of `Trace.doubts`: steps are left out; too many for findings about time; lengths of device
-events are cut."""
+events are cut; launches are unknown."""
 
 _ROUNDING_NS = 2_000
 """Torch has rounded starts and lengths to microseconds until 2.3."""
@@ -86,6 +89,8 @@ def _with_lost_steps(trace: Trace) -> Trace:
     late = _without_launch(trace, launches)
     if late > LOST_RATIO * num_devices and len(launched):
         notes.append(("no_launch", {"num": late, "total": num_devices}))
+    if late > UNLAUNCHED_RATIO * num_devices:
+        trace = dataclasses.replace(trace, doubts=(*trace.doubts, UNLAUNCHED))
     if not is_lost.any():
         return dataclasses.replace(trace, notes=(*trace.notes, *notes))
     step = events["step"].fill_null(-1).to_numpy()

@@ -27,10 +27,14 @@ def idling(folder: Path, causes: list[tuple[str, float]]) -> Path:
         at = number * STEP
         trace.step(number, at, STEP)
         now = at
-        for cause, length in causes:
+        for cause, length in [("host", 0.0), *causes]:
             start = now + 5
             if cause == "overhead":
                 trace.span("overhead", "Activity Buffer Request", start, length, pid=-1, tid=0)
+            elif cause == "cudaDeviceSynchronize":  # until the kernel before it is over
+                trace.span("cuda_runtime", cause, now - 500, 500)
+            elif cause == "cudaStreamSynchronize":  # nothing runs that it could wait for
+                trace.span("cuda_runtime", cause, start + 50, 1)
             elif cause != "host":
                 ids = {"correlation": 10**6 + len(trace.events)}
                 trace.span("cuda_runtime", cause, start, length, **ids)
@@ -47,6 +51,7 @@ RULES = {
     "overhead": "profiler-overhead",
     "cudaMalloc": "allocation",
     "cuModuleLoadData": "allocation",
+    "cudaDeviceSynchronize": "blocking-copies",
 }
 
 
@@ -71,7 +76,7 @@ def test_time_of_the_profiler_is_not_the_hosts(tmp_path: Path):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["overhead", "cudaMalloc", "cuModuleLoadData", "host"]),
+            st.sampled_from([*RULES, "cudaStreamSynchronize", "host"]),
             st.sampled_from([200.0, 500.0, 1000.0]),
         ),
         min_size=1,

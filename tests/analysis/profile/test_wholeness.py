@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.profile.wholeness import LEAST_WHOLE, LOST_RATIO, MANY_WHOLE
 from ppprof.messages import Message
+from ppprof.report.text.advice import finding_rows
 from tests.fixtures.torch_traces import BASE_US, TorchTrace, training, write_events
 
 NUM_STEPS, NUM_KERNELS, STEP_US, KERNEL_US = 5, 8, 10_000, 900
@@ -175,6 +176,31 @@ def test_device_events_without_a_launch_are_counted(tmp_path):
     _, said = advised(write_events(tmp_path / "a.json", trace.events))
     # The first one begins after the first launch, too.
     assert "20 of 40 device events have no recorded launch" in said["no_launch"]
+
+
+def test_nothing_is_said_about_queues_whose_launches_are_unknown(tmp_path):
+    """As in HTA's trace of an MTIA: 22,221 of 25,677 device events have no launch."""
+    trace = training()
+    ids = {kernel["args"]["correlation"] for kernel in trace.kernels()[::2]}
+    events = [
+        event
+        for event in trace.events
+        if event.get("cat") != "cuda_runtime" or event["args"]["correlation"] not in ids
+    ]
+    findings, said = advised(write_events(tmp_path / "a.json", events))
+    assert "of 40 device events have no recorded launch" in said["no_launch"]
+    assert [*said] == ["no_launch"]
+    assert findings.withheld == ("host-bound",)
+
+
+def test_a_trace_without_steps_is_to_be_marked(tmp_path):
+    events = [each for each in training(num_steps=30).events if "Step" not in each["name"]]
+    findings, _ = advised(write_events(tmp_path / "a.json", events))
+    (finding,) = [each for each in findings if each.rule == "short-window"]
+    (row,) = finding_rows([finding])
+    assert row.title == "Nothing says where steps begin"
+    assert "--step-mark" in row.do
+    assert "5 steps" not in row.what + row.do
 
 
 def test_two_branches_of_a_graph_may_overlap(tmp_path):
