@@ -192,7 +192,9 @@ def _demangled(name: str) -> str:
     """Return the qualified name in a mangled C++ name, and names in its arguments; others unchanged."""
     if not (mangled := _MANGLED.match(name)):
         return name
-    rest, own, arguments = mangled[1], [], []
+    rest = mangled[1]
+    own: list[str] = []
+    arguments: list[str] = []
     parts = own
     while rest:
         part = _PART.match(rest)
@@ -212,12 +214,12 @@ def _demangled(name: str) -> str:
 def _templates(name: str) -> tuple[str, str]:
     """Return a name without its last outer angle brackets, and these; ``(name, "")`` if they do not match."""
     depth, begin, end = 0, 0, 0
-    for at, (character, before) in enumerate(zip(name, " " + name)):
+    for place, (character, before) in enumerate(zip(name, " " + name)):
         if character == ">" and before != "-":
             depth -= 1
-            end = at + 1
+            end = place + 1
         elif character == "<":
-            begin = begin if depth else at
+            begin = begin if depth else place
             depth += 1
         if depth < 0:
             return name, ""

@@ -52,13 +52,15 @@ def test_tables_are_narrow_and_their_rows_distinct(paths, cli):
 
 ARGUMENTS = st.recursive(
     st.sampled_from(["4", "float", "at::native::AddFunctor", "(T)0", "f(int)::{lambda()#1}"]),
-    lambda inner: st.lists(inner, min_size=1, max_size=3).map(lambda all_: f"k<{', '.join(all_)} >"),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).map(
+        lambda all_: f"k<{', '.join(all_)} >"
+    ),
     max_leaves=12,
 )
 
 
 @given(ARGUMENTS, st.integers(30, 90), st.integers(0, 40))
-def test_a_short_name_fits_and_says_what_tells_kernels_apart(argument, limit, num_parameters):
+def test_a_short_name_fits_and_keeps_template_arguments(argument, limit, num_parameters):
     parameters = f"({', '.join(['int (*)(long)'] * num_parameters)})"
     name = f"void cutlass::Kernel2<cutlass_80_gemm, {argument}, a->b>{parameters} [clone .kd]"
     short = short_name(name, limit)

@@ -593,7 +593,7 @@ def test_marks_of_old_files_are_no_operators() -> None:
         "aten::conv2d": "Operator",
         "Optimizer.step#SGD.step": "Optimization",
     }
-    spans = [_x(name, 10 * at, 9, MAIN, "Operator") for at, name in enumerate(names)]
+    spans = [_x(name, 10 * number, 9, MAIN, "Operator") for number, name in enumerate(names)]
     assert _trace(*spans).events["category"].to_list() == list(names.values())
 
 
