@@ -195,7 +195,8 @@ def _attach(
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
-    flight_recorder = _flight_recorder(profiler, job, run) if run is not None else None
+    timer = _timer()
+    flight_recorder = _flight_recorder(profiler, job, run, timer) if run is not None else None
 
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
     clock_sync = triggers = None
@@ -237,7 +238,6 @@ def _attach(
             brief=profiler.brief,
         ),
     ]
-    timer = _timer()
     timer.watch_readers()
     session = RecordingSession(
         window_clock,
@@ -269,14 +269,19 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
     return None
 
 
-def _flight_recorder(profiler: ProfilerConfig, job: Job, run: Path) -> FlightRecorder | None:
+def _flight_recorder(
+    profiler: ProfilerConfig, job: Job, run: Path, timer: StepTimer
+) -> FlightRecorder | None:
     is_wanted = profiler.flight_recorder and job.topology.world_size > 1
     if not is_wanted and profiler.hang_after is None:
         return None
     try:
         from ppprof.capture.ranks.flight_recorder import FlightRecorder
 
-        return FlightRecorder(run, job.topology, job.rank, profiler.hang_after)
+        return FlightRecorder(
+            *(run, job.topology, job.rank),
+            *(profiler.hang_after, profiler.hang_exit_code, timer.is_paused),
+        )
     except Exception as error:  # the disk, or another version of Paddle
         pass_interruption(error)
         log.warning(f"rank {job.rank}: {reason(error)}; ppprof hang will not know this rank")

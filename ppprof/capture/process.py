@@ -9,6 +9,7 @@ takes 1 to 3 us.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
@@ -21,6 +22,9 @@ from contextlib import contextmanager
 
 CLOSED = "the training has closed this file descriptor of ppprof, as os.closerange() does"
 _BLOCK = 1 << 20
+_LEAST_FD = 400
+"""C code writes to a descriptor without asking whose file it is. A training that has closed all
+descriptors uses low numbers first."""
 
 
 class Descriptor:
@@ -44,6 +48,19 @@ class Descriptor:
         if self.is_ours:
             os.close(self.fd)
         self.fd = -1
+
+
+def with_high_number(fd: int) -> int:
+    """Return a duplicate of a descriptor with a number from 400, and close the descriptor.
+
+    Return the descriptor itself if the process may not have such a number.
+    """
+    try:
+        duplicate = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LEAST_FD)
+    except OSError:
+        return fd
+    os.close(fd)
+    return duplicate
 
 
 class ScratchFile(Descriptor):

@@ -23,6 +23,7 @@ from functools import partial
 
 from ppprof.capture import process
 from ppprof.capture.process import Descriptor
+from ppprof.rundir.liveness import HANG
 
 log = logging.getLogger("ppprof")
 
@@ -35,10 +36,6 @@ it alone."""
 CHECK_WRITER_NS = 1_000_000
 """How often, at most, the end for writing is looked at, which takes 1 us: as often as `check` is
 called, unless steps are so short that this would be felt."""
-
-_LEAST_FD = 400
-"""Python writes to the wakeup fd without asking whose file it is. A training that has closed all
-descriptors uses low numbers first."""
 
 _active: SignalGuard | None = None
 _mask = threading.local()
@@ -73,7 +70,7 @@ class SignalGuard:
         self._actions: dict[int, int] = {}
         """The C functions that call our handler, by signal."""
         self._ends = threading.Event()
-        self._ending: int | None = None
+        self._ending: str | None = None
         self._thread: threading.Thread | None = None
         self._has_warned = False
         self._next_check = 0
@@ -181,7 +178,7 @@ class SignalGuard:
         return number in self._numbers and signal.getsignal(number) in mine
 
     def _end(self, number: int) -> None:
-        self._ending = number
+        self._ending = signal.Signals(number).name
         self._ends.set()
         try:
             _send_after(_PATIENCE + 1, number)
@@ -220,7 +217,7 @@ class SignalGuard:
             signal.set_wakeup_fd(current)
 
     def _open_pipe(self) -> None:
-        self._reader, self._writer = (Descriptor(_with_high_number(fd)) for fd in os.pipe())
+        self._reader, self._writer = (Descriptor(process.with_high_number(fd)) for fd in os.pipe())
         os.set_blocking(self._writer.fd, False)
 
     def _close_pipe(self) -> None:
@@ -237,9 +234,22 @@ def is_ending() -> bool:
 
 
 def ending_signal() -> str | None:
-    """Return the name of the signal that ends the process, such as "SIGHUP"; None before one has."""
-    number = _active._ending if _active is not None else None
-    return None if number is None else signal.Signals(number).name
+    """Return the name of the signal that ends the process, such as "SIGHUP"; None before one has.
+
+    `HANG` if `end_process` does.
+    """
+    return _active._ending if _active is not None else None
+
+
+def end_process(exit_code: int) -> None:
+    """Save data as for a signal, and end this process with an exit code."""
+    guard = _active
+    _send_after(_PATIENCE, signal.SIGKILL)
+    if guard is not None and not guard._ends.is_set():
+        guard._ending = HANG
+        guard._ends.set()
+        guard._save()
+    os._exit(exit_code)
 
 
 def write_to_pipe(fd: int, data: bytes) -> None:
@@ -372,21 +382,6 @@ def _action(number: int) -> int:
     if ctypes.CDLL(None).sigaction(ctypes.c_int(number), None, action) != 0:
         return -1
     return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
-
-
-def _with_high_number(fd: int) -> int:
-    """Return a duplicate of a descriptor with a number from 400, and close the descriptor.
-
-    Return the descriptor itself if the process may not have such a number.
-    """
-    import fcntl  # only on POSIX
-
-    try:
-        duplicate = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LEAST_FD)
-    except OSError:
-        return fd
-    os.close(fd)
-    return duplicate
 
 
 class _SignalEvent(ctypes.Structure):

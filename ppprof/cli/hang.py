@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ppprof.cli.options import Checks, add_layout, add_output
 from ppprof.cli.output import show
+from ppprof.cli.terminal import log
 from ppprof.messages import Counted
 from ppprof.units import format_ranges
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "ppprof hang profiler_log": "while the job hangs, or after it was killed",
+    "ppprof hang profiler_log --stacks": "and the Python stacks of the ranks that others wait for",
     "ppprof hang profiler_log --format json": "the same as data",
 }
 _MOST_WAITING = 16
 _QUIET_S = 10.0
 """A shorter time without any operation is no hang: ranks compute in between."""
+_STACK_SECONDS = 12.0
+"""How long ranks may take to answer: they look for a request every 5 seconds."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +35,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "Compares the last communication operations that each rank of RUN has noted, and names the "
         "ranks that the others wait for: the first operation of a group that not all have called, or "
         "that differs; sends without their receives; ranks that wait for one another. It reads files "
-        "only, so it works while the job hangs, and after its processes are gone."
+        "only, so it works while the job hangs, and after its processes are gone. --stacks also "
+        "writes a request into RUN."
     )
     add = parser.add_argument
     add(
@@ -39,6 +44,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="run directory (profiler_log; the newest run in it); of each node, if nodes have own disks",
+    )
+    add(
+        "--stacks",
+        action="store_true",
+        help="ask the ranks that the others wait for, at most 8, for the stacks of their threads; they "
+        "answer once no step of theirs has ended for 5 seconds",
     )
     add("--format", choices=("table", "json"), default="table", help="text, or the same as data")
     add_layout(parser, tables=False)
@@ -55,9 +66,26 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks wait for; return 0."""
-    from ppprof.run.hang import find_hang
+    from ppprof.run.hang import MOST_STACKS, ask_for_stacks, find_hang
 
     hang = find_hang(args.paths)
+    if args.stacks:
+        asked = hang.suspects[:MOST_STACKS]
+        silent = set(asked) - set(ask_for_stacks(args.paths, asked, _STACK_SECONDS))
+        if silent:
+            log.warning(
+                "%s: no answer within %.0f s: the process is gone or stopped, C++ code holds the "
+                "interpreter's lock (py-spy dump, or Profiler.hang_after), or steps end",
+                format_ranges("rank", silent),
+                _STACK_SECONDS,
+            )
+        hang = find_hang(args.paths)
+    for problem in [hang.problems[rank] for rank in sorted(hang.problems)][:_MOST_WAITING]:
+        log.warning("%s", problem)
+    for rank, num in sorted(hang.damaged.items())[:_MOST_WAITING]:
+        log.warning(
+            "rank %d: %d of 2,048 operations are unreadable: the ring is damaged", rank, num
+        )
     show(args, [_document(hang)] if args.format == "json" else _lines(hang))
     return 0
 
@@ -71,6 +99,8 @@ def _lines(hang: Hang) -> Iterator[str]:
     yield f"\nVerdict: {hang.verdict()}.\n"
     if hang.on_devices and hang.waiting:
         yield "No host waits in a call: the operations below went to devices, so this is likely, not sure.\n"
+    elif not hang.is_sure:
+        yield "Some notes of ranks are unreadable (see above), so this is likely, not sure.\n"
     if hang.waiting:
         yield "\nWho waits:\n"
     for waiting in hang.waiting[:_MOST_WAITING]:
@@ -85,17 +115,21 @@ def _lines(hang: Hang) -> Iterator[str]:
         yield (
             f"  rank {waiting.rank} (step {hang.steps[waiting.rank]}) for {since:.0f} s in {call.name} "
             f"number {call.sequence} of {waiting.group.axis or 'a'} group "
-            f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}; waits for: {missing}\n"
+            f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}{_context(call)}; "
+            f"waits for: {missing}\n"
         )
     if len(hang.waiting) > _MOST_WAITING:
         yield f"  and {Counted(len(hang.waiting) - _MOST_WAITING):more rank|more ranks}\n"
-    for rank in hang.causes:
-        stacks = hang.stacks.get(rank)
+    for rank, stacks in hang.stacks.items():
         if stacks:
-            yield f"\nRank {rank}, stacks of its threads (Profiler.hang_after):\n{stacks}\n"
+            yield f"\nRank {rank}, stacks of its threads, the last ones that it wrote:\n{stacks}\n"
     here = [rank for rank in hang.causes if rank in hang.states and hang.states[rank].pid]
     for rank in here:
         yield f"\nWhere rank {rank} is now: py-spy dump --pid {hang.states[rank].pid}\n"
+
+
+def _context(call: Operation) -> str:
+    return "" if call.context == "?" else f" in {call.context}"
 
 
 def _document(hang: Hang) -> str:
@@ -109,6 +143,8 @@ def _document(hang: Hang) -> str:
         "verdict": hang.verdict(),
         "idle_s": hang.idle_s,
         "on_devices": hang.on_devices,
+        "is_sure": hang.is_sure,
+        "unreadable": {str(rank): text for rank, text in sorted(hang.problems.items())},
         "ranks": [
             {
                 "rank": rank,
@@ -129,6 +165,18 @@ def _document(hang: Hang) -> str:
                 "operation": call(each.operation),
             }
             for each in hang.waiting
+        ],
+        "departures": [
+            {
+                "rank": each.rank,
+                "step": each.called.step,
+                "called": call(each.called),
+                "usual_step": each.usual_step,
+                "expected": call(each.expected) if each.expected else None,
+                "num_now": each.num_now,
+                "num_usual": each.num_usual,
+            }
+            for each in hang.departures
         ],
         "mismatches": [
             {

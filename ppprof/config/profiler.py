@@ -157,6 +157,9 @@ class ProfilerConfig:
     hang_after: Optional[float] = knob(None, above=0, maximum=1_000_000)
     """Write the stacks of all threads if no step ends for this many seconds, for ``ppprof hang``; blank
     writes none."""
+    hang_exit_code: Optional[int] = knob(None, minimum=1, maximum=255)
+    """End each rank with this exit code 2 seconds after ``hang_after``, such as 75, for a scheduler that starts
+    the job again; time in ``paused()`` does not count. Blank lets the job hang."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
     brief: bool = False
@@ -498,6 +501,8 @@ def _warn_about_ignored_keys(
         ignored, reason = ["summary"], "detailed is True"
     for name in ignored:
         problems.warn((*key, name), f"has no effect, because {reason}")
+    if config.hang_exit_code is not None and config.hang_after is None:
+        problems.warn((*key, "hang_exit_code"), "has no effect, because hang_after is blank")
     if config.stop_training and config.scheduler is None:
         message = "has no effect, because scheduler is null: " + (
             "the window ends with the training"

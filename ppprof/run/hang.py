@@ -10,31 +10,41 @@ operations in different orders.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ppprof.errors import InputError
 from ppprof.messages import Counted
-from ppprof.paths import PathLike, to_path
+from ppprof.paths import PathLike, is_remote, to_path
 from ppprof.rundir.directories import newest
 from ppprof.rundir.flight import (
-    MOST_OPERATIONS,
     POINT_TO_POINT,
     Group,
+    Key,
     Operation,
     Ring,
+    answer_line,
+    ranks_with_rings,
     read_rings,
-    stacks_path,
+    read_stacks,
+    request_stacks,
+    withdraw_request,
 )
 from ppprof.rundir.liveness import RankState, rank_states
-from ppprof.rundir.run_file import RunFile
 from ppprof.units import format_ranges
 
 _SIZES_DIFFER = frozenset(["alltoall", "alltoall_single", "gather", "scatter"])
 """Collectives to which ranks may give tensors of different sizes."""
-_MOST_STACK_BYTES = 1 << 20
+_MOST_OPERATIONS = 500_000
+"""Operations to compare, of all ranks together: some 150 MB."""
+_LEAST_OPERATIONS = 64
+"""Operations of each rank to compare at least."""
+_MOST_EARLIER_STEPS = 16
+MOST_STACKS = 8
+"""Ranks whose stacks are read, or asked for."""
+_POLL_SECONDS = 0.2
 
 
 class Waiting(NamedTuple):
@@ -60,6 +70,43 @@ class Mismatch(NamedTuple):
     """From this number on the ranks have called from different lines; ``sequence`` if only there."""
 
 
+class Departure(NamedTuple):
+    """Where a rank's step goes another way than its own earlier steps."""
+
+    rank: int
+    called: Operation
+    expected: Operation | None
+    """What the earlier step called there; None if the earlier step ended there."""
+    usual_step: int
+    """The earlier step that is alike for longest."""
+    repeated: Operation
+    """The operation of which there are more or fewer."""
+    num_now: int
+    """How often the step has called ``repeated``."""
+    num_usual: int
+    """How often the earlier step did."""
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What it has in common with departures that are alike."""
+        return self.called.way, self.expected and self.expected.way
+
+    def text(self, ranks: Iterable[int]) -> str:
+        """Return it in words, for the ranks whose departures are alike."""
+        if min(self.num_now, self.num_usual) > 0 and self.num_now != self.num_usual:
+            then = f" and then {_call(self.called)}" if self.repeated is not self.called else ""
+            return (
+                f"{_ranks(ranks)} called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
+                f"step {self.called.step}, but {Counted(self.num_usual):time|times} in step {self.usual_step}, "
+                "as with another number of micro-batches"
+            )
+        usual = _call(self.expected) if self.expected else "nothing more"
+        return (
+            f"{_ranks(ranks)} called {_call(self.called)} in step {self.called.step}, where step "
+            f"{self.usual_step} called {usual}"
+        )
+
+
 @dataclass(frozen=True)
 class Hang:
     """What the rings say about a job."""
@@ -82,11 +129,29 @@ class Hang:
     """How the ranks ended or whether they run, as far as this machine can see."""
     last: Mapping[int, Operation]
     """The last operation of each rank."""
-    stacks: Mapping[int, str]
-    """What the watchdogs of `causes` wrote last; "" without."""
+    problems: Mapping[int, str]
+    """What is wrong with rings that are unreadable: these ranks count as absent."""
+    damaged: Mapping[int, int]
+    """Records that are unreadable, of rings with more than the one that was being written."""
     on_devices: bool
     """Whether no host waits in an operation: ``waiting`` are operations that went to devices."""
     now_ns: int
+    departures: tuple[Departure, ...] = ()
+    """Ranks whose step goes another way than their own earlier steps."""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """What the first of `suspects` wrote last on their threads; "" without."""
+
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Ranks whose stacks tell the cause: `causes`, else those that wait or call what differs."""
+        calls = [rank for each in self.mismatches[:1] for rank in each.calls]
+        waiting = [each.rank for each in self.waiting]
+        return self.causes or self.circle or tuple(calls or waiting or self.ranks)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the verdict follows from complete notes of hosts that wait."""
+        return not (self.on_devices or self.problems or self.damaged)
 
     @property
     def idle_s(self) -> float:
@@ -102,6 +167,13 @@ class Hang:
 
     def verdict(self) -> str:
         """Return the cause in one sentence."""
+        alike: dict[tuple[object, ...], list[Departure]] = {}
+        for each in self.departures:
+            alike.setdefault(each.way, []).append(each)
+        ways = [ways[0].text([each.rank for each in ways]) for ways in alike.values()]
+        return "; ".join([self._cause(), *ways[:2]])
+
+    def _cause(self) -> str:
         if self.mismatches:
             first = self.mismatches[0]
             calls = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in _by_text(first).items())
@@ -147,7 +219,8 @@ class Hang:
         last = self.last.get(rank)
         if last is None:
             return f"{text}; it has noted no operation" if rank in self.ranks else text
-        return f"{text}; it last called {_call(last)}, {_ago(self.now_ns - last.called_ns)} ago"
+        context = "" if last.context == "?" else f" in {last.context}"
+        return f"{text}; it last called {_call(last)}{context}, {_ago(self.now_ns - last.called_ns)} ago"
 
 
 def find_hang(paths: Sequence[PathLike]) -> Hang:
@@ -157,48 +230,126 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
         paths: the run directory (profiler_log; the newest run in it), or that of each node.
 
     Raises:
-        InputError: a directory cannot be read, or none has rings.
+        InputError: a directory cannot be read, or none has a readable ring.
     """
     rings: dict[int, Ring] = {}
     states: dict[int, RankState] = {}
+    problems: dict[int, str] = {}
     runs = [newest(to_path(path)) for path in paths]
+    most = max(_LEAST_OPERATIONS, _MOST_OPERATIONS // max(sum(map(_num_rings, runs)), 1))
     for run in runs:
         try:
-            rings.update(read_rings(run))
+            readable, unreadable = read_rings(run, most)
+            rings.update(readable)
+            problems.update(unreadable)
             states.update(rank_states(run))
         except OSError as error:
             raise InputError(f"{run}: cannot read what ranks noted: {error}") from error
+    if not rings and problems:
+        more = f"; and {Counted(len(problems) - 1):more rank|more ranks}" * (len(problems) > 1)
+        raise InputError(f"{problems[min(problems)]}{more}")
     if not rings:
         raise InputError(
             f"{runs[0]}: no rank has noted its communication (flight/); it is noted while a session is "
             "open in a job of several ranks, unless Profiler.flight_recorder is False"
         )
-    now_ns = time.time_ns()
-    waiting = [each for ring in rings.values() for each in _waiting(ring, rings)]
+    missing = _Missing(rings)
+    waiting = [each for ring in rings.values() for each in _waiting(ring, missing)]
     on_devices = not waiting
     if on_devices:
-        waiting = [each for ring in rings.values() for each in _queued(ring, rings)]
+        waiting = [each for ring in rings.values() for each in _queued(ring, missing)]
     waits_for = {each.rank: each.missing for each in waiting if each.missing}
-    blamed = {rank for missing in waits_for.values() for rank in missing} - waits_for.keys()
-    causes = sorted(blamed & rings.keys())
-    return Hang(
+    blamed = set().union(*set(waits_for.values())) - waits_for.keys()
+    causes = tuple(sorted(blamed & rings.keys()))
+    hang = Hang(
         runs[0],
         tuple(sorted(rings)),
         {rank: ring.step for rank, ring in rings.items()},
         tuple(sorted(waiting, key=lambda each: (each.operation.called_ns, each.rank))),
         tuple(_mismatches(rings)),
         _circle(waits_for) if not causes else (),
-        tuple(causes),
+        causes,
         tuple(sorted(blamed - rings.keys())),
         states,
         {rank: ring.operations[-1] for rank, ring in rings.items() if ring.operations},
-        {rank: _stacks(runs, rank) for rank in causes},
+        problems,
+        {rank: ring.unreadable for rank, ring in rings.items() if ring.unreadable > 1},
         on_devices,
-        now_ns,
+        time.time_ns(),
+    )
+    involved = {*hang.suspects, *[each.rank for each in hang.waiting]} & rings.keys()
+    return replace(
+        hang,
+        departures=_departures([rings[rank] for rank in sorted(involved)]) if waiting else (),
+        stacks={rank: _stacks(runs, rank) for rank in hang.suspects[:MOST_STACKS]},
     )
 
 
-def _waiting(ring: Ring, rings: Mapping[int, Ring]) -> list[Waiting]:
+def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: float) -> list[int]:
+    """Ask running ranks for the stacks of their threads, and wait; return the ranks that answered.
+
+    A rank answers within 6 seconds if no step of it has ended for 5 seconds.
+
+    Args:
+        paths: as for `find_hang`; on each node that has a disk of its own, the command must run itself.
+        ranks: whom to ask.
+        seconds: how long to wait.
+
+    Raises:
+        InputError: the run directory cannot be written.
+    """
+    run = newest(to_path(paths[0]))
+    if is_remote(run):
+        raise InputError(f"{run}: ranks read requests from the directory that they write")
+    try:
+        request = request_stacks(run, ranks)
+    except OSError as error:
+        raise InputError(f"{run}: cannot ask for stacks: {error}") from error
+    first = answer_line(request).decode()
+    deadline, answered = time.monotonic() + seconds, set[int]()
+    try:
+        while len(answered) < len(ranks) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            answered |= {
+                rank
+                for rank in set(ranks) - answered
+                if any(f"{each}\n".startswith(first) for each in read_stacks(run, rank)[-1:])
+            }
+    finally:
+        withdraw_request(run)
+    return sorted(answered)
+
+
+class _Missing:
+    """Which members of an operation have not called it; asked for many ranks of one group."""
+
+    def __init__(self, rings: Mapping[int, Ring]) -> None:
+        self._rings = rings
+        self._known: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
+
+    def waiting(self, ring: Ring, operation: Operation) -> Waiting:
+        """Return that a rank waits in an operation, and for whom."""
+        group, sequence, peer = ring.groups[operation.group], operation.sequence, operation.peer
+        if operation.name in POINT_TO_POINT:
+            other = "recv" if operation.name == "send" else "send"
+            own_key = operation.group, other, ring.rank
+            missing = () if self._has_called(peer, own_key, sequence) else (peer,)
+            return Waiting(ring.rank, operation, group, missing)
+        key = group.ranks, operation.group, sequence
+        if key not in self._known:
+            self._known[key] = tuple(
+                rank
+                for rank in group.ranks
+                if not self._has_called(rank, (operation.group, "", -1), sequence)
+            )
+        return Waiting(ring.rank, operation, group, self._known[key])
+
+    def _has_called(self, rank: int, key: Key, sequence: int) -> bool:
+        ring = self._rings.get(rank)
+        return ring is not None and ring.has_called(key, sequence)
+
+
+def _waiting(ring: Ring, missing: _Missing) -> list[Waiting]:
     """Return the operation in which a rank's host waits, if it does: the first one.
 
     A rank that has called another operation since then no longer waits: an exception ended the wait.
@@ -207,44 +358,56 @@ def _waiting(ring: Ring, rings: Mapping[int, Ring]) -> list[Waiting]:
     for operation in ring.operations:
         still = operation.is_pending and last_ns <= operation.pending_since_ns
         if still and operation.group in ring.groups:
-            return [_with_missing(ring, operation, rings)]
+            return [missing.waiting(ring, operation)]
     return []
 
 
-def _queued(ring: Ring, rings: Mapping[int, Ring]) -> list[Waiting]:
+def _queued(ring: Ring, missing: _Missing) -> list[Waiting]:
     """Return the first operation of a rank that went to a device and that other ranks have not called."""
     for operation in ring.operations:
         if not operation.waited_ns and operation.group in ring.groups:
-            found = _with_missing(ring, operation, rings)
+            found = missing.waiting(ring, operation)
             if found.missing:
                 return [found]
     return []
 
 
-def _with_missing(ring: Ring, operation: Operation, rings: Mapping[int, Ring]) -> Waiting:
-    group = ring.groups[operation.group]
-    others = group.ranks if operation.name not in POINT_TO_POINT else (operation.peer,)
-    missing = tuple(
-        rank
-        for rank in others
-        if rank != ring.rank and not _has_called(rings.get(rank), ring.rank, operation)
+def _departures(rings: Sequence[Ring]) -> tuple[Departure, ...]:
+    """Return the ranks whose step goes another way than their own earlier steps.
+
+    Without those that all ranks share, such as an evaluation.
+    """
+    found = [each for ring in rings for each in _departure(ring)]
+    ways = {each.way for each in found}
+    return tuple(found) if len(found) < len(rings) or len(ways) > 1 else ()
+
+
+def _departure(ring: Ring) -> list[Departure]:
+    """Compare a rank's unfinished step with its earlier ones, of which a part may be overwritten."""
+    steps: dict[int, list[Operation]] = {}
+    for each in ring.operations:
+        steps.setdefault(each.step, []).append(each)
+    if ring.operations and ring.operations[0].number > 1:
+        del steps[ring.operations[0].step]
+    current = steps.pop(ring.step, [])
+    if not steps or not current:
+        return []
+    same, usual = max(
+        (_num_alike(current, steps[step]), step) for step in list(steps)[-_MOST_EARLIER_STEPS:]
     )
-    return Waiting(ring.rank, operation, group, missing)
+    if same == len(current):
+        return []
+    earlier, called = steps[usual], current[same]
+    expected = earlier[same] if same < len(earlier) else None
+    has_called = expected is not None and any(each.way == expected.way for each in current)
+    repeated = expected if expected is not None and has_called else called
+    counts = tuple(sum(each.way == repeated.way for each in step) for step in (current, earlier))
+    return [Departure(ring.rank, called, expected, usual, repeated, *counts)]
 
 
-def _has_called(other: Ring | None, rank: int, operation: Operation) -> bool:
-    """Return whether another rank has called its side of an operation."""
-    if other is None:
-        return False
-    if operation.name in POINT_TO_POINT:
-        name = "recv" if operation.name == "send" else "send"
-        own = [each for each in other.operations if each.name == name and each.peer == rank]
-    else:
-        own = [each for each in other.operations if each.name not in POINT_TO_POINT]
-    sequences = [each.sequence for each in own if each.group == operation.group]
-    if not sequences:  # none, or all of them have been overwritten
-        return len(other.operations) >= MOST_OPERATIONS - 1
-    return max(sequences) >= operation.sequence
+def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
+    differ = (n for n, (call, other) in enumerate(zip(calls, others)) if call.way != other.way)
+    return next(differ, min(len(calls), len(others)))
 
 
 def _mismatches(rings: Mapping[int, Ring]) -> list[Mismatch]:
@@ -282,15 +445,21 @@ def _differences(calls: list[Operation]) -> tuple[str, ...]:
 
 def _circle(waits_for: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
     """Return ranks of which each waits for the next, and the last for the first; empty without a circle."""
+    seen: set[int] = set()
     for first in sorted(waits_for):
-        path = [first]
-        while True:
-            following = [rank for rank in waits_for.get(path[-1], ()) if rank in waits_for]
-            if not following:
-                break
-            if following[0] in path:
-                return tuple(path[path.index(following[0]) :])
-            path.append(following[0])
+        path: dict[int, Iterator[int]] = {}
+        following: int | None = first
+        while following is not None or path:
+            if following is None:
+                path.popitem()
+            elif following in path:
+                ranks = list(path)
+                return tuple(ranks[ranks.index(following) :])
+            elif following not in seen:
+                seen.add(following)
+                path[following] = iter(waits_for[following])
+            rest = path[next(reversed(path))] if path else iter(())
+            following = next((rank for rank in rest if rank in waits_for), None)
     return ()
 
 
@@ -323,13 +492,9 @@ def _ago(ns: int) -> str:
 
 
 def _stacks(runs: Sequence[Path], rank: int) -> str:
-    """Return what a rank's watchdog wrote last; "" without."""
-    for run in runs:
-        try:
-            data, _ = RunFile(run, stacks_path(rank)).read_end(_MOST_STACK_BYTES)
-        except OSError:
-            continue
-        dumps = data.decode("utf-8", "replace").split("Timeout (")
-        if len(dumps) > 1:
-            return dumps[-1].partition("\n")[2].strip()
-    return ""
+    """Return the stacks that a rank wrote last; "" without."""
+    return next((dumps[-1] for run in runs for dumps in [read_stacks(run, rank)] if dumps), "")
+
+
+def _num_rings(run: Path) -> int:
+    return len(ranks_with_rings(run))

@@ -2,23 +2,30 @@
 
 ::
 
-    flight/00003.ring      header | 2,048 records of 64 bytes | texts
+    flight/00003.ring      header | 2,048 records of 64 bytes | texts | stacks of threads
+    flight/stacks.request  asks the ranks for the stacks of their threads
 
 A record is written in place, without a call of the system: what a process that is killed has
 written into a mapped file is kept. A record's number stands at both ends: a record whose numbers
 differ was being written. A text is a line of JSON, and counts once the header's length includes it.
+Stacks are what Python's ``faulthandler`` appends: at a crash, of the watchdog, or on request.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import MOST_RANKS
@@ -28,9 +35,19 @@ MOST_OPERATIONS = 2048
 POINT_TO_POINT = frozenset(["send", "recv"])
 """Operations between two ranks; all others are of all ranks of a group."""
 
-_MAGIC = b"ppprof flight 1\n"
+_MAGIC = b"ppprof flight 2\n"
 _HEADER = struct.Struct("<16sIIQ")  # magic, bytes of texts, step, when the step began
-_RECORD = struct.Struct("<IIIIqqqqiHHII")
+_RECORD = struct.Struct("<IIIIqqqqiHHHHI")
+_RECORDS = np.dtype(
+    [
+        *((name, "<u4") for name in ("number", "group", "sequence", "step")),
+        *((name, "<i8") for name in ("called_ns", "returned_ns", "waited_ns", "size")),
+        ("peer", "<i4"),
+        *((name, "<u2") for name in ("name", "dtype", "place", "context")),
+        ("check", "<u4"),
+    ]
+)
+"""The fields of `_RECORD`."""
 _TIMES = struct.Struct("<qq")
 _TIMES_AT = 24
 """Offset of the times of return and of waiting in a record."""
@@ -40,6 +57,15 @@ _TEXT_BYTES = 1 << 16
 _SIZE = _TEXTS + _TEXT_BYTES
 _ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.ring")
 _UNKNOWN = "?"
+_REQUEST = "flight/stacks.request"
+_MOST_REQUEST_BYTES = 1 << 20
+_MOST_STACK_BYTES = 1 << 20
+_DUMP = re.compile(r"^(?=Timeout \(|Fatal Python error: |Requested )", re.MULTILINE)
+"""Where stacks begin: of the watchdog, of a crash, on request."""
+
+
+Key = tuple[int, str, int]
+"""Group, "send", "recv" or "" for collectives, and the other rank or -1."""
 
 
 class Operation(NamedTuple):
@@ -69,11 +95,25 @@ class Operation(NamedTuple):
     dtype: str
     place: str
     """The user's line that called it: ``train.py:41 step``."""
+    context: str
+    """The phase and the module that called it: ``backward``, ``forward of blocks.0 (Block)``; "?" if
+    unknown."""
 
     @property
     def is_pending(self) -> bool:
         """Whether the rank is in the call, or waits for it to end."""
         return not self.returned_ns or self.waited_ns < 0
+
+    @property
+    def key(self) -> Key:
+        """What numbers it: operations of one key are the 1st, 2nd... by ``sequence``."""
+        is_transfer = self.name in POINT_TO_POINT
+        return self.group, self.name if is_transfer else "", self.peer if is_transfer else -1
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What it has in common with the same call in other steps."""
+        return self.group, self.name, self.peer, self.place
 
     @property
     def pending_since_ns(self) -> int:
@@ -100,9 +140,18 @@ class Ring:
     """When the last one ended, or the recorder began, on the rank's wall clock."""
     groups: Mapping[int, Group]
     operations: tuple[Operation, ...]
-    """Oldest first; at most `MOST_OPERATIONS`."""
+    """The newest ones, and those in which the rank waits; oldest first."""
+    reached: Mapping[Key, int]
+    """The greatest ``sequence`` of each key among all readable records."""
+    is_full: bool
+    """Whether older operations have been overwritten."""
     unreadable: int = 0
     """Records that were being written, or damaged."""
+
+    def has_called(self, key: Key, sequence: int) -> bool:
+        """Return whether the rank has called an operation; True if its records are overwritten."""
+        reached = self.reached.get(key)
+        return self.is_full if reached is None else reached >= sequence
 
 
 @dataclass
@@ -163,6 +212,7 @@ class FlightRing:
         name: int,
         dtype: int,
         place: int,
+        context: int,
     ) -> int:
         """Add an operation that is about to be called; return its number for `times`."""
         number = self._next
@@ -172,7 +222,7 @@ class FlightRing:
             self._ring,
             offset,
             *(number & 0xFFFFFFFF, group, sequence & 0xFFFFFFFF, step & 0xFFFFFFFF),
-            *(called_ns, 0, 0, size, peer, name, dtype, place, number & 0xFFFFFFFF),
+            *(called_ns, 0, 0, size, peer, name, dtype, place, context, number & 0xFFFFFFFF),
         )
         return number
 
@@ -200,36 +250,160 @@ def ring_path(rank: int) -> str:
     return f"flight/{rank:05d}.ring"
 
 
-def stacks_path(rank: int) -> str:
-    """Return the path of what a rank's watchdog writes: the stacks of all threads."""
-    return f"flight/{rank:05d}.stacks"
-
-
-def read_rings(run: Path) -> dict[int, Ring]:
-    """Return the rings of a run directory, by rank; those that are damaged as a whole are left out.
+def open_stacks(run: Path, rank: int) -> int:
+    """Return a descriptor that appends stacks to a rank's ring.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: the file cannot be opened.
     """
-    rings = {}
-    for entry in matches(run, "flight", _ENTRY):
-        rank = int(entry["rank"])
-        ring = _parse(rank, RunFile(run, ring_path(rank)).read(_SIZE))
-        if ring is not None:
-            rings[rank] = ring
-    return rings
+    with RunFile(run, ring_path(rank)).appending() as opened:
+        return os.dup(opened.fileno())
 
 
-def _parse(rank: int, data: bytes) -> Ring | None:
-    if len(data) != _SIZE or not data.startswith(_MAGIC):
-        return None
-    _, text_bytes, step, step_ns = _HEADER.unpack_from(data)
-    texts: list[Any] = []
-    for line in data[_TEXTS : _TEXTS + min(text_bytes, _TEXT_BYTES)].splitlines():
+def read_stacks(run: Path, rank: int) -> list[str]:
+    """Return the stacks that a rank has written, each with its reason in the first line; oldest first.
+
+    Empty without any, and if the file cannot be read.
+    """
+    with suppress(OSError), RunFile(run, ring_path(rank)).open() as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(_SIZE, size - _MOST_STACK_BYTES))
+        text = file.read(_MOST_STACK_BYTES).decode("utf-8", "replace")
+        return [each.strip() for each in _DUMP.split(text)[1:]]
+    return []
+
+
+def request_stacks(run: Path, ranks: Collection[int]) -> str:
+    """Ask ranks for the stacks of their threads; return the id that their answers repeat.
+
+    Raises:
+        OSError: the request cannot be written.
+    """
+    request = uuid.uuid4().hex[:12]
+    RunFile(run, _REQUEST).write(json.dumps({"id": request, "ranks": sorted(ranks)}).encode())
+    return request
+
+
+def withdraw_request(run: Path) -> None:
+    """Remove the request of `request_stacks`, if it is still there."""
+    with suppress(OSError):
+        RunFile(run, _REQUEST).remove()
+
+
+def requested_stacks(run: Path, rank: int) -> str:
+    """Return the id of a request for a rank's stacks; "" without one."""
+    try:
+        request = RunFile(run, _REQUEST).read_json(_MOST_REQUEST_BYTES)
+        if rank in request["ranks"]:
+            return str(request["id"])[:64]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return ""
+
+
+def answer_line(request: str) -> bytes:
+    """Return the line ahead of the stacks that a request asked for."""
+    return f"Requested {request}\n".encode()
+
+
+def read_rings(run: Path, most: int = MOST_OPERATIONS) -> tuple[dict[int, Ring], dict[int, str]]:
+    """Return the rings of a run directory by rank, and what is wrong with those that are unreadable.
+
+    Args:
+        run: the run directory.
+        most: how many operations of each ring to return, beside those in which the rank waits.
+
+    Returns:
+        The rings; and for each rank with an unreadable one a message with its path.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    rings, problems = {}, {}
+    for rank in ranks_with_rings(run):
+        file = RunFile(run, ring_path(rank))
         try:
-            texts.append(json.loads(line))
-        except ValueError:
-            texts.append(_UNKNOWN)
+            with file.open() as opened:
+                data = opened.read(_SIZE)
+            rings[rank] = _parse(rank, data, most)
+        except OSError as error:
+            problems[rank] = f"{file}: {error.strerror or error}"
+        except ValueError as error:
+            problems[rank] = f"{file}: {error}"
+    return rings, problems
+
+
+def ranks_with_rings(run: Path) -> list[int]:
+    """Return the ranks that have a ring, readable or not."""
+    return [int(entry["rank"]) for entry in matches(run, "flight", _ENTRY)]
+
+
+def _parse(rank: int, data: bytes, most: int) -> Ring:
+    if len(data) < _SIZE:
+        raise ValueError(f"{len(data):,} bytes; expected at least {_SIZE:,}: the file is truncated")
+    if not data.startswith(_MAGIC):
+        is_empty = not data.strip(b"\0")
+        is_other = data.startswith(_MAGIC[:-2])
+        what = "only zeros" if is_empty else f"begins with {data[: len(_MAGIC)]!r}"
+        why = "another version of ppprof wrote it" if is_other else "the file is damaged"
+        raise ValueError(f"{what}; expected {_MAGIC!r}: {why}")
+    _, text_bytes, step, step_ns = _HEADER.unpack_from(data)
+    texts = list(_texts(data[_TEXTS : _TEXTS + min(text_bytes, _TEXT_BYTES)]))
+    records = np.frombuffer(data, _RECORDS, MOST_OPERATIONS, _FIRST)
+    used = records[(records["number"] != 0) | (records["check"] != 0)]
+    slots = np.flatnonzero((records["number"] != 0) | (records["check"] != 0))
+    is_whole = (used["number"] == used["check"]) & (used["number"] % MOST_OPERATIONS == slots)
+    is_whole &= (used["called_ns"] > 0) & (used["returned_ns"] >= 0) & (used["size"] >= 0)
+    whole = used[is_whole]
+    whole = whole[np.argsort(whole["number"], kind="stable")]
+    last_ns = whole["called_ns"].max() if len(whole) else 0
+    waits = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
+    waits &= np.where(whole["waited_ns"] < 0, -whole["waited_ns"], whole["called_ns"]) >= last_ns
+    waits[-most:] = True
+
+    def text(number: int) -> str:
+        value = texts[number] if number < len(texts) else _UNKNOWN
+        return value if isinstance(value, str) else _UNKNOWN
+
+    operations = tuple(
+        Operation._make([*values, *map(text, numbers)])
+        for *values, name, dtype, place, context, _ in whole[waits].tolist()
+        for numbers in [(name, dtype, place, context)]
+    )
+    return Ring(
+        *(rank, step, step_ns, _groups(texts), operations, _reached(whole, text)),
+        is_full=len(whole) >= MOST_OPERATIONS - 1,
+        unreadable=len(used) - len(whole),
+    )
+
+
+def _reached(records: np.ndarray[Any, Any], text: Callable[[int], str]) -> dict[Key, int]:
+    """Return the greatest sequence of each key."""
+    names = [text(number) for number in range(int(records["name"].max(initial=0)) + 1)]
+    is_transfer = np.array([name in POINT_TO_POINT for name in names])[records["name"]]
+    name = np.where(is_transfer, records["name"], 0).astype(np.int64)
+    peer = np.where(is_transfer, records["peer"], -1)
+    keys = np.stack([records["group"].astype(np.int64), name, peer, is_transfer], axis=1)
+    order = np.lexsort((records["sequence"], *keys.T))
+    keys, sequences = keys[order], records["sequence"][order]
+    is_last = np.append((keys[1:] != keys[:-1]).any(axis=1), True)[: len(keys)]
+    return {
+        (group, names[name] if transfers else "", peer): sequence
+        for (group, name, peer, transfers), sequence in zip(
+            keys[is_last].tolist(), sequences[is_last].tolist()
+        )
+    }
+
+
+def _texts(data: bytes) -> Iterator[Any]:
+    for line in data.splitlines():
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError):
+            yield _UNKNOWN
+
+
+def _groups(texts: Sequence[Any]) -> dict[int, Group]:
     groups: dict[int, Group] = {}
     num_left = MOST_RANKS  # a line can name a million ranks, and a damaged file has many lines
     for value in texts:
@@ -240,22 +414,7 @@ def _parse(rank: int, data: bytes) -> Ring | None:
         if ranks and num_left >= 0:
             axis = value.get("axis")
             groups[value["group"]] = Group(tuple(ranks), axis if isinstance(axis, str) else None)
-    operations, unreadable = [], 0
-
-    def text(number: int) -> str:
-        value = texts[number] if number < len(texts) else _UNKNOWN
-        return value if isinstance(value, str) else _UNKNOWN
-
-    for offset in range(_FIRST, _TEXTS, _RECORD.size):
-        number, *values, name, dtype, place, check = _RECORD.unpack_from(data, offset)
-        if number != check:
-            unreadable += 1
-        elif number:
-            operations.append(
-                Operation._make([number, *values, text(name), text(dtype), text(place)])
-            )
-    operations.sort()
-    return Ring(rank, step, step_ns, groups, tuple(operations), unreadable)
+    return groups
 
 
 def _members(group: Mapping[str, Any]) -> Sequence[int]:

@@ -6,6 +6,7 @@
       alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7
       failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom"
       failed/00003.sigterm                  rank 3 ended by SIGTERM; so .sighup, .sigquit, .sigxcpu
+      failed/00003.hang                     rank 3 ended itself: Profiler.hang_exit_code
 
 A rank in ``alive/`` whose process is gone was killed or has crashed. A rank that fails after
 another rank failed writes nothing, so ``failed/`` lists root causes.
@@ -29,7 +30,9 @@ _MAX_NAMED = 4
 
 # Other names are ignored: desktops and file systems write files of their own.
 _ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<pid>[0-9]{1,10})\.(?P<node>.+)")
-_FAILURE = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<kind>txt|sigterm|sighup|sigquit|sigxcpu)")
+_FAILURE = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<kind>txt|hang|sigterm|sighup|sigquit|sigxcpu)")
+HANG = "HANG"
+"""What ends a rank in which no step ends, in place of a signal's name."""
 _MOST_BYTES = 1 << 14
 _MOST_CHARACTERS = 400
 
@@ -114,8 +117,7 @@ class LivenessRegistry:
                         text = content.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS]
                 failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
             elif signals:
-                kind = entry["kind"].upper()
-                failures.append(f"{self._name(int(entry['rank']))} was ended by {kind}")
+                failures.append(f"{self._name(int(entry['rank']))} was {_ended_by(entry['kind'])}")
         return failures
 
     def _name(self, rank: int, more: str = "") -> str:
@@ -150,13 +152,17 @@ def rank_states(run: Path) -> dict[int, RankState]:
             text = "its process is stopped, as by SIGSTOP or a debugger"
         states[int(entry["rank"])] = RankState(pid, text)
     for entry in matches(run, "failed", _FAILURE):
-        text = f"ended by {entry['kind'].upper()}"
+        text = _ended_by(entry["kind"])
         if entry["kind"] == "txt":
             with suppress(OSError):
                 content = RunFile(run, f"failed/{entry[0]}").read(_MOST_BYTES)
                 text = f"failed: {content.decode('utf-8', 'replace').strip()[:_MOST_CHARACTERS]}"
         states[int(entry["rank"])] = RankState(None, text)
     return states
+
+
+def _ended_by(kind: str) -> str:
+    return f"ended by {'Profiler.hang_exit_code' if kind.upper() == HANG else kind.upper()}"
 
 
 def live_ranks(run: Path) -> set[int]:

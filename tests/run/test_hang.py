@@ -27,7 +27,7 @@ class Job:
         """Write a ring; ``waits`` means in the last call."""
         ring = FlightRing(self.run, rank)
         for group, ranks in GROUPS.items():
-            ring.text({"group": group, "ranks": list(ranks), "axis": None})
+            ring.group(group, ranks, None)
         numbers: dict[Any, int] = {}
         for place, (group, name, *more) in enumerate(calls):
             self._now += 1_000
@@ -37,7 +37,12 @@ class Job:
             size = 8 if is_transfer or not more else more[0]
             number = ring.add(
                 *(group, numbers[key], 0, self._now, size, more[0] if is_transfer else -1),
-                *(ring.text(name), ring.text("float32"), ring.text(f"train.py:{place + 1} step")),
+                *(
+                    ring.text(name),
+                    ring.text("float32"),
+                    ring.text(f"train.py:{place + 1} step"),
+                    0,
+                ),
             )
             is_last = place == len(calls) - 1
             if not (waits and is_last):
@@ -162,7 +167,7 @@ def test_a_call_that_an_exception_ended_is_over(job: Job) -> None:
     ring = FlightRing(job.run, 1)
     ring.text({"group": 1, "ranks": [0, 1], "axis": None})
     for sequence in (1, 2):
-        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"))
+        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"), 0)
         ring.add(1, sequence, 0, 10**18 + sequence, 8, -1, *texts)
     job.rank(0, (1, "all_reduce"))
     hang = job.hang()

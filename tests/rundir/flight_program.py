@@ -13,7 +13,7 @@ def note(run: Path) -> None:
     sequence = 0
     while True:
         sequence += 1
-        number = ring.add(7, sequence, sequence, 1, 4096, -1, name, dtype, place)
+        number = ring.add(7, sequence, sequence, 1, 4096, -1, name, dtype, place, 0)
         ring.times(number, sequence, 0)
         ring.step(sequence, sequence)
 

@@ -15,8 +15,14 @@ from pathlib import Path
 import pytest
 
 from ppprof.rundir import flight
-from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, Group, read_rings
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, Group, Ring, read_rings
 from tests.jobs.launching import ROOT
+
+
+def rings_of(run: Path) -> dict[int, Ring]:
+    """Return the readable rings."""
+    return read_rings(run)[0]
+
 
 MEMBERS = {"group": 7, "ranks": [0, 3], "axis": "dp"}
 
@@ -24,7 +30,12 @@ MEMBERS = {"group": 7, "ranks": [0, 3], "axis": "dp"}
 def add(ring: FlightRing, sequence: int, step: int = 0) -> int:
     return ring.add(
         *(7, sequence, step, 1_000 + sequence, 4096, -1),
-        *(ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:41 step")),
+        *(
+            ring.text("all_reduce"),
+            ring.text("float32"),
+            ring.text("train.py:41 step"),
+            ring.text("backward"),
+        ),
     )
 
 
@@ -35,7 +46,7 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
     ring.times(done, 2_000, 3_000)
     ring.times(waits, 2_500, -2_600)
     ring.step(5, 9_000)
-    (read,) = read_rings(tmp_path).values()
+    (read,) = rings_of(tmp_path).values()
     assert (read.rank, read.step, read.step_ns, read.unreadable) == (3, 5, 9_000, 0)
     assert read.groups == {7: Group((0, 3), "dp")}
     assert [each.is_pending for each in read.operations] == [False, True, True]
@@ -44,7 +55,7 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
     (first, *_) = read.operations
     assert first[1:] == (
         *(7, 1, 0, 1_001, 2_000, 3_000, 4096, -1),
-        *("all_reduce", "float32", "train.py:41 step"),
+        *("all_reduce", "float32", "train.py:41 step", "backward"),
     )
 
 
@@ -54,7 +65,7 @@ def test_the_last_operations_stay(tmp_path: Path) -> None:
     for sequence in range(2, 3 * MOST_OPERATIONS):
         add(ring, sequence)
     ring.times(first, 1, 1)  # its record is another operation's by now
-    operations = read_rings(tmp_path)[0].operations
+    operations = rings_of(tmp_path)[0].operations
     expected = list(range(2 * MOST_OPERATIONS, 3 * MOST_OPERATIONS))
     assert [each.sequence for each in operations] == expected
     assert not any(each.returned_ns for each in operations)
@@ -66,14 +77,14 @@ def test_a_group_of_any_size_is_kept(tmp_path: Path, ranks: Sequence[int]) -> No
     for number in range(20):
         ring.group(number, ranks, "dp")
     assert ring.text("there is room for more") > 0
-    assert read_rings(tmp_path)[0].groups == dict.fromkeys(range(20), Group(tuple(ranks), "dp"))
+    assert rings_of(tmp_path)[0].groups == dict.fromkeys(range(20), Group(tuple(ranks), "dp"))
 
 
 def test_groups_of_a_damaged_file_take_bounded_memory(tmp_path: Path) -> None:
     ring = FlightRing(tmp_path, 0)
     for number in range(50):
         ring.group(number, range(900_000), None)
-    assert len(read_rings(tmp_path)[0].groups) == 1
+    assert len(rings_of(tmp_path)[0].groups) == 1
 
 
 def test_texts_end_where_there_is_no_more_room(tmp_path: Path) -> None:
@@ -81,7 +92,7 @@ def test_texts_end_where_there_is_no_more_room(tmp_path: Path) -> None:
     numbers = [ring.text(f"a place with a long name {number:0999}") for number in range(100)]
     assert 0 < numbers[0] < numbers[50]
     assert numbers[-1] == 0
-    assert read_rings(tmp_path)[0].groups == {}
+    assert rings_of(tmp_path)[0].groups == {}
 
 
 def test_damaged_files_and_records_are_left_out(tmp_path: Path) -> None:
@@ -94,7 +105,7 @@ def test_damaged_files_and_records_are_left_out(tmp_path: Path) -> None:
     path.write_bytes(data)
     (tmp_path / "flight/00001.ring").write_bytes(b"ppprof flight 1\nshort")
     (tmp_path / "flight/00002.ring").write_bytes(bytes(len(data)))
-    rings = read_rings(tmp_path)
+    rings = rings_of(tmp_path)
     assert [*rings] == [0]
     assert [each.sequence for each in rings[0].operations] == [1, 3]
     assert rings[0].unreadable == 1
@@ -108,7 +119,7 @@ def test_any_content_is_read_without_an_error(tmp_path: Path, seed: int) -> None
     for _ in range(5_000):
         data[chance.randrange(16, len(data))] = chance.randrange(256)
     path.write_bytes(data)
-    for ring in read_rings(tmp_path).values():
+    for ring in rings_of(tmp_path).values():
         assert len(ring.operations) + ring.unreadable <= MOST_OPERATIONS
 
 
@@ -120,7 +131,7 @@ def test_a_killed_process_leaves_its_last_operations(tmp_path: Path, moment: int
         process.stdout.readline()
         time.sleep(random.Random(moment).uniform(0.01, 0.2))
         os.kill(process.pid, signal.SIGKILL)
-    ring = read_rings(tmp_path)[0]
+    ring = rings_of(tmp_path)[0]
     sequences = [each.sequence for each in ring.operations]
     assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
     assert ring.step in (sequences[-1], sequences[-1] - 1)

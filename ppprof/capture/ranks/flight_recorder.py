@@ -4,14 +4,16 @@ The methods of Paddle's process groups are wrapped while a session is open. ``pa
 pipeline, its tensor parallel layers and sharding all come down to them. Not seen: what C++ starts, which is
 the gradients' all-reduce of ``paddle.DataParallel`` and the resharding of semi-automatic parallelism.
 
-A call takes some 10 us longer. Nothing is sent, and no thread runs. See `ppprof.rundir.flight` for the
-file, and `ppprof.run.hang` for what is read from it.
+A call takes some 10 us longer. Nothing is sent; a thread looks once a second whether steps end. See
+`ppprof.rundir.flight` for the file, and `ppprof.run.hang` for what is read from it.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import functools
+import logging
+import math
 import os
 import sys
 import threading
@@ -19,31 +21,56 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import CodeType
-from typing import Any, BinaryIO
+from types import CodeType, FrameType
+from typing import Any
 
+import paddle
 from paddle.base import core
 from paddle.distributed import collective
+from paddle.nn import Layer
 
+from ppprof.capture import process
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.recording.collectives import METHODS, process_groups
 from ppprof.capture.recording.patches import Patches, dtype_key
 from ppprof.capture.recording.user_files import UserFiles
-from ppprof.capture.signals import pass_interruption
-from ppprof.rundir.flight import POINT_TO_POINT, FlightRing, stacks_path
-from ppprof.rundir.run_file import RunFile
+from ppprof.capture.signals import end_process, pass_interruption
+from ppprof.rundir.flight import (
+    POINT_TO_POINT,
+    FlightRing,
+    answer_line,
+    open_stacks,
+    requested_stacks,
+)
 from ppprof.topology import Topology
+
+log = logging.getLogger("ppprof")
 
 _ROOTED = frozenset(["broadcast", "reduce"])
 """Operations whose second argument is the root, as a rank of the group."""
 _MORE_METHODS = {"barrier": ("barrier", None), "gather": ("gather", 0), "scatter": ("scatter", 0)}
 """As `METHODS`; None without data."""
 _HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
-_MOST_FRAMES = 40
-_ARM_NS = 1_000_000_000
-"""How often the watchdog starts anew at most: that makes a thread."""
+_MOST_FRAMES = 60
+_LAYER_CALLS = frozenset(
+    getattr(Layer, name).__code__
+    for name in ("__call__", "_dygraph_call_func")
+    if hasattr(Layer, name)
+)
+_PHASES = {
+    **dict.fromkeys(["backward", "_backward_step"], "backward"),
+    **dict.fromkeys(["_forward_step"], "forward"),
+    **dict.fromkeys(["minimize", "_apply_optimize", "reduce_gradients"], "optimizer"),
+}
+"""Phases by the name of a function of Paddle that runs in them; the outermost one counts."""
+_PADDLE = str(Path(paddle.__file__).parent)
+_LOOK_SECONDS = 1.0
+"""How often the watch looks whether steps end."""
+_REQUEST_SECONDS = 5.0
+"""How long no step has ended before the watch looks for a request, and how often it does."""
+_DUMP_SECONDS = 2.0
+"""How much later than its stacks a rank ends: others write theirs at nearly the same time."""
 
 
 class FlightRecorder(Part):
@@ -55,6 +82,8 @@ class FlightRecorder(Part):
         rank: of this process.
         hang_after: seconds without a step after which the stacks of all threads are written; None to
             write none.
+        hang_exit_code: what the process ends with then; None to let it run.
+        is_paused: returns whether the training has paused its steps: that time does not count.
 
     Raises:
         OSError: the ring cannot be written.
@@ -63,7 +92,13 @@ class FlightRecorder(Part):
     task = "noting communication"
 
     def __init__(
-        self, run: Path, topology: Topology, rank: int, hang_after: float | None = None
+        self,
+        run: Path,
+        topology: Topology,
+        rank: int,
+        hang_after: float | None,
+        hang_exit_code: int | None,
+        is_paused: Callable[[], bool],
     ) -> None:
         self._topology = topology
         self._ring = FlightRing(run, rank)
@@ -76,8 +111,11 @@ class FlightRecorder(Part):
         self._files = UserFiles(Path.cwd())
         self._is_own: dict[CodeType, bool] = {}
         self._places: dict[tuple[CodeType, int], int] = {}
+        self._contexts: weakref.WeakKeyDictionary[Layer, dict[str, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._phases: dict[CodeType, str] = {}
         self._inside = threading.local()
-        self._watchdog = _Watchdog(run, rank, hang_after) if hang_after is not None else None
         self._ring.step(0, time.time_ns())
         self._methods = Patches()
         for kind in process_groups():
@@ -86,13 +124,16 @@ class FlightRecorder(Part):
                 for each in (method, f"{method}_on_calc_stream"):
                     self._methods.install(kind, each, call)
         self._methods.install(core.task, "wait", self._wait)
+        self._watch = _Watch(run, rank, self.num_steps, hang_after, hang_exit_code, is_paused)
+
+    def num_steps(self) -> int:
+        """Return how many steps have ended."""
+        return self._step
 
     def on_step(self, step: FinishedStep) -> None:
         """Note that a step has ended."""
         self._step = step.step + 1
         self._ring.step(self._step, time.time_ns())
-        if self._watchdog is not None:
-            self._watchdog.arm()
 
     def device_tasks(self) -> list[Any]:
         """Return the operations on a device that were started, and that the training has not waited for."""
@@ -101,8 +142,7 @@ class FlightRecorder(Part):
     def close(self, ending: Ending) -> None:
         """Restore the methods. The ring stays, for a rank that waits for this one."""
         self._methods.uninstall()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._watch.close()
 
     def _call(
         self,
@@ -154,7 +194,7 @@ class FlightRecorder(Part):
                 dtype = self._dtype(tensors[0].dtype)
         return self._ring.add(
             *(number, self._sequences[key], self._step, time.time_ns(), size, peer),
-            *(text, dtype, self._place()),
+            *(text, dtype, *self._origin()),
         )
 
     def _group(self, process_group: Any) -> tuple[int, tuple[int, ...]]:
@@ -174,24 +214,62 @@ class FlightRecorder(Part):
             self._dtypes[key] = self._ring.text(str(dtype).rpartition(".")[2])
         return self._dtypes[key]
 
-    def _place(self) -> int:
-        """Return the number of the text of the user's innermost line."""
-        frame = sys._getframe(3)
+    def _origin(self) -> tuple[int, int]:
+        """Return the numbers of two texts: the user's innermost line, and the phase and module."""
+        frame: FrameType | None = sys._getframe(3)
+        place, phase, layers = 0, "", []
         for _ in range(_MOST_FRAMES):
-            code = frame.f_code
-            is_own = self._is_own.get(code)
-            if is_own is None:
-                is_own = self._is_own[code] = self._files[code.co_filename][1]
-            if is_own:
-                key = code, frame.f_lineno or 0
-                if key not in self._places:
-                    shown = self._files[code.co_filename][0]
-                    self._places[key] = self._ring.text(f"{shown}:{key[1]} {code.co_name}")
-                return self._places[key]
-            if frame.f_back is None:
+            if frame is None:
                 break
+            code = frame.f_code
+            if not place and self._is_users(code):
+                place = self._line(frame)
+            known = self._phases.get(code)
+            if known is None:
+                known = self._phases[code] = self._phase(code)
+            phase = known or phase
+            if code in _LAYER_CALLS:  # only here: reading locals keeps them until the frame ends
+                layers.append(frame.f_locals.get("self"))
             frame = frame.f_back
-        return 0
+        return place, self._context(phase or ("forward" if layers else ""), layers)
+
+    def _is_users(self, code: CodeType) -> bool:
+        is_own = self._is_own.get(code)
+        if is_own is None:
+            is_own = self._is_own[code] = self._files[code.co_filename][1]
+        return is_own
+
+    def _line(self, frame: FrameType) -> int:
+        key = frame.f_code, frame.f_lineno or 0
+        if key not in self._places:
+            code, line = key
+            shown = self._files[code.co_filename][0]
+            self._places[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
+        return self._places[key]
+
+    def _phase(self, code: CodeType) -> str:
+        if not code.co_filename.startswith(_PADDLE):
+            return ""
+        is_optimizer = code.co_name == "step" and "optimizer" in code.co_filename
+        return "optimizer" if is_optimizer else _PHASES.get(code.co_name, "")
+
+    def _context(self, phase: str, layers: list[Any]) -> int:
+        """Return the number of the text for a phase and the layers around, the innermost one first."""
+        layer = layers[0] if layers else None
+        if not isinstance(layer, Layer):
+            return self._ring.text(phase or "?")
+        texts = self._contexts.get(layer)
+        if texts is None:
+            texts = self._contexts[layer] = {}
+        if phase not in texts:
+            root = layers[-1]
+            names = (name for name, each in root.named_sublayers() if each is layer)
+            kind = type(layer).__name__
+            name = next(names, "")
+            texts[phase] = self._ring.text(
+                f"{phase} of {name} ({kind})" if name else f"{phase} of {kind}"
+            )
+        return texts[phase]
 
     def _wait(self, wait: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait for a task between two notes."""
@@ -204,30 +282,70 @@ class FlightRecorder(Part):
         return result
 
 
-class _Watchdog:
-    """Writes the stacks of all threads if it is not armed again in time.
+class _Watch:
+    """Writes the stacks of all threads after a crash, on request, and if no step ends for long.
 
-    A thread of Python's faulthandler does, in C: it needs no lock of the interpreter.
+    Python's faulthandler does, in C: after a crash and for ``hang_after`` it needs no lock of the
+    interpreter. A request is answered by the thread of the watch, which needs it.
     """
 
-    def __init__(self, run: Path, rank: int, seconds: float) -> None:
-        self._seconds = seconds
-        self._next_ns = 0
-        file = RunFile(run, stacks_path(rank))
-        file.create()
-        with file.appending() as opened:
-            self._file: BinaryIO = os.fdopen(os.dup(opened.fileno()), "ab", buffering=0)
-        self.arm()
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        num_steps: Callable[[], int],
+        hang_after: float | None,
+        hang_exit_code: int | None,
+        is_paused: Callable[[], bool],
+    ) -> None:
+        self._run, self._rank = run, rank
+        self._num_steps = num_steps
+        self._seconds = hang_after
+        self._patience = math.inf if hang_after is None else hang_after + _DUMP_SECONDS
+        self._exit_code = hang_exit_code
+        self._is_paused = is_paused
+        self._file = process.Descriptor(process.with_high_number(open_stacks(run, rank)))
+        self._handles_crashes = not faulthandler.is_enabled()
+        if self._handles_crashes:
+            faulthandler.enable(self._file.fd)
+        self._ends = threading.Event()
+        self._arm()
+        self._thread = process.start_thread(self._look, "the flight recorder")
 
-    def arm(self) -> None:
-        """Wait for the next step from now on."""
-        now = time.monotonic_ns()
-        if now >= self._next_ns:
-            self._next_ns = now + _ARM_NS
-            faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
-
-    def cancel(self) -> None:
+    def close(self) -> None:
         """End the watch."""
-        with suppress(ValueError):
+        self._ends.set()
+        self._thread.join(_LOOK_SECONDS)
+        if self._seconds is not None:
             faulthandler.cancel_dump_traceback_later()
+        if self._handles_crashes:
+            faulthandler.disable()
         self._file.close()
+
+    def _arm(self) -> None:
+        if self._seconds is not None and self._file.is_ours:
+            faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file.fd)
+
+    def _look(self) -> None:
+        num_steps, since = self._num_steps(), time.monotonic()
+        next_request, answered = since + _REQUEST_SECONDS, ""
+        while not self._ends.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if num_steps != self._num_steps() or self._is_paused():
+                num_steps, since = self._num_steps(), now
+                next_request = now + _REQUEST_SECONDS
+                self._arm()
+            elif now >= next_request:
+                next_request = now + _REQUEST_SECONDS
+                request = requested_stacks(self._run, self._rank)
+                if request not in ("", answered) and self._file.is_ours:
+                    answered = request
+                    os.write(self._file.fd, answer_line(request))
+                    faulthandler.dump_traceback(self._file.fd)
+            if self._exit_code is not None and now - since >= self._patience:
+                log.error(
+                    f"rank {self._rank}: no step has ended for {now - since:.0f} s: this process ends with "
+                    f"exit code {self._exit_code} (Profiler.hang_exit_code); the cause: "
+                    f"ppprof hang {self._run}"
+                )
+                end_process(self._exit_code)

@@ -115,6 +115,10 @@ class StepTimer:
             if not self._pauses:
                 self._paused_ns += self._clock() - self._pause_start
 
+    def is_paused(self) -> bool:
+        """Return whether a block of `paused` is open."""
+        return self._pauses > 0
+
     def before_reader(self, benchmark: Any) -> None:
         """Start to measure reading; Paddle calls this before a DataLoader fetches a batch."""
         if self._delays_step():
