@@ -30,6 +30,8 @@ log = logging.getLogger("ppprof")
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
+_TOGETHER_SECONDS = 4.0
+"""How far apart ranks may notice that the job hangs."""
 CHECK_NS = 10_000_000
 """How often the end of the pipe for reading is looked at, which takes 0.7 us: the training hardly closes
 it alone."""
@@ -71,6 +73,8 @@ class SignalGuard:
         """The C functions that call our handler, by signal."""
         self._ends = threading.Event()
         self._ending: str | None = None
+        self._exit_code: int | None = None
+        """What `end_process` ends the process with; None without it."""
         self._thread: threading.Thread | None = None
         self._has_warned = False
         self._next_check = 0
@@ -178,6 +182,8 @@ class SignalGuard:
         return number in self._numbers and signal.getsignal(number) in mine
 
     def _end(self, number: int) -> None:
+        if self._exit_code is not None:
+            os._exit(self._exit_code)
         self._ending = signal.Signals(number).name
         self._ends.set()
         try:
@@ -242,13 +248,18 @@ def ending_signal() -> str | None:
 
 
 def end_process(exit_code: int) -> None:
-    """Save data as for a signal, and end this process with an exit code."""
+    """Save data as for a signal, wait a little, and end this process with an exit code.
+
+    Other ranks do the same at nearly the same time. A launcher that sees the first one end sends SIGTERM
+    to those that wait, and reports the exit code of any of them.
+    """
     guard = _active
     _send_after(_PATIENCE, signal.SIGKILL)
     if guard is not None and not guard._ends.is_set():
-        guard._ending = HANG
+        guard._ending, guard._exit_code = HANG, exit_code
         guard._ends.set()
         guard._save()
+    time.sleep(_TOGETHER_SECONDS)
     os._exit(exit_code)
 
 

@@ -15,7 +15,7 @@ from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
     from ppprof.run.hang import Hang
-    from ppprof.rundir.flight import Operation
+    from ppprof.rundir.flight import Group, Operation
 
 EXAMPLES = {
     "ppprof hang profiler_log": "while the job hangs, or after it was killed",
@@ -133,10 +133,15 @@ def _context(call: Operation) -> str:
 
 
 def _document(hang: Hang) -> str:
-    """Return everything as JSON."""
+    """Return everything as JSON; ``group`` is a number in ``groups``: 10,000 ranks may have one of 10,000."""
 
     def call(operation: Operation) -> dict[str, object]:
         return {**operation._asdict(), "is_pending": operation.is_pending}
+
+    groups: dict[Group, int] = {}
+
+    def group(value: Group) -> int:
+        return groups.setdefault(value, len(groups))
 
     document = {
         "run": str(hang.run),
@@ -160,7 +165,7 @@ def _document(hang: Hang) -> str:
         "waiting": [
             {
                 "rank": each.rank,
-                "group": each.group._asdict(),
+                "group": group(each.group),
                 "missing": each.missing,
                 "operation": call(each.operation),
             }
@@ -180,7 +185,7 @@ def _document(hang: Hang) -> str:
         ],
         "mismatches": [
             {
-                "group": each.group._asdict(),
+                "group": group(each.group),
                 "sequence": each.sequence,
                 "differs": each.differs,
                 "calls": {str(rank): call(each.calls[rank]) for rank in sorted(each.calls)},
@@ -188,4 +193,5 @@ def _document(hang: Hang) -> str:
             for each in hang.mismatches
         ],
     }
+    document["groups"] = [{"ranks": [*each.ranks], "axis": each.axis} for each in groups]
     return json.dumps(document, indent=1) + "\n"

@@ -305,7 +305,7 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
         request = request_stacks(run, ranks)
     except OSError as error:
         raise InputError(f"{run}: cannot ask for stacks: {error}") from error
-    first = answer_line(request).decode()
+    first = answer_line(request).decode().strip()
     deadline, answered = time.monotonic() + seconds, set[int]()
     try:
         while len(answered) < len(ranks) and time.monotonic() < deadline:
@@ -313,7 +313,7 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
             answered |= {
                 rank
                 for rank in set(ranks) - answered
-                if any(f"{each}\n".startswith(first) for each in read_stacks(run, rank)[-1:])
+                if any(each.startswith(first) for each in read_stacks(run, rank))
             }
     finally:
         withdraw_request(run)
@@ -325,7 +325,7 @@ class _Missing:
 
     def __init__(self, rings: Mapping[int, Ring]) -> None:
         self._rings = rings
-        self._known: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
+        self._known: dict[tuple[Sequence[int], int, int], tuple[int, ...]] = {}
 
     def waiting(self, ring: Ring, operation: Operation) -> Waiting:
         """Return that a rank waits in an operation, and for whom."""
@@ -412,7 +412,7 @@ def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
 
 def _mismatches(rings: Mapping[int, Ring]) -> list[Mismatch]:
     """Return the first collective of each group whose calls differ, the earliest first."""
-    calls: dict[tuple[int, tuple[int, ...]], dict[int, dict[int, Operation]]] = {}
+    calls: dict[tuple[int, Sequence[int]], dict[int, dict[int, Operation]]] = {}
     for rank, ring in rings.items():
         for each in ring.operations:
             group = ring.groups.get(each.group)

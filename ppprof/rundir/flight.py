@@ -124,7 +124,8 @@ class Operation(NamedTuple):
 class Group(NamedTuple):
     """A group of ranks that communicate."""
 
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
+    """A range if they are at equal distances, else a tuple."""
     axis: str | None
     """None if it is not the group of an axis."""
 
@@ -413,7 +414,7 @@ def _groups(texts: Sequence[Any]) -> dict[int, Group]:
         num_left -= len(ranks)
         if ranks and num_left >= 0:
             axis = value.get("axis")
-            groups[value["group"]] = Group(tuple(ranks), axis if isinstance(axis, str) else None)
+            groups[value["group"]] = Group(ranks, axis if isinstance(axis, str) else None)
     return groups
 
 
@@ -425,5 +426,5 @@ def _members(group: Mapping[str, Any]) -> Sequence[int]:
     if is_regular and bounds[2] > 0 and 0 <= bounds[0] < bounds[1] <= MOST_RANKS:
         return range(*bounds)
     if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
-        return ranks
+        return tuple(ranks)
     return ()

@@ -1,10 +1,13 @@
 """A job of three ranks that hangs in step 6, in the way that its argument names."""
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import paddle
 import paddle.distributed as dist
@@ -18,14 +21,41 @@ def hang(kind: str, rank: int) -> None:
     """What only the culprit, rank 1, does."""
     if rank != 1:
         return
-    if kind == "sleeps":
+    if kind in ("sleeps", "ends"):
         time.sleep(1000)
     if kind == "loader blocks":
         threading.Event().wait()
+    if kind == "waits for a file":
+        while not Path("never written").exists():
+            time.sleep(0.1)
+    if kind == "holds the lock":
+        ctypes.PyDLL(None).sleep(1000)
+    if kind == "crashes":
+        ctypes.string_at(0)
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def exchange(kind: str, hangs: bool, tensor: paddle.Tensor) -> None:
+    """Transfers between ranks 0 and 1, in every step."""
+    if dist.get_rank() == 0:
+        for _ in range(4 if hangs and kind == "uneven" else 3):
+            dist.send(tensor, 1)
+    else:
+        if hangs and kind == "crossed sends":
+            dist.send(tensor, 0)
+        for _ in range(3):
+            dist.recv(tensor, 0)
+
+
+def reduce_checked(kind: str, hangs: bool, tensor: paddle.Tensor) -> None:
+    """Reduce, unless a check fails, whose exception rank 1 swallows."""
+    with suppress(ValueError):
+        if hangs and kind == "swallowed" and dist.get_rank() == 1:
+            raise ValueError("a bad batch")
+        dist.all_reduce(tensor)
 
 
 def train(kind: str) -> None:
@@ -34,6 +64,8 @@ def train(kind: str) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([0, 1])]
     tensor = paddle.ones([1024])
     block = {"enable": True, "scheduler": [2, 4], "profiler_log": "log", "hang_after": 2}
+    if kind == "ends":
+        block["hang_exit_code"] = 75
     with ppprof.attach(block) as prof:
         for step in range(1000):
             hangs = step == HANGS_IN
@@ -42,8 +74,14 @@ def train(kind: str) -> None:
             if hangs and kind == "other order" and rank < 2:
                 for group in pairs[:: 1 - 2 * rank]:
                     dist.all_reduce(tensor, group=group)
+            if kind in ("uneven", "crossed sends") and rank < 2:
+                exchange(kind, hangs, tensor)
             if not (hangs and kind == "skipped" and rank == 1):
-                dist.all_reduce(tensor)
+                reduce_checked(kind, hangs, tensor)
+            if hangs and kind == "other root":
+                dist.broadcast(tensor, 2 if rank == 1 else 0)
+            if hangs and kind == "other dtype":
+                dist.all_reduce(paddle.ones([16], "float64" if rank == 1 else "int64"))
             if hangs and kind == "other operation":
                 if rank:
                     dist.all_reduce(tensor)

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from ppprof.errors import InputError
-from ppprof.run.hang import Hang, find_hang
-from tests.jobs.launching import ROOT, start, wait_for
+from ppprof.run.hang import Hang, ask_for_stacks, find_hang
+from ppprof.rundir.flight import read_stacks
+from ppprof.rundir.step_times import read_step_times
+from tests.jobs.launching import ROOT, run, start, wait_for, workerlogs
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
@@ -59,12 +61,41 @@ def hanging(tmp_path: Path) -> Iterator[Any]:
         ("other operation", "rank 0: broadcast"),
         ("other size", "rank 1: all_reduce"),
         ("no send", "waits in recv"),
+        ("swallowed", "they call from different lines"),
+        ("other root", "rank 1: broadcast at"),
+        ("other dtype", "rank 1: all_reduce at"),
+        ("crossed sends", "rank 1 called send"),
+        (
+            "uneven",
+            "4 times in step 6, but 3 times in step 5, as with another number of micro-batches",
+        ),
+        ("waits for a file", "rank 1 has not come to all_reduce"),
+        ("holds the lock", "rank 1 has not come to all_reduce"),
+        ("crashes", "rank 1 (its process is gone: killed, or it crashed) has not come"),
     ],
 )
 def test_the_planted_cause_is_named(hanging: Any, kind: str, says: str) -> None:
     hang = hanging(kind)
     assert says in hang.verdict()
     assert "hang_job.py:" in hang.verdict()
-    if kind in ("sleeps", "loader blocks"):
+    if kind in ("sleeps", "loader blocks", "waits for a file", "holds the lock"):
         assert hang.causes == (1,)
         assert "in hang" in hang.stacks[1], "the watchdog has written where it is"
+    if kind == "crashes":
+        assert hang.stacks[1].startswith("Fatal Python error: Segmentation fault")
+        assert "in hang" in hang.stacks[1]
+
+
+def test_stacks_are_written_on_request(hanging: Any, tmp_path: Path) -> None:
+    hang = hanging("waits for a file")
+    assert ask_for_stacks([tmp_path / "log"], hang.suspects, 12) == [1]
+    assert any(each.startswith("Requested") for each in read_stacks(hang.run, 1))
+
+
+def test_a_job_that_hangs_ends_with_its_exit_code(tmp_path: Path) -> None:
+    done = run(tmp_path, ROOT / "tests/jobs/hang_job.py", "ends", processes=3, code=75)
+    assert "exit code 75 (Profiler.hang_exit_code)" in workerlogs(tmp_path)[0], done
+    hang = find_hang([tmp_path / "log"])
+    assert hang.causes == (1,)
+    assert "in hang" in hang.stacks[1]
+    assert len(read_step_times(hang.run)) == 3 * 6, "what was noted is saved first"
