@@ -31,6 +31,7 @@ DEFAULTS = {
     "source": True,
     "flight_recorder": True,
     "hang_after": None,
+    "hang_exit_code": None,
     "brief": False,
     "timer_only": False,
     "ranks": "all",
@@ -103,6 +104,7 @@ def test_every_key_at_once(profiler):
         "source": False,
         "flight_recorder": False,
         "hang_after": 300.0,
+        "hang_exit_code": 75,
         "brief": True,
         "timer_only": True,
         "ranks": {"dp": 0, "pp": "all"},
@@ -354,6 +356,11 @@ class TestWithoutEffect:
                     "the training"
                 ],
             ),
+            (
+                "hang_exit_code: 75",
+                ["hang_exit_code: has no effect, because hang_after is blank"],
+            ),
+            ("hang_exit_code: 75, hang_after: 300", []),
             ("detailed: False, summary: {dist: True}, scheduler: [1, 5], stop_training: True", []),
         ],
     )

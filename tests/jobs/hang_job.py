@@ -38,16 +38,16 @@ def hang(kind: str, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def exchange(kind: str, hangs: bool, tensor: paddle.Tensor) -> None:
+def exchange(kind: str, hangs: bool, tensor: paddle.Tensor, pair: object) -> None:
     """Transfers between ranks 0 and 1, in every step."""
     if dist.get_rank() == 0:
         for _ in range(4 if hangs and kind == "uneven" else 3):
-            dist.send(tensor, 1)
+            dist.send(tensor, 1, pair)
     else:
         if hangs and kind == "crossed sends":
-            dist.send(tensor, 0)
+            dist.send(tensor, 0, pair)
         for _ in range(3):
-            dist.recv(tensor, 0)
+            dist.recv(tensor, 0, pair)
 
 
 def reduce_checked(kind: str, hangs: bool, tensor: paddle.Tensor) -> None:
@@ -75,13 +75,11 @@ def train(kind: str) -> None:
                 for group in pairs[:: 1 - 2 * rank]:
                     dist.all_reduce(tensor, group=group)
             if kind in ("uneven", "crossed sends") and rank < 2:
-                exchange(kind, hangs, tensor)
+                exchange(kind, hangs, tensor, pairs[0])
             if not (hangs and kind == "skipped" and rank == 1):
                 reduce_checked(kind, hangs, tensor)
             if hangs and kind == "other root":
                 dist.broadcast(tensor, 2 if rank == 1 else 0)
-            if hangs and kind == "other dtype":
-                dist.all_reduce(paddle.ones([16], "float64" if rank == 1 else "int64"))
             if hangs and kind == "other operation":
                 if rank:
                     dist.all_reduce(tensor)
