@@ -176,9 +176,9 @@ def _attach(
                          each step   between steps   close   wait   rescue
         DevicePart                   after step 0
         LivenessPart                                 x              x
-        FlightRecorder   x                           x
         TriggersPart     x                           x       x
         RecordingPart                x               x              x
+        FlightRecorder   x                           x                      unwraps what windows wrap, too
         ClockSync                    window ends             x
         StepsPart        x           window ends     x              x
         TablesPart                                           x
@@ -218,9 +218,9 @@ def _attach(
     parts: list[Part | None] = [
         DevicePart(_device),
         liveness,
-        flight_recorder,
         TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
         RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
+        flight_recorder,
         clock_sync,
         steps,
         TablesPart(post_processor) if post_processor else None,

@@ -39,7 +39,7 @@ class Job:
                 *(group, numbers[key], 0, self._now, size, more[0] if is_transfer else -1),
                 *(
                     ring.text(name),
-                    ring.text("float32"),
+                    ring.text(more[1] if more[1:] else "float32"),
                     ring.text(f"train.py:{place + 1} step"),
                     0,
                 ),
@@ -103,7 +103,12 @@ def test_a_send_that_never_comes(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "differs"), [((0, "broadcast"), ("name",)), ((0, "all_reduce", 16), ("size",))]
+    ("other", "differs"),
+    [
+        ((0, "broadcast"), ("name",)),
+        ((0, "all_reduce", 16), ("size",)),
+        ((0, "all_reduce", 8, "bfloat16"), ("dtype",)),
+    ],
 )
 def test_other_operations_of_equal_number(job: Job, other: Any, differs: tuple[str, ...]) -> None:
     for rank in (0, 1, 2):

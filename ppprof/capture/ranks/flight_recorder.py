@@ -52,7 +52,7 @@ _ROOTED = frozenset(["broadcast", "reduce"])
 _MORE_METHODS = {"barrier": ("barrier", None), "gather": ("gather", 0), "scatter": ("scatter", 0)}
 """As `METHODS`; None without data."""
 _HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
-_MOST_FRAMES = 60
+_USERS, _LAYER = "user's", "layer"
 _LAYER_CALLS = frozenset(
     getattr(Layer, name).__code__
     for name in ("__call__", "_dygraph_call_func")
@@ -109,12 +109,11 @@ class FlightRecorder(Part):
         self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
         self._dtypes: dict[int, int] = {}
         self._files = UserFiles(Path.cwd())
-        self._is_own: dict[CodeType, bool] = {}
         self._places: dict[tuple[CodeType, int], int] = {}
-        self._contexts: weakref.WeakKeyDictionary[Layer, dict[str, int]] = (
+        self._contexts: weakref.WeakKeyDictionary[Layer, dict[str, str]] = (
             weakref.WeakKeyDictionary()
         )
-        self._phases: dict[CodeType, str] = {}
+        self._kinds: dict[CodeType, str] = {}
         self._inside = threading.local()
         self._ring.step(0, time.time_ns())
         self._methods = Patches()
@@ -217,27 +216,34 @@ class FlightRecorder(Part):
     def _origin(self) -> tuple[int, int]:
         """Return the numbers of two texts: the user's innermost line, and the phase and module."""
         frame: FrameType | None = sys._getframe(3)
-        place, phase, layers = 0, "", []
-        for _ in range(_MOST_FRAMES):
-            if frame is None:
-                break
+        user = inner = outer = None
+        phase, kinds = "", self._kinds
+        while frame is not None:
             code = frame.f_code
-            if not place and self._is_users(code):
-                place = self._line(frame)
-            known = self._phases.get(code)
-            if known is None:
-                known = self._phases[code] = self._phase(code)
-            phase = known or phase
-            if code in _LAYER_CALLS:  # only here: reading locals keeps them until the frame ends
-                layers.append(frame.f_locals.get("self"))
+            kind = kinds.get(code)
+            if kind is None:
+                kind = kinds[code] = self._kind(code)
+            if kind:  # most frames have none, and this loop takes most of the time of a note
+                if kind == _USERS:
+                    user = user or frame
+                elif kind == _LAYER:
+                    inner, outer = inner or frame, frame
+                else:
+                    phase = kind
             frame = frame.f_back
-        return place, self._context(phase or ("forward" if layers else ""), layers)
+        context = self._context(phase or ("forward" if inner else "?"), inner, outer)
+        return self._line(user) if user else 0, context
 
-    def _is_users(self, code: CodeType) -> bool:
-        is_own = self._is_own.get(code)
-        if is_own is None:
-            is_own = self._is_own[code] = self._files[code.co_filename][1]
-        return is_own
+    def _kind(self, code: CodeType) -> str:
+        """Return `_USERS`, `_LAYER`, the phase that a function of Paddle runs in, or "" for any other."""
+        if self._files[code.co_filename][1]:
+            return _USERS
+        if code in _LAYER_CALLS:
+            return _LAYER
+        if not code.co_filename.startswith(_PADDLE):
+            return ""
+        is_optimizer = code.co_name == "step" and "optimizer" in code.co_filename
+        return "optimizer" if is_optimizer else _PHASES.get(code.co_name, "")
 
     def _line(self, frame: FrameType) -> int:
         key = frame.f_code, frame.f_lineno or 0
@@ -247,29 +253,23 @@ class FlightRecorder(Part):
             self._places[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
         return self._places[key]
 
-    def _phase(self, code: CodeType) -> str:
-        if not code.co_filename.startswith(_PADDLE):
-            return ""
-        is_optimizer = code.co_name == "step" and "optimizer" in code.co_filename
-        return "optimizer" if is_optimizer else _PHASES.get(code.co_name, "")
+    def _context(self, phase: str, inner: FrameType | None, outer: FrameType | None) -> int:
+        """Return the number of the text for a phase and the innermost of the layers that are called.
 
-    def _context(self, phase: str, layers: list[Any]) -> int:
-        """Return the number of the text for a phase and the layers around, the innermost one first."""
-        layer = layers[0] if layers else None
+        Only locals of Paddle's own frames are read: those that are read stay alive until their frame ends.
+        """
+        layer = inner.f_locals.get("self") if inner else None
         if not isinstance(layer, Layer):
-            return self._ring.text(phase or "?")
+            return self._ring.text(phase)
         texts = self._contexts.get(layer)
-        if texts is None:
-            texts = self._contexts[layer] = {}
+        if texts is None:  # forward comes first: within a backward, the outermost layer is no model
+            model = outer.f_locals["self"] if outer else layer
+            names = (name for name, each in model.named_sublayers() if each is layer)
+            kind, name = type(layer).__name__, next(names, "")
+            texts = self._contexts[layer] = {"": f"{name} ({kind})" if name else kind}
         if phase not in texts:
-            root = layers[-1]
-            names = (name for name, each in root.named_sublayers() if each is layer)
-            kind = type(layer).__name__
-            name = next(names, "")
-            texts[phase] = self._ring.text(
-                f"{phase} of {name} ({kind})" if name else f"{phase} of {kind}"
-            )
-        return texts[phase]
+            texts[phase] = f"{phase} of {texts['']}"
+        return self._ring.text(texts[phase])
 
     def _wait(self, wait: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait for a task between two notes."""
