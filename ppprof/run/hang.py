@@ -143,7 +143,7 @@ class Hang:
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """Ranks whose stacks tell the cause: `causes`, else those that wait or call what differs."""
+        """Ranks whose stacks show the cause: `causes`, else those that wait or call what differs."""
         calls = [rank for each in self.mismatches[:1] for rank in each.calls]
         waiting = [each.rank for each in self.waiting]
         return self.causes or self.circle or tuple(calls or waiting or self.ranks)
