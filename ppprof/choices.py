@@ -32,7 +32,7 @@ WAYS = ("rank", "name")
 """The ways to join the tables of several ranks: one row per name and rank, or one row per name. See
 `ppprof.analysis.summaries.across_ranks`."""
 
-DIFF_VIEWS = ("overview", "rank", "op", "kernel", "dist", "runtime", "shape", "module")
+DIFF_VIEWS = ("overview", "rank", "line", "op", "kernel", "dist", "runtime", "shape", "module")
 """The tables of a comparison, in the order in which they are shown."""
 
 

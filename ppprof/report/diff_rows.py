@@ -15,6 +15,7 @@ from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.choices import DIFF_VIEWS
 
 KINDS = {
+    "line": "lines",
     "op": "operators",
     "kernel": "kernels",
     "dist": "collectives",
@@ -143,8 +144,11 @@ def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.
     delta = pl.col(f"delta_{key}").abs()
     changed = _changed(table, selection)
     if not selection.include_noise:
-        # A changed number of calls is shown whatever the noise; so is a change of unknown noise.
-        changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
+        # A changed number of calls is shown whatever the noise; so is a change of unknown noise, but of
+        # samples: in one step, they are chance.
+        is_sampled = "delta_calls" not in table.columns
+        shown = pl.col("is_clear").fill_null(not is_sampled)
+        changed = changed.filter(shown if is_sampled else shown | (pl.col("delta_calls") != 0))
     if selection.min_delta_ns and key != "calls":
         changed = changed.filter((delta >= selection.min_delta_ns) | (pl.col("status") != "both"))
     return changed

@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import call_lines, sample_lines
+from ppprof.analysis.advice.own_lines import call_lines
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
@@ -31,7 +31,12 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps
+from ppprof.analysis.profile.python_lines import (
+    SampledSteps,
+    sample_lines,
+    sampled_steps,
+    samples_by_line,
+)
 from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
@@ -349,13 +354,7 @@ class IndicatorBuilder:
         sampled = sampled_steps(self.profile)
         if sampled is None:
             return
-        lines = sample_lines(sampled)
-        scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
-        samples = sampled.samples.select(
-            *("step", "is_step", "time_ns"),
-            name=pl.Series([lines[row] for row in sampled.samples["stack"]], dtype=pl.String),
-            dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
-        ).drop_nulls("name")
+        samples = samples_by_line(sampled)
         loads = contains(together(loading_intervals(self.profile)), samples["time_ns"].to_numpy())
         named = pl.col("step"), pl.col("name")
         of_steps, others = (
@@ -363,11 +362,12 @@ class IndicatorBuilder:
             samples.filter(~pl.col("is_step") & pl.Series(loads)),
         )
         self.add_names("line", of_steps.select(*named, time_ns="dur_ns"))
-        self.add_names("read", self._reads(sampled, lines))
+        self.add_names("read", self._reads(sampled))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
 
-    def _reads(self, sampled: SampledSteps, lines: Sequence[str | None]) -> pl.DataFrame:
+    def _reads(self, sampled: SampledSteps) -> pl.DataFrame:
         """Return step, name (the line) and time_ns of the stepping threads' reads of tensors."""
+        lines = sample_lines(sampled)
         reads = sampled.stacks.reads
         reads = reads[np.isin(reads[:, 0], self.steps["thread"].to_numpy()) & (reads[:, 3] >= 0)]
         return pl.DataFrame(

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import sample_lines
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import sampled_steps
+from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
 
 LEAST_RUNNING = 0.5
 """Share of the time in which a thread is in the user's code that it has to be on a processor: a thread

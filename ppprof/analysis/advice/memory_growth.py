@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import line_name
 from ppprof.trace.event_lines import frame_of_call
 
 KEPT = {"step": pl.Int64, "name": pl.String, "num": pl.Int64, "bytes": pl.Int64}

@@ -22,10 +22,10 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import SampledSteps, sampled_steps, source_of
+from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.arrays import Bool, Int64
-from ppprof.trace import Frame, PythonStacks
+from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
 
 _TRAINS = 0.1
@@ -36,8 +36,6 @@ _ALMOST_ALL = 0.8
 """An inner line is named in place of the line that calls it if it takes at least this share."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
-_MOST_SOURCE = 60
-"""Characters of a line's source in its name."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 Path = tuple[Frame, ...]
@@ -234,24 +232,6 @@ class _LineChooser:
             if not inner or inner[best] < _ALMOST_ALL * whole:
                 return path
             path = best
-
-
-def line_name(stacks: PythonStacks | None, frame: Frame) -> str:
-    """Return the name of a line: ``train.py:7, log(): json.dumps(record)``."""
-    where = frame.place
-    if not frame.function.startswith("<"):
-        where += f", {frame.function.rpartition('.')[2]}()"
-    source = source_of(stacks, frame)
-    if source is None:
-        return where
-    return (
-        f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
-    )
-
-
-def sample_lines(sampled: SampledSteps) -> list[str | None]:
-    """Return the name of the line of each stack; None without one, and as the last item for no stack."""
-    return [None if frame is None else line_name(sampled.stacks, frame) for frame in sampled.line]
 
 
 def call_lines(profile: Profile, stacks: pl.Series) -> dict[str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name, line_of_operators, sample_lines
+from ppprof.analysis.advice.own_lines import line_of_operators
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import sampled_steps
+from ppprof.analysis.profile.python_lines import line_name, sample_lines, sampled_steps
 from ppprof.trace.event_lines import frame_of_call
 
 MANY_OPERATORS = 64

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.changes import changes, module_changes
+from ppprof.analysis.diff.naming import keys_of_lines
 from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.diff.thresholds import METRICS
@@ -212,6 +213,26 @@ class Diff:
         its shapes. A row that both runs have does equal work in each call.
         """
         return self._by_name("operator_shapes", self.sort_value("operator_shapes"))
+
+    @cached_property
+    def lines(self) -> pl.DataFrame:
+        """The lines of the user's code in both runs, sorted by the absolute delta of their time.
+
+        Columns as in `operators`, with ``VALUES["lines"]``. Times are by samples of Python stacks,
+        without the lines that a line calls. `ppprof.analysis.diff.naming.keys_of_lines` says which
+        lines are one. No rows if a run has no samples.
+        """
+        runs: Sequence[RunCosts] = self._runs
+        if any(run.lines.is_empty() for run in runs):
+            runs = [replace(run, lines=run.lines.clear()) for run in runs]
+        *keys, names = keys_of_lines(*(run.lines["name"].unique() for run in runs))
+        one, other = (
+            replace(run, lines=run.lines.with_columns(pl.col("name").replace(key))).means("lines")
+            for run, key in zip(runs, keys)
+        )
+        values = VALUES["lines"]
+        table = changes(one, other, ["name"], values, values[-1])
+        return table.with_columns(pl.col("name").replace(names))
 
     def by_name(self, kind: str, value: str) -> pl.DataFrame:
         """Return `operators` or another table by name, sorted by the absolute delta of ``value``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -21,6 +21,50 @@ _BUILDS = (
     (re.compile(r"(^triton_\w*?)(_\d\w*)?$"), r"\1"),
 )
 """Patterns of the parts of a kernel name that state its architecture or build, and replacements."""
+
+
+_LINE = re.compile(r"(?P<file>.+?):(?P<number>[0-9]+)(?P<function>(, [^:]*)?)(?P<source>(: .*)?)")
+"""A name of `ppprof.analysis.profile.python_lines.line_name`."""
+
+
+def keys_of_lines(
+    baseline: Iterable[str], experiment: Iterable[str]
+) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
+    """Return by what lines of two runs are compared, since their numbers change with the code.
+
+    ::
+
+        train.py:7, log(): save(x)   train.py:9, log(): save(x)   train.py, log(): save(x)
+        train.py:7, log()            train.py:7, log(): save(x)   train.py:7, log()
+
+    A line is that of equal text in the same function and file; where a run has kept no source, that of
+    equal number. The last mapping is from keys to names with the numbers of both runs:
+    ``train.py:7 -> 9, log(): save(x)``.
+    """
+    sides = [
+        {name: _LINE.fullmatch(name) for name in set(names)} for names in (baseline, experiment)
+    ]
+    has_source = all(any(line and line["source"] for line in side.values()) for side in sides)
+    keys: list[dict[str, str]] = []
+    numbers: dict[str, list[set[int]]] = {}
+    parts: dict[str, tuple[str, str]] = {}
+    for number, side in enumerate(sides):
+        keys.append({})
+        for name, line in side.items():
+            if line is None:
+                keys[-1][name] = name
+                continue
+            rest = line["function"] + line["source"] * has_source
+            is_named = has_source and line["source"]
+            key = f"{line['file']}{'' if is_named else ':' + line['number']}{rest}"
+            keys[-1][name] = key
+            parts[key] = line["file"], rest
+            numbers.setdefault(key, [set(), set()])[number].add(int(line["number"]))
+    shown = {}
+    for key, (file, rest) in parts.items():
+        texts = [",".join(map(str, sorted(each))) for each in numbers[key] if each]
+        shown[key] = f"{file}:{' -> '.join(dict.fromkeys(texts))}{rest}"
+    return keys[0], keys[1], shown
 
 
 @dataclass(frozen=True)

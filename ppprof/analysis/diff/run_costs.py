@@ -49,6 +49,8 @@ class RunCosts:
     """The run's step times: rank, step, window, excluded, batch_cost_ns, reader_cost_ns,
     num_samples, num_tokens, device_peak_bytes, device_peak_reserved_bytes, device_total_bytes, and the
     columns of `machine_load`; no rows if the run has no step times."""
+    lines: pl.DataFrame
+    """Columns of `ppprof.analysis.diff.costs.LINES`: sums over ranks."""
     operators: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame

@@ -22,6 +22,8 @@ from ppprof.trace import Frame, PythonStacks
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
 
+_MOST_SOURCE = 60
+"""Characters of a line's source in its name."""
 ELSEWHERE = "outside your code"
 """Stands for the line of samples without a frame of the user's."""
 _CONFIDENCE = 1.96
@@ -74,6 +76,19 @@ def source_of(stacks: PythonStacks | None, frame: Frame) -> str | None:
     return source.get(frame.file, {}).get(frame.line, "").strip() or None
 
 
+def line_name(stacks: PythonStacks | None, frame: Frame) -> str:
+    """Return the name of a line: ``train.py:7, log(): json.dumps(record)``."""
+    where = frame.place
+    if not frame.function.startswith("<"):
+        where += f", {frame.function.rpartition('.')[2]}()"
+    source = source_of(stacks, frame)
+    if source is None:
+        return where
+    return (
+        f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
+    )
+
+
 @once
 def sampled_steps(profile: Profile) -> SampledSteps | None:
     """Return the samples in the steps of a window; None without steps, or without samples in them."""
@@ -90,6 +105,26 @@ def sampled_steps(profile: Profile) -> SampledSteps | None:
         return None
     whole_ns = int((steps["end_ns"] - steps["start_ns"]).sum())
     return SampledSteps(stacks, samples, whole_ns / steps.height, steps.height)
+
+
+def sample_lines(sampled: SampledSteps) -> list[str | None]:
+    """Return the name of the line of each stack; None without one, and as the last item for no stack."""
+    return [None if frame is None else line_name(sampled.stacks, frame) for frame in sampled.line]
+
+
+def samples_by_line(sampled: SampledSteps) -> pl.DataFrame:
+    """Return the samples of known lines, with the time of the window's steps that each stands for.
+
+    Returns:
+        step, is_step, time_ns (the instant), name (from `line_name`) and dur_ns.
+    """
+    lines = sample_lines(sampled)
+    scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
+    return sampled.samples.select(
+        *("step", "is_step", "time_ns"),
+        name=pl.Series([lines[row] for row in sampled.samples["stack"]], dtype=pl.String),
+        dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
+    ).drop_nulls("name")
 
 
 PYTHON = {

@@ -217,6 +217,7 @@ def _sub_columns(value: str) -> list[Column]:
 
 
 _TARGETS = {
+    "line": "",
     "op": "operator",
     "kernel": "kernel",
     "dist": "collective",

@@ -27,7 +27,7 @@ from ppprof.report.diff_rows import (
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
-from ppprof.units import short_names
+from ppprof.units import format_time, short_names
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -47,6 +47,8 @@ Means per rank and step; the largest change first. Delta: experiment minus basel
 baseline. +-: standard error of the delta over steps."""
 
 _NOTES = {
+    "line": """
+Time: by samples of Python stacks, of the line without the lines that it calls. 7 -> 9: its number has changed.""",
     "op": " Self: without the operators it calls. GPU: kernels, copies and memsets that it launched.",
     "kernel": "",
     "dist": """
@@ -63,6 +65,7 @@ Time: GPU time of modules that launch work on a device, CPU time of the others. 
 to the end of the module, per run. (unknown): time of the step between its modules, at its place."""
 
 _MAX_DIFFERENCES = 12
+_LEAST_OF_STEP = 0.01
 
 
 def render_diff(
@@ -182,12 +185,26 @@ def headline(diff: Diff) -> str:
     if comparability.shares:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())
         lines.append(f"Alike: {comparability.score:.0%} ({shares})")
-    lines += work_sentences(diff)
+    lines += [*_line_sentence(diff), *work_sentences(diff)]
     lines += [f"  {difference}" for difference in comparability.differences[:_MAX_DIFFERENCES]]
     hidden = len(comparability.differences) - _MAX_DIFFERENCES
     if hidden > 0:
         lines.append(f"  and {hidden} more")
     return "\n".join([*lines, "", ""])
+
+
+def _line_sentence(diff: Diff) -> list[str]:
+    """Return the line that made the step longer, or shorter, if that is clear and 1% of a step."""
+    step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
+    delta = pl.col("delta_time_ns")
+    lines = diff.lines.filter(delta.sign() == delta.sum().sign(), "is_clear")
+    for row in lines.head(1).iter_rows(named=True):
+        change_ns = row["delta_time_ns"]
+        if isinstance(step_ns, float) and abs(change_ns) >= _LEAST_OF_STEP * step_ns:
+            how = "more" if change_ns > 0 else "less"
+            name = _name(row["name"], row["status"])
+            return [f"Line: {format_time(abs(change_ns))} a step {how} in {name}"]
+    return []
 
 
 def work_sentences(diff: Diff) -> list[str]:
@@ -276,7 +293,7 @@ def _by_name(
     shown = rows if selection.limit is None else rows[: selection.limit]
     lines: list[Line] = []
     unit = "calls" if key == "calls" else "ns"
-    names = short_names(row["name"] for row in shown)
+    names = short_names(row["name"] for row in shown) if "calls" in values else {}
     for row in shown:
         noise = row[f"noise_{key}"]
         cells = [
@@ -286,8 +303,12 @@ def _by_name(
             _percent(row[f"delta_ratio_{key.removesuffix('_ns')}"]),
             "-" if noise is None else _value(noise, unit, options),
         ]
-        name = _name(names[row["name"]], row["status"])
-        calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
+        name = _name(names.get(row["name"], row["name"]), row["status"])
+        calls = [
+            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], lambda calls: f"{calls:g}")
+            for value in values
+            if value == "calls"
+        ]
         pairs = [
             _pair(
                 row[f"baseline_{value}"],
@@ -296,7 +317,7 @@ def _by_name(
             )
             for value in others
         ]
-        lines.append([name, *cells, calls, *pairs])
+        lines.append([name, *cells, *calls, *pairs])
     if len(rows) > len(shown):
         lines.append(f"{len(rows) - len(shown)} more {_NOUNS[view]}: --row-limit")
     headers = [
@@ -306,7 +327,7 @@ def _by_name(
         "Delta",
         "Delta (%)",
         "+-",
-        "Calls",
+        *["Calls"] * ("calls" in values),
         *map(_title, others),
     ]
     note = f"{_NOTE}{_NOTES[view]}{_left_out(diff, view, table, selection)}"

@@ -405,6 +405,7 @@ def side(**overview):
         "operators": pl.DataFrame(
             schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
         ),
+        "lines": pl.DataFrame(),
         "kernels": pl.DataFrame(),
         "collectives": pl.DataFrame(),
         "runtime_calls": pl.DataFrame(),
