@@ -44,6 +44,19 @@ _TEXTS = {
         "{path}：不能用于设备时间：{total} 次 launch 中有 {num} 次没有带时间的设备事件，"
         "{num_steps} 步中缺失 {num_lost} 步（{steps}）：其时间是主机的，任何表都不显示设备的时间",
     ),
+    "clock_ahead": (
+        "{path}: the device's clock was {time} ahead of the host's: corrected, to within {error}",
+        "{path}：设备的时钟比主机快 {time}：已校正，误差不超过 {error}",
+    ),
+    "clock_behind": (
+        "{path}: the device's clock was {time} behind the host's: corrected, to within {error}",
+        "{path}：设备的时钟比主机慢 {time}：已校正，误差不超过 {error}",
+    ),
+    "clock_moves": (
+        "{path}: the device's clock moved by {time} against the host's within the window: times of the "
+        "device against the host's are not corrected, and wrong by as much or more",
+        "{path}：设备的时钟在窗口内相对主机变化了 {time}：设备与主机之间的时间未校正，误差至少这么大",
+    ),
     "overlaps": (
         "{path}: device events that last beyond the end of the next one on their stream, where work "
         "runs in order: {num} ({names}); their lengths are cut to its start",

@@ -126,16 +126,7 @@ _CAUSES: tuple[tuple[str, str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Probe:
-    """What a window of one kernel showed in a child process.
-
-    ::
-
-        host    | before | launch |               | synchronized |
-        device                      | kernel start ... end |
-
-    Times are int64 nanoseconds of the clock of the trace, which is ``time.time_ns``; None if the
-    trace has no such event.
-    """
+    """What a window of a few kernels showed in a child process."""
 
     kind: str
     """One of `KINDS`."""
@@ -149,11 +140,14 @@ class Probe:
     """Device kernels in the trace."""
     num_launches: int = 0
     """Runtime calls in the trace."""
-    before_ns: int | None = None
-    launch_ns: int | None = None
-    kernel_start_ns: int | None = None
-    kernel_end_ns: int | None = None
-    synchronized_ns: int | None = None
+    ahead_ns: tuple[int, int] | None = None
+    """The least and the most that the device's clock is ahead of the host's, below 0 if it is behind::
+
+        host    launch |                  | synchronized
+        device           | kernel |                          most: start - launch, least: end - synchronized
+
+    The least is above the most if the clock moves against the host's. None without a kernel.
+    """
     files: tuple[str, ...] = ()
     """Files that a profiler wrote into the working directory unasked."""
     exit_code: int | None = None
@@ -164,7 +158,7 @@ class Probe:
 def probe(
     targets: Sequence[str] | None = None, timeout: float = TIMEOUT_SECONDS, device: str = ""
 ) -> Probe:
-    """Record a window of one kernel in a child process and return what it holds.
+    """Record a window of a few kernels in a child process and return what it holds.
 
     The child sees the same devices as this process: it inherits the environment, but no variable of
     the launcher other than ``FLAGS_*``. It runs in a temporary folder. Never raises.
@@ -218,8 +212,9 @@ def interpret(ended: Ended, timeout: float) -> Probe:
 def _of_window(result: Mapping[str, Any], common: Mapping[str, Any]) -> Probe:
     known = {name: result.get(name) for name in _NUMBERS}
     numbers: dict[str, Any] = {k: v for k, v in known.items() if isinstance(v, int)}
+    ahead_ns = result.get("ahead_ns")
     files = tuple(str(name) for name in result.get("files") or ())
-    found = {**common, **numbers, "files": files}
+    found = {**common, **numbers, "files": files, "ahead_ns": ahead_ns and tuple(ahead_ns)}
     device = common["device"]
     if device.partition(":")[0] == "cpu" and numbers.get("num_operators"):
         return Probe(WORKS, "a window on the host holds its operator", **found)
@@ -231,18 +226,16 @@ def _of_window(result: Mapping[str, Any], common: Mapping[str, Any]) -> Probe:
         return Probe(WORKS, f"a window on {device} holds its kernel", **found)
     if device.partition(":")[0] == "cpu":
         return Probe(NO_EVENTS, "a window on the host holds no operator", "report this", **found)
-    return Probe(
-        NO_EVENTS,
-        "; ".join(filter(None, (f"a window on {device} holds no kernel", beside))),
-        "record the host alone (Profiler.targets: [cpu]), or use the vendor's own profiler",
-        **found,
-    )
+    lacks = f"a window on {device} holds no kernel"
+    if numbers.get("num_launches"):
+        lacks += f" of {numbers['num_launches']} launches: lost, or the device's clock is behind the host's"
+    return Probe(NO_EVENTS, "; ".join(filter(None, (lacks, beside))), _OWN_PROFILER, **found)
 
 
-_NUMBERS = (
-    *("num_operators", "num_kernels", "num_launches", "before_ns", "launch_ns"),
-    *("kernel_start_ns", "kernel_end_ns", "synchronized_ns"),
-)
+_OWN_PROFILER = "use the profiler of the device's maker"
+
+
+_NUMBERS = ("num_operators", "num_kernels", "num_launches")
 
 
 def _of_failure(stage: str, text: str, while_: str, common: Mapping[str, Any]) -> Probe:
@@ -263,11 +256,11 @@ def _of_failure(stage: str, text: str, while_: str, common: Mapping[str, Any]) -
         return Probe(
             NO_HOOKS,
             f"the device's plugin has no profiler{said}",
-            "record the host alone (Profiler.targets: [cpu])",
+            _OWN_PROFILER,
             **common,
         )
     if stage in _OF_PROFILER:
-        action = "record the host alone (Profiler.targets: [cpu]), and report the message"
+        action = "report the message"
         return Probe(REFUSED, f"{how} {while_}{said}", action, **common)
     if stage == "device":
         action = "check the device's driver, and that Paddle's build is for this device"

@@ -51,6 +51,7 @@ from ppprof.rundir.manifest import (
 from ppprof.rundir.names import (
     ALLOCATIONS_MARKER,
     CLOCK_MARKER,
+    DEVICE_CLOCK_MARKER,
     INCOMPLETE_MARKER,
     PAUSE_SPAN,
     TRACE_SUFFIXES,
@@ -68,6 +69,7 @@ from ppprof.rundir.names import (
 __all__ = [
     "ALLOCATIONS_MARKER",
     "CLOCK_MARKER",
+    "DEVICE_CLOCK_MARKER",
     "INCOMPLETE_MARKER",
     "PAUSE_SPAN",
     "TRACE_SUFFIXES",

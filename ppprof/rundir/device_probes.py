@@ -4,7 +4,7 @@
 
     profiler_log/
       devices/node7.asked    a rank on node7 probes the device's profiler
-      devices/node7.json     {"kind": "refused", "reason": "...", "action": "..."}
+      devices/node7.json     {"kind": "works", "reason": "...", "action": "", "ahead_ns": [-9000, 12000], ...}
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class DeviceProbe(NamedTuple):
     action: str
     writes_files: bool = False
     """Whether the device's own profiler wrote files unasked."""
+    ahead_ns: tuple[int, int] | None = None
+    """The least and the most that the device's clock is ahead of the host's; None if unknown."""
 
 
 def claim(run: Path) -> bool:
@@ -58,7 +60,8 @@ def read(run: Path) -> DeviceProbe | None:
         probe = DeviceProbe(**_file(run, "json").read_json(_MOST_BYTES))
         texts = (probe.kind, probe.reason, probe.action)
         if all(isinstance(text, str) for text in texts):
-            return probe
+            least, most = probe.ahead_ns or (None, None)
+            return probe._replace(ahead_ns=None if least is None else (int(least), int(most)))
     return None
 
 

@@ -31,6 +31,11 @@ CLOCK_MARKER = "clock set by "
 wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set by -5000000 ns``. See
 `ppprof.trace.clock_jumps`."""
 
+DEVICE_CLOCK_MARKER = "device clock ahead by "
+"""Beginning of the name of the UserDefined event in a raw capture that says how far the probe found the
+device's clock ahead of the host's, least and most: ``device clock ahead by -5000 to 20000 ns``. Only where
+the two disagree. See `ppprof.trace.device_clock`."""
+
 ALLOCATIONS_MARKER = "allocations recorded up to here"
 """Name of the UserDefined event in a raw capture that marks a step in which, or ahead of which, capture
 has ended the recording of allocations. See `ppprof.capture.recording.long_steps`."""

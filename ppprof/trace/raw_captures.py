@@ -8,8 +8,10 @@ from pathlib import Path
 import polars as pl
 
 from ppprof.paths import to_path
+from ppprof.rundir.names import TraceName
 from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.run_file import RunFile
+from ppprof.trace.device_clock import with_device_clock
 from ppprof.trace.event_lines import with_lines, with_stacks
 from ppprof.trace.insert_remote_calls import with_remote_calls
 from ppprof.trace.join_operator_calls import with_operator_inputs
@@ -31,8 +33,10 @@ def read_window(raw: str | Path) -> Trace:
     Raises:
         TraceError: the raw capture cannot be read.
     """
-    trace = with_stacks(read_paddle_pb(raw), raw)
     path = to_path(raw)
+    trace = with_stacks(read_paddle_pb(raw), raw)
+    if TraceName.parse(path.name) is not None:  # others' files are read as Paddle reads them
+        trace = with_device_clock(trace)
     trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
     folder = RunFile(path.parent, path.with_suffix(".calls").name)
     return with_lines(with_remote_calls(trace, folder))

@@ -24,7 +24,8 @@
 //   PPPROF_TEST_DEVICE_COMM_MS=0         length of each collective in addition to its work
 //   PPPROF_TEST_DEVICE_EVENTS=0          the profiler records no event of the device
 //   PPPROF_TEST_DEVICE_HOOKS=0           the plugin has no profiler
-//   PPPROF_TEST_DEVICE_REFUSES=1         the profiler ends the process when it is prepared
+//   PPPROF_TEST_DEVICE_REFUSES=1         the profiler ends the process when it is prepared; a program
+//                                        may set this later
 //   PPPROF_TEST_DEVICE_FILES=1           the profiler writes a folder of its own when it is prepared
 //   PPPROF_TEST_DEVICE_STUCK=N           the N-th matmul of the process, counted from 1, never ends
 //   PPPROF_TEST_DEVICE_STUCK_COMM=N      the N-th collective of the process never ends
@@ -32,6 +33,12 @@
 //   PPPROF_TEST_DEVICE_WAITS=1           a copy to the device waits for the stream, as from pageable
 //                                        memory
 //   PPPROF_TEST_DEVICE_GRAPH=N           N launches in a row are one replay of a graph
+//   PPPROF_TEST_DEVICE_OFFSET_MS=0       the clock of device events is ahead of the host's
+//   PPPROF_TEST_DEVICE_DRIFT_PPM=0       ... and gains so many microseconds in a second
+//   PPPROF_TEST_DEVICE_DROPS=0           so many of 100 device events are lost, their launches are not
+//   PPPROF_TEST_DEVICE_LIES=1            an event answers that it is reached, always
+//   PPPROF_TEST_DEVICE_QUERIES=1         a query of an event or a stream is a runtime call, too
+//   PPPROF_TEST_DEVICE_LOG=FOLDER        FOLDER/PID.csv: all work with a name, by the host's clock
 #include "paddle/phi/config.h"
 #undef PADDLE_WITH_DNNL  // its headers are not in the wheel
 
@@ -77,9 +84,14 @@ namespace {
 
 using phi::TracerEventType;
 
+std::string text(const char* name) {
+  const char* value = std::getenv((std::string("PPPROF_TEST_DEVICE_") + name).c_str());
+  return value ? value : "";
+}
+
 double number(const char* name, double otherwise) {
-  const char* text = std::getenv((std::string("PPPROF_TEST_DEVICE_") + name).c_str());
-  return text && *text ? std::atof(text) : otherwise;
+  std::string value = text(name);
+  return value.empty() ? otherwise : std::atof(value.c_str());
 }
 
 // The switches are read once, when Paddle loads the plugin.
@@ -87,10 +99,14 @@ struct Switches {
   int count = number("COUNT", 8);
   size_t memory = number("MEMORY_MB", 4096) * 1e6;
   double kernel_ms = number("KERNEL_MS", 0), comm_ms = number("COMM_MS", 0);
-  bool events = number("EVENTS", 1), hooks = number("HOOKS", 1), refuses = number("REFUSES", 0);
+  bool events = number("EVENTS", 1), hooks = number("HOOKS", 1);
   int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0), graph = number("GRAPH", 0);
   double stuck_s = number("STUCK_S", 0);
   bool waits = number("WAITS", 0), files = number("FILES", 0);
+  double offset_ms = number("OFFSET_MS", 0), drift_ppm = number("DRIFT_PPM", 0);
+  int drops = number("DROPS", 0);
+  bool lies = number("LIES", 0), queries = number("QUERIES", 0);
+  std::string log = text("LOG");
 };
 const Switches& switches = *new Switches;
 
@@ -98,6 +114,13 @@ uint64_t now_ns() {  // the clock of Paddle's host events
   timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+// The device's own clock at a time of the host's.
+uint64_t device_ns(uint64_t host_ns) {
+  static const uint64_t first_ns = now_ns();
+  double elapsed_ns = static_cast<double>(host_ns) - static_cast<double>(first_ns);
+  return host_ns + static_cast<int64_t>(switches.offset_ms * 1e6 + elapsed_ns * switches.drift_ppm / 1e6);
 }
 
 void sleep_ms(double milliseconds) {
@@ -116,12 +139,20 @@ void be_stuck() {
 struct Trace {
   std::atomic<bool> is_open{false};
   std::atomic<int> number{0};  // of the times that the profiler was started
+  int recorded = 0;            // events of the device since then, lost ones included
   std::mutex mutex;
   std::vector<phi::RuntimeTraceEvent> calls;
   std::vector<phi::DeviceTraceEvent> work;
 };
 Trace& trace = *new Trace;
 std::atomic<uint32_t> next_correlation{1};
+
+// Write what a stream did to the log, which no switch falsifies.
+void log_work(const std::string& name, int stream, uint32_t correlation, uint64_t start_ns, uint64_t end_ns) {
+  static FILE* file = std::fopen((switches.log + "/" + std::to_string(getpid()) + ".csv").c_str(), "a");
+  if (file) std::fprintf(file, "%lu,%lu,%d,%u,\"%s\"\n", start_ns, end_ns, stream, correlation, name.c_str());
+  if (file) std::fflush(file);
+}
 
 // A call of the runtime by this thread, from construction to destruction.
 class Call {
@@ -216,8 +247,12 @@ struct C_Stream_st {
   }
 
   void record(const Work& work, uint64_t start_ns, uint64_t end_ns) {
-    if (!trace.is_open || !switches.events || work.name.empty()) return;
+    if (work.name.empty()) return;
+    if (!switches.log.empty()) log_work(work.name, number, work.correlation, start_ns, end_ns);
+    if (!trace.is_open || !switches.events) return;
     std::lock_guard<std::mutex> lock(trace.mutex);
+    if (trace.recorded++ * 7 % 100 < switches.drops) return;
+    start_ns = device_ns(start_ns), end_ns = device_ns(end_ns);
     if (work.type == TracerEventType::Kernel) {
       phi::KernelEventInfo info{};
       info.block_x = 128, info.block_y = info.block_z = info.grid_x = info.grid_y = info.grid_z = 1;
@@ -334,6 +369,7 @@ C_Status destroy_stream(const C_Device, C_Stream stream) {
 }
 
 C_Status query_stream(const C_Device, C_Stream stream) {
+  Call call(switches.queries ? "cudaStreamQuery" : nullptr);
   return stream->is_idle() ? C_SUCCESS : C_FAILED;
 }
 
@@ -366,7 +402,8 @@ C_Status destroy_event(const C_Device, C_Event event) {
 }
 
 C_Status query_event(const C_Device, C_Event event) {
-  return event->is_reached() ? C_SUCCESS : C_FAILED;
+  Call call(switches.queries ? "cudaEventQuery" : nullptr);
+  return switches.lies || event->is_reached() ? C_SUCCESS : C_FAILED;
 }
 
 C_Status synchronize_device(const C_Device device) {
@@ -867,7 +904,7 @@ C_Status profiler_initialize(C_Profiler, void**) { return C_SUCCESS; }
 C_Status profiler_finalize(C_Profiler, void*) { return C_SUCCESS; }
 
 C_Status profiler_prepare(C_Profiler, void*) {
-  if (switches.refuses) {  // as CUPTI_CALL does in Paddle's cuda_tracer.cc
+  if (number("REFUSES", 0)) {  // as CUPTI_CALL does in Paddle's cuda_tracer.cc
     std::fprintf(stderr, "function cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY) failed with error "
                          "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n");
     exit(-1);
@@ -880,7 +917,7 @@ C_Status profiler_start(C_Profiler, void*) {
   std::lock_guard<std::mutex> lock(trace.mutex);
   trace.calls.clear();
   trace.work.clear();
-  ++trace.number;
+  ++trace.number, trace.recorded = 0;
   trace.is_open = true;
   return C_SUCCESS;
 }

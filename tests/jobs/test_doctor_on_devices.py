@@ -40,8 +40,7 @@ def check_window(machine: Machine, lines: dict[str, dict[str, Any]]) -> None:
     assert (window["status"], window["reason"]) == ("ok", f"a window on {place} holds its kernel")
     assert window["values"]["num_kernels"] >= 1
     assert clock["status"] == "ok"
-    assert clock["values"]["launch_to_start_ns"] >= 0
-    assert clock["values"]["end_to_synchronized_ns"] >= 0
+    assert clock["values"]["least_ahead_ns"] <= 0 <= clock["values"]["most_ahead_ns"]
 
 
 @pytest.mark.parametrize("machine", COVERING, indirect=True)
@@ -71,8 +70,8 @@ def test_ranks_that_reduce(machine: Machine) -> None:
             "the NVIDIA driver lets only administrators profile",
             "NVreg_RestrictProfilingToAdminUsers=0",
         ),
-        ({"HOOKS": 0}, 0, "warning", "the device's plugin has no profiler", "targets: [cpu]"),
-        ({"EVENTS": 0}, 0, "warning", "holds no kernel", "targets: [cpu]"),
+        ({"HOOKS": 0}, 0, "warning", "the device's plugin has no profiler", "device's maker"),
+        ({"EVENTS": 0}, 0, "warning", "holds no kernel", "device's maker"),
     ],
     ids=["refuses", "no profiler", "no events"],
 )

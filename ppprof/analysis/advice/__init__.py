@@ -28,6 +28,7 @@ from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import CUT, FEW, LOST, UNLAUNCHED
+from ppprof.trace.device_clock import UNSTEADY
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
 
@@ -205,6 +206,7 @@ _UNDERMINED = {
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
     - {"input-bound", "no-device-events"},
+    UNSTEADY: _OF_QUEUE,
 }
 """Doubt about a recording (`ppprof.trace.schema.Trace.doubts`) -> rules whose findings it undermines.
 Input is waited for by the host, and what it waits is measured on whole steps."""

@@ -23,6 +23,7 @@ import polars as pl
 from ppprof.analysis.profile.runtime_calls import LAUNCH, kind_of_call
 from ppprof.analysis.profile.steps import select_events
 from ppprof.arrays import Bool, Int64
+from ppprof.trace.device_clock import device_clock_notes
 from ppprof.trace.schema import DEVICE_CATEGORIES, Note, Trace
 from ppprof.units import format_ranges, short_name
 
@@ -48,7 +49,10 @@ events are cut; launches are unknown."""
 _ROUNDING_NS = 2_000
 """Torch has rounded starts and lengths to microseconds until 2.3."""
 
-NOTES = ("unusable", "lost_events", "lost_few", "overlaps", "no_launch", "missing_ranks")
+NOTES = (
+    *("unusable", "lost_events", "lost_few", "overlaps", "no_launch", "missing_ranks"),
+    *("clock_ahead", "clock_behind", "clock_moves"),
+)
 """Keys of `ppprof.messages` about what a recording lacks."""
 
 _MOST_NAMES = 3
@@ -62,6 +66,8 @@ def checked(trace: Trace) -> Trace:
     """
     if not trace.events["device"].count():
         return trace
+    notes, doubts = device_clock_notes(trace)
+    trace = dataclasses.replace(trace, notes=trace.notes + notes, doubts=trace.doubts + doubts)
     return _with_lost_steps(_without_overlaps(trace))
 
 

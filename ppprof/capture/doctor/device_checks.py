@@ -14,6 +14,7 @@ from typing import Any
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check
 from ppprof.capture.doctor.child_programs import child_command
+from ppprof.units import format_time
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
 
 _STATUS = {WORKS: OK, NO_HOOKS: WARNING, NO_EVENTS: WARNING}
@@ -27,31 +28,24 @@ def window_checks(probe: Probe) -> Iterator[Check]:
     if probe.kind == WORKS and probe.files:
         status = WARNING  # only a device that Profiler.targets names is recorded then
     yield Check("window", status, probe.reason, probe.action, values)
-    times = (probe.launch_ns, probe.kernel_start_ns, probe.kernel_end_ns, probe.synchronized_ns)
-    launch, start, end, synchronized = times
-    if start is None or end is None or synchronized is None or probe.before_ns is None:
+    if probe.ahead_ns is None:
         return
-    launched = probe.before_ns if launch is None else launch
-    after_launch, before_end = start - launched, synchronized - end
-    numbers = {"launch_to_start_ns": after_launch, "end_to_synchronized_ns": before_end}
-    if after_launch >= 0 and before_end >= 0:
+    least, most = probe.ahead_ns
+    numbers = {"least_ahead_ns": least, "most_ahead_ns": most}
+    if least <= 0 <= most:
         reason = (
-            f"the kernel starts {after_launch / 1000:.1f} us after its launch and ends "
-            f"{before_end / 1000:.1f} us before the synchronisation returns"
+            f"kernels start {most / 1000:.1f} us after their launch, or later, and end "
+            f"{-least / 1000:.1f} us before the synchronisation returns, or earlier"
         )
         yield Check("device clock", OK, reason, values=numbers)
         return
-    if after_launch < 0:
-        reason = f"the kernel starts {-after_launch / 1000:.1f} us before its launch"
-    else:
-        reason = f"the kernel ends {-before_end / 1000:.1f} us after the synchronisation returned"
-    yield Check(
-        "device clock",
-        WARNING,
-        f"{reason}: the device's clock and the host's disagree",
-        "do not trust idle times of the device that are shorter than this; update the driver",
-        numbers,
-    )
+    way = "behind" if least + most < 0 else "ahead of"
+    reason = f"the device's clock is {format_time(abs(least + most) // 2)} {way} the host's"
+    action = "nothing: windows measure it, too, and correct it"
+    if least > most:
+        reason += f", and moves by {format_time(least - most)}"
+        action = "do not trust idle times of the device that are shorter; update the driver"
+    yield Check("device clock", WARNING, reason, action, numbers)
 
 
 _PROC = Path("/proc")

@@ -43,7 +43,12 @@ from ppprof.capture.recording.device_work import DeviceWork, watch_streams
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.signals import default_actions
-from ppprof.rundir import ALLOCATIONS_MARKER, CLOCK_MARKER, INCOMPLETE_MARKER
+from ppprof.rundir import (
+    ALLOCATIONS_MARKER,
+    CLOCK_MARKER,
+    DEVICE_CLOCK_MARKER,
+    INCOMPLETE_MARKER,
+)
 from ppprof.rundir.run_file import RunFile
 from ppprof.units import format_bytes
 
@@ -224,6 +229,9 @@ class Recorder:
                     self._events.start()
                 self._prepared, self._recording = False, True
                 self._profiler.start()
+                least, most = self._targets.ahead_ns or (0, 0)
+                if least > 0 or most < 0:
+                    span(f"{DEVICE_CLOCK_MARKER}{least} to {most} ns", "UserDefined").end()
 
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""

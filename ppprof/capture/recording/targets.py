@@ -70,6 +70,8 @@ class Targets:
         self._began = time.monotonic()
         self.on_device = self._names != ["cpu"]
         """Whether windows may record a device; if so, `decide` waits for the probe."""
+        self.ahead_ns: tuple[int, int] | None = None
+        """The least and the most that the device's clock is ahead of the host's, by the probe."""
         if not self.on_device:
             return
         if run is None:
@@ -108,6 +110,7 @@ class Targets:
         if not self.on_device:
             return self._names
         found = self._await(patience_s) if self._run is not None else _known.get(self._device)
+        self.ahead_ns = found.ahead_ns if found is not None else None
         if found is None:
             self._warns = self._warns and not is_ending()
             self._give_up("the probe of its profiler has not ended")
@@ -131,7 +134,7 @@ class Targets:
         self.on_device = False
         self._names = ["cpu"]
         if self._warns and self._run is not None:
-            advice = f"; to record it: {action}" if action else ""
+            advice = f"; what to do: {action}" if action else ""
             log.warning(
                 f"{self._device} is not recorded: {why}; windows hold the host's events only, and "
                 f"the training goes on{advice}"
@@ -167,7 +170,7 @@ class Targets:
 
 def _ask(probe: Callable[..., probing.Probe], targets: list[str], device: str) -> DeviceProbe:
     found = probe(targets, device=device)
-    return DeviceProbe(found.kind, found.reason, found.action, bool(found.files))
+    return DeviceProbe(found.kind, found.reason, found.action, bool(found.files), found.ahead_ns)
 
 
 def _usable(wanted: Any, device: str) -> list[str]:

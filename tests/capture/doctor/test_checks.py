@@ -85,16 +85,16 @@ WORKING = Probe("works", "a window on gpu:0 holds its kernel", num_kernels=1)
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "status", "reason"),
+    ("ahead_ns", "status", "reason"),
     [
-        (130, 180, "ok", "starts 0.0 us after its launch and ends 0.0 us before the sync"),
-        (4_110, 6_200, "warning", "the kernel ends 6.0 us after the synchronisation returned"),
-        (-7_890, 180, "warning", "the kernel starts 8.0 us before its launch: the device's clock"),
+        ((-3_000, 2_000), "ok", "start 2.0 us after their launch, or later, and end 3.0 us before"),
+        ((6_000, 8_000), "warning", "the device's clock is 7 us ahead of the host's"),
+        ((-8_000, -6_000), "warning", "the device's clock is 7 us behind the host's"),
+        ((9_000, 5_000), "warning", "is 7 us ahead of the host's, and moves by 4 us"),
     ],
 )
-def test_the_devices_clock(start: int, end: int, status: str, reason: str) -> None:
-    times = {"before_ns": 100, "launch_ns": 110, "synchronized_ns": 200}
-    probe = replace(WORKING, **times, kernel_start_ns=start, kernel_end_ns=end)
+def test_the_devices_clock(ahead_ns: tuple[int, int], status: str, reason: str) -> None:
+    probe = replace(WORKING, ahead_ns=ahead_ns)
     window_check, clock = device_checks.window_checks(probe)
     assert (window_check.name, window_check.status) == ("window", "ok")
     assert (clock.name, clock.status) == ("device clock", status)

@@ -77,7 +77,7 @@ def test_what_is_recorded(
     if recorded == ["cpu"] and wanted != ("cpu",):
         assert messages == [
             "npu:1 is not recorded: the reason; windows hold the host's events only, and the training "
-            "goes on; to record it: the action"
+            "goes on; what to do: the action"
         ]
     else:
         assert messages == []

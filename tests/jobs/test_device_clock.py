@@ -1,0 +1,74 @@
+"""The clock of a device, and what its profiler loses, against the test device's own log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.units import format_time
+from tests.jobs.launching import run
+
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+Variables = Callable[..., dict[str, str]]
+MS = 1_000_000
+
+
+def trained(
+    folder: Path, test_device: Variables, *settings: str, **switches: object
+) -> tuple[ppprof.Run, pl.DataFrame, str]:
+    """Train on the test device.
+
+    Returns:
+        The run; its kernels with the true start and length of each, by the log; and the output.
+    """
+    log = folder / "true"
+    log.mkdir()
+    variables = test_device(LOG=log, KERNEL_MS=2, **switches)
+    done = run(folder, "-m", "tests.jobs.device_job", "log", *settings, **variables)
+    recorded = ppprof.open(folder / "log")
+    events = recorded.events()
+    kernels = events.filter(category="Kernel")
+    assert kernels.height
+    log_names = ("true_start", "true_end", "stream", "correlation_id", "name")
+    truth = pl.concat(
+        pl.read_csv(file, has_header=False, new_columns=log_names) for file in log.iterdir()
+    )
+    # The probe's child numbers its launches, too: times tell the two apart.
+    near = pl.col("true_start").is_between(events["start_ns"].min(), pl.lit(2**62))
+    return recorded, kernels.join(truth.filter(near), on="correlation_id"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "offset_ms",
+    [-0.3, pytest.param(1000, marks=pytest.mark.jobs), 3_600_000],
+    ids=["0.3 ms behind", "1 s ahead", "1 h ahead"],
+)
+def test_a_constant_offset_is_corrected(
+    tmp_path: Path, test_device: Variables, offset_ms: float
+) -> None:
+    recorded, kernels, printed = trained(tmp_path, test_device, OFFSET_MS=offset_ms)
+    assert "is not recorded" not in printed
+    error_ns = kernels.select(pl.col("start_ns") - pl.col("true_start")).to_series()
+    assert error_ns.abs().max() < 0.25 * MS  # type: ignore[operator]
+    said = re.search(r"the device's clock was (\S+ \w+) (ahead of|behind) the host's", printed)
+    assert said is not None
+    assert said[2] == ("behind" if offset_ms < 0 else "ahead of")
+    if offset_ms > 1:
+        assert said[1] == format_time(offset_ms * MS)
+    ends = kernels.group_by("step").agg(pl.col("true_end").max()).sort("step")
+    true_ns = ends["true_end"].diff().drop_nulls()
+    steps = recorded.cluster().steps.sort("step")["step_ns"]
+    assert abs(steps[1] - true_ns[0]) < 0.25 * MS  # the last one may end later, by the host
+
+
+def test_a_drift_is_seen(tmp_path: Path, test_device: Variables) -> None:
+    """A fifth of a window of some 150 ms or more."""
+    settings = ("steps=24", "scheduler=[2, 22]")
+    _, _, printed = trained(tmp_path, test_device, *settings, DRIFT_PPM=200_000)
+    assert "the device's clock moved by " in printed

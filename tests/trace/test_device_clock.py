@@ -1,0 +1,128 @@
+"""A device whose clock is another one than the host's: corrected to within what its window bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.rundir import DEVICE_CLOCK_MARKER
+from ppprof.trace import Trace, read
+from ppprof.trace import write as write_trace
+from ppprof.trace.device_clock import UNSTEADY, device_clock_notes
+from tests.fixtures.timeline import Thread, kernel, launch, span, write
+
+US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
+RAW = "rank_00000_dp0_time_20261125T120000_000.pb"
+LATENCY_NS, WAIT_NS = 8 * US, 6 * US
+"""From a launch to its kernel, and from the last kernel to the end of the wait, of an idle device."""
+
+
+def window(
+    path: Path,
+    kernels: Sequence[tuple[int, int]],
+    ahead_ns: int = 0,
+    drift: float = 0,
+    marker: str = "",
+) -> list[int]:
+    """Write a window, and return the true starts of its kernels.
+
+    Args:
+        path: the file.
+        kernels: pause of the host ahead of the launch, and length of the kernel, in ns.
+        ahead_ns: how far the device's clock is ahead at the start.
+        drift: what it gains in a nanosecond.
+        marker: name of an event.
+    """
+    now, free, calls, true = 10 * MS, 0, [], []
+    for pause, length in kernels:
+        now += pause
+        start = max(now + LATENCY_NS, free)
+        free = start + length
+        true.append(start)
+        ahead = ahead_ns + round(drift * start)
+        calls.append(launch(now, now + US, kernel("gemm", start + ahead, free + ahead)))
+        now += 2 * US
+    end = max(now, free) + WAIT_NS
+    calls.append(launch(now, end, name="cudaDeviceSynchronize"))
+    step = span("ProfileStep", "ProfileStep#3", 9 * MS, end + MS).around(*calls)
+    marked = [span("UserDefined", marker, 8 * MS, 8 * MS + 100)] if marker else []
+    write(path, Thread(1, "main").around(*marked, step))
+    return true
+
+
+def starts(trace: Trace) -> list[int]:
+    """Starts of the kernels; the step starts at 9 ms."""
+    step_ns = trace.events.filter(category="ProfileStep")["start_ns"][0] - 9 * MS
+    return (trace.events.filter(category="Kernel")["start_ns"] - step_ns).to_list()
+
+
+KERNELS = st.lists(
+    st.tuples(st.integers(0, 300 * US), st.integers(US, 200 * US)), min_size=1, max_size=30
+)
+
+
+@settings(
+    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(kernels=KERNELS, ahead_ns=st.integers(-2 * SECOND, 2 * SECOND))
+def test_what_is_left_is_what_the_window_cannot_tell(
+    tmp_path: Path, kernels: list[tuple[int, int]], ahead_ns: int
+) -> None:
+    true = window(tmp_path / RAW, kernels, ahead_ns)
+    trace = read(tmp_path / RAW)
+    (error,) = {mine - real for mine, real in zip(starts(trace), true, strict=True)}
+    assert abs(error) <= max(LATENCY_NS, WAIT_NS) + 10 * US
+    notes, doubts = device_clock_notes(trace)
+    assert not doubts
+    if error == ahead_ns:
+        assert not notes
+    else:
+        ((key, _),) = notes
+        assert key == ("clock_ahead" if ahead_ns > 0 else "clock_behind")
+
+
+def test_a_correction_is_done_once_and_said_in_every_format(tmp_path: Path) -> None:
+    true = window(tmp_path / RAW, [(100 * US, 50 * US)] * 5, SECOND)
+    trace = read(tmp_path / RAW)
+    for suffix in ("pb", "json"):
+        saved = tmp_path / f"rank_00001_dp0_time_20261125T120000_000.{suffix}"
+        write_trace(trace, saved)
+        again = read(saved)
+        assert max(abs(a - b) for a, b in zip(starts(again), true, strict=True)) <= 2 * US
+        assert device_clock_notes(again) == device_clock_notes(trace)
+
+
+def test_the_probes_bounds_decide_where_the_window_says_little(tmp_path: Path) -> None:
+    """The host runs ahead by 20 ms, so that this window alone cannot tell 300 us from 0."""
+    kernels = [(0, 10 * US), *[(0, MS)] * 20, (30 * MS, 10 * US)]
+    marker = f"{DEVICE_CLOCK_MARKER}{290 * US} to {312 * US} ns"
+    true = window(tmp_path / RAW, kernels[:-1], 300 * US, marker=marker)
+    error = {mine - real for mine, real in zip(starts(read(tmp_path / RAW)), true, strict=True)}
+    assert len(error) == 1
+    assert abs(error.pop()) <= 11 * US
+
+
+def test_a_clock_that_moves_is_not_corrected_and_its_findings_are_withheld(
+    tmp_path: Path, messages: list[str]
+) -> None:
+    true = window(tmp_path / RAW, [(100 * US, 50 * US)] * 400, SECOND, 0.1)
+    trace = read(tmp_path / RAW)
+    assert starts(trace)[0] - true[0] > SECOND
+    assert device_clock_notes(trace)[1] == (UNSTEADY,)
+    ppprof.advise(ppprof.open(tmp_path / RAW))
+    (moved,) = re.findall(r"the device's clock moved by ([\d.]+) ms", "".join(messages))
+    assert 0.9 < float(moved) * MS / (0.1 * (true[-1] - true[0])) <= 1.01
+
+
+@pytest.mark.parametrize("ahead_ns", [-5 * US, 0, 5 * US])
+def test_clocks_that_agree_are_left_alone(tmp_path: Path, ahead_ns: int) -> None:
+    true = window(tmp_path / RAW, [(100 * US, 50 * US)] * 5, ahead_ns)
+    trace = read(tmp_path / RAW)
+    assert starts(trace) == [start + ahead_ns for start in true]
+    assert device_clock_notes(trace) == ((), ())
