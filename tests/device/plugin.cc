@@ -251,7 +251,7 @@ struct C_Stream_st {
     if (!switches.log.empty()) log_work(work.name, number, work.correlation, start_ns, end_ns);
     if (!trace.is_open || !switches.events) return;
     std::lock_guard<std::mutex> lock(trace.mutex);
-    if (trace.recorded++ * 7 % 100 < switches.drops) return;
+    if (trace.recorded++ * 37 % 100 < switches.drops) return;
     start_ns = device_ns(start_ns), end_ns = device_ns(end_ns);
     if (work.type == TracerEventType::Kernel) {
       phi::KernelEventInfo info{};

@@ -41,7 +41,11 @@ def trained(
     )
     # The probe's child numbers its launches, too: times tell the two apart.
     near = pl.col("true_start").is_between(events["start_ns"].min(), pl.lit(2**62))
-    return recorded, kernels.join(truth.filter(near), on="correlation_id"), done.stdout + done.stderr
+    return (
+        recorded,
+        kernels.join(truth.filter(near), on="correlation_id"),
+        done.stdout + done.stderr,
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,3 +76,16 @@ def test_a_drift_is_seen(tmp_path: Path, test_device: Variables) -> None:
     settings = ("steps=24", "scheduler=[2, 22]")
     _, _, printed = trained(tmp_path, test_device, *settings, DRIFT_PPM=200_000)
     assert "the device's clock moved by " in printed
+
+
+def test_lost_records_are_said_as_the_window_is_saved(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    """45 of 100: the device seems to wait for the host half of the time, and is always busy."""
+    recorded, kernels, printed = trained(tmp_path, test_device, "brief=True", DROPS=45)
+    events = recorded.events()
+    num_launches = events.filter(name="cudaLaunchKernel").height
+    assert kernels.height < 0.6 * num_launches
+    lost = f"{num_launches - kernels.height} of {num_launches} launches have no device event"
+    assert f"not usable for times of the device: {lost}" in printed
+    assert "waits for the host" not in printed
