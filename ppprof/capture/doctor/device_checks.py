@@ -14,8 +14,8 @@ from typing import Any
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check
 from ppprof.capture.doctor.child_programs import child_command
-from ppprof.units import format_time
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
+from ppprof.units import format_time
 
 _STATUS = {WORKS: OK, NO_HOOKS: WARNING, NO_EVENTS: WARNING}
 """Statuses of kinds; other kinds are problems. In a warning's case, the host is recorded."""
