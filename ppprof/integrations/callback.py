@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,7 +83,8 @@ class TrainerHooks(CallbackSession):
     """Hooks that record the training of a ``Trainer``.
 
     A step is a global step of the ``Trainer``: ``gradient_accumulation_steps`` micro-batches. Step
-    times exclude evaluations and checkpoints between steps.
+    times exclude evaluations and checkpoints between steps. Tokens are those of ``input_ids``, with their
+    padding; FLOPs are `flops_of_token` of each.
 
     Args:
         profiler: the ``Profiler`` block: typed, as a mapping, or the path of a YAML file.
@@ -90,16 +93,31 @@ class TrainerHooks(CallbackSession):
         ConfigError: the block is invalid.
     """
 
+    def __init__(self, profiler: Block) -> None:
+        super().__init__(profiler)
+        self._model: Any = None
+        self._num_tokens = self._num_flops = 0
+        self._latest = (0, 0)
+        """Tokens and FLOPs of the micro-batch that was loaded last."""
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the session. Paddle has initialized the ranks before this hook is called."""
+        self._model = kwargs.get("model")
         self.begin()
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count step time again if a pause for an evaluation or a checkpoint is still open.
+        """Count step time again if a pause is still open, and the tokens of the micro-batch.
 
         The trainer calls this hook when it has loaded a micro-batch of the training.
         """
         self.resume()
+        self._latest = _tokens_and_flops(args, self._model, kwargs.get("inputs"))
+        self._num_tokens += self._latest[0]
+        self._num_flops += self._latest[1]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count from the micro-batch that was loaded last: a resumed training skips those ahead of it."""
+        self._num_tokens, self._num_flops = self._latest
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End a step; if ``should_stop`` is true after it, make the trainer stop.
@@ -110,7 +128,10 @@ class TrainerHooks(CallbackSession):
         self.session.step(
             num_samples=args.per_device_train_batch_size * num_micro_batches,
             num_micro_batches=num_micro_batches,
+            num_tokens=self._num_tokens or None,
+            num_flops=self._num_flops or None,
         )
+        self._num_tokens = self._num_flops = 0
         if self.session.should_stop:
             control.should_training_stop = True
         self._pause_for_evaluation_or_save(control)
@@ -141,3 +162,52 @@ class TrainerHooks(CallbackSession):
         """
         if control.should_evaluate or control.should_save:
             self.pause("evaluation" if control.should_evaluate else "checkpoint")
+
+
+def _tokens_and_flops(args: Any, model: Any, inputs: Any) -> tuple[int, int]:
+    """Return the tokens and the FLOPs of a micro-batch; 0 for a number that is unknown."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    splits = (
+        "sep_parallel_degree",
+        "context_parallel_degree",
+    )  # each rank has a part of each sample
+    if ids is None or any((getattr(args, name, 1) or 1) > 1 for name in splits):
+        return 0, 0
+    num_tokens = math.prod(ids.shape)
+    mp_degree = getattr(args, "tensor_parallel_degree", 1) or 1
+    return num_tokens, num_tokens * flops_of_token(model, ids.shape[-1], max(mp_degree, 1))
+
+
+def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
+    """Return the FLOPs that a token costs on this rank, forward and backward; 0 if they are unknown.
+
+    Counted are two operations for each weight of a matrix product, and ``4 * length * hidden_size`` for the
+    scores and values of each attention, in full although half may be masked; three times, since a backward
+    pass has twice as many. So `ppprof.train.model.rank_flops` counts, too.
+
+    Unknown: a mixture of experts, where a token uses a part of the weights, and a model of which a part is
+    trained, such as LoRA.
+
+    Args:
+        model: this rank's part of the model, with the ``config`` of its framework.
+        length: tokens of a sample.
+        mp_degree: the number of ranks that each attention's heads are split over.
+    """
+    hidden = getattr(getattr(model, "config", None), "hidden_size", None)
+    layers = model.sublayers(include_self=True) if isinstance(hidden, int) else []
+    if not layers or any(_EXPERTS.search(type(layer).__name__) for layer in layers):
+        return 0
+    own = [layer for layer in layers if "Embedding" not in type(layer).__name__]
+    weights = {id(p): p for layer in own for p in layer.parameters(include_sublayers=False)}
+    matrices = [weight for weight in weights.values() if len(weight.shape) == 2]
+    if any(weight.stop_gradient for weight in matrices):
+        return 0
+    attentions = [layer for layer in layers if type(layer).__name__.endswith("Attention")]
+    inner = {id(part) for layer in attentions for part in layer.sublayers()}
+    num_attentions = sum(id(layer) not in inner for layer in attentions)
+    attention = 4 * length * hidden * num_attentions // mp_degree
+    return 3 * (2 * sum(math.prod(weight.shape) for weight in matrices) + attention)
+
+
+_EXPERTS = re.compile("MoE|Moe|Expert")
+"""Part of the name of a layer with experts."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppprof.integrations import callback
-from ppprof.integrations.callback import TrainerHooks
+from ppprof.integrations.callback import TrainerHooks, flops_of_token
 
 
 class RecordingSession:
@@ -45,4 +45,64 @@ def test_a_step_counts_its_samples_and_the_last_window_ends_the_training(
         ends.append(control.should_training_stop)
     hooks.on_train_end(args, None, control)
     assert ends == [False, True]
-    assert session.calls == [{"num_samples": 8, "num_micro_batches": 4}] * 2 + ["closed"]
+    counts = {"num_samples": 8, "num_micro_batches": 4, "num_tokens": None, "num_flops": None}
+    assert session.calls == [counts] * 2 + ["closed"]
+
+
+class Ids:
+    def __init__(self, *shape: int) -> None:
+        self.shape = list(shape)
+
+
+def test_tokens_are_those_of_the_steps_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed training loads two micro-batches that it has trained already, and then skips them."""
+    session = RecordingSession()
+    monkeypatch.setattr(callback, "attach", lambda profiler: session)
+    hooks = TrainerHooks({"enable": True})
+    args: Any = SimpleNamespace(gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    control: Any = SimpleNamespace(should_evaluate=False, should_save=False)
+    hooks.on_train_begin(args, None, control)
+    for length in (100, 100, 16, 24):
+        hooks.on_load_data_end(args, None, control, inputs={"input_ids": Ids(2, length)})
+        if length == 16:
+            hooks.on_step_begin(args, None, control)
+    hooks.on_step_end(args, None, control)
+    hooks.on_load_data_end(args, None, control, inputs=[Ids(2, 16)])
+    hooks.on_step_begin(args, None, control)
+    hooks.on_step_end(args, None, control)
+    assert [call["num_tokens"] for call in session.calls[:2]] == [80, None]  # type: ignore[index]
+
+
+@pytest.mark.paddle
+def test_flops_are_those_of_the_reference_model() -> None:
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    from paddle import nn
+
+    hidden, inner, words, blocks, length = 16, 40, 64, 3, 8
+
+    class SelfAttention(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+
+    class Decoder(nn.Layer):
+        config = SimpleNamespace(hidden_size=hidden)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(words, hidden)
+            self.attentions = nn.LayerList([SelfAttention() for _ in range(blocks)])
+            self.up = nn.LayerList([nn.Linear(hidden, inner) for _ in range(blocks)])
+            self.down = nn.LayerList([nn.Linear(inner, hidden) for _ in range(blocks)])
+            self.head = nn.Linear(hidden, words)
+
+    from ppprof.config import ModelConfig
+    from ppprof.train.model import rank_flops
+
+    sizes = ModelConfig(hidden_size=hidden, ffn_hidden_size=inner, vocab_size=words)
+    model = Decoder()
+    true = rank_flops(sizes, 1, length, num_blocks=blocks, has_logits=True)
+    assert flops_of_token(model, length) == true
+    model.up[0].weight.stop_gradient = True
+    assert flops_of_token(model, length) == 0
+    assert flops_of_token(nn.Linear(2, 2), length) == 0  # no config: sizes are unknown

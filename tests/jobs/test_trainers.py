@@ -74,7 +74,9 @@ def test_global_steps_are_steps_and_the_losses_stay_the_same(
     assert (tmp_path / "losses").read_text() == losses
     lines = steps(tmp_path)
     assert [line["step"] for line in lines] == list(range(10))
-    assert {(line["num_samples"], line["num_micro_batches"]) for line in lines} == {(2, 1)}
+    counts = ("num_samples", "num_micro_batches", "num_tokens")
+    assert {tuple(line[name] for name in counts) for line in lines} == {(2, 1, 32)}
+    assert all(line["num_flops"] > 0 for line in lines)
     # Twenty batches of evaluation take 4 s after the 4th and 8th; no step has them.
     assert max(line["batch_cost_ns"] for line in lines[1:]) < 3_000_000_000
     rows = model_rows(tmp_path)
