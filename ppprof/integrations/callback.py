@@ -193,8 +193,8 @@ def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
         length: tokens of a sample.
         mp_degree: the number of ranks that each attention's heads are split over.
     """
-    hidden = getattr(getattr(model, "config", None), "hidden_size", None)
-    layers = model.sublayers(include_self=True) if isinstance(hidden, int) else []
+    hidden = getattr(getattr(model, "config", None), "hidden_size", 0)
+    layers = model.sublayers(include_self=True) if hidden else []
     if not layers or any(_EXPERTS.search(type(layer).__name__) for layer in layers):
         return 0
     own = [layer for layer in layers if "Embedding" not in type(layer).__name__]
@@ -205,8 +205,9 @@ def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
     attentions = [layer for layer in layers if type(layer).__name__.endswith("Attention")]
     inner = {id(part) for layer in attentions for part in layer.sublayers()}
     num_attentions = sum(id(layer) not in inner for layer in attentions)
-    attention = 4 * length * hidden * num_attentions // mp_degree
-    return 3 * (2 * sum(math.prod(weight.shape) for weight in matrices) + attention)
+    attention = 4 * length * int(hidden) * num_attentions // mp_degree
+    num_weights: int = sum(math.prod(weight.shape) for weight in matrices)
+    return 3 * (2 * num_weights + attention)
 
 
 _EXPERTS = re.compile("MoE|Moe|Expert")

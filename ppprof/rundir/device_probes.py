@@ -60,8 +60,10 @@ def read(run: Path) -> DeviceProbe | None:
         probe = DeviceProbe(**_file(run, "json").read_json(_MOST_BYTES))
         texts = (probe.kind, probe.reason, probe.action)
         if all(isinstance(text, str) for text in texts):
-            least, most = probe.ahead_ns or (None, None)
-            return probe._replace(ahead_ns=None if least is None else (int(least), int(most)))
+            if probe.ahead_ns is not None:
+                least, most = map(int, probe.ahead_ns)
+                probe = probe._replace(ahead_ns=(least, most))
+            return probe
     return None
 
 

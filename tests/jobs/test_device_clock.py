@@ -39,7 +39,7 @@ def trained(
     truth = pl.concat(
         pl.read_csv(file, has_header=False, new_columns=log_names) for file in log.iterdir()
     )
-    # The probe's child numbers its launches, too: times tell the two apart.
+    # The probe's child numbers its launches, too: its times are earlier.
     near = pl.col("true_start").is_between(events["start_ns"].min(), pl.lit(2**62))
     return (
         recorded,

@@ -71,7 +71,7 @@ KERNELS = st.lists(
     max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(kernels=KERNELS, ahead_ns=st.integers(-2 * SECOND, 2 * SECOND))
-def test_what_is_left_is_what_the_window_cannot_tell(
+def test_the_error_that_is_left_is_within_the_bounds(
     tmp_path: Path, kernels: list[tuple[int, int]], ahead_ns: int
 ) -> None:
     true = window(tmp_path / RAW, kernels, ahead_ns)
@@ -99,7 +99,7 @@ def test_a_correction_is_done_once_and_said_in_every_format(tmp_path: Path) -> N
 
 
 def test_the_probes_bounds_decide_where_the_window_says_little(tmp_path: Path) -> None:
-    """The host runs ahead by 20 ms, so that this window alone cannot tell 300 us from 0."""
+    """The host runs ahead by 20 ms, so that in this window alone 300 us may be 0."""
     kernels = [(0, 10 * US), *[(0, MS)] * 20, (30 * MS, 10 * US)]
     marker = f"{DEVICE_CLOCK_MARKER}{290 * US} to {312 * US} ns"
     true = window(tmp_path / RAW, kernels[:-1], 300 * US, marker=marker)
