@@ -11,10 +11,8 @@ import pytest
 import ppprof
 from tests.jobs.launching import command, environment
 
-pytestmark = pytest.mark.jobs
-
 LINES = """
-import atexit, asyncio, os, sys, threading, time, weakref
+import atexit, asyncio, multiprocessing, os, signal, sys, tempfile, threading, time, weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 def say(*words):
@@ -147,6 +145,152 @@ say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 }
 """What a script does last, by a name."""
 
+CODES = ("259", "-1", "True", "1.5", "[1, 2]", "2**70", "'text'")
+"""What a script calls sys.exit with; the exit code is of a byte, and other values are printed."""
+FORK = "context = multiprocessing.get_context('fork')\n"
+MORE_ENDS = {
+    **{f"an exit with {code}": f"sys.exit({code})" for code in CODES},
+    "an exit of a kind of its own": "class Own(SystemExit): pass\nraise Own(4)",
+    "no Exception": "class Own(BaseException): pass\nraise Own('x')",
+    "an exit in a context": """
+class Context:
+    def __enter__(self): return self
+    def __exit__(self, *error): say("left", error[0])
+with Context():
+    sys.exit(2)
+""",
+    "hooks for exceptions": """
+sys.excepthook = lambda *error: say("hook", error[0].__name__)
+threading.excepthook = lambda error: say("hook of threads", error.exc_type.__name__)
+sys.unraisablehook = lambda error: say("hook of deletions", error.exc_type.__name__)
+class Fails:
+    def __del__(self): 1 / 0
+fails = Fails()
+thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()
+atexit.register(lambda: say("last", repr(getattr(sys, "last_value", None))))
+raise ValueError("its own")
+""",
+    "hooks in hooks": """
+def hook():
+    atexit.register(say, "inner hook")
+    for begin in (lambda: threading.Thread(target=say, args=("thread",)).start(),
+                  lambda: say(ThreadPoolExecutor(1).submit(int, "3").result())):
+        try:
+            begin()
+        except RuntimeError as error:
+            say(error)
+atexit.register(hook)
+""",
+    "hooks that are removed": """
+atexit.register(say, "removed"); atexit.unregister(say)
+atexit.register(say, "kept")
+held = tempfile.TemporaryDirectory()
+atexit.register(lambda: say(os.path.exists(held.name)))
+""",
+    "a hook that exits at once": "atexit.register(os._exit, 6)",
+    "a timer, and a thread of a thread": """
+threading.Timer(0.2, say, ("timer",)).start()
+def outer():
+    time.sleep(0.3)
+    threading.Thread(target=lambda: (time.sleep(0.1), say("inner"))).start()
+threading.Thread(target=outer).start()
+""",
+    "an executor that is shut down without waiting": """
+pool = ThreadPoolExecutor(1)
+for number in range(3):
+    pool.submit(lambda number=number: (time.sleep(0.1), say(number)))
+pool.shutdown(wait=False, cancel_futures=True)
+""",
+    "an executor of processes that works": """
+pool = ProcessPoolExecutor(1)
+pool.submit(time.sleep, 0.3)
+atexit.register(say, "exit hook")
+""",
+    "a child process": FORK
+    + """
+def child():
+    time.sleep(0.3)
+    say("child ends")
+context.Process(target=child).start()
+atexit.register(say, "exit hook")
+""",
+    "a daemon process and a pool": FORK
+    + """
+child = context.Process(target=time.sleep, args=(60,), daemon=True)
+child.start()
+pool = context.Pool(1)
+say(pool.apply(int, ("3",)))
+atexit.register(lambda: say(child.is_alive()))
+""",
+    "processes that import the script": """
+def child(): say("child", __name__)
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        child_process = multiprocessing.get_context(method).Process(target=child)
+        child_process.start()
+        child_process.join()
+""",
+    "an event loop in a thread": """
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+say(asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1, 5), loop).result())
+""",
+    "tasks that are not done": """
+async def task():
+    try:
+        await asyncio.sleep(60)
+    finally:
+        say("cancelled")
+async def work():
+    asyncio.create_task(task())
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().run_in_executor(None, lambda: (time.sleep(0.2), say("late")))
+asyncio.run(work())
+""",
+    "an interrupt in an event loop": """
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.sleep(5)
+    except asyncio.CancelledError:
+        say("cancelled")
+        raise
+asyncio.run(work())
+""",
+    **{
+        f"{name} of another process": f"""
+atexit.register(say, "exit hook")
+os.kill(os.getpid(), signal.{name})
+time.sleep(5)
+"""
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGKILL")
+    },
+    "a handler of its own": """
+def handler(*_):
+    say("handler")
+    sys.exit(9)
+signal.signal(signal.SIGTERM, handler)
+atexit.register(say, "exit hook")
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(5)
+""",
+    "a signal that is ignored": """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.kill(os.getpid(), signal.SIGTERM)
+say("goes on")
+""",
+    "an abort": "os.abort()",
+    "another program": """
+code = 'import os; os.write(1, b"script: the other one")'
+os.execv(sys.executable, [sys.executable, "-c", code])
+""",
+    "no standard output": "sys.stdout.close()",
+    "no standard error": "sys.stderr = None\n1 / 0",
+    "no descriptor of standard error": "os.close(2)\n1 / 0",
+    "text that is not flushed": "sys.stdout.write('script: text')",
+}
+"""Further ends, in the tier `all`."""
+
 
 def ended(folder: Path, *words: str) -> tuple[int, list[str], str]:
     """Return the exit code, what the script has printed, and its traceback."""
@@ -165,9 +309,15 @@ def ended(folder: Path, *words: str) -> tuple[int, list[str], str]:
     return done.returncode, lines, re.sub("0x[0-9a-f]+", "0x", "\n".join(errors))
 
 
-@pytest.mark.parametrize("name", ENDS)
-def test_a_script_ends_as_with_python_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / "train.py").write_text(LINES + ENDS[name])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        *(pytest.param(*end, marks=pytest.mark.jobs) for end in ENDS.items()),
+        *(pytest.param(*end, marks=pytest.mark.all) for end in MORE_ENDS.items()),
+    ],
+)
+def test_a_script_ends_as_with_python_alone(tmp_path: Path, name: str, end: str) -> None:
+    (tmp_path / "train.py").write_text(LINES + end)
     alone = ended(tmp_path, "train.py")
     assert ended(tmp_path, "-m", "ppprof", "run", "train.py") == alone
 
@@ -188,6 +338,7 @@ say(again is logging, logging.__spec__.name, logging.__spec__.origin == logging.
 """
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     "imports", ["import logging", "import logging.handlers", "import concurrent.futures, logging"]
 )
@@ -227,6 +378,7 @@ sys.exit(7)
 """How a training ends, and how many of its steps count."""
 
 
+@pytest.mark.jobs
 @pytest.mark.paddle
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_ends_as_with_python_alone_and_is_recorded(tmp_path: Path, name: str) -> None:

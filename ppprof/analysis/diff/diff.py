@@ -369,9 +369,15 @@ class Diff:
         keys = sorted({*one, *other})
         unlike = [key for key in keys if one.get(key) != other.get(key)]
         return 1 - len(unlike) / len(keys), [
-            f"{key.partition('.')[2]}: {one.get(key, 'not set')} -> {other.get(key, 'not set')}"
-            for key in unlike
+            f"{key.partition('.')[2]}: {_changed(key, one, other)}" for key in unlike
         ]
+
+
+def _changed(key: str, one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return two values of a key as text; of a key that one run lacks, the only value."""
+    if key in one and key in other:
+        return f"{one[key]} -> {other[key]}"
+    return f"{one[key]}, baseline only" if key in one else f"{other[key]}, experiment only"
 
 
 def _shared_time(operators: pl.DataFrame, by: str) -> float:

@@ -377,6 +377,12 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
     What one gradient repeats has the names of as many neighbours ahead of the Backward. It is the
     latest of these that was not repeated yet, and of whose operators there are no gradients. In the
     gradient of a module (Paddle's ``use_reentrant=False``), it is the module of this name around that.
+
+    Of several micro-batches ahead of a Backward (1F1B), it is in the one that other gradients of this
+    Backward are of; else in the first one that is left, if all modules of the name are repeated in
+    the step::
+
+        Net, Net, Backward, Net, Backward, Backward        the Backwards are of the Nets in their order
     """
     tree, hosts = profile.tree, profile.tree.hosts
     category = hosts["category"]
@@ -398,6 +404,7 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
     # The neighbours of one module and of the next one are apart: none has the name None.
     neighbours: dict[tuple[int, str], list[list[tuple[int, str, int]]]] = {}
     firsts = modules.filter("is_first").sort("start_ns")
+    batches = _MicroBatches(profile, is_module, gradient_of, firsts, modules[again])
     for (step, _), rows in firsts.group_by("step", "above", maintain_order=True):
         siblings = rows.select("row", "name", "start_ns").rows()
         for number, (_, name, _) in enumerate(siblings):
@@ -417,14 +424,83 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
             first_runs[rows["row"][0]] = around
             continue
         begin_ns = hosts["start_ns"][int(backward)]
+        of_batch = batches.above(int(backward), step, names[0], repeated)
         for siblings in reversed(neighbours.get((step, names[0]), [])):
             found = siblings[: len(names)]
             is_alike = [name for _, name, _ in found] == names and found[-1][2] < begin_ns
+            is_alike &= of_batch is None or above[found[0][0]] in of_batch
             if is_alike and repeated.isdisjoint(row for row, _, _ in found):
                 first_runs[rows["row"].to_numpy()] = [row for row, _, _ in found]
                 repeated.update(row for row, _, _ in found)
                 break
     return first_runs
+
+
+class _MicroBatches:
+    """Which modules of one name ahead of a Backward are of its micro-batch; see `_first_runs`."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        is_module: Bool,
+        gradient_of: Int64,
+        firsts: pl.DataFrame,
+        repeats: pl.DataFrame,
+    ) -> None:
+        tree, hosts = profile.tree, profile.tree.hosts
+        above = tree.enclosing(is_module)
+        is_step = (hosts["category"] == "ProfileStep").to_numpy()
+        self._outermost = np.arange(hosts.height)
+        for row in np.flatnonzero(is_module & ~is_step):  # in pre-order
+            if above[row] >= 0 and not is_step[above[row]]:
+                self._outermost[row] = self._outermost[above[row]]
+        gradients = np.flatnonzero(gradient_of >= 0)
+        of_gradients = self._outermost[gradient_of[gradients]]
+        self._linked: dict[int, set[int]] = {}
+        for backward, module in zip(self._outermost[above[gradients]], of_gradients):
+            if backward != module:  # else of a module that runs again
+                self._linked.setdefault(int(backward), set()).add(int(module))
+        self._start_ns = hosts["start_ns"]
+        self._firsts: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        for step, name, row, outer in firsts.select("step", "name", "row", "above").iter_rows():
+            self._firsts.setdefault((step, name), []).append((row, outer))
+        counted = repeats.group_by("step", "name").len()
+        self._is_complete = {
+            (step, name): len(self._firsts.get((step, name), ())) == num
+            for step, name, num in counted.iter_rows()
+        }
+        counted = repeats.group_by("above", "name").len()
+        self._num = {(row, name): num for row, name, num in counted.iter_rows()}
+        self._known: dict[tuple[int, str], set[int] | None] = {}
+
+    def above(self, backward: int, step: int, name: str, repeated: set[int]) -> set[int] | None:
+        """Return the modules around those that the Backward repeats; None if any may be.
+
+        ``repeated`` are the modules that it and earlier ones have repeated.
+        """
+        key = backward, name
+        if key not in self._known:
+            self._known[key] = self._find(*key, step, repeated)
+        return self._known[key]
+
+    def _find(self, backward: int, name: str, step: int, repeated: set[int]) -> set[int] | None:
+        begin_ns = self._start_ns[backward]
+        left = [
+            (row, outer)
+            for row, outer in self._firsts.get((step, name), ())
+            if row not in repeated and self._start_ns[row] < begin_ns
+        ]
+        linked = self._linked.get(backward, set())
+        of_linked = {outer for row, outer in left if self._outermost[row] in linked}
+        if of_linked or not self._is_complete.get((step, name)):
+            return of_linked or None
+        found: set[int] = set()
+        num = 0
+        for outer in dict.fromkeys(outer for _, outer in left):
+            if num < self._num[backward, name]:
+                found.add(outer)
+                num += sum(each == outer for _, each in left)
+        return found
 
 
 UNKNOWN = "(unknown)"

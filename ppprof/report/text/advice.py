@@ -102,7 +102,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 _cost(finding, words),
                 finding.confidence,
                 words["confidence"][finding.confidence],
-                _without_unknown(_text(texts, "what", finding), known).format_map(facts),
+                _known_sentences(_text(texts, "what", finding), known).format_map(facts),
                 _remedy(texts["do"], finding.facts, known),
                 texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 _evidence(finding, words),
@@ -435,6 +435,17 @@ def _without_unknown(text: str, known: Mapping[str, str]) -> str:
     )
 
 
+def _known_sentences(text: str, known: Mapping[str, str]) -> str:
+    """Return a text without the parentheses and later sentences in which a value is unknown.
+
+    >>> _known_sentences("It takes {whole}. A part waits, {wait}. So it is.", {"whole": "9 ms"})
+    'It takes {whole}. So it is.'
+    """
+    first, *later = _SENTENCES.split(_without_unknown(text, known))
+    return first + "".join(each for each in later if _placeholders(each) <= known.keys())
+
+
+_SENTENCES = re.compile(r"(?<=\.)(?= [A-Z])|(?<=。)")
 _PARENTHESES = re.compile(r" ?[(（][^()（）]*\{[^()（）]*[)）]")
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import ppprof
 from ppprof.analysis.advice import Evidence, advise
+from ppprof.analysis.advice.finding import Finding
 from ppprof.config.training import BLOCKS
 from ppprof.messages import LANGUAGES
-from ppprof.report.text.advice import finding_rows, headline, verdict
+from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
+from ppprof.run.run import Run
 from tests.fixtures.findings import TRIGGERS, updating
 from tests.fixtures.run_directories import run
 
 KEY = re.compile(rf"\b({'|'.join((*BLOCKS, 'Profiler'))})\.[a-z]\w*")
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("Global", "Engine", "Model", "Data", "Optimizer", "Distributed", "Profiler")
 CONFIGS: tuple[dict[str, dict[str, object]], ...] = (
     {},
@@ -61,6 +67,51 @@ def test_texts_name_only_blocks_and_values_that_the_job_has(
                 assert not NO_VALUE.search(row.title + row.cost_text)
             assert not NO_VALUE.search(headline(findings, language))
             assert not NO_VALUE.search(verdict(known.step_ns, findings, language))
+
+
+def runs_of_each_kind(folder: Path) -> Iterator[Run]:
+    """Captures of CPUs, of devices, of several ranks, of remote calls; other writers' traces; step times."""
+    for path in sorted((FIXTURES / "runs").iterdir()):
+        yield ppprof.open(path)
+    for path in sorted((FIXTURES / "kineto").glob("*.json*")):
+        if "key_averages" not in path.name:
+            yield ppprof.open(path)
+    for name in ("slow_dataset", "one_micro_batch"):  # without traces, and without a manifest
+        for kept in ("*.json", "steps/*", "nodes/*"), ("*.paddle_trace.*",):
+            copy = folder / f"{name}_{len(kept)}"
+            for path in (
+                path for pattern in kept for path in (FIXTURES / "runs" / name).glob(pattern)
+            ):
+                if len(kept) == 1 or "paddle_trace" not in path.name:
+                    target = copy / path.relative_to(FIXTURES / "runs" / name)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, target)
+            yield ppprof.open(copy)
+
+
+def test_no_text_on_a_run_of_any_kind_has_a_value_that_is_unknown(tmp_path: Path):
+    num = 0
+    for each in runs_of_each_kind(tmp_path):
+        findings = ppprof.advise(each)
+        num += len(findings)
+        for language in LANGUAGES:
+            shown = render_findings(findings, language)
+            for row in finding_rows(findings, language):
+                for text in (row.what, row.do, row.title + row.cost_text):
+                    assert not NO_VALUE.search(text), (each, text)
+            assert not NO_VALUE.search(headline(findings, language)), each
+            assert "not set" not in shown
+    assert num > 20
+
+
+def test_what_the_system_does_not_count_is_not_mentioned():
+    """A kernel without schedstat: how long the thread waited for a processor is unknown."""
+    facts = {"others_ratio": 0.5, "busy_ratio": 0.95, "wait_ratio": None, "remedy": "code"}
+    finding = Finding("busy-machine", "moderate", None, None, "sure", facts, pl.DataFrame())
+    for language, num in (("en", 2), ("zh", 2)):
+        (row,) = finding_rows([finding], language)
+        assert not NO_VALUE.search(row.what)
+        assert len(re.findall(r"[.。](?= |$|[^0-9])", row.what)) == num
 
 
 @pytest.mark.parametrize(

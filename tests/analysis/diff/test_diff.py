@@ -325,6 +325,20 @@ def test_what_else_is_different(tmp_path):
     assert found.score == 3.5 / 4
 
 
+def test_a_key_of_one_config_alone_has_no_value_in_the_other(tmp_path):
+    paths = [
+        run(tmp_path / str(number), [training(gpt())], config={"Model": {"num_layers": 4, **more}})
+        for number, more in enumerate(({}, {"dropout": 0.1}))
+    ]
+    one, other = map(ppprof.open, paths)
+    assert ppprof.diff(one, other).comparability.differences == [
+        "Model.dropout: 0.1, experiment only"
+    ]
+    assert ppprof.diff(other, one).comparability.differences == [
+        "Model.dropout: 0.1, baseline only"
+    ]
+
+
 def test_runs_that_have_nothing_in_common_get_no_verdict(tmp_path):
     other = [Layer("Conv", {"conv2d dygraph": 30.0})]
     one, two = training(gpt(), backward=0.1), training(other, backward=0.1)

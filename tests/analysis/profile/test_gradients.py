@@ -483,3 +483,55 @@ def test_what_runs_again_in_the_gradient_of_its_own_module(tmp_path):
         ("Backward#0/Net#0/Block#1", 7, 2),
         ("Backward#0/Net#0/Block#1/Linear#0", 5, 5),
     ]
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 3])
+@pytest.mark.parametrize("links", [False, True])
+def test_a_backward_of_1f1b_repeats_the_modules_of_its_micro_batch(tmp_path, warm_up, links):
+    """Of 4 micro-batches, some are forwarded ahead; a Linear that is not repeated links one gradient.
+
+    ::
+
+        Net Net Backward Net Backward Net Backward Backward     with a warm-up of 1
+    """
+    tasks = ["F"] * warm_up + ["F", "B"] * (4 - warm_up) + ["B"] * warm_up
+    spans, at, num = [], 2, {"F": 0, "B": 0}
+    for task in tasks:
+        number = num[task]
+        num[task] += 1
+        if task == "F":
+            spans.append(module("Net", at, at + 12))
+            spans += [*forward_of("Block", at + 1), *forward_of("Block", at + 5)]
+            if links:
+                spans += [
+                    module("Linear", at + 9, at + 11),
+                    op("aten::addmm", at + 9, at + 10, number),
+                ]
+            at += 13
+        else:
+            begin = at
+            if links:
+                spans.append(node("AddmmBackward0", at, at + 1, number))
+            for again in range(2):
+                spans += recomputed(begin + 1 + 11 * again, 1000 + 100 * (2 * number + again))
+            spans.append(event("send", begin + 25, begin + 26, "user_annotation"))
+            at += 30
+    path = written(tmp_path, step(0, 0, at), *spans)
+    found = table(read(path)).filter(pl.col("path").str.starts_with("Backward#"))
+    pairs = set(
+        found["path"].str.extract_groups(r"^Backward#(\d+)/Net#(\d+)").struct.unnest().rows()
+    )
+    assert pairs - {(None, None)} == {(str(number), str(number)) for number in range(4)}
+
+
+def test_a_module_of_the_same_class_that_is_never_repeated_takes_no_backward(tmp_path):
+    """A teacher that is called ahead of the model, without gradients."""
+    work = [
+        module("Net", 2, 8),
+        *forward_of("Block", 3),
+        module("Net", 9, 15),
+        *forward_of("Block", 10),
+    ]
+    path = written(tmp_path, step(0, 0, 40), *work, *recomputed(20, 100))
+    found = table(read(path)).filter(pl.col("path").str.starts_with("Backward#0/"))
+    assert found["path"].str.contains("/Net#1").all()
