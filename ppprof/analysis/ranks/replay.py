@@ -58,6 +58,8 @@ class Replay:
         """The result of `finished` if all operations and transfers take their usual time."""
         self.balanced = self.finished(self.all, self.all, to="balanced_ns")
         """Like ``ideal``, with the balanced times of all operations."""
+        self.shared = self.finished(self.all, to="shared_ns")
+        """The result of `finished` if the stages share their work equally, and all else stays."""
 
     def of_link(self, low: int, high: int) -> Bool:
         """Return whether each operation gets its input over the link between two stages."""
@@ -73,7 +75,7 @@ class Replay:
             fixed: whether each operation takes the time ``to``; None: no operation does.
             links: whether the input of each operation takes the usual transfer time; None: no
                 input does.
-            to: ``usual_ns``, ``balanced_ns`` or ``steady_ns``, see `operations_of`.
+            to: ``usual_ns``, ``balanced_ns``, ``shared_ns`` or ``steady_ns``, see `operations_of`.
 
         Returns:
             Nanoseconds, shape (whole_steps, replicas); 0 for a replica that cannot be replayed in
@@ -101,6 +103,7 @@ _REPLAYED = (
     "dur_ns",
     "usual_ns",
     "balanced_ns",
+    "shared_ns",
     "steady_ns",
     "gap_ns",
     "transfer_ns",
@@ -254,6 +257,8 @@ def operations_of(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         - usual_ns: lower median of dur_ns over all operations of the kind in the step;
         - balanced_ns: mean of dur_ns over the worker's operations of the kind and chunk in the
           step, lower median of these over replicas, then the mean over stages and chunks, rounded;
+        - shared_ns: dur_ns times balanced_ns over the same without the mean over stages: the
+          operation varies as recorded, with the work of a mean stage;
         - steady_ns: lower median of dur_ns over the worker's operations of the kind in all steps;
         - needs_stage, needs_chunk: the stage and chunk whose pass of the same kind and micro-batch
           must be done first. needs_stage is null if the operation needs no such pass.
@@ -315,6 +320,12 @@ def operations_of(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         )
         .with_columns(
             balanced_ns=pl.col("in_stage_ns").mean().round().cast(pl.Int64).over("step", "kind")
+        )
+        .with_columns(
+            shared_ns=pl.when(pl.col("in_stage_ns") > 0)
+            .then((pl.col("dur_ns") * pl.col("balanced_ns") / pl.col("in_stage_ns")).round())
+            .otherwise("balanced_ns")
+            .cast(pl.Int64)
         )
         .sort(*WORKER, pl.col("kind") != "head", "start_ns", "end_ns")
     )

@@ -127,8 +127,10 @@ def what_if(
         - ``steady``: none, but each operation takes the lower median of its kind on its own worker
           over all steps. This removes the variation between micro-batches (chance, or sequences of
           different length); workers that are always slow stay slow;
-        - ``balanced``: all, but they take their balanced time: what can be gained by moving layers
-          between stages. There is no such row with a single stage;
+        - ``balanced``: none, but the stages share the work: each operation takes its recorded time
+          times that of a mean stage over that of its own (balanced times of each stage). Unlike
+          T_ideal of M_S, chance and slow machines stay, so this is what moving layers between stages
+          can gain. There is no such row with a single stage;
         - ``slowest``: the operations of the workers with the largest ``alone_slowdown``;
           ``share`` is M_W;
         - ``kind``: all operations of one kind: ``forward``, ``backward``, ``own``, ``head`` (the
@@ -147,8 +149,8 @@ def what_if(
         - ``step``: the step, for steps, else null;
         - ``step_ns``: the step time, mean over steps (for steps: of this step);
         - ``slowdown``: T over ``step_ns`` (for steps: T of this step); null for ``recorded``;
-        - ``share``: the share of the possible gain, (T - step_ns) / (T - T_ideal); for stages and
-          ``balanced``, T_ideal is the step time if all operations take their balanced time. It is
+        - ``share``: the share of the possible gain, (T - step_ns) / (T - T_ideal); for stages,
+          T_ideal is the step time if all operations take their balanced time. It is
           below 0 or above 1 if usual times are longer than recorded times, and for a stage also
           because the others keep their time; null for ``recorded`` and steps, and if nothing can be
           gained;
@@ -222,7 +224,7 @@ def what_if(
         replayed("all", ideal, ranks=all_ranks),
         replayed("steady", mean_ns(replay.finished(replay.all, to="steady_ns"))),
         *(
-            [replayed("balanced", balanced, balanced, ranks=all_ranks)]
+            [replayed("balanced", mean_ns(replay.shared), ranks=all_ranks)]
             if len(replay.stages) > 1
             else []
         ),

@@ -299,14 +299,15 @@ Source: Lin et al., Understanding Stragglers in Large Model Training Using What-
 Worker: one stage of one replica, with all its mp ranks. Usual: the lower median of all workers and \
 micro-batches in a step, forward and backward separately. For stages: the mean over stages, since \
 other stages have to do the work that a slow stage gives away.
+Stages balanced: the stages share their work equally, and what varies by chance or machine stays: what moving layers can gain.
 Step Time: replayed step time if the workers, stage or link of the row were as fast as usual; mean over steps.
 Saved: the replayed step time minus Step Time.
-Share: Saved, relative to the row "everything"; of a stage, relative to the row "stages balanced".
+Share: Saved, relative to the row "everything"; of a stage, relative to all stages at their mean.
 Each as it usually is: every worker as fast as in its own typical pass of the run. Saved is then the cost of \
 variation between micro-batches: chance, or sequences of different length.
 S: step time relative to the row "everything". For a single step, Saved is of that step.
 Alone: step time if only this worker, stage, link or kind is slower than usual, relative to the row "everything" \
-(S_w for workers, S_t for kinds; a stage relative to "stages balanced").
+(S_w for workers, S_t for kinds; a stage relative to all stages at their mean).
 M_W: share of the 3% of workers that are slowest alone (at least one). Near 100%: these workers cause the delay.
 M_S: share of the last stage. Near 100%: {stage_cause}.
 """
