@@ -32,7 +32,6 @@
 //   PPPROF_TEST_DEVICE_STUCK_S=0         both end after so many seconds; 0: never
 //   PPPROF_TEST_DEVICE_WAITS=1           a copy to the device waits for the stream, as from pageable
 //                                        memory
-//   PPPROF_TEST_DEVICE_GRAPH=N           N launches in a row are one replay of a graph
 //   PPPROF_TEST_DEVICE_OFFSET_MS=0       the clock of device events is ahead of the host's
 //   PPPROF_TEST_DEVICE_DRIFT_PPM=0       ... and gains so many microseconds in a second
 //   PPPROF_TEST_DEVICE_DROPS=0           so many of 100 device events are lost, their launches are not
@@ -100,7 +99,7 @@ struct Switches {
   size_t memory = number("MEMORY_MB", 4096) * 1e6;
   double kernel_ms = number("KERNEL_MS", 0), comm_ms = number("COMM_MS", 0);
   bool events = number("EVENTS", 1), hooks = number("HOOKS", 1);
-  int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0), graph = number("GRAPH", 0);
+  int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0);
   double stuck_s = number("STUCK_S", 0);
   bool waits = number("WAITS", 0), files = number("FILES", 0);
   double offset_ms = number("OFFSET_MS", 0), drift_ppm = number("DRIFT_PPM", 0);
@@ -190,6 +189,16 @@ struct Work {
 
 }  // namespace
 
+struct C_CudaGraph_t_st {
+  std::vector<Work> work;
+  bool is_broken = false;  // by a question, which a capture forbids
+};
+thread_local C_CudaGraph own_capture = nullptr;  // of this thread
+
+struct C_GraphExec_st {
+  std::vector<Work> work;
+};
+
 struct C_Stream_st {
   int device, number;
   std::mutex mutex;
@@ -197,6 +206,7 @@ struct C_Stream_st {
   std::deque<Work> queue;
   std::vector<Work> done;  // holds tensors; destroyed by a host thread, as Paddle expects
   bool is_busy = false;
+  C_CudaGraph capture = nullptr;  // gets the work instead of the queue
   std::thread::id thread;
 
   C_Stream_st(int device, int number) : device(device), number(number) {
@@ -207,10 +217,18 @@ struct C_Stream_st {
     std::vector<Work> garbage;
     {
       std::lock_guard<std::mutex> lock(mutex);
+      if (capture) return capture->work.push_back(std::move(work));
       queue.push_back(std::move(work));
       garbage.swap(done);
     }
     changed.notify_all();
+  }
+
+  // Return whether the host may not wait for this stream, or ask about it; its capture is lost by that.
+  bool forbids() {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (capture) capture->is_broken = true;
+    return capture;
   }
 
   bool is_idle() {
@@ -279,6 +297,7 @@ struct C_Event_st {
   std::mutex mutex;
   std::condition_variable changed;
   uint64_t recorded = 0, reached = 0;  // number of the latest record, and of the latest one reached
+  bool is_captured = false;            // the latest record
 
   uint64_t begin() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -319,27 +338,20 @@ void wait_for_device(int device) {
   for (C_Stream stream : of_device) stream->wait();
 }
 
-// Launches are counted in a thread, so that GRAPH of them in a row become one replay. A replay that
-// began before the profiler was started ends there: Paddle drops kernels without a recorded launch.
-thread_local int launches = 0, launches_in_trace = 0;
-thread_local uint32_t graph_correlation = 0;
-
 void launch(C_Stream stream, std::string name, std::function<void()> run) {
+  Call call("cudaLaunchKernel");
   Work work;
   work.run = std::move(run);
   work.name = std::move(name);
-  if (launches_in_trace != trace.number) launches = 0, launches_in_trace = trace.number;
-  bool starts_graph = switches.graph && launches++ % switches.graph == 0;
-  if (starts_graph) graph_correlation = next_correlation++;
-  if (switches.graph) {
-    work.correlation = graph_correlation;
-    Call call(starts_graph ? "cudaGraphLaunch" : nullptr, graph_correlation);
-    stream->add(std::move(work));
-    return;
-  }
-  Call call("cudaLaunchKernel");
   work.correlation = call.correlation();
   stream->add(std::move(work));
+}
+
+bool is_captured(int device) {
+  std::lock_guard<std::mutex> lock(streams_mutex);
+  bool is_any = false;
+  for (C_Stream stream : streams) is_any |= stream->device == device && stream->forbids();
+  return is_any;
 }
 
 C_Status ok() { return C_SUCCESS; }
@@ -370,6 +382,7 @@ C_Status destroy_stream(const C_Device, C_Stream stream) {
 
 C_Status query_stream(const C_Device, C_Stream stream) {
   Call call(switches.queries ? "cudaStreamQuery" : nullptr);
+  if (stream->forbids()) return C_ERROR;
   return stream->is_idle() ? C_SUCCESS : C_FAILED;
 }
 
@@ -391,6 +404,7 @@ C_Status create_event(const C_Device, C_Event* event) {
 C_Status record_event(const C_Device, C_Stream stream, C_Event event) {
   Call call("cudaEventRecord");
   uint64_t number = event->begin();
+  event->is_captured = stream->capture;
   Work work;
   work.run = [=] { event->reach(number); };
   stream->add(std::move(work));
@@ -403,17 +417,21 @@ C_Status destroy_event(const C_Device, C_Event event) {
 
 C_Status query_event(const C_Device, C_Event event) {
   Call call(switches.queries ? "cudaEventQuery" : nullptr);
+  if (own_capture) own_capture->is_broken = true;
+  if (own_capture || event->is_captured) return C_ERROR;
   return switches.lies || event->is_reached() ? C_SUCCESS : C_FAILED;
 }
 
 C_Status synchronize_device(const C_Device device) {
   Call call("cudaDeviceSynchronize");
+  if (is_captured(device->id)) return C_ERROR;
   wait_for_device(device->id);
   return C_SUCCESS;
 }
 
 C_Status synchronize_stream(const C_Device, C_Stream stream) {
   Call call("cudaStreamSynchronize");
+  if (stream->forbids()) return C_ERROR;
   stream->wait();
   return C_SUCCESS;
 }
@@ -430,6 +448,76 @@ C_Status stream_wait_event(const C_Device, C_Stream stream, C_Event event) {
   Work work;
   work.run = [=] { event->wait(number); };
   stream->add(std::move(work));
+  return C_SUCCESS;
+}
+
+// --------------------------------------------------------------------------- graphs, as CUDA graphs
+
+C_Status begin_capture(const C_Device, C_Stream stream, C_StreamCaptureMode) {
+  Call call("cudaStreamBeginCapture");
+  stream->wait();
+  std::lock_guard<std::mutex> lock(stream->mutex);
+  stream->capture = own_capture = new C_CudaGraph_t_st;
+  return C_SUCCESS;
+}
+
+C_Status end_capture(const C_Device, C_Stream stream, C_CudaGraph* graph) {
+  Call call("cudaStreamEndCapture");
+  std::lock_guard<std::mutex> lock(stream->mutex);
+  *graph = stream->capture;
+  stream->capture = own_capture = nullptr;
+  return (*graph)->is_broken ? C_ERROR : C_SUCCESS;
+}
+
+C_Status capture_info(const C_Device, C_Stream stream, C_StreamCaptureStatus* status, unsigned long long*, C_CudaGraph*,
+                      C_CudaGraphNode*, void**, size_t*) {
+  std::lock_guard<std::mutex> lock(stream->mutex);
+  *status = stream->capture ? C_StreamCaptureStatusActive : C_StreamCaptureStatusNone;
+  return C_SUCCESS;
+}
+
+C_Status graph_nodes(C_CudaGraph graph, C_CudaGraphNode*, size_t* num) {
+  *num = graph->work.size();
+  return C_SUCCESS;
+}
+
+C_Status no_setters(C_CudaGraph, C_GraphHookManager* hooks) {
+  hooks->size = 0;
+  return C_SUCCESS;
+}
+
+C_Status instantiate(C_GraphExec* exec, C_CudaGraph* graph, void**, char*, size_t) {
+  *exec = new C_GraphExec_st{(*graph)->work};
+  return C_SUCCESS;
+}
+
+C_Status launch_graph(const C_Device, C_GraphExec exec, C_Stream stream) {
+  Call call("cudaGraphLaunch");
+  for (Work work : exec->work) {
+    work.correlation = call.correlation();
+    stream->add(std::move(work));
+  }
+  return C_SUCCESS;
+}
+
+C_Status destroy_graph(C_CudaGraph graph) {
+  delete graph;
+  return C_SUCCESS;
+}
+
+C_Status destroy_exec(C_GraphExec exec) {
+  delete exec;
+  return C_SUCCESS;
+}
+
+// Paddle wants the two handles ahead of a capture, and uses them for nothing here.
+C_Status make_blas(const C_Device, C_BLASHandle* handle, C_Stream) {
+  *handle = reinterpret_cast<C_BLASHandle>(1);
+  return C_SUCCESS;
+}
+
+C_Status make_blaslt(const C_Device, C_BLASLtHandle* handle) {
+  *handle = reinterpret_cast<C_BLASLtHandle>(1);
   return C_SUCCESS;
 }
 
@@ -978,6 +1066,17 @@ extern "C" void InitPlugin(CustomRuntimeParams* params) {
   device->synchronize_stream = synchronize_stream;
   device->synchronize_event = synchronize_event;
   device->stream_wait_event = stream_wait_event;
+  device->cuda_stream_begin_capture = begin_capture;
+  device->cuda_stream_end_captrue = end_capture;
+  device->cuda_stream_capture_info = capture_info;
+  device->cuda_graph_get_nodes = graph_nodes;
+  device->get_parameter_setter_for_exec_graph = no_setters;
+  device->cuda_graph_instantiate = instantiate;
+  device->cuda_graph_launch = launch_graph;
+  device->cuda_graph_destroy = destroy_graph;
+  device->cuda_graph_exec_destroy = destroy_exec;
+  device->init_blas_handle = make_blas;
+  device->init_blaslt_handle = make_blaslt;
   device->device_memory_allocate = allocate;
   device->device_memory_deallocate = deallocate;
   device->host_memory_allocate = device->unified_memory_allocate = allocate_host;

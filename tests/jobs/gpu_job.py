@@ -125,26 +125,45 @@ def flash_attention(session: Any) -> dict[str, Any]:
 
 def graph(session: Any) -> dict[str, Any]:
     """Three matmuls a step, in one replay of a CUDA graph."""
+    from paddle.device.cuda.graphs import CUDAGraph
+
     matrix = paddle.ones([256, 256])
 
     def work() -> None:
         for _ in range(3):
             paddle.matmul(matrix, matrix)
 
-    if on_gpu():
-        from paddle.device.cuda.graphs import CUDAGraph
+    work()
+    paddle.device.synchronize()
+    recorded = CUDAGraph()
+    recorded.capture_begin()
+    work()
+    recorded.capture_end()
+    train(session, recorded.replay)
+    paddle.device.synchronize()
+    recorded.reset()
+    return {}
 
-        work()
-        paddle.device.synchronize()
+
+def captures(session: Any) -> dict[str, Any]:
+    """Each step is captured and replayed; ``step()`` is called within the capture from step 4 on."""
+    from paddle.device.cuda.graphs import CUDAGraph
+
+    matrix = paddle.ones([256, 256])
+    product = paddle.matmul(matrix, matrix)
+    for number in range(8):
         recorded = CUDAGraph()
         recorded.capture_begin()
-        work()
+        for _ in range(3):
+            product = paddle.matmul(matrix, matrix)
+        if number >= 4:
+            session.step(num_samples=1)
         recorded.capture_end()
-        train(session, recorded.replay)
-        paddle.device.synchronize()
-        recorded.reset()
-    else:
-        train(session, work)
+        recorded.replay()
+        assert float(product[0, 0]) == 256
+        if number < 4:
+            session.step(num_samples=1)
+        print(f"step {number}", flush=True)
     return {}
 
 
@@ -269,6 +288,7 @@ TRAININGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
             mixed_precision,
             flash_attention,
             graph,
+            captures,
             memory,
             asynchronous,
             copies,

@@ -103,8 +103,23 @@ def test_flash_attention_is_recorded(machine: Machine) -> None:
 
 
 @devices
+def test_a_capture_is_not_broken_and_a_step_that_ends_in_it_has_no_device_time(
+    machine: Machine,
+) -> None:
+    """Steps 4 to 7 end in captures; window 0 ends ahead of them, window 1 would begin in one."""
+    settings = "scheduler={closed: 1, ready: 0, record: 2, repeat: 2}"
+    run, _, printed = machine.train("captures", settings)
+    assert "step 7" in printed
+    assert run.windows() == [0]
+    assert "Paddle's profiler would break the capture" in printed
+    steps = run.step_times.sort("step")
+    assert steps["device_timed"].to_list() == [True] * 4 + [False] * 4
+    assert steps["excluded"].to_list()[4:] == [True] * 4
+
+
+@devices
 def test_the_kernels_of_a_graph_share_its_launch(machine: Machine) -> None:
-    run, _, _ = machine.train("graph", GRAPH=3, KERNEL_MS=5)
+    run, _, _ = machine.train("graph", KERNEL_MS=5)
     kernels = check_kernels(run)
     assert all("GraphLaunch" in name_of_call(name) for name in kernels["launch"])
     replays = kernels.group_by("step", "correlation_id").agg(pl.len(), pl.col("dur_ns").sum())

@@ -43,6 +43,7 @@ from ppprof.capture.recording.device_work import DeviceWork, watch_streams
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.signals import default_actions
+from ppprof.capture.steps.device_timer import is_capturing
 from ppprof.rundir import (
     ALLOCATIONS_MARKER,
     CLOCK_MARKER,
@@ -249,7 +250,7 @@ class Recorder:
         if self._step is not None:
             if self._events is not None:
                 self._events.leave_open_ones(reports=is_complete)
-            if is_complete and self._synchronizes:
+            if is_complete and self._synchronizes and not is_capturing():
                 paddle.device.synchronize()
             self._mark_clock_jump()
             if self._marks_allocations:
@@ -407,6 +408,13 @@ class Recorder:
         if not self._targets.on_device:
             yield
             return
+        if is_capturing():
+            _abandoned.append(self._profiler)
+            self._release()
+            raise StuckDeviceError(
+                "the training captures a graph, and Paddle's profiler would break the capture: it waits for "
+                "the device; call step() outside of captures"
+            )
         begin = time.thread_time()
         work = self._work or DeviceWork(self._tasks)
         with default_actions():

@@ -32,6 +32,9 @@ class Events(Protocol):
     def is_over(self, event: Any) -> bool:
         """Return whether the device has reached the event; never waits."""
 
+    def is_capturing(self) -> bool:
+        """Return whether this thread captures a graph, which any other method would break."""
+
     def reuse(self, event: Any) -> None:
         """Take back an event that is over, to record it again."""
 
@@ -94,6 +97,10 @@ class DeviceEvents:
         """Return whether the device has reached the event."""
         return bool(event.query())
 
+    def is_capturing(self) -> bool:
+        """Return whether this thread captures a graph."""
+        return is_capturing()
+
     def reuse(self, event: Any) -> None:
         """Keep an event for a later `record`."""
         self._pool.append(event)
@@ -101,6 +108,16 @@ class DeviceEvents:
     def use_in_thread(self) -> None:
         """Make the CUDA context of the training current in the calling thread."""
         self._context.use()
+
+
+def is_capturing() -> bool:
+    """Return whether this thread captures a CUDA graph, or one of a plugin's device.
+
+    The thread must not ask about a stream or an event meanwhile: that breaks the capture.
+    """
+    from paddle.base import core
+
+    return bool(core.is_cuda_graph_capturing())
 
 
 class Context:
@@ -164,14 +181,18 @@ class _Kind(Enum):
 class _Mark:
     """A point of the training between two pieces of the device's work."""
 
-    __slots__ = ("done_ns", "event", "host_ns", "kind", "stalls")
+    __slots__ = ("done_ns", "event", "host_ns", "is_captured", "kind", "stalls")
 
-    def __init__(self, kind: _Kind, host_ns: int, event: Any, *, stalls: bool) -> None:
+    def __init__(
+        self, kind: _Kind, host_ns: int, event: Any, *, stalls: bool, is_captured: bool = False
+    ) -> None:
         self.kind = kind
         self.host_ns = host_ns
         self.event = event
         """None if the device was idle, or has reached the event since."""
         self.done_ns = host_ns if event is None else None
+        self.is_captured = is_captured
+        """Whether it is in a capture, which has no time of the device."""
         self.stalls = stalls
         """Whether the profiler stalls the training while the event may be reached."""
 
@@ -202,6 +223,8 @@ class DeviceStepTimer(StepTimer):
     takes at least. From then on, it halves the rest each time, down to 1 ms. If it finds several
     steps done at once, because another thread held Python's lock meanwhile, these steps divide the
     time since the last query equally.
+
+    A step that ends while the training captures a graph ends when the host ends it, and is excluded.
 
     If an event fails, or if `MOST_PENDING` events are not reached, all later steps end when the host
     ends them, as `StepTimer` measures.
@@ -294,6 +317,7 @@ class DeviceStepTimer(StepTimer):
             waits: whether to wait for the device, at most `PATIENCE_S`. If not, the device is not
                 even asked.
         """
+        waits = waits and not self._events.is_capturing()
         patience_ns = max(PATIENCE_S * 1e9, 2 * max(self._latest, default=0))
         deadline = self._clock() + (patience_ns if waits else 0)
         while waits and self._pending and not self._fails and self._clock() < deadline:
@@ -317,8 +341,10 @@ class DeviceStepTimer(StepTimer):
             return
         now = self._clock()
         try:
-            event = self._events.record()
-            self._pending.append(_Mark(kind, now, event, stalls=self._stalls))
+            is_captured = self._events.is_capturing()
+            event = None if is_captured else self._events.record()
+            mark = _Mark(kind, now, event, stalls=self._stalls, is_captured=is_captured)
+            self._pending.append(mark)
         except Exception as error:
             self._pending.append(_Mark(kind, now, None, stalls=False))
             self._give_up(f"an event failed: {reason(error)}")
@@ -363,7 +389,7 @@ class DeviceStepTimer(StepTimer):
     def poll(self) -> None:
         """Query events, oldest first, and compute the costs of the steps that are over."""
         with self._lock:
-            if self._fails:
+            if self._fails or self._events.is_capturing():
                 return
             before = self._clock()
             found: list[_Mark] = []
@@ -388,7 +414,7 @@ class DeviceStepTimer(StepTimer):
         if len(found) == 1 and found[0].done_ns is not None:  # of a training that reads each result
             mark = self._pending.popleft()
             self._last = max(mark.done_ns or 0, self._last)
-            self._add(mark.kind, self._last, _ON_DEVICE)
+            self._add(mark.kind, self._last, _ON_HOST if mark.is_captured else _ON_DEVICE)
             return
         while found:
             # Marks up to one at which the device was idle, so that its time is known.
@@ -405,7 +431,8 @@ class DeviceStepTimer(StepTimer):
                 is_late = mark.stalls and mark.done_ns is None and upper - lower > _LATE_NS
                 self._pending.popleft()
                 self._last = max(done, mark.host_ns, self._last)
-                self._add(mark.kind, self._last, _LATE if is_late else _ON_DEVICE)
+                cost = _ON_HOST if mark.is_captured else _LATE if is_late else _ON_DEVICE
+                self._add(mark.kind, self._last, cost)
 
     def _add(self, kind: _Kind, now: int, cost: tuple[bool, bool]) -> None:
         if kind is _Kind.START:

@@ -24,6 +24,7 @@ class Device:
         self.num_made = 0
         self.pool: list[list[int]] = []
         self.fails = ""
+        self.captures = False
 
     def launch(self, dur: int) -> None:
         self.done = max(self.done, self.now) + dur
@@ -34,7 +35,11 @@ class Device:
     def sleep(self, seconds: float) -> None:
         self.now += round(seconds * 1e9)
 
+    def is_capturing(self) -> bool:
+        return self.captures
+
     def record(self) -> Any:
+        assert not self.captures
         if self.fails == "record":
             raise RuntimeError("CUDA error 700")
         if self.done <= self.now:
@@ -45,6 +50,7 @@ class Device:
         return event
 
     def is_over(self, event: list[int]) -> bool:
+        assert not self.captures
         if self.fails == "query":
             raise RuntimeError("CUDA error 700")
         return event[0] <= self.now
@@ -70,6 +76,27 @@ def known(timer: DeviceStepTimer) -> list[int]:
     costs = list(timer.take())
     assert all(cost.device_timed and not cost.excluded for cost in costs)
     return [cost.batch_cost_ns for cost in costs]
+
+
+def test_a_step_that_ends_in_a_capture_ends_on_the_host_and_asks_nothing(
+    device: Device, timer: DeviceStepTimer
+) -> None:
+    """The device works for 30 on step 0, and for 15 on step 2, from 40 on."""
+    device.launch(30)
+    device.now += 5
+    timer.step()
+    device.captures = True
+    device.now += 30
+    timer.step()
+    timer.finish()  # a window may end here: nothing waits
+    device.captures = False
+    device.now += 5
+    device.launch(15)
+    timer.step()
+    watch(timer, device, device.now + 20)
+    costs = list(timer.take())
+    assert [cost.device_timed for cost in costs] == [False, False, True]
+    assert [cost.excluded for cost in costs] == [True, True, False]
 
 
 def watch(timer: DeviceStepTimer, device: Device, until: int) -> None:
