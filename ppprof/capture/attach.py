@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
@@ -379,7 +380,8 @@ def _windows(
         RpcCalls               x
         OperatorCallRecorder   x                 collects calls      writes them beside it
         StackSampler                             a thread samples    writes them beside it
-        DiskBudget                               notes its size      counts the files above, so follows
+        then, by Windows
+        DiskBudget                               notes its size      counts the files above
         LongSteps                                a thread watches
     """
     # Imported here: these modules are the first to use private names of Paddle, and a new version
@@ -404,26 +406,27 @@ def _windows(
             from ppprof.capture.recording.python_stacks import StackSampler
 
             observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
-        observers += _disk_budget(profiler, job, run, prints)
-        long_steps = LongSteps(operators, recorder.end_allocations)
-        windows = Windows(recorder, store, [*observers, long_steps], before_waiting=steps.flush)
-        long_steps.end_window = windows.end_within_step
-        return windows
+        return Windows(
+            recorder,
+            store,
+            observers,
+            budget=_disk_budget(profiler, job, run, prints),
+            long_steps=partial(LongSteps, operators, recorder.end_allocations),
+            before_waiting=steps.flush,
+        )
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 
 
-def _disk_budget(
-    profiler: ProfilerConfig, job: Job, run: Path, prints: bool
-) -> list[WindowObserver]:
+def _disk_budget(profiler: ProfilerConfig, job: Job, run: Path, prints: bool) -> DiskBudget | None:
     """Return the limit of this rank's traces: the config's, or that of a schedule without end."""
     if profiler.max_trace_mb is not None:
-        return [DiskBudget(run, job.rank, profiler.max_trace_mb * MEGABYTE, profiler.formats)]
+        return DiskBudget(run, job.rank, profiler.max_trace_mb * MEGABYTE, profiler.formats)
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
     if schedule.num_windows is not None:
-        return []
+        return None
     num_ranks = len(job.topology.select(profiler.ranks))
     max_bytes = default_bytes(run, num_ranks)
     if prints:
@@ -436,7 +439,7 @@ def _disk_budget(
             "steps only: Profiler.scheduler: [10, 20]"
         )
     setting = "the limit of a schedule without end (Profiler.max_trace_mb sets another one):"
-    return [DiskBudget(run, job.rank, max_bytes, profiler.formats, setting=setting)]
+    return DiskBudget(run, job.rank, max_bytes, profiler.formats, setting=setting)
 
 
 def _operators(job: Job, run: Path) -> OperatorCallRecorder | None:

@@ -216,14 +216,18 @@ def _finish_window(
     traces: list[Path] = []
     kept: list[str] = []
     finished: list[TraceName] = []
+    left = None
+    if profiler.max_trace_mb is not None:
+        left = max(0, int(profiler.max_trace_mb * MEGABYTE) - trace_bytes(run, name.rank))
     for segment in names:
         try:
             # As recorded: analyses cut the lengths of some events.
             segment_trace = recorded or read_window(run / segment.raw)
         except TraceError:  # reported above
             continue
-        written, why_kept = _write_segment(segment_trace, run, segment, profiler)
+        written, why_kept = _write_segment(segment_trace, run, segment, profiler, left)
         traces += written
+        left = _rest(left, [path for path in written if path != run / segment.raw])
         kept += [why_kept] if why_kept and why_kept not in kept else []
         finished += [segment] if run / segment.raw not in written else []
     for segment in reversed(finished):  # the one that is locked last
@@ -252,15 +256,14 @@ def _recording(run: Path, name: TraceName) -> Recording:
 
 
 def _write_segment(
-    trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig
+    trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig, max_bytes: int | None
 ) -> tuple[list[Path], str | None]:
-    """Write the configured traces of a segment.
+    """Write the configured traces of a segment, in ``max_bytes`` in all.
 
     Returns:
         The files of the segment, with the raw capture if it is kept; and why a format is missing.
     """
     raw = run / name.raw
-    max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if skipped:
         _log.warning("%s: kept: %s", raw, skipped)
@@ -271,6 +274,10 @@ def _write_segment(
     if trace.skipped or trace.events.is_empty() or skipped or "pb" in profiler.formats:
         traces.append(raw)
     return traces, skipped
+
+
+def _rest(left: int | None, written: Sequence[Path]) -> int | None:
+    return None if left is None else max(0, left - sum(path.stat().st_size for path in written))
 
 
 def _log_interleaved(trace: Trace, raw: Path) -> None:
@@ -288,16 +295,15 @@ def _write_traces(
     trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig, max_bytes: int | None
 ) -> tuple[list[Path], str | None]:
     """Write the traces beside the raw file, in ``max_bytes`` in all; return them, and which were left out and why."""
-    written, skipped = [], []
+    written, skipped, left = [], [], max_bytes
     for fmt in profiler.formats:
         if fmt == "pb":
             continue
-        path, left = run / name.trace(fmt), None
-        if max_bytes is not None:
-            left = max(0, max_bytes - trace_bytes(run, name.rank))
+        path = run / name.trace(fmt)
         try:
             write_paddle_json(trace, path, left)
             written.append(path)
+            left = _rest(left, [path])
         except TooLargeError:
             skipped.append(f"no {fmt}, which would take more than {format_bytes(left or 0)}")
     if not skipped:

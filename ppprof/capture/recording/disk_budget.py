@@ -68,14 +68,21 @@ class DiskBudget(WindowObserver):
         self._step_bytes = DiskBudget._last_step_bytes
 
     def limit(self, num_steps: int | None) -> str:
-        """Return the setting of the limit if one more step might exceed it; "" if the step fits."""
+        """Return the setting of the limit if one more step might exceed it; "" if the step fits.
+
+        Args:
+            num_steps: steps of the open segment so far; None ahead of a window.
+        """
         exceeds = self.is_spent if num_steps is None else self.is_close(num_steps)
         return f"{self._setting} {self.max_bytes / MEGABYTE:.10g}" if exceeds else ""
 
-    def started(self) -> None:
-        """Note the memory in use and the disk space taken: a window, or its next segment, has opened."""
-        self._resident = {0: self._resident_bytes()}
+    def install(self) -> None:
+        """Note the disk space taken: within the window, only its own segments are added."""
         self._spent = self._on_disk()
+
+    def started(self) -> None:
+        """Note the memory in use: a window, or its next segment, has opened."""
+        self._resident = {0: self._resident_bytes()}
 
     @property
     def is_spent(self) -> bool:
@@ -130,6 +137,7 @@ class DiskBudget(WindowObserver):
             with suppress(FileNotFoundError):
                 size += (self._run / beside).stat().st_size
         self._unfinished[name] = size
+        self._spent += int(size * self._total_per_pb)
         if num_steps:
             self._step_bytes = DiskBudget._last_step_bytes = size / num_steps
 

@@ -41,18 +41,19 @@ class LongSteps(WindowObserver):
         operators: the calls of operators; None if they are not counted.
         end_allocations: called with the reason for recording no more allocations; returns whether they
             were recorded.
+        end_window: called with the reason for ending the window, in a thread that has called an operator;
+            returns whether that was the thread of the steps.
     """
 
     def __init__(
         self,
         operators: OperatorCallRecorder | None,
         end_allocations: Callable[[str], bool],
+        end_window: Callable[[str], bool],
     ) -> None:
         self._operators = operators
         self._end_allocations = end_allocations
-        self.end_window: Callable[[str], bool] = lambda why: True
-        """Called with the reason for ending the window, in a thread that has called an operator; returns
-        whether that was the thread of the steps."""
+        self._end_window = end_window
         self._over: threading.Event | None = None
         """Set when the window ends; None outside windows."""
         self._num_before = 0
@@ -111,7 +112,7 @@ class LongSteps(WindowObserver):
                 return
 
     def _end(self, over: threading.Event, why: str) -> bool:
-        return over.is_set() or self.end_window(why)
+        return over.is_set() or self._end_window(why)
 
 
 def _clock_of_this_thread() -> int:

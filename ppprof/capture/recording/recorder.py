@@ -491,7 +491,7 @@ def span(name: str, category: str) -> Any:
 
 
 def _check_space(folder: Path) -> None:
+    """Raise OSError if a disk is full that reports it at once; others do when the capture is synced."""
     with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(bytes(1 << 16))
         probe.flush()
-        os.fsync(probe.fileno())

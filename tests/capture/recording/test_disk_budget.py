@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -37,9 +38,14 @@ def window(run: Path, number: int, size_mb: float) -> TraceName:
     return name
 
 
+def open_window(budget: DiskBudget) -> None:
+    budget.install()
+    budget.started()
+
+
 def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
     """Return the number of steps of a window whose steps make memory grow by so much."""
-    budget.started()
+    open_window(budget)
     for steps in range(1, 1000):
         resident.size += int(step_mb * MB)
         if budget.is_close(steps):
@@ -61,7 +67,7 @@ def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> Non
 def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:
     resident = Growing()
     budget = DiskBudget(tmp_path, 0, 10 * MB, ["pb"], resident)
-    budget.started()
+    open_window(budget)
     budget.saved(window(tmp_path, 0, 4), 4)
     assert not budget.is_spent
     assert num_steps(budget, resident, 0) == 6
@@ -72,7 +78,7 @@ def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> 
 
 def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10 * MB, ["json"], Growing())
-    budget.started()
+    open_window(budget)
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
     assert budget.is_spent  # 2 MB, 9 of JSON to come
@@ -83,9 +89,31 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
     assert not budget.is_spent  # it took less
 
 
+def test_segments_are_added_up_and_their_folder_is_not_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = DiskBudget(tmp_path, 0, 100 * MB, ["json"], Growing())
+    budget.saved(window(tmp_path, 0, 1), 2)
+    open_window(budget)
+    listings: list[Path] = []
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *given: [listings.append(given[0]), *glob(*given)][1:])
+    number = 0
+    while not budget.limit(1):
+        name = replace(window(tmp_path, 1, 0), segment=number)
+        (tmp_path / name.raw).write_bytes(bytes(MB))
+        budget.saved(name, 2)
+        budget.started()
+        number += 1
+    assert not listings
+    assert (
+        number == 17
+    )  # 5.5 MB each with their JSON, as much there before, and for the next two steps
+
+
 def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10 * MB, ["json"], Growing())
-    budget.started()
+    open_window(budget)
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
     (tmp_path / name.raw).unlink()
