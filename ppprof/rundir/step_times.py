@@ -23,6 +23,7 @@ STEP_TIMES = {
     "device_peak_bytes": pl.Int64,
     "host_peak_bytes": pl.Int64,
     "excluded": pl.Boolean,
+    "stall_ns": pl.Int64,
     "window": pl.Int64,
     "device_timed": pl.Boolean,
     "device_peak_reserved_bytes": pl.Int64,

@@ -22,9 +22,20 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.python_stacks import Frame, PythonStacks
-from ppprof.trace.schema import Trace, nullable
+from ppprof.trace.schema import (
+    EVENTS,
+    KERNELS,
+    MEMORY,
+    MEMSETS,
+    Trace,
+    conform,
+    empty,
+    nullable,
+)
 from ppprof.trace.steps import step_spans, steps_of
 
+OPENS_WINDOW, SAVES_SEGMENT = "profiler opens a window", "profiler saves a segment"
+"""Names of the spans of `with_stalls`."""
 _UTILIZATIONS = ("Process Cpu Utilization", "System Cpu Utilization")
 
 
@@ -143,6 +154,40 @@ def _with_unique_correlations(segments: Sequence[Trace]) -> list[Trace]:
             next_id = most + shift + 1
         unique.append(trace)
     return unique
+
+
+def with_stalls(trace: Trace, stalls: Mapping[int, int]) -> Trace:
+    """Return the trace with a span for each time in which the profiler held the training up.
+
+    ::
+
+        steps           |5     |6     |    |7     |8     |
+        profiler    ####               ####                     a track of its own
+
+    Args:
+        trace: a window of one rank.
+        stalls: step -> the time of the stall ahead of it, in ns.
+    """
+    steps = step_spans(trace.events)
+    stall_ns = pl.col("step").replace_strict(dict(stalls), default=0, return_dtype=pl.Int64)
+    start_ns = pl.max_horizontal(pl.col("start_ns") - stall_ns, pl.col("end_ns").shift(1))
+    is_first = pl.int_range(pl.len()) == 0
+    thread, process = trace.events["thread"].max(), trace.events["process"].min()
+    thread = thread + 1 if isinstance(thread, int) else 0
+    spans = steps.select(
+        name=pl.when(is_first).then(pl.lit(OPENS_WINDOW)).otherwise(pl.lit(SAVES_SEGMENT)),
+        category=pl.lit("PythonUserDefined"),
+        start_ns=start_ns,
+        dur_ns=pl.col("start_ns") - start_ns,
+        depth=0,
+        process=pl.lit(process),
+        thread=pl.lit(thread),
+    ).filter(pl.col("dur_ns") > 0)
+    if spans.is_empty():
+        return trace
+    added = Trace(conform(spans, EVENTS), empty(MEMORY), empty(KERNELS), empty(MEMSETS))
+    tracks = {**trace.extra_info, str(thread): "profiler"}
+    return replace(concatenated([trace, added]), extra_info=tracks)
 
 
 def concatenated(parts: Sequence[Trace]) -> Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ppprof.run import traces
 from ppprof.rundir import TraceName, raw_files
 from ppprof.rundir.recordings import scan
 from ppprof.trace import read
+from ppprof.trace.steps import step_spans
 from tests.fixtures import gpu_traces
 from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.timeline import write
@@ -73,6 +75,26 @@ def test_steps_of_all_segments_count_once(run: Path, cli) -> None:
     assert sorted(steps) == sorted(expected)
     merged = cli("merge", run, "-o", run.parent / "merged.json")
     assert "rank 0" in merged.err + merged.out or (run.parent / "merged.json").exists()
+
+
+def test_stalls_of_the_profiler_are_spans_of_the_timeline(run: Path, cli) -> None:
+    events = ppprof.open(run).trace(0).events
+    first = step_spans(events)["step"][0]
+    lines = [
+        {"step": step, "batch_cost_ns": 9000, "stall_ns": 3000 * (step == first), "window": 0}
+        for step in range(first, first + 5)
+    ]
+    (run / "steps").mkdir(exist_ok=True)
+    (run / "steps/rank_00000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    cli("merge", run, "-o", run.parent / "merged.json")
+    merged = json.loads((run.parent / "merged.json").read_text())
+    spans = [
+        (each["name"], each["dur"])
+        for each in merged["traceEvents"]
+        if each["ph"] == "X" and each["name"].startswith("profiler")
+    ]
+    assert spans == [("profiler opens a window", 3)]
+    assert ppprof.open(run).trace(0).events.height == events.height
 
 
 def test_what_does_not_fit_into_memory_is_sampled_and_said(

@@ -18,7 +18,7 @@ from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import Trace, read, read_paddle_pb
-from ppprof.trace.segments import join_segments
+from ppprof.trace.segments import OPENS_WINDOW, SAVES_SEGMENT, join_segments, with_stalls
 from tests.fixtures.paddle_proto import NodeTrees
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import (
@@ -124,6 +124,28 @@ def timeline(trace: Trace) -> pl.DataFrame:
     parents = parents.rename({name: f"parent_{name}" for name in ("name", "start_ns", "dur_ns")})
     joined = events.join(parents.cast({"parent": pl.Int32}), on="parent", how="left")
     return joined.drop(numbers).sort(pl.all())
+
+
+def test_a_stall_is_a_span_that_ends_with_its_step_and_changes_no_other_event(
+    tmp_path: Path,
+) -> None:
+    """Steps of 100 at 1000, 1100 and 1300; the last stall is longer than the time between steps."""
+    operator = span("Operator", "relu dygraph", 1010, 1020, alloc(1015, 64))
+    steps = [
+        span("ProfileStep", f"ProfileStep#{number}", start, start + 100, *inside)
+        for number, start, *inside in ((7, 1000, operator), (8, 1100), (9, 1300))
+    ]
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", tuple(steps))))
+    changed = with_stalls(trace, {7: 30, 9: 150, 12: 5})
+    added = changed.events.filter(pl.col("thread") == 32)
+    assert added.select("name", pl.col("start_ns") - EPOCH_NS, "dur_ns", "depth").rows() == [
+        (OPENS_WINDOW, 970, 30, 0),
+        (SAVES_SEGMENT, 1200, 100, 0),
+    ]
+    rest = dataclasses.replace(changed, events=changed.events.filter(pl.col("thread") != 32))
+    assert_frame_equal(timeline(rest), timeline(trace))
+    assert changed.memory["event"].to_list() == trace.memory["event"].to_list()
+    assert with_stalls(trace, {12: 5}) is trace
 
 
 @given(window=windows(), cuts=st.sets(st.integers(1, 4)))

@@ -31,6 +31,7 @@ STEP_TIMES = {
     "batch_cost_ns": pl.Int64,
     "reader_cost_ns": pl.Int64,
     "excluded": pl.Boolean,
+    "stall_ns": pl.Int64,
     "window": pl.Int64,
     "device_timed": pl.Boolean,
     "device_peak_bytes": pl.Int64,

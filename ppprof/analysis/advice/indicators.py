@@ -142,8 +142,7 @@ neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexpla
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
-`ppprof.analysis.advice.small_operators`), pause (a span of
-`ProfilerSession.paused`), chain
+`ppprof.analysis.advice.small_operators`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
@@ -219,8 +218,6 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_names("reader", held.filter("reads_ahead").drop("reads_ahead"))
         builder.add_names("small", small_operators(profile))
         builder.add_samples()
-    pauses = builder.hosts(profile.pauses["row"].to_numpy())
-    builder.add_names("pause", pauses.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns")))
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))

@@ -34,8 +34,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
 
         steps   10 10 10 10 110 10 10 10 10 110      typical 10, mean 30: a cost of 20 of 30
 
-    Warm-ups, and steps that wait for data again and again, are reported by other rules. Steps in which
-    the training says that it pauses are left out, and those that wait for a processor.
+    Warm-ups, and steps that wait for data again and again, are reported by other rules. Steps that wait
+    for a processor are left out.
     """
     steps, basis = step_waits(evidence), evidence.basis
     if evidence.unrecorded["step"].n_unique() >= MANY_STEPS:
@@ -45,7 +45,6 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         steps, basis = _longest(times), NOT_RECORDED
     elif not evidence.all_steps.is_empty():
         steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
-        steps = steps.join(_pauses(evidence), "step", "anti")
     steps = steps.join(_waiting(evidence, steps), "step", "anti")
     typical = without_slow(steps)
     slow = steps.join(typical, ["window", "step"], "anti")
@@ -77,12 +76,6 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
         for finding in findings
     ]
-
-
-def _pauses(evidence: Evidence) -> pl.DataFrame:
-    """Return the recorded steps in which a rank pauses."""
-    names = [own.names for own in evidence.indicators.values()]
-    return pl.concat(names).filter(what="pause").select("step").unique()
 
 
 def _waiting(evidence: Evidence, steps: pl.DataFrame) -> pl.DataFrame:

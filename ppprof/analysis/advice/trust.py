@@ -57,8 +57,12 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
     than each of them.
 
     Returns:
-        window, step (the first), first_ns, typical_ns and mean_ratio, the largest ratio first.
+        window, step (the first), first_ns, typical_ns and mean_ratio, the largest ratio first; and
+        held_ns, the time in which a rank may have waited for the profiler to open another rank's window.
     """
+    stalls = evidence.step_times.group_by("step").agg(
+        held_ns=pl.col("stall_ns").max() - pl.col("stall_ns").min()
+    )
     first = pl.col("step_ns").first()
     others = pl.col("step_ns").slice(1)
     windows = evidence.step_lengths.group_by("window", maintain_order=True).agg(
@@ -76,15 +80,27 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
             & (pl.col("first_ns") > pl.col("longest_ns"))
         )
         .sort("mean_ratio", descending=True)
-        .select("window", "step", "first_ns", "typical_ns", "mean_ratio")
+        .join(stalls, "step", "left", maintain_order="left")
+        .select(
+            "window",
+            "step",
+            "first_ns",
+            "typical_ns",
+            "mean_ratio",
+            pl.col("held_ns").fill_null(0),
+        )
     )
 
 
 def warm_up(evidence: Evidence) -> list[Finding]:
-    """Report `warm_ups`, always as minor: costs leave such a step out, so it is the cause of none."""
+    """Report `warm_ups`, always as minor: costs leave such a step out, so it is the cause of none.
+
+    A first step that is long because the profiler opened another rank's window is no warm-up.
+    """
     if evidence.steps.is_empty():
         return []
-    odd = warm_ups(evidence)
+    own_ns = pl.col("first_ns") - pl.col("held_ns")
+    odd = warm_ups(evidence).filter(own_ns >= WARM_UP_RATIO * pl.col("typical_ns")).drop("held_ns")
     if odd.is_empty():
         return []
     row = odd.row(0, named=True)

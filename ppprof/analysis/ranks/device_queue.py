@@ -23,6 +23,7 @@ from ppprof.analysis.profile.intervals import (
     covered_within,
     difference,
     intersection,
+    together,
     union,
 )
 from ppprof.analysis.profile.profile import Profile, once
@@ -58,13 +59,14 @@ event, median over the events that the step launched (null if it launched none).
 
 @once
 def idle_causes(profile: Profile) -> Mapping[str, Intervals]:
-    """Return the instants of steps without any device event, by cause.
+    """Return the instants of steps without any device event, outside pauses, by cause.
 
     Returns:
         Cause of `CAUSES` -> a union of intervals; the unions are disjoint.
     """
     queued_ns, start_ns, end_ns, is_linked = _queue(profile)
-    idle = difference(intervals_of(steps_of_rank(profile)), (start_ns, end_ns))
+    busy = together((start_ns, end_ns), intervals_of(profile.pauses))
+    idle = difference(intervals_of(steps_of_rank(profile)), busy)
     waits = is_linked & (queued_ns < start_ns)
     queued = union(queued_ns[waits], start_ns[waits])
     empty = difference(idle, queued)

@@ -1,5 +1,6 @@
 """The parts of each step of one rank. They are disjoint and add up to the step.
 
+A pause within a step (`ProfilerSession.paused`) is no time of the step, as in the log of step times.
 `breakdown` returns one row per step and part; `ppprof.analysis.ranks.step_table` joins these tables
 of many ranks. Every instant of a step belongs to the first of these parts that contains it:
 
@@ -110,7 +111,7 @@ class Breakdown(NamedTuple):
     """Columns of `ppprof.analysis.ranks.device_queue.QUEUE`; no rows without device events."""
     slices: pl.DataFrame
     """Columns of `SLICES`: of some steps, which of `PARTS` is when, on the rank's own clock. A step is
-    cut into equal slices, and each slice belongs to the part with most of its time."""
+    cut into equal slices, and each slice belongs to the part with most of its time; pauses lack."""
 
 
 def breakdown(profile: Profile) -> Breakdown:
@@ -132,6 +133,7 @@ def breakdown(profile: Profile) -> Breakdown:
     on_device = profile.tree.events.has_devices
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
+    pauses = union(*intervals_of(profile.pauses))
     computation = computation_of(profile)
     waiting = waiting_intervals(profile) if on_device else None
     communication, is_pipeline, bubble = bubble_of(
@@ -142,8 +144,9 @@ def breakdown(profile: Profile) -> Breakdown:
         for axis in sorted(communication.axis.used(), key=axis_position)
     }
 
-    times: list[tuple[str, str | None, Int64]] = [("step", None, end - start)]
-    taken = together()
+    step_ns = end - start - covered_within(pauses, start, end)
+    times: list[tuple[str, str | None, Int64]] = [("step", None, step_ns)]
+    taken = pauses
     edges = _edges(start, end)
     in_slices: list[tuple[str, Int64]] = []
 
@@ -172,12 +175,12 @@ def breakdown(profile: Profile) -> Breakdown:
     take("rest", None, (start, end))
 
     for axis, chosen in is_over.items():
-        all_of_axis = union(*communication.times(chosen))
+        all_of_axis = difference(communication.times(chosen), pauses)
         hidden = intersection(all_of_axis, computation)
         times.append(("communication", axis, covered_within(all_of_axis, start, end)))
         times.append(("hidden", axis, covered_within(hidden, start, end)))
     if on_device:
-        launching = _launching_intervals(profile)
+        launching = difference(_launching_intervals(profile), pauses)
         times.append(("host_launch", None, covered_within(launching, start, end)))
     return Breakdown(
         _sum_by_step(steps["step"], times),
@@ -190,9 +193,10 @@ def breakdown(profile: Profile) -> Breakdown:
 def _breakdown_of_launches(profile: Profile) -> Breakdown:
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    loading = union(*loading_intervals(profile))
+    pauses = union(*intervals_of(profile.pauses))
+    loading = difference(loading_intervals(profile), pauses)
     times: list[tuple[str, str | None, Int64]] = [
-        ("step", None, end - start),
+        ("step", None, end - start - covered_within(pauses, start, end)),
         ("data_loading", None, covered_within(loading, start, end)),
     ]
     nothing = (pl.DataFrame(schema=columns) for columns in (STRETCHES, QUEUE, SLICES))
@@ -217,10 +221,11 @@ def _edges(start: Int64, end: Int64) -> Int64:
 
 def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64]]) -> pl.DataFrame:
     """Return `Breakdown.slices`, neighbours of one part joined."""
-    parts = [part for part, _ in in_slices]
+    parts = [*(part for part, _ in in_slices), None]  # None: the slice lies in a pause
     shape = (len(edges), _NUM_SLICES)
-    largest = np.argmax([time_ns for _, time_ns in in_slices], axis=0).reshape(shape)
-    row, begin = np.nonzero(np.diff(largest, axis=1, prepend=-1))
+    time_ns = np.array([time_ns for _, time_ns in in_slices])
+    largest = np.where(time_ns.any(axis=0), time_ns.argmax(axis=0), -1).reshape(shape)
+    row, begin = np.nonzero(np.diff(largest, axis=1, prepend=-2))
     is_last = np.append(row[1:] != row[:-1], True)
     until = np.where(is_last, _NUM_SLICES, np.append(begin[1:], _NUM_SLICES))
     return pl.DataFrame(
@@ -231,7 +236,7 @@ def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64
             "end_ns": edges[row, until],
         },
         SLICES,
-    ).filter(pl.col("start_ns") < pl.col("end_ns"))
+    ).filter(pl.col("start_ns") < pl.col("end_ns"), pl.col("part").is_not_null())
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:

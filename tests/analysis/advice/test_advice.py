@@ -732,6 +732,21 @@ def test_a_step_with_a_pause_of_the_training_is_no_slow_step(tmp_path, name, rul
     assert found & {"slow-steps", "unexplained", "beside-training"} == rules
 
 
+@pytest.mark.parametrize(("stall_us", "is_found"), [(0, True), (900, False)])
+def test_a_wait_for_another_ranks_window_is_no_warm_up(tmp_path, stall_us, is_found):
+    """Rank 1's first step has a collective of 1200, in which rank 0's window is still being opened."""
+    threads = [
+        thread(lambda at: (op(at, 0, 900),), lengths=[length, *[1000] * 5])
+        for length in (1000, 2200)
+    ]
+    lines = [step_lines(1000 * US, steps=6) for _ in threads]
+    lines[0][0]["stall_ns"], lines[1][0]["stall_ns"] = stall_us * US, 0
+    path = run(tmp_path / "log", threads, step_lines=lines)
+    rules = {each.rule for each in ppprof.advise(ppprof.open(path))}
+    assert ("warm-up" in rules) == is_found
+    assert "slow-steps" not in rules
+
+
 def test_memory_that_only_the_latest_steps_keep_may_wait_for_the_garbage_collector(tmp_path):
     """Steps 0 to 3 of 12 are freed in step 4, as the batches of a loader in reference cycles are."""
 

@@ -28,7 +28,7 @@ def drawn(text):
 
     Labels: ``step`` (digits are its number), ``op``, ``data``, ``pass`` (F and B), or the axis of
     the communication (letters of `OPS`, capitals separate neighbours). `` 2`` after a
-    label is the second thread. What lies in another span is its child.
+    label is the second thread. ``pause`` is an evaluation. What lies in another span is its child.
     """
     spans = {}
     for row in textwrap.dedent(text).strip().splitlines():
@@ -51,6 +51,8 @@ def _named(label, char):
         return "Operator", "matmul dygraph"
     if label == "data":
         return "Dataloader", "DataLoader"
+    if label == "pause":
+        return "PythonUserDefined", "paused: evaluation"
     if label == "pass":
         kind = {"f": "Forward", "b": "Backward"}[char.lower()]
         return kind, f"{kind.lower()}[stage=1 micro_batch=0]"
@@ -522,12 +524,12 @@ def test_a_device_waits_for_other_stages_in_its_receives(tmp_path):
 
 @st.composite
 def drawings(draw):
-    """Rows for `drawn`: up to three steps, with passes or without, and a second thread."""
+    """Rows for `drawn`: up to three steps, with passes and pauses or without, and a second thread."""
     axes = sorted(draw(st.sets(st.sampled_from(["mp", "dp", "pp", "pp+mp", "?"]), min_size=1)))
     staged = draw(st.booleans())
     inner = st.sampled_from(["gap", "op", *axes])
-    outer = st.sampled_from(["gap", "op", "data", *axes, *["pass"] * (3 * staged)])
-    rows, letters = {}, {"data": "d", "pass": "fb", "op": "o"}
+    outer = st.sampled_from(["gap", "op", "data", "pause", *axes, *["pass"] * (3 * staged)])
+    rows, letters = {}, {"data": "d", "pass": "fb", "op": "o", "pause": "z"}
 
     def put(label, at, end):
         row = rows.get(label, "").ljust(at, "_")
@@ -538,7 +540,7 @@ def drawings(draw):
     def fill(at, thread, kinds, count):
         for kind in draw(st.lists(kinds, max_size=count)):
             end = at + draw(st.integers(1, 4))
-            if kind == "pass":
+            if kind in ("pass", "pause"):
                 end = fill(at, thread, inner, 3) + 1
             if kind != "gap":
                 put(f"{kind}{thread}", at, end)
@@ -573,6 +575,7 @@ def counted(rows):
     step_of = {tick: int(char) for tick, char in enumerate(rows["step"]) if char != "_"}
     spans = {label: list(runs(row)) for label, row in rows.items() if label != "step"}
     passes = [(start, end) for _, start, end in spans.pop("pass", [])]
+    paused = at_ticks(span[1:] for span in spans.pop("pause", []))
     data = at_ticks(span[1:] for span in spans.pop("data", []))
     operators = {id: at_ticks(span[1:] for span in spans.pop(f"op{id}", [])) for id in ("", " 2")}
     sent, bubble, exposed, communication = [], set(), {}, {}
@@ -615,15 +618,15 @@ def counted(rows):
     communication["pp"] |= at_ticks(sent)
     computation = operators[""] | operators[" 2"]
     axes = [axis for axis in ("mp", "dp", "pp", "pp+mp", "?") if communication.get(axis)]
-    instants = {"step": set(step_of), "computation": computation}
+    instants = {"step": set(step_of) - paused, "computation": computation}
     instants.update({f"exposed {axis}": exposed.get(axis, set()) for axis in axes})
     instants.update({"data_loading": data, "bubble": bubble, "rest": set(step_of)})
-    taken = set()
+    taken = paused
     for part in list(instants)[1:]:
         instants[part], taken = instants[part] - taken, taken | instants[part]
     for axis in axes:
-        instants[f"communication {axis}"] = communication[axis]
-        instants[f"hidden {axis}"] = communication[axis] & computation
+        instants[f"communication {axis}"] = communication[axis] - paused
+        instants[f"hidden {axis}"] = communication[axis] & computation - paused
     return {
         part: [
             sum(step_of.get(tick) == step for tick in ticks) for step in sorted({*step_of.values()})
