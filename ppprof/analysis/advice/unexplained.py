@@ -10,7 +10,12 @@ import polars as pl
 
 from ppprof.analysis.advice.own_lines import beside_training, named_by_lines
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.intervals import Intervals, covered_within, together
+from ppprof.analysis.profile.intervals import (
+    Intervals,
+    covered_within,
+    maxima_by_group,
+    together,
+)
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.trace.event_lines import frame_of_call
@@ -121,17 +126,19 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
     children = hosts.select("row", "parent", "start_ns", "end_ns")
     children = children.join(containers.select(parent="row"), on="parent", how="semi")
     children = children.sort("parent", "start_ns")
-    ends = pl.col("end_ns").cum_max().over("parent")
+    # Expressions over so many groups would take most of a report.
+    latest = maxima_by_group(children["parent"].to_numpy(), children["end_ns"].to_numpy())
+    children = children.with_columns(end_ns=pl.Series(latest))
+    is_next = pl.col("parent") == pl.col("parent").shift(1)
     inner = children.select(
         row="parent",
-        before=pl.col("row").shift(1).over("parent"),
+        before=pl.when(is_next).then(pl.col("row").shift(1)),
         after="row",
-        start_ns=ends.shift(1).over("parent"),
+        start_ns=pl.when(is_next).then(pl.col("end_ns").shift(1)),
         end_ns="start_ns",
     )
-    last = children.group_by("parent", maintain_order=True).agg(
-        pl.col("row").last(), pl.col("end_ns").max()
-    )
+    is_last = pl.col("parent").ne_missing(pl.col("parent").shift(-1))
+    last = children.filter(is_last).select("parent", "row", "end_ns")
     outer = containers.join(last, left_on="row", right_on="parent", how="left", suffix="_last")
     tail = outer.select(
         "row",

@@ -188,6 +188,21 @@ def extents_by_group(group: Int64, intervals: Intervals) -> tuple[Int64, Interva
     return groups, (first, last)
 
 
+def maxima_by_group(group: Array, values: Int64) -> Int64:
+    """Return the largest of the values so far of each group, shape (N,).
+
+    Args:
+        group: the group of each value, any numbers; equal ones follow one another.
+        values: shape (N,).
+    """
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.arange(len(values))
+    first = np.cumsum(np.diff(group, prepend=group[:1]) != 0) * len(values)
+    so_far: Int64 = values[order[np.maximum.accumulate(first + rank) - first]]
+    return so_far
+
+
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """Return the instants in both sets, as a union."""
     return difference(left, difference(left, right))

@@ -93,12 +93,7 @@ class Links:
         Of ``rank`` if its timeline is drawn, else of the slowest drawn rank; without a
         ``step``, the longest step.
         """
-        targets = [
-            target
-            for (kind, name), rows in self._targets.items()
-            if kind == "step" and step in (None, int(name))
-            for target in rows
-        ]
+        targets = self._steps if step is None else self._targets.get(("step", str(step)), [])
         own = [target for target in targets if target["rank"] == rank] or targets
         longest = max(own, key=lambda row: row["end_ns"] - row["start_ns"], default=None)
         return "" if longest is None else self._link(longest)
@@ -123,6 +118,11 @@ class Links:
         for row in self.report.targets.filter(drawn).rows(named=True):
             targets.setdefault((row["kind"], row["name"]), []).append(row)
         return targets
+
+    @cached_property
+    def _steps(self) -> list[dict[str, Any]]:
+        rows = (rows for (kind, _), rows in self._targets.items() if kind == "step")
+        return [target for targets in rows for target in targets]
 
     @cached_property
     def _maxima(self) -> dict[tuple[str, str], dict[str, Any]]:

@@ -17,6 +17,7 @@ from ppprof.analysis.profile.intervals import (
     extents_by_group,
     intersection,
     joined,
+    maxima_by_group,
     overlap,
     together,
     union,
@@ -113,6 +114,17 @@ def test_extents_by_group_reach_from_the_first_start_to_the_last_end(
         starts, ends = zip(*(pair for other, pairs in groups if other == group for pair in pairs))
         assert (first, last) == (min(starts), max(ends))
     assert found.tolist() == sorted({group for group, pairs in groups if pairs})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9)), max_size=12))
+def test_maxima_by_group_are_those_so_far_of_neighbours_of_one_group(items: Pairs) -> None:
+    items = sorted(items, key=lambda item: item[0])
+    expected = [
+        max(value for other, value in items[: number + 1] if other == group)
+        for number, (group, _) in enumerate(items)
+    ]
+    group, values = np.array(items, np.int64).reshape(-1, 2).T
+    assert maxima_by_group(group, values).tolist() == expected
 
 
 @given(intervals, intervals)
