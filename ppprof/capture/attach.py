@@ -438,8 +438,8 @@ def _disk_budget(profiler: ProfilerConfig, job: Job, run: Path, prints: bool) ->
             "ranks: 10 GB, or a tenth of the free space); another limit: Profiler.max_trace_mb; a few "
             "steps only: Profiler.scheduler: [10, 20]"
         )
-    setting = "the limit of a schedule without end (Profiler.max_trace_mb sets another one):"
-    return DiskBudget(run, job.rank, max_bytes, profiler.formats, setting=setting)
+    limit = f"{format_bytes(max_bytes)}, as its schedule has no end (another limit: Profiler.max_trace_mb)"
+    return DiskBudget(run, job.rank, max_bytes, profiler.formats, limit=limit)
 
 
 def _operators(job: Job, run: Path) -> OperatorCallRecorder | None:

@@ -40,7 +40,7 @@ class DiskBudget(WindowObserver):
         formats: formats in which traces are written, of ``json``, ``json.gz`` and ``pb``.
         resident_bytes: returns the resident memory of this process in bytes; tests pass another
             function.
-        setting: what sets the limit, for messages.
+        limit: the limit for messages; "" for the setting.
     """
 
     _last_step_bytes: float | None = None
@@ -53,10 +53,10 @@ class DiskBudget(WindowObserver):
         max_bytes: float,
         formats: Sequence[str],
         resident_bytes: Callable[[], int] | None = None,
-        setting: str = "Profiler.max_trace_mb",
+        limit: str = "",
     ) -> None:
         self.max_bytes = int(max_bytes)
-        self._setting = setting
+        self._limit = limit or f"Profiler.max_trace_mb {self.max_bytes / MEGABYTE:.10g}"
         self._run = run
         self._rank = rank
         self._total_per_pb = 1 + sum(_SIZE_PER_PB[fmt] for fmt in formats)
@@ -68,13 +68,13 @@ class DiskBudget(WindowObserver):
         self._step_bytes = DiskBudget._last_step_bytes
 
     def limit(self, num_steps: int | None) -> str:
-        """Return the setting of the limit if one more step might exceed it; "" if the step fits.
+        """Return the limit if one more step might exceed it; "" if the step fits.
 
         Args:
             num_steps: steps of the open segment so far; None ahead of a window.
         """
         exceeds = self.is_spent if num_steps is None else self.is_close(num_steps)
-        return f"{self._setting} {self.max_bytes / MEGABYTE:.10g}" if exceeds else ""
+        return self._limit if exceeds else ""
 
     def install(self) -> None:
         """Note the disk space taken: within the window, only its own segments are added."""
