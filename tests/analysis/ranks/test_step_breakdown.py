@@ -18,7 +18,7 @@ from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
 from tests.fixtures.random_traces import traces
-from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, memcpy, span, write
 
 OPS = {"a": "all_reduce", "b": "broadcast", "s": "isend", "r": "irecv", "w": "irecv.wait"}
 
@@ -656,10 +656,11 @@ def test_parts_of_random_traces_add_up(threads, tmp_path):
 def test_slices_fill_their_step(rows, tmp_path):
     text = "\n".join(f"{label} {row}" for label, row in rows.items())
     slices = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn(text))))).slices
-    ticks = rows["step"]
-    for number in set(ticks) - {"_"}:
+    paused = at_ticks(span[1:] for span in runs(rows.get("pause", "")))
+    for number in set(rows["step"]) - {"_"}:
         own = slices.filter(step=int(number))
-        start, end = own["start_ns"], own["end_ns"]
-        assert end[-1] - start[0] == ticks.count(number)
-        assert start[1:].to_list() == end[:-1].to_list()
+        start, end = (own[name].to_numpy() - EPOCH_NS for name in ("start_ns", "end_ns"))
+        ticks = {tick for tick, char in enumerate(rows["step"]) if char == number}
+        assert at_ticks(zip(start, end)) == ticks - paused
+        assert (start[1:] >= end[:-1]).all()
         assert (end > start).all()
