@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.capture.ranks.flight_recorder import FlightRecorder
     from ppprof.capture.ranks.triggers import Triggers
+    from ppprof.capture.recording.observers import WindowObserver
     from ppprof.capture.recording.operator_calls import OperatorCallRecorder
-    from ppprof.capture.recording.windows import WindowObserver, Windows
+    from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
 

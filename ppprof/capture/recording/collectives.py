@@ -40,9 +40,9 @@ import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective
 
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.recorder import span
-from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.topology import Topology
 

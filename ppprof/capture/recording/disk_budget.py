@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ppprof import rundir
-from ppprof.capture.recording.windows import WindowObserver
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.units import MEGABYTE
 
 _PB_PER_RESIDENT = 2.0

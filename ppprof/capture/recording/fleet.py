@@ -20,9 +20,9 @@ from typing import Any
 
 from paddle.optimizer import Optimizer
 
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import Method, Patches
 from ppprof.capture.recording.recorder import span
-from ppprof.capture.recording.windows import WindowObserver
 
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
 _OPTIMIZERS = (

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ppprof.capture.process import start_thread
-from ppprof.capture.recording.windows import WindowObserver
+from ppprof.capture.recording.observers import WindowObserver
 
 if TYPE_CHECKING:
     from ppprof.capture.recording.operator_calls import OperatorCallRecorder

@@ -41,9 +41,9 @@ from ppprof.capture.recording.gradient_order import (
     gradient_order,
     node_reader,
 )
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import ModuleWrappers, dtype_key
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
-from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
 from ppprof.rundir.operator_calls import (

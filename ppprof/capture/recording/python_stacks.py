@@ -43,8 +43,8 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.capture.output import reason
 from ppprof.capture.process import start_thread
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
-from ppprof.capture.recording.windows import WindowObserver
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
 from ppprof.rundir.python_stacks import Frame, PythonStacks, ThreadTime, write_python_stacks

@@ -17,8 +17,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from ppprof.capture.profiled_calls import RemoteResult, is_profiled, profiled, result
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import Patches
-from ppprof.capture.recording.windows import WindowObserver
 
 log = logging.getLogger("ppprof")
 

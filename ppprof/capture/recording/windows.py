@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ppprof import rundir
 from ppprof.capture import process
 from ppprof.capture.output import reason
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.segments import SegmentLength
 from ppprof.capture.recording.store import InMemory, WindowStore
 from ppprof.capture.schedule import State
@@ -40,38 +41,6 @@ _ONE = (
 _STEP_SECONDS = 30.0
 """How long a thread that creates a profiler of the training waits for the end of the step."""
 _POLL_SECONDS = 0.05
-
-
-class WindowObserver:
-    """What happens around a window besides Paddle's own recording; see `Windows` for the order.
-
-    A method that is not overridden does nothing.
-    """
-
-    def install(self) -> None:
-        """Wrap functions of Paddle: a window is about to open."""
-
-    def started(self) -> None:
-        """Handle that Paddle's profiler has started to record a window, or its next segment."""
-
-    def num_operators(self) -> int | None:
-        """Return how many operators Python has called since `started`; None if it is not counted."""
-        return None
-
-    def step(self, num_steps: int) -> None:
-        """Handle the end of a step in a window, which has so many steps now."""
-
-    def uninstall(self) -> None:
-        """Restore what `install` has wrapped: Paddle's profiler is about to stop."""
-
-    def kept(self, name: rundir.TraceName, num_steps: int) -> None:
-        """Handle that a recording is closed and stays in memory: `saved` or `dropped` follows."""
-
-    def saved(self, name: rundir.TraceName, num_steps: int) -> None:
-        """Handle that the raw capture of a window is written."""
-
-    def dropped(self, name: rundir.TraceName) -> None:
-        """Handle that a recording is not written, or that a held window is about to be deleted."""
 
 
 @dataclass

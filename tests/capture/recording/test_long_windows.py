@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.capture.parts import Part, RecordingPart, StepsPart
+from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.segments import STALL_SECONDS, SegmentLength
 from ppprof.capture.recording.store import WindowStore
-from ppprof.capture.recording.windows import WindowObserver, Windows
+from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
