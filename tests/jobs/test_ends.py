@@ -373,7 +373,19 @@ sys.exit(7)
 """,
         7,  # once that thread has ended, another one does
     ),
-    "by itself and fails": ("def fails():\n    1 / 0\nfails()", 3),
+    "by itself and fails": (
+        """
+class Deleted:
+    def __del__(self):
+        say("deleted")
+def fails():
+    held = Deleted()
+    held.itself = held
+    1 / 0
+fails()
+""",
+        3,
+    ),
 }
 """How a training ends, and how many of its steps count."""
 

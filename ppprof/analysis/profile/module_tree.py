@@ -378,9 +378,9 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
     latest of these that was not repeated yet, and of whose operators there are no gradients. In the
     gradient of a module (Paddle's ``use_reentrant=False``), it is the module of this name around that.
 
-    Of several micro-batches ahead of a Backward (1F1B), it is in the one that other gradients of this
-    Backward are of; else in the first one that is left, if all modules of the name are repeated in
-    the step::
+    Of several micro-batches ahead of a Backward (1F1B), it is in the one whose number the Backward has
+    (`ppprof.trace.annotations`), or that other gradients of this Backward are of; else in the first
+    one that is left, if all modules of the name are repeated in the step::
 
         Net, Net, Backward, Net, Backward, Backward        the Backwards are of the Nets in their order
     """
@@ -461,6 +461,9 @@ class _MicroBatches:
             if backward != module:  # else of a module that runs again
                 self._linked.setdefault(int(backward), set()).add(int(module))
         self._start_ns = hosts["start_ns"]
+        events = profile.trace.events.select("micro_batch", "chunk").slice(0, hosts.height)
+        passes = events.with_row_index("row").drop_nulls("micro_batch")
+        self._passes = {row: number for row, *number in passes.iter_rows()}
         self._firsts: dict[tuple[int, str], list[tuple[int, int]]] = {}
         for step, name, row, outer in firsts.select("step", "name", "row", "above").iter_rows():
             self._firsts.setdefault((step, name), []).append((row, outer))
@@ -491,6 +494,9 @@ class _MicroBatches:
             if row not in repeated and self._start_ns[row] < begin_ns
         ]
         linked = self._linked.get(backward, set())
+        if number := self._passes.get(backward):
+            outermost = {int(self._outermost[row]) for row, _ in left}
+            linked = {row for row in outermost if self._passes.get(row) == number} or linked
         of_linked = {outer for row, outer in left if self._outermost[row] in linked}
         if of_linked or not self._is_complete.get((step, name)):
             return of_linked or None

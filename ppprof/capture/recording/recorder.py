@@ -142,7 +142,8 @@ class Recorder:
         self._tasks = tasks
         self._work: DeviceWork | None = None
         self._started = time.monotonic()
-        self._error: BaseException | None = None
+        self._cause = ""
+        """The exception that ends the training, as text: itself would keep the training's objects."""
         self._trace_switch = 0
         self._profiler: Any = None
         self._pid = os.getpid()
@@ -382,7 +383,7 @@ class Recorder:
 
     def ends_by(self, error: BaseException) -> None:
         """Note that an exception ends the training: it must not wait for the device for long."""
-        self._error = error
+        self._cause = f"{type(error).__name__}: {text_of(error)}"
 
     def _stop(self, *, brief: bool = False) -> Any:
         """Stop Paddle's profiler and return its result.
@@ -425,14 +426,14 @@ class Recorder:
                 raise StuckDeviceError(
                     f"the device has not finished its work in {patience_s:.0f} s"
                 )
-            with nullcontext() if work.is_known or self._error is None else _deadline(self._error):
+            with nullcontext() if work.is_known or not self._cause else _deadline(self._cause):
                 paddle.device.synchronize()
                 self.wait_seconds += time.thread_time() - begin
                 yield
 
     def _patience_s(self, brief: bool) -> float:
         """Return how long the device may take to finish its work."""
-        if brief or self._error is not None:
+        if brief or self._cause:
             return LAST_PATIENCE_SECONDS
         return max(LEAST_PATIENCE_SECONDS, 2 * (time.monotonic() - self._started))
 
@@ -444,13 +445,13 @@ class Recorder:
 
 
 @contextmanager
-def _deadline(error: BaseException) -> Iterator[None]:
+def _deadline(cause: str) -> Iterator[None]:
     """End the process with code 1, as the exception does, if it is still inside after a minute.
 
     A thread of Python's faulthandler does: it needs no lock of the interpreter.
     """
     log.warning(
-        f"the training ends by {type(error).__name__}: {text_of(error)}; first Paddle's profiler is stopped, "
+        f"the training ends by {cause}; first Paddle's profiler is stopped, "
         f"in {_STOP_SECONDS} s at most"
     )
     faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=2)

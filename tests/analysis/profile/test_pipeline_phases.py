@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import SummaryOptions
@@ -94,3 +97,36 @@ def test_paddle_counts_them_the_same(stage, recompute, tmp_path):
     path = write(tmp_path / "a.pb", two_steps(stage, recompute=recompute))
     ours = render(profile_of(path), ["model"], TableOptions("ns"))
     assert ours == paddle_tables.load(path).text(["model"], time_unit="ns")
+
+
+ORDERS = {
+    "1F1B": "F00 F10 B00 F20 B10 B20",
+    "interleaved": "F00 F10 F01 F11 B01 B11 B00 B10",
+    "all forward, the last one backward first": "F00 F10 F20 B20 B10 B00",
+}
+"""Passes with micro-batch and chunk, as `ppprof` records them."""
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_what_a_backward_repeats_is_of_the_pass_with_its_number(order, tmp_path):
+    at, tasks = 0, []
+    for task in order.split():
+        kind, micro_batch, chunk = task
+        name = {"F": "forward", "B": "backward"}[kind]
+        passed = _task(kind, at, at + LENGTH[kind], recompute=True)
+        name = f"{name}[stage=0 chunk={chunk} micro_batch={micro_batch} phase=steady]"
+        tasks.append(dataclasses.replace(passed, name=name))
+        at += LENGTH[kind]
+    thread = Thread(1, "MainThread", (span("ProfileStep", "ProfileStep#0", 0, at, *tasks),))
+    trace = read(write(tmp_path / "a.pb", thread))
+    events = trace.events.with_row_index("row")
+    product = pl.when(name="matmul dygraph").then("row").forward_fill().cast(pl.Int32)
+    links = pl.when(name="Global_MatmulGradNode").then(product)
+    trace = dataclasses.replace(trace, events=events.with_columns(forward=links).drop("row"))
+    found = modules(Profile(trace))["path"]
+    pairs = found.str.extract_groups(
+        f"^Backward{OCCURRENCE}(\\d+){SEPARATOR}forward{OCCURRENCE}(\\d+)"
+    )
+    forwards, backwards = ([task[1:] for task in order.split() if task[0] == kind] for kind in "FB")
+    expected = {(str(number), str(forwards.index(task))) for number, task in enumerate(backwards)}
+    assert set(pairs.struct.unnest().drop_nulls().rows()) == expected
