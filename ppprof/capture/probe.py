@@ -118,7 +118,7 @@ _CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "a library of the device's driver or runtime is missing",
         _DRIVER,
     ),
-    (r"CUPTI_ERROR_\w+", REFUSED, "CUPTI failed", _DRIVER),
+    (r"CUPTI_ERROR_\w+|CUPTI error \d+", REFUSED, "CUPTI failed", _DRIVER),
     (r"XPTI\w*", REFUSED, "the profiler of the XPU failed", "check the XPU's driver and XPTI"),
 )
 """(pattern of the child's message, kind, reason, action); the first match counts."""
@@ -245,10 +245,10 @@ def _of_failure(stage: str, text: str, while_: str, common: Mapping[str, Any]) -
     )
     if code == 0:
         how = "Paddle raised an error"
-    for pattern, kind, reason, action in _CAUSES:
-        match = re.search(pattern, text)
-        if match:
-            return Probe(kind, f"{reason} ({match[0]}; {how} {while_})", action, **common)
+    cause = cause_of(text)
+    if cause is not None:
+        name, kind, reason, action = cause
+        return Probe(kind, f"{reason} ({name}; {how} {while_})", action, **common)
     last = _last_message(text)
     said = f": {last}" if last else ""
     if stage == "create" and code == 0:
@@ -266,6 +266,15 @@ def _of_failure(stage: str, text: str, while_: str, common: Mapping[str, Any]) -
         action = "check the device's driver, and that Paddle's build is for this device"
         return Probe(NO_DEVICE, f"{how} {while_}{said}", action, **common)
     return Probe(FAILED, f"{how} {while_}{said}", "run it again to see the message", **common)
+
+
+def cause_of(text: str) -> tuple[str, str, str, str] | None:
+    """Return the part of an error message that names its cause, kind, reason and action; None if unknown."""
+    for pattern, kind, reason, action in _CAUSES:
+        match = re.search(pattern, text)
+        if match:
+            return match[0], kind, reason, action
+    return None
 
 
 def _last_message(text: str) -> str:

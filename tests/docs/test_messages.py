@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from ppprof.analysis.diff.diff import WorkChange
-from ppprof.capture import probe
-from ppprof.capture.children import Ended
 from ppprof.cli import main
 from ppprof.report.text import diff
 
@@ -53,8 +51,9 @@ def test_a_device_that_is_not_recorded(
     monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:0")
     monkeypatch.setattr(targets, "_usable", lambda *_: ["cpu", "gpu"])
     monkeypatch.setattr(targets, "_known", {})
-    refused = probe.interpret(Ended(255, "", "error CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"), 60)
-    decided = targets.Targets("auto", tmp_path, lambda *_, **__: refused)
+    error = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+    monkeypatch.setattr(targets.cupti, "refusal", lambda *, loads: error)
+    decided = targets.Targets("auto", tmp_path)
     assert decided.decide() == ["cpu"]
     (message,) = messages
     assert_quoted("devices", f"ppprof: {message}")

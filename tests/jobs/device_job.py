@@ -3,13 +3,15 @@
     python -m tests.jobs.device_job FOLDER [KEY=VALUE...]
 
 ``FOLDER`` is the run directory, KEYs are those of the ``Profiler`` block, and ``steps``, ``matmuls``,
-``fails`` (the step before which the training raises an exception), ``reads`` (whether each step
+``fails`` (the step before which the training raises an exception), ``refuses`` (the step before which the
+device's profiler begins to refuse), ``reads`` (whether each step
 reads its result), ``aside`` (the step before which a stream of its own gets a product that no step needs) and
 ``patience`` (for how many seconds the device may be asked where a window ends). Prints ``step N`` after each step and the true time of a step at the end.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -26,6 +28,7 @@ def main(folder: str, *settings: str) -> None:
     values = {key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)}
     steps, matmuls = values.pop("steps", 8), values.pop("matmuls", 3)
     fails, reads = values.pop("fails", None), values.pop("reads", False)
+    refuses = values.pop("refuses", None)
     aside, patience = values.pop("aside", None), values.pop("patience", None)
     if patience is not None:
         recorder.LEAST_PATIENCE_SECONDS = recorder.LAST_PATIENCE_SECONDS = patience
@@ -38,6 +41,8 @@ def main(folder: str, *settings: str) -> None:
         for step in range(steps):
             if step == fails:
                 raise ValueError("the training fails")
+            if step == refuses:
+                os.environ["PPPROF_TEST_DEVICE_REFUSES"] = "1"
             if step == aside:
                 with paddle.device.stream_guard(stream):
                     paddle.matmul(matrix, matrix)

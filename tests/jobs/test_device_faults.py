@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import ppprof
+from tests.fixtures.c_libraries import build_library
 from tests.jobs.launching import output, run, start, wait_for
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -83,6 +84,29 @@ def test_a_profiler_that_does_not_work_costs_the_device_events_only(
     assert events.filter(category="Operator").height == 9
     assert events.filter(category="Kernel").is_empty()
     assert not list(tmp_path.rglob("testdevice_profiling"))
+
+
+CUPTI = """
+#include <stdlib.h>
+int cuptiActivityEnable(int kind) { return getenv("PPPROF_TEST_DEVICE_REFUSES") ? 35 : 0; }
+int cuptiActivityDisable(int kind) { return 0; }
+int cuptiGetResultString(int code, const char **text) {
+    *text = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"; return 0; }
+"""
+
+
+def test_a_profiler_that_refuses_after_the_probe_costs_later_device_events_only(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    build_library(CUPTI, tmp_path / "libcupti.so")
+    variables = test_device() | {"LD_PRELOAD": str(tmp_path / "libcupti.so")}
+    windows = "scheduler={closed: 1, ready: 1, record: 2, repeat: 2}"
+    printed, recorded = trained(tmp_path, windows, "refuses=4", **variables)
+    (warning,) = (line for line in printed.splitlines() if "is not recorded" in line)
+    assert "the NVIDIA driver lets only administrators profile" in warning
+    assert recorded.windows() == [0, 1]
+    kernels = recorded.events().filter(category="Kernel")
+    assert kernels["window"].unique().to_list() == [0]
 
 
 def test_such_a_profiler_ends_a_training_that_opens_it(

@@ -27,7 +27,7 @@ def child_command(program: str, *arguments: str) -> list[str]:
 
 
 _CUPTI_NAMES = ("libcupti.so", "libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8")
-_KINDS = (1, 2, 4, 5, 10)
+CUPTI_KINDS = (1, 2, 4, 5, 10)
 """CUPTI_ACTIVITY_KIND_MEMCPY, MEMSET, DRIVER, RUNTIME, CONCURRENT_KERNEL."""
 
 
@@ -38,7 +38,7 @@ def cupti(*folders: str) -> dict[str, Any]:
 
         {"library": "libcupti.so", "calls": {"cuptiActivityEnable": 35}, "texts": {...}}
     """
-    library, cupti = _load(folders)
+    library, cupti = load_cupti(folders)
     if cupti is None:
         return {"library": None}
     calls: dict[str, int] = {}
@@ -55,18 +55,26 @@ def cupti(*folders: str) -> dict[str, Any]:
     if calls["cuptiSubscribe"] == 0:
         cupti.cuptiUnsubscribe(subscriber)
     codes = []
-    for kind in _KINDS:
+    for kind in CUPTI_KINDS:
         codes.append(cupti.cuptiActivityEnable(kind))
         if codes[-1] == 0:
             cupti.cuptiActivityDisable(kind)
     calls["cuptiActivityEnable"] = next((code for code in codes if code), 0)
     texts = {
-        name: _cupti_text(cupti, code) for name, code in calls.items() if code and name != "cuInit"
+        name: cupti_text(cupti, code) for name, code in calls.items() if code and name != "cuInit"
     }
     return {"library": library, "calls": calls, "texts": texts}
 
 
-def _load(folders: tuple[str, ...]) -> tuple[str, Any]:
+def cupti_folders() -> tuple[str, ...]:
+    """Return folders of Python packages that bring CUPTI."""
+    return tuple(
+        str(Path(path) / "nvidia") for path in sys.path if (Path(path) / "nvidia").is_dir()
+    )
+
+
+def load_cupti(folders: tuple[str, ...]) -> tuple[str, Any]:
+    """Return CUPTI's name and the library; "" and None without one."""
     found = [str(path) for folder in folders for path in Path(folder).glob("**/libcupti.so*")]
     for name in (*_CUPTI_NAMES, *sorted(found)):
         try:
@@ -76,7 +84,8 @@ def _load(folders: tuple[str, ...]) -> tuple[str, Any]:
     return "", None
 
 
-def _cupti_text(cupti: Any, code: int) -> str:
+def cupti_text(cupti: Any, code: int) -> str:
+    """Return the name of an error of CUPTI."""
     text = ctypes.c_char_p()
     if cupti.cuptiGetResultString(code, ctypes.byref(text)) or not text.value:
         return f"CUPTI error {code}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check
-from ppprof.capture.doctor.child_programs import child_command
+from ppprof.capture.doctor.child_programs import child_command, cupti_folders
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
 from ppprof.units import format_time
 
@@ -64,18 +64,13 @@ def has_nvidia_driver(proc: Path = _PROC) -> bool:
 
 def ask_cupti(timeout: float) -> dict[str, Any]:
     """Return what CUPTI answers to a child process; see `child_programs.cupti`."""
-    ended = run(child_command("cupti", *_folders()), timeout)
+    ended = run(child_command("cupti", *cupti_folders()), timeout)
     try:
         answers: dict[str, Any] = json.loads(ended.stdout)
     except ValueError:
         answers = {}
     late = ended.exit_code is None and ended.is_started
     return {**answers, "exit_code": ended.exit_code, "is_late": late, "stderr": ended.stderr[-500:]}
-
-
-def _folders() -> list[str]:
-    """Return folders of Python packages that bring CUPTI."""
-    return [str(Path(path) / "nvidia") for path in sys.path if (Path(path) / "nvidia").is_dir()]
 
 
 def cupti_checks(answers: dict[str, Any], proc: Path = _PROC) -> Iterator[Check]:

@@ -158,9 +158,7 @@ class Recorder:
 
         First wait for a guest to close; a guest that does not close in time loses its window.
         """
-        if not self._trace_switch:
-            for target in self._targets.decide():
-                self._trace_switch |= TRACE_SWITCH[target]
+        self._trace_switch = sum(TRACE_SWITCH[target] for target in self._targets.decide())
         has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
         self._profiler = instance.acquire(self._trace_switch, devices, self._release_early)
@@ -187,7 +185,7 @@ class Recorder:
     @property
     def probe_seconds_left(self) -> float:
         """The time for which `prepare` is likely to wait for the probe of the device's profiler."""
-        return 0.0 if self._trace_switch else self._targets.seconds_left
+        return self._targets.seconds_left
 
     def prepare(self, give_way: Callable[[], None] | None = None) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.

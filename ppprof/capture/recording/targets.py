@@ -1,18 +1,23 @@
 """Which targets of Paddle's profiler a rank can record without danger for its training.
 
 The profiler of a device may end the process in C++ when it cannot start: without the driver's
-permission, beside another profiler, without a driver. So a child process opens a window first::
+permission, beside another profiler, without a driver.
+
+On an NVIDIA GPU, CUPTI is asked in this process, just before each window (`cupti`). A child process would
+take 0.5 GB of the GPU's memory, which the training may need, and its answer may be out of date.
+
+On other devices a child process opens a window first::
 
     rank 0 of a node    attach | steps ............. | first window
     child               import Paddle, one kernel |
     other ranks         attach | steps ............. | first window: read the child's result
 
-A window that begins earlier is recorded from the step on that begins when the child has ended. Where the device's profiler does not work, windows record the host alone.
+A window that begins earlier is recorded from the step on that begins when the child has ended. A profiler that refuses later
+ends the training all the same, unless its plugin uses a CUPTI. Where the device's profiler does not work, windows record the host alone.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
@@ -26,6 +31,7 @@ from paddle.base import core
 from ppprof.capture import probe as probing
 from ppprof.capture import process
 from ppprof.capture.output import reason
+from ppprof.capture.recording import cupti
 from ppprof.capture.signals import is_ending
 from ppprof.rundir import device_probes
 from ppprof.rundir.device_probes import DeviceProbe
@@ -40,8 +46,6 @@ _known: dict[str, DeviceProbe] = {}
 """Results of probes in this process, by device."""
 _probed: set[str] = set()
 """Devices that `_probe_for_process` probes or has probed."""
-_KERNELS = 10
-"""CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL of cupti_activity.h."""
 
 
 class Targets:
@@ -65,6 +69,9 @@ class Targets:
         self._run = run
         self._device = paddle.device.get_device()
         self._names = _usable(wanted, self._device)
+        self._is_gpu = "gpu" in self._names
+        self._is_decided = self._is_gpu
+        """Whether the probe has accepted the device; a GPU needs none."""
         self._thread: threading.Thread | None = None
         self._warns = True
         self._began = time.monotonic()
@@ -75,7 +82,8 @@ class Targets:
         if not self.on_device:
             return
         if run is None:
-            self._probe_for_process(probe)
+            if not self._is_gpu:
+                self._probe_for_process(probe)
             return
         try:
             is_first = device_probes.claim(run)
@@ -83,13 +91,13 @@ class Targets:
             self._give_up(reason(error))
             return
         self._warns = is_first
-        if is_first:
+        if is_first and not self._is_gpu:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
     @property
     def seconds_left(self) -> float:
         """The time that the probe is likely to take from now on; 0 if `decide` need not wait."""
-        if not self.on_device or self._run is None:
+        if not self.on_device or self._run is None or self._is_decided:
             return 0.0
         elapsed = time.monotonic() - self._began
         has_ended = self._has_ended or elapsed > _PATIENCE_SECONDS
@@ -102,13 +110,22 @@ class Targets:
         return self._thread is not None and not self._thread.is_alive()
 
     def decide(self, patience_s: float = _PATIENCE_SECONDS) -> list[str]:
-        """Return the targets to record; wait for the probe if it has not ended.
+        """Return the targets to record in the window that begins now; wait for the probe if it has not ended.
 
-        If the device is not recorded, log why, once on each node. Do not wait after a SIGTERM, which
-        is about to end the process.
+        If the device is not recorded, log why, once on each node; on each rank if it was recorded before. Do not
+        wait after a SIGTERM, which is about to end the process.
         """
-        if not self.on_device:
-            return self._names
+        if self.on_device and not self._is_decided:
+            self._decide_by_probe(patience_s)
+        refusal = cupti.refusal(loads=self._is_gpu) if self.on_device else ""
+        if refusal:
+            name, _, why, action = probing.cause_of(refusal) or (refusal, "", "CUPTI failed", "")
+            self._give_up(f"{why} ({name})", action)
+        elif self.on_device:
+            self._warns = True
+        return self._names
+
+    def _decide_by_probe(self, patience_s: float) -> None:
         found = self._await(patience_s) if self._run is not None else _known.get(self._device)
         self.ahead_ns = found.ahead_ns if found is not None else None
         if found is None:
@@ -116,19 +133,16 @@ class Targets:
             self._give_up("the probe of its profiler has not ended")
         elif self._is_safe(found):
             _known[self._device] = found
+            self._is_decided = True
         else:
             self._give_up(found.reason, found.action)
-        return self._names
 
     def _is_safe(self, found: DeviceProbe) -> bool:
         """Return whether the device's profiler works, and writes no files that were not asked for."""
         if found.kind in (probing.WORKS, probing.NO_EVENTS):
             is_useful = found.kind == probing.WORKS and not found.writes_files
             return is_useful or self._is_explicit
-        if found.kind in (probing.REFUSED, probing.NO_HOOKS):
-            return False
-        # The child could not even compute, perhaps because the training has taken all memory.
-        return "gpu" in self._names and _cupti_accepts()
+        return False
 
     def _give_up(self, why: str, action: str = "") -> None:
         self.on_device = False
@@ -194,17 +208,3 @@ def _usable(wanted: Any, device: str) -> list[str]:
         if not is_usable[target]:
             log.warning(f"Profiler.targets: {target} cannot be traced here and is left out")
     return [target for target in wanted if is_usable[target]]
-
-
-def _cupti_accepts() -> bool:
-    """Return whether CUPTI lets this process record kernels; it returns a code and does not exit."""
-    for name in ("libcupti.so", "libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8"):
-        try:
-            cupti = ctypes.CDLL(name)
-            if cupti.cuptiActivityEnable(_KERNELS) == 0:
-                cupti.cuptiActivityDisable(_KERNELS)
-                return True
-            return False
-        except (OSError, AttributeError):
-            continue
-    return False

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.paddle
 
 from ppprof.capture import probe as probing  # noqa: E402
 from ppprof.capture.probe import Probe  # noqa: E402
-from ppprof.capture.recording import targets  # noqa: E402
+from ppprof.capture.recording import cupti, targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
 from ppprof.rundir import device_probes  # noqa: E402
 from tests.fixtures.c_libraries import build_library  # noqa: E402
@@ -156,32 +156,99 @@ def test_a_target_that_this_build_lacks_is_left_out(tmp_path: Path, messages: li
 
 
 CUPTI = """
-int is_on = 0;
-int cuptiActivityEnable(int kind) { is_on = RESULT ? 0 : kind; return RESULT; }
-int cuptiActivityDisable(int kind) { if (is_on == kind) is_on = 0; return 0; }
+int is_on[20], num_asked, code = RESULT;
+int cuptiActivityEnable(int kind) { num_asked++; return code ? code : (is_on[kind] = 1, 0); }
+int cuptiActivityDisable(int kind) { is_on[kind] = 0; return 0; }
+int cuptiGetResultString(int code, const char **text) {
+    *text = code == 35 ? "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" : "CUPTI_ERROR_UNKNOWN"; return 0; }
 """
 
 
-@pytest.mark.parametrize(
-    ("result", "recorded"), [(0, ["cpu", "gpu"]), (35, ["cpu"]), (None, ["cpu"])]
-)
-def test_where_a_child_gets_no_device_cupti_is_asked_in_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int | None, recorded: list[str]
-) -> None:
-    """The training has all memory of a GPU. CUPTI accepts, refuses (35: privileges), or is absent."""
+def no_probe(names: Any, device: str) -> Probe:
+    raise AssertionError("a child process takes memory of the GPU")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A training on a GPU; the file that lists the libraries of its process."""
     monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:0")
     monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(
         targets.core, "_Profiler", SimpleNamespace(is_cupti_supported=lambda: True, **NO_XPU)
     )
-    library = tmp_path / "libcupti.so"
-    if result is not None:
-        build_library(CUPTI.replace("RESULT", str(result)), library)
-    load = ctypes.CDLL
-    monkeypatch.setattr(targets.ctypes, "CDLL", lambda name: load(str(library)))
-    for kind in (probing.NO_DEVICE, probing.LATE):
-        run = tmp_path / kind
-        run.mkdir()
-        assert Targets("auto", run, Probed(kind)).decide() == recorded
-    if result is not None:
-        assert ctypes.c_int.in_dll(load(str(library)), "is_on").value == 0
+    maps = tmp_path / "maps"
+    maps.write_text("7f0000-7f1000 r-xp 0 08:01 12  /usr/lib/libc.so.6\n")
+    monkeypatch.setattr(cupti, "_MAPS", maps)
+    monkeypatch.setattr(cupti, "load_cupti", lambda folders: ("", None))
+    return maps
+
+
+def load(maps: Path, result: int) -> ctypes.CDLL:
+    library = maps.parent / f"extras with a space/libcupti.so.12.{result}"
+    build_library(CUPTI.replace("RESULT", str(result)), library)
+    maps.write_text(f"{maps.read_text()}7f2000-7f3000 r-xp 0 08:01 34  {library}\n")
+    return ctypes.CDLL(str(library))
+
+
+def test_cupti_is_asked_in_the_process_of_the_training_ahead_of_each_window(
+    gpu: Path, tmp_path: Path, messages: list[str]
+) -> None:
+    """No child takes memory of the GPU. Another profiler comes between the second window and the third."""
+    library = load(gpu, 0)
+    ranks = [Targets("auto", tmp_path, no_probe) for _ in range(2)]
+    assert [rank.seconds_left for rank in ranks] == [0, 0]
+    for _ in range(2):
+        assert [rank.decide() for rank in ranks] == [["cpu", "gpu"]] * 2
+    assert ctypes.c_int.in_dll(library, "num_asked").value == 20
+    assert not any((ctypes.c_int * 20).in_dll(library, "is_on"))
+    assert messages == []
+    ctypes.c_int.in_dll(library, "code").value = 35
+    assert [rank.decide() for rank in ranks] == [["cpu"]] * 2
+    assert [rank.on_device for rank in ranks] == [False, False]
+    assert len(messages) == 2
+    assert messages[0].startswith(
+        "gpu:0 is not recorded: the NVIDIA driver lets only administrators profile "
+        "(CUPTI_ERROR_INSUFFICIENT_PRIVILEGES); windows hold the host's events only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "why"), [(35, "lets only administrators profile"), (999, "CUPTI failed")]
+)
+def test_ranks_that_cupti_refuses_from_the_start_say_so_once(
+    gpu: Path, tmp_path: Path, messages: list[str], result: int, why: str
+) -> None:
+    load(gpu, result)
+    ranks = [Targets("auto", tmp_path, no_probe) for _ in range(2)]
+    assert [rank.decide() for rank in ranks] == [["cpu"]] * 2
+    (message,) = messages
+    assert why in message
+
+
+def test_a_gpu_without_cupti_is_not_recorded(
+    gpu: Path, tmp_path: Path, messages: list[str]
+) -> None:
+    assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
+    assert "Paddle does not find libcupti.so" in messages[0]
+
+
+def test_the_cupti_that_the_process_has_loaded_is_asked_not_the_first_on_the_path(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(gpu, 0)
+    other = tmp_path / "path/libcupti.so"
+    build_library(CUPTI.replace("RESULT", "35"), other)
+    monkeypatch.setattr(cupti, "load_cupti", lambda folders: ("", ctypes.CDLL(str(other))))
+    assert Targets("auto", tmp_path, no_probe).decide() == ["cpu", "gpu"]
+    gpu.write_text("")
+    assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
+
+
+def test_a_plugin_that_uses_a_cupti_is_asked_after_its_probe(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "npu:1")
+    decided = Targets("auto", tmp_path, Probed(probing.WORKS))
+    assert decided.decide() == ["cpu", "custom_device"]
+    load(gpu, 35)
+    assert decided.decide() == ["cpu"]
