@@ -30,7 +30,7 @@ def refusal(*, loads: bool) -> str:
     No profiler may be open in this process.
 
     Args:
-        loads: whether to load the library if the process has none; if there is none, return `MISSING`.
+        loads: whether to load the library if the process has not; without a library, return `MISSING`.
     """
     paths = [line.split(maxsplit=5)[-1] for line in lines_of(_MAPS) if "libcupti" in line]
     cupti = ctypes.CDLL(paths[0]) if paths else load_cupti(cupti_folders())[1] if loads else None
