@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from ppprof.analysis.profile.python_lines import (
 from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
 from ppprof.trace.labels import Labels
@@ -148,7 +149,8 @@ line of the user's code beside the training; calls are samples: `ppprof.analysis
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
-threads that end no steps, while data is loaded), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
+threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
+an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it)."""
 
@@ -361,6 +363,18 @@ class IndicatorBuilder:
         self.add_names("line", of_steps.select(*named, time_ns="dur_ns"))
         self.add_names("read", self._reads(sampled))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
+        time_ns = of_steps["time_ns"].to_numpy()
+        for axis, calls in self._communication():
+            lines = of_steps.filter(pl.Series(contains(calls, time_ns)))
+            self.add_names(f"communication {axis}", lines.select(*named, time_ns="dur_ns"))
+
+    def _communication(self) -> Iterator[tuple[str, Intervals]]:
+        """Yield each axis, and when a thread communicates over it or launches that."""
+        rows = communication_of(self.profile)
+        hosts = self.hosts(rows.host[rows.host >= 0])
+        calls = hosts.select("start_ns", "end_ns", axis=rows.axis.column().filter(rows.host >= 0))
+        for (axis,), of_axis in calls.group_by("axis", maintain_order=True):
+            yield str(axis), together(intervals_of(of_axis))
 
     def _reads(self, sampled: SampledSteps) -> pl.DataFrame:
         """Return step, name (the line) and time_ns of the stepping threads' reads of tensors."""

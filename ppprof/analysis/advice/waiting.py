@@ -240,6 +240,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     on_axis = axis if axis in _AXES else "other"
     facts: dict[str, Fact] = {
         "axis": axis,
+        "line": evidence.first_name(f"communication {axis}"),
         "exposed_ns": each_ns,
         "communication_ns": mean_of(ranks, whole),
         "transfer_ratio": ratio,

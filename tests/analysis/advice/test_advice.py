@@ -18,6 +18,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
+    BACKWARD,
     CALL,
     FORWARD,
     FOUR,
@@ -798,3 +799,13 @@ def test_a_slow_rank_has_a_reason_or_all_of_it_is_slower(lengths, reason, factor
     assert ("take 1.8" in row.what) == (factor is not None)
     if reason is not None:
         assert f"most of the excess: {reason}, 400 us more" in row.what or "398 us" in row.what
+
+
+def test_communication_has_the_line_that_calls_it(tmp_path):
+    """The last 200 of each step communicate: 150 of them in one line, 50 in another."""
+    stacks = [in_lines((800, FORWARD), (150, BACKWARD), (50, LOGS))] * 2
+    path = run(tmp_path / "log", [computing(800), computing(800)], stacks=stacks)
+    (finding,) = communication_of(path)
+    assert finding.place == ("train.py", 13)
+    (row,) = finding_rows([finding], "en")
+    assert row.what.endswith("waiting for the last rank (above all in train.py:13).")
