@@ -36,6 +36,7 @@ _FAR = 10**6
 _RATIOS = [
     ("in a window: ppprof / paddle.profiler", "ppprof", "paddle"),
     ("in a window: ppprof with shapes / without", "ppprof", "ppprof without shapes"),
+    ("in a window: ppprof with stacks / without", "ppprof", "ppprof without stacks"),
     ("in a window: paddle.profiler / nothing", "paddle", "nothing"),
     ("off (enable: False): ppprof / nothing", "ppprof off", "nothing"),
     ("attached and idle: ppprof / nothing", "ppprof outside", "nothing"),
@@ -90,6 +91,7 @@ def _paddle(scheduler: tuple[int, int] | None) -> Iterator[Callable[[], object]]
 _CONTESTANTS: dict[str, Callable[[], Any]] = {
     "ppprof": _ppprof,
     "ppprof without shapes": lambda: _ppprof(record_shapes=False),
+    "ppprof without stacks": lambda: _ppprof(python_stacks=False),
     "paddle": lambda: _paddle(None),
     "ppprof outside": lambda: _ppprof(scheduler=[_FAR, _FAR + 1]),
     "paddle outside": lambda: _paddle((_FAR, _FAR + 1)),

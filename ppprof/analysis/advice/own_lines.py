@@ -36,6 +36,9 @@ _ALMOST_ALL = 0.8
 """An inner line is named in place of the line that calls it if it takes at least this share."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
+_COMPILED = "pd_op."
+"""Beginning of the names of operators in a program of `to_static`. They run on threads of its executor, for which
+the training's thread waits, and no gradient is linked to them."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 Path = tuple[Frame, ...]
@@ -126,8 +129,10 @@ def _training(profile: Profile, thread: int) -> Intervals:
     own = hosts.filter(pl.col("thread") == thread)
     phases = own.filter(pl.col("category").is_in(_OTHER_PHASES))
     outermost = profile.outermost.filter(pl.col("thread") == thread).sort("start_ns")
-    forward = _trained_forward(outermost)
+    forward = _trained(outermost.filter(pl.col("category") == "Forward"), outermost)
     operators = own.filter(pl.col("category") == "Operator")
+    is_compiled = pl.col("name").cast(pl.String).str.starts_with(_COMPILED)
+    compiled = _trained(hosts.filter(is_compiled), outermost)
     linked = operators.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     if (
         tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
@@ -142,7 +147,7 @@ def _training(profile: Profile, thread: int) -> Intervals:
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
     unknown = operators.join(linked.select("step").unique(), "step", "anti", nulls_equal=True)
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    return together(*map(intervals_of, (phases, forward, linked, unknown)))
+    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
 
 
 def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:
@@ -154,12 +159,11 @@ def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:
     return num
 
 
-def _trained_forward(outermost: pl.DataFrame) -> pl.DataFrame:
-    """Return the Forward phases with a Backward behind them in their step, ahead of an update.
+def _trained(forward: pl.DataFrame, outermost: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with a Backward behind them in their step, ahead of an update.
 
     All, if no Backward is recorded.
     """
-    forward = outermost.filter(pl.col("category") == "Forward")
     if outermost.filter(pl.col("category") == "Backward").is_empty():
         return forward
     end = forward["end_ns"].to_numpy()

@@ -14,17 +14,31 @@ from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
-from tests.fixtures.findings import AFTER, DUMPS, FORWARD, LOGS, US, in_lines, logging, training
-from tests.fixtures.run_directories import run
+from tests.fixtures.findings import (
+    AFTER,
+    BACKWARD,
+    DUMPS,
+    FORWARD,
+    LOGS,
+    UPDATE,
+    US,
+    in_lines,
+    logging,
+    training,
+)
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import EPOCH_NS, Span, Thread, span, write
 
 LOG = "train.py:7, log(): file.write(json.dumps(weights))"
 NO_BUBBLES = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
 
 
-def lines(folder: Path, thread: Thread, stacks: PythonStacks) -> dict[str, int]:
+def lines(
+    folder: Path, thread: Thread | tuple[Thread, ...], stacks: PythonStacks
+) -> dict[str, int]:
     """Return the us of each line in all steps."""
-    profile = Profile(dataclasses.replace(read(write(folder / "a.pb", thread)), stacks=stacks))
+    threads = thread if isinstance(thread, tuple) else (thread,)
+    profile = Profile(dataclasses.replace(read(write(folder / "a.pb", *threads)), stacks=stacks))
     beside = host_time(profile, NO_BUBBLES).beside
     sums = beside.group_by("name").agg(pl.col("dur_ns").sum() // US)
     return dict(sums.sort("name").iter_rows())
@@ -58,6 +72,38 @@ def test_a_loop_that_trains_in_six_percent_of_its_time_is_not_named(tmp_path: Pa
     """Line 15 is model.fit(): all training is in it, and a callback that takes the rest."""
     stacks = in_lines((60, AFTER), (940, DUMPS), every=20)
     assert lines(tmp_path, training(60), stacks) == {LOG: 6 * 940}
+
+
+def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path) -> None:
+    """
+    ::
+
+        steps     waits     Backward   Optimization   log()
+        executor  pd_op.x
+        0         300       400        500            1000
+    """
+    steps, programs = [], []
+    for number in range(6):
+        at = 1000 * US * number
+        inside = phase(number, "Backward", 300, 400), phase(number, "Optimization", 400, 500)
+        steps.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 1000 * US, *inside))
+        programs.append(span("Operator", "pd_op.matmul", at, at + 300 * US))
+    threads = Thread(1, "main", tuple(steps)), Thread(2, "executor", tuple(programs))
+    lengths = (300, FORWARD), (100, BACKWARD), (100, UPDATE), (500, DUMPS)
+    assert lines(tmp_path, threads, in_lines(*lengths)) == {LOG: 6 * 500}
+
+
+@pytest.mark.parametrize(("others_ratio", "num"), [(0.0, 1), (0.5, 0)])
+def test_few_samples_on_a_busy_machine_are_no_finding(
+    tmp_path: Path, others_ratio: float, num: int
+) -> None:
+    """6 samples of 60, one in each step."""
+    stacks = in_lines((900, FORWARD), (100, DUMPS), every=100)
+    load = {"processors_busy_ratio": 1.0, "processors_own_ratio": 1.0 - others_ratio}
+    times = [{**line, **load, "window": 0} for line in step_lines(1000 * US, steps=6, noise=0)]
+    folder = run(tmp_path / "log", [training(900)], stacks=[stacks], step_lines=[times])
+    found = [each.rule for each in ppprof.advise(ppprof.open(folder))]
+    assert found.count("beside-training") == num
 
 
 def test_few_samples_name_the_gap_but_are_no_time_of_a_line(tmp_path: Path) -> None:
