@@ -177,6 +177,7 @@ def _attach(
 
                          each step   between steps   close   wait   rescue
         DevicePart                   after step 0
+        OutOfMemoryPart                              x
         LivenessPart                                 x              x
         TriggersPart     x                           x       x
         RecordingPart                x               x              x
@@ -219,6 +220,7 @@ def _attach(
 
     parts: list[Part | None] = [
         DevicePart(_device),
+        _out_of_memory(job, run) if run is not None else None,
         liveness,
         TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
         RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
@@ -269,6 +271,22 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
     with _without(job.rank, "ranks that die will not be named"):
         return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
     return None
+
+
+def _out_of_memory(job: Job, run: Path) -> Part | None:
+    try:
+        import paddle
+
+        from ppprof.capture.out_of_memory import OutOfMemoryPart
+
+        device = _device()
+        return OutOfMemoryPart(run, job.rank, device, memory_reader(paddle, device))
+    except Exception as error:  # another version of Paddle
+        pass_interruption(error)
+        log.warning(
+            f"rank {job.rank}: {reason(error)}; it will not be noted what runs out of memory"
+        )
+        return None
 
 
 def _flight_recorder(

@@ -264,9 +264,7 @@ class FlightRecorder(Part):
         texts = self._contexts.get(layer)
         if texts is None:  # forward comes first: within a backward, the outermost layer is no model
             model = outer.f_locals["self"] if outer else layer
-            names = (name for name, each in model.named_sublayers() if each is layer)
-            kind, name = type(layer).__name__, next(names, "")
-            texts = self._contexts[layer] = {"": f"{name} ({kind})" if name else kind}
+            texts = self._contexts[layer] = {"": layer_name(layer, model)}
         if phase not in texts:
             texts[phase] = f"{phase} of {texts['']}"
         return self._ring.text(texts[phase])
@@ -280,6 +278,13 @@ class FlightRecorder(Part):
         result = wait(task, *args, **kwargs)
         self._ring.times(number, returned_ns, time.time_ns())
         return result
+
+
+def layer_name(layer: Layer, model: Layer) -> str:
+    """Return the attribute that leads from a model to a layer, and its class: ``blocks.0 (Block)``."""
+    names = (name for name, each in model.named_sublayers() if each is layer)
+    kind, name = type(layer).__name__, next(names, "")
+    return f"{name} ({kind})" if name else kind
 
 
 class _Watch:

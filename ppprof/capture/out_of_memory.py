@@ -1,0 +1,174 @@
+"""Write what a rank holds when an allocation fails: parameters, gradients, optimizer states, local tensors.
+
+Activations that only the graph of the backward holds cannot be walked from Python. They are the difference to
+the allocator's figure; a window says who made them (`ppprof.analysis.summaries.held_memory`).
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
+
+from ppprof.capture.parts import Ending, Part
+from ppprof.capture.ranks.flight_recorder import layer_name
+from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.steps.step_log import DeviceMemory
+from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
+
+_MOST_TENSORS = 200
+_MOST_CHARACTERS = 400
+_REQUESTED = re.compile(r"alloc(?:ate)?\D{1,20}([0-9.]+) ?([KMGT]?i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class OutOfMemoryPart(Part):
+    """Writes `OutOfMemory` if a MemoryError ends the session, which Paddle's ResourceExhausted is.
+
+    Args:
+        run: the run directory.
+        rank: of this process.
+        device: the device that Paddle computes on, such as ``gpu:0``.
+        device_memory: returns the memory of the device; None for a CPU.
+    """
+
+    task = "noting who holds the memory"
+
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        device: str,
+        device_memory: Callable[[], DeviceMemory] | None,
+    ) -> None:
+        self._run, self._rank = run, rank
+        self._device = device
+        self._device_memory = device_memory
+        self._files = UserFiles(Path.cwd())
+
+    def close(self, ending: Ending) -> None:
+        """Write what the rank holds, if its memory ran out."""
+        error = ending.error
+        if isinstance(error, MemoryError):
+            write_out_of_memory(self._run, self._described(error, ending.num_steps))
+
+    def _described(self, error: MemoryError, step: int) -> OutOfMemory:
+        calls = list(traceback.walk_tb(error.__traceback__))
+        lines = [
+            (frame, f"{self._files[frame.f_code.co_filename][0]}:{line} {frame.f_code.co_name}")
+            for frame, line in calls
+            if self._files[frame.f_code.co_filename][1]
+        ]
+        tensors = list(_once([*_walked(), *_local(lines)]))
+        tensors.sort(key=lambda tensor: -tensor.bytes)
+        text = next((line for line in str(error).splitlines() if _REQUESTED.search(line)), "")
+        text = text or str(error).strip().partition("\n")[0]
+        memory = self._device_memory() if self._device_memory is not None else DeviceMemory()
+        return OutOfMemory(
+            rank=self._rank,
+            step=step,
+            error=f"{type(error).__name__}: {text.strip()}"[:_MOST_CHARACTERS],
+            requested_bytes=requested_bytes(text),
+            place=lines[-1][1] if lines else "",
+            module=_module([frame for frame, _ in calls]),
+            device=self._device,
+            allocated_bytes=_current(self._device, "Allocated"),
+            reserved_bytes=_current(self._device, "Reserved"),
+            total_bytes=memory.total_bytes,
+            bytes_by_kind={
+                kind: sum(tensor.bytes for tensor in tensors if tensor.kind == kind)
+                for kind in KINDS
+            },
+            largest=tuple(tensors[:_MOST_TENSORS]),
+        )
+
+
+def requested_bytes(text: str) -> int | None:
+    """Return how much an allocation asked for, from Paddle's message; None if it does not say.
+
+    >>> requested_bytes("Cannot allocate 1.500000GB memory on GPU 0, 30GB memory has been allocated")
+    1610612736
+    >>> requested_bytes("(ResourceExhausted) Fail to alloc memory of 17179869184 size, error code is 12.")
+    17179869184
+    """
+    found = _REQUESTED.search(text)
+    if found is None:
+        return None
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper().rstrip("IB")])
+
+
+def _walked() -> Iterator[tuple[str, str, Any]]:
+    """Yield kind, name and tensor of what layers and optimizers hold."""
+    # `isinstance` would ask proxies for their class.
+    objects = [each for each in gc.get_objects() if issubclass(type(each), (Layer, Optimizer))]
+    layers = [each for each in objects if isinstance(each, Layer)]
+    inner = {id(sublayer) for layer in layers for sublayer in layer.children()}
+    names: dict[str, str] = {}
+    for layer in layers:
+        if id(layer) in inner:
+            continue
+        root = type(layer).__name__
+        for name, parameter in layer.named_parameters():
+            names[parameter.name] = f"{root}.{name}"
+            yield "parameter", f"{root}.{name}", parameter
+            yield "gradient", f"{root}.{name}", parameter.grad
+        for name, buffer in layer.named_buffers():
+            yield "buffer", f"{root}.{name}", buffer
+    for optimizer in (each for each in objects if isinstance(each, Optimizer)):
+        states = {**getattr(optimizer, "_accumulators", {})}
+        states["master weight"] = getattr(optimizer, "_master_weights", {})
+        for state, by_parameter in states.items():
+            for name, tensor in by_parameter.items():
+                yield "optimizer state", f"{names.get(name, name)}: {state}", tensor
+
+
+def _local(lines: list[tuple[FrameType, str]]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the tensors in local variables of the user's functions, also those in lists."""
+    for frame, line in lines:
+        for name, value in frame.f_locals.items():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            for each in values[:_MOST_TENSORS]:
+                yield "local variable", f"{line}: {name}", each
+
+
+def _once(tensors: list[tuple[str, str, Any]]) -> Iterator[HeldTensor]:
+    """Yield each tensor with memory once, for the first of its names."""
+    seen: set[int] = set()
+    for kind, name, tensor in tensors:
+        if type(tensor) is not core.eager.Tensor and not isinstance(tensor, paddle.Tensor):
+            continue
+        with suppress(Exception):  # without memory, or not dense
+            address, size = tensor.data_ptr(), int(tensor.size) * tensor.element_size()
+            if size and address and address not in seen:
+                seen.add(address)
+                dtype = str(tensor.dtype).rpartition(".")[2]
+                yield HeldTensor(kind, name[:_MOST_CHARACTERS], tuple(tensor.shape), dtype, size)
+
+
+def _module(frames: list[FrameType]) -> str:
+    """Return the innermost layer that was called, with its name in the outermost one."""
+    calls = [each for each in frames if each.f_code is Layer.__call__.__code__]
+    layers = [each.f_locals.get("self") for each in calls]
+    if not layers or not isinstance(layers[-1], Layer) or not isinstance(layers[0], Layer):
+        return ""
+    return layer_name(layers[-1], layers[0])
+
+
+def _current(device: str, kind: str) -> int | None:
+    """Return the bytes that Paddle's allocator counts now; None where it counts none."""
+    name, _, number = device.partition(":")
+    with suppress(Exception):
+        if name == "cpu":
+            return int(core.host_memory_stat_current_value(kind, 0))
+        return int(core.device_memory_stat_current_value(kind, int(number or 0)))
+    return None

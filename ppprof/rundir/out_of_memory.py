@@ -1,0 +1,107 @@
+"""What a rank held when its memory ran out: ``memory/00003.json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ppprof.rundir.run_file import RunFile, matches
+
+KINDS = ("parameter", "gradient", "optimizer state", "buffer", "local variable")
+"""What a tensor is; local variables are those of the functions that the exception came through."""
+_ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.json")
+_MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """A tensor that was alive, and where it is held."""
+
+    kind: str
+    """One of `KINDS`."""
+    name: str
+    """``Net.blocks.0.linear.weight``, with ``moment1`` of an optimizer; ``train.py:41 step: logits``."""
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The memory of a rank when an allocation failed."""
+
+    rank: int
+    step: int
+    """Steps that had ended."""
+    error: str
+    """The exception's first line."""
+    requested_bytes: int | None
+    """What did not fit; None if the message does not say."""
+    place: str
+    """The user's innermost line: ``train.py:41 step``."""
+    module: str
+    """The innermost module that was called: ``blocks.0 (Block)``; "" outside modules."""
+    device: str
+    allocated_bytes: int | None
+    """Bytes in tensors, by Paddle's allocator; None if the device does not count them."""
+    reserved_bytes: int | None
+    total_bytes: int | None
+    """Size of the device's memory; None for a CPU."""
+    bytes_by_kind: Mapping[str, int]
+    """All tensors that were found, of each of `KINDS`."""
+    largest: tuple[HeldTensor, ...]
+    """The largest of them, the largest first."""
+
+
+def write_out_of_memory(run: Path, what: OutOfMemory) -> None:
+    """Write what a rank held, the first time.
+
+    Raises:
+        OSError: the file cannot be written, or exists.
+    """
+    RunFile(run, f"memory/{what.rank:05d}.json").write_new(json.dumps(asdict(what)).encode())
+
+
+def read_out_of_memory(run: Path) -> tuple[dict[int, OutOfMemory], list[str]]:
+    """Return what ranks held, by rank, and a message for each file that is unreadable."""
+    found, problems = {}, []
+    for entry in matches(run, "memory", _ENTRY):
+        file = RunFile(run, f"memory/{entry[0]}")
+        try:
+            found[int(entry["rank"])] = _parse(file.read_json(_MOST_BYTES))
+        except OSError as error:
+            problems.append(f"{file}: {error.strerror or error}")
+        except (ValueError, TypeError, KeyError) as error:
+            problems.append(f"{file}: damaged, or of another version of ppprof: {error}")
+    return found, problems
+
+
+def _parse(values: Any) -> OutOfMemory:
+    if not isinstance(values, dict):
+        raise ValueError("expected a JSON object")
+    numbers = {"rank", "step"}
+    optional = {"requested_bytes", "allocated_bytes", "reserved_bytes", "total_bytes"}
+    for name in (each.name for each in fields(OutOfMemory)):
+        value = values[name]
+        if name in numbers | optional:
+            is_valid = _is_count(value) or (name in optional and value is None)
+        elif name == "bytes_by_kind":
+            is_valid = isinstance(value, dict) and all(map(_is_count, value.values()))
+        elif name == "largest":
+            is_valid = isinstance(value, list)
+        else:
+            is_valid = isinstance(value, str)
+        if not is_valid:
+            raise ValueError(f"{name}: {str(value)[:40]}")
+    tensors = [HeldTensor(**each) for each in values["largest"]]
+    if not all(_is_count(each.bytes) and isinstance(each.name, str) for each in tensors):
+        raise ValueError("largest")
+    return OutOfMemory(**{**values, "largest": tuple(tensors)})
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
