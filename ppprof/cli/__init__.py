@@ -46,6 +46,7 @@ COMMANDS = {
     "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
     "convert": "write a trace in another format, or mend a broken one",
     "hang": "name the rank that a job waits for, and the operation it has not come to",
+    "memory": "name who holds the memory, when it ran out or at the peak of a window",
     "doctor": "check what this machine can record, and what is missing",
     "trigger": "open a window in a running job that was started with Profiler.trigger",
     "finish": "make traces and tables of raw captures, as after a killed run",
@@ -67,7 +68,7 @@ _PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddl
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
-_READING = {"summary", "ranks", "merge", "diff", "advise", "report", "convert"}
+_READING = {"summary", "ranks", "merge", "diff", "advise", "report", "convert", "memory"}
 """Commands that import numpy, and start no program of the user's."""
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 _LATER_S = 0.01

@@ -1,0 +1,146 @@
+"""``ppprof memory``: who holds the memory, when it ran out or at the peak of a window."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ppprof.cli.options import Checks, add_layout, add_output, add_paths, whole_number
+from ppprof.cli.output import show
+from ppprof.units import format_bytes, format_ranges, format_ratio
+
+if TYPE_CHECKING:
+    from ppprof.run.memory import MemoryUse, WindowPeak
+    from ppprof.rundir.out_of_memory import OutOfMemory
+
+EXAMPLES = {
+    "ppprof memory profiler_log": "after a MemoryError, or for the last window",
+    "ppprof memory profiler_log --rank 3 --row-limit 40": "the window of rank 3, 40 rows",
+}
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Prints who held the memory when an allocation failed: parameters, gradients, optimizer "
+        "states, local variables; and who holds it at the peak of a window, by phase, module, "
+        "operator and line; and what would give some back."
+    )
+    add = parser.add_argument
+    add_paths(parser, "run directory, or those of a run's nodes; or a trace")
+    add("--rank", metavar="R", help="whose window; default: the first rank whose memory ran out")
+    add("--window", metavar="W", help="which window; default: the last one")
+    add("--row-limit", metavar="N", help="rows of each table; default: 10")
+    add("--format", choices=("table", "json"), default="table", help="text, or the same as data")
+    add_layout(parser, tables=False)
+    add_output(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the options, or raise UsageError."""
+    checks = Checks(args)
+    checks.parse("rank", whole_number)
+    checks.parse("window", whole_number)
+    checks.parse("row_limit", partial(whole_number, least=1), 10)
+    checks.layout()
+    checks.output(args.paths)
+    checks.done()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print who holds the memory; return 0."""
+    from ppprof.cli.runs import open_run
+    from ppprof.run.memory import memory_of
+
+    memory = memory_of(open_run(*args.paths), args.rank, args.window)
+    show(args, [_document(memory)] if args.format == "json" else _lines(memory, args.row_limit))
+    return 0
+
+
+def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
+    for rank in sorted(memory.failures)[:1]:
+        yield from _failure(memory.failures[rank], limit)
+    if len(memory.failures) > 1:
+        yield f"\nThe memory of {format_ranges('rank', memory.failures)} ran out.\n"
+    if memory.window is not None:
+        yield from _window(memory.window, limit)
+    elif memory.failures:
+        yield "\nActivations are not known without a window: start with -o Profiler.scheduler=[1,3].\n"
+    if memory.remedies:
+        yield "\nWhat would give memory back, each alone, at most:\n"
+    for remedy in memory.remedies:
+        yield f"  {format_bytes(remedy.bytes):>9}  {remedy.name}: {remedy.why}\n"
+    first = memory.peaks["rank"].head(1).to_list()
+    for rank in first if not memory.failures else sorted(memory.failures)[:1]:
+        rows = memory.peaks.filter(memory.peaks["rank"] == rank).rows(named=True)
+        steps = ", ".join(f"{format_bytes(row['peak_bytes'])} (step {row['step']})" for row in rows)
+        whose = "" if rows and rows[0]["total_bytes"] else ", resident memory of its process"
+        if steps:
+            yield f"\nPeak of rank {rank} so far{whose}, after its last steps: {steps}\n"
+
+
+def _failure(failure: OutOfMemory, limit: int) -> Iterator[str]:
+    where = f"in {failure.module}, " if failure.module else ""
+    yield (
+        f"The memory of rank {failure.rank} ({failure.device}) ran out in step {failure.step}, "
+        f"{where}at {failure.place or '?'}:\n  {failure.error}\n"
+    )
+    allocated = failure.allocated_bytes
+    facts = [
+        (failure.requested_bytes, "asked for"),
+        (allocated, "in tensors"),
+        (failure.reserved_bytes, "taken from the device"),
+        (failure.total_bytes, "on the device"),
+    ]
+    yield "  " + "; ".join(f"{format_bytes(value)} {text}" for value, text in facts if value) + "\n"
+    yield "\nWho held it then:\n"
+    known = sum(failure.bytes_by_kind.values())
+    rest = {} if allocated is None else {"activations and others": max(0, allocated - known)}
+    for kind, num in {**failure.bytes_by_kind, **rest}.items():
+        ratio = f"{format_ratio(num / allocated):>7}" if allocated else ""
+        yield f"  {format_bytes(num):>9} {ratio}  {kind}\n"
+    yield "\nLargest tensors:\n"
+    for tensor in failure.largest[:limit]:
+        shape = "x".join(map(str, tensor.shape))
+        yield f"  {format_bytes(tensor.bytes):>9}  {tensor.kind} {tensor.name}, {tensor.dtype} {shape}\n"
+
+
+def _window(window: WindowPeak, limit: int) -> Iterator[str]:
+    held = window.held
+    step = "outside steps" if held.step is None else f"step {held.step}"
+    yield (
+        f"\nPeak of {held.place} in window {window.window} of rank {window.rank}, {step}: "
+        f"{format_bytes(held.allocated_bytes)}\n"
+        f"  {format_bytes(max(0, held.before_bytes)):>9}  from before the window\n"
+    )
+    for row in held.table.head(limit).iter_rows(named=True):
+        about = [row["phase"], row["module"], row["operator"], row["line"]]
+        yield (
+            f"  {format_bytes(row['bytes']):>9}  {row['num']:,} x "
+            f"{', '.join(text for text in about if text) or 'outside modules and operators'}\n"
+        )
+    rest = held.table["bytes"].slice(limit)
+    if len(rest):
+        yield f"  {format_bytes(int(rest.sum())):>9}  in {len(rest):,} more rows (--row-limit)\n"
+
+
+def _document(memory: MemoryUse) -> str:
+    """Return everything as JSON, in bytes."""
+    window = memory.window
+    document = {
+        "failures": [asdict(memory.failures[rank]) for rank in sorted(memory.failures)],
+        "peaks": memory.peaks.to_dicts(),
+        "window": window
+        and {
+            "rank": window.rank,
+            "window": window.window,
+            **window.held._asdict(),
+            "table": window.held.table.to_dicts(),
+        },
+        "remedies": [each._asdict() for each in memory.remedies],
+    }
+    return json.dumps(document, indent=1) + "\n"

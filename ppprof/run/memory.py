@@ -1,0 +1,162 @@
+"""Who holds the memory of a run: when it ran out, and at the peak of a window; and what would give some back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.held_memory import HeldMemory, held_at_peak
+from ppprof.errors import InputError
+from ppprof.run.base import BaseRun
+from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
+from ppprof.topology import Topology
+
+_LAST_STEPS = 5
+_log = logging.getLogger("ppprof")
+
+
+class Remedy(NamedTuple):
+    """A change of the configuration, and what it gives back on a rank."""
+
+    name: str
+    bytes: int
+    """At most."""
+    why: str
+    """What the bytes are computed from."""
+
+
+class WindowPeak(NamedTuple):
+    """The peak of a rank's window."""
+
+    rank: int
+    window: int
+    held: HeldMemory
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The memory of a run."""
+
+    failures: Mapping[int, OutOfMemory]
+    """What the ranks held whose memory ran out, by rank."""
+    peaks: pl.DataFrame
+    """Peak so far after the last steps of each rank, ascending: rank, step, peak_bytes, reserved_bytes and
+    total_bytes int64 (of the device; without one, the process's resident memory, and null)."""
+    window: WindowPeak | None
+    """None if no window with memory events was recorded."""
+    remedies: tuple[Remedy, ...]
+    """What gives most back on the first rank of ``failures``, or on that of ``window``."""
+
+
+def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) -> MemoryUse:
+    """Return who holds the memory of a run.
+
+    Args:
+        run: the run.
+        rank: the rank whose window counts; None: the first whose memory ran out, else the first recorded one.
+        window: its number; None: the rank's last one.
+
+    Raises:
+        UsageError: no such rank or window.
+        InputError: the run has neither step times nor windows.
+    """
+    failures: dict[int, OutOfMemory] = {}
+    for path in run.paths:
+        found, problems = read_out_of_memory(path)
+        failures.update(found)
+        for problem in problems:
+            _log.warning("%s", problem)
+    peak = _window_peak(run, failures, rank, window)
+    peaks = _peaks(run.step_times)
+    if not failures and peak is None and peaks.is_empty():
+        raise InputError(
+            f"{run}: nothing is known about its memory: no step times, no window with allocations "
+            "(Profiler.profile_memory), and no MemoryError was noted"
+        )
+    shown = min(failures) if rank is None and failures else rank
+    failure = failures.get(shown) if shown is not None else None
+    held = peak.held if peak is not None else None
+    return MemoryUse(failures, peaks, peak, tuple(remedies(failure, held, run.topology)))
+
+
+def remedies(
+    failure: OutOfMemory | None, held: HeldMemory | None, topology: Topology | None
+) -> list[Remedy]:
+    """Return what would give memory back, the most bytes first; those that are not known are left out."""
+    found = []
+    kinds = failure.bytes_by_kind if failure is not None else {}
+    num = topology.degree("dp") if topology is not None else 1
+    if num > 1 and topology is not None and topology.degree("sharding") == 1:
+        shared, names = 0, []
+        for stage, kind in enumerate(("optimizer state", "gradient", "parameter"), 1):
+            shared += kinds.get(kind, 0)
+            names.append(f"{kind}s")
+            if shared:
+                why = f"{' and '.join(names)} are split over the {num} ranks of dp"
+                name = f"sharding stage {stage}, sharding_degree {num} in place of dp_degree {num}"
+                found.append(Remedy(name, shared * (num - 1) // num, why))
+    if failure is not None and failure.reserved_bytes and failure.allocated_bytes:
+        free = failure.reserved_bytes - failure.allocated_bytes
+        if failure.requested_bytes and free >= failure.requested_bytes:
+            why = "reserved, not in tensors, and more than was asked for: it is in pieces"
+            found.append(
+                Remedy("less fragmentation (FLAGS_use_virtual_memory_auto_growth)", free, why)
+            )
+    if held is not None:
+        found += _of_activations(held.table.filter(pl.col("phase") == "Forward"))
+    return sorted((each for each in found if each.bytes > 0), key=lambda each: -each.bytes)
+
+
+def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
+    total = int(forward["bytes"].sum())
+    halved = Remedy("half the micro-batch size", total // 2, "activations at the window's peak")
+    # A module that occurs several times in a row: Net/Block, Net/Block[1], Net/Block[2].
+    parts = forward.filter(pl.col("module").is_not_null()).with_columns(
+        instance=pl.col("module").str.extract(r"^((?:[^/]+/)*?[^/]*\[\d+\])(?:/|$)")
+    )
+    names = parts["instance"].drop_nulls().str.replace(r"\[\d+\]$", "").unique().to_list()
+    found = [halved]
+    for name in names:
+        is_inside = (pl.col("module") == name) | pl.col("module").str.starts_with(f"{name}/")
+        is_inside |= pl.col("instance").str.replace(r"\[\d+\]$", "") == name
+        by_instance = (
+            parts.filter(is_inside)
+            .group_by(pl.col("instance").fill_null(name))
+            .agg(pl.col("bytes").sum())["bytes"]
+        )
+        given = int(by_instance.sum()) - int(by_instance.max() or 0)  # type: ignore[arg-type]
+        why = f"{len(by_instance)} of it hold activations at the peak; one at a time is computed again"
+        found.append(Remedy(f"recompute of {name.rpartition('/')[2]}", given, why))
+    return found
+
+
+def _window_peak(
+    run: BaseRun, failures: Mapping[int, OutOfMemory], rank: int | None, window: int | None
+) -> WindowPeak | None:
+    if not run.recordings and rank is None and window is None:
+        return None
+    if rank is None:
+        rank = next((each for each in sorted(failures) if each in run.ranks), run.ranks[0])
+    recording = run.select(rank, window)[-1]
+    held = held_at_peak(Profile(run.reader.trace(recording)[1]))
+    return WindowPeak(rank, recording.window, held) if held is not None else None
+
+
+def _peaks(times: pl.DataFrame) -> pl.DataFrame:
+    is_on_device = pl.col("device_peak_bytes").is_not_null()
+    return (
+        times.group_by("rank", maintain_order=True)
+        .tail(_LAST_STEPS)
+        .select(
+            "rank",
+            "step",
+            peak_bytes=pl.coalesce("device_peak_bytes", "host_peak_bytes"),
+            reserved_bytes="device_peak_reserved_bytes",
+            total_bytes=pl.when(is_on_device).then("device_total_bytes"),
+        )
+    )

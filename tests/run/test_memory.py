@@ -1,0 +1,141 @@
+"""Who holds the memory of a window, against the recording read by hand, and what would give some back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
+from ppprof.errors import InputError, UsageError
+from ppprof.run.memory import memory_of, remedies
+from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.topology import Topology
+from tests.conftest import Cli
+from tests.jobs.launching import ROOT
+
+MANIFEST = '{"schema_version": 2}'
+RUNS = ROOT / "tests/fixtures/runs"
+
+FAILURE = OutOfMemory(
+    rank=0,
+    step=7,
+    error="MemoryError: (ResourceExhausted) Out of memory",
+    requested_bytes=500,
+    place="train.py:41 step",
+    module="blocks.0 (Block)",
+    device="gpu:0",
+    allocated_bytes=10_000,
+    reserved_bytes=10_600,
+    total_bytes=12_000,
+    bytes_by_kind={
+        **{"parameter": 1_000, "gradient": 1_000, "optimizer state": 4_000},
+        **{"buffer": 10, "local variable": 90},
+    },
+    largest=(HeldTensor("parameter", "Net.weight", (10, 25), "float32", 1_000),),
+)
+
+
+def alive_at_peak(path: Path) -> tuple[int, dict[int, int]]:
+    """Return the peak of a recording, and the allocations that are alive at it, event by event."""
+    with gzip.open(path, "rt") as file:
+        events = [each for each in json.load(file)["traceEvents"] if each["name"] == "[memory]"]
+    alive: dict[int, int] = {}
+    peak, at_peak = -1, dict[int, int]()
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        args = event["args"]
+        if event["cat"] == "Allocate":
+            alive[int(args["addr"])] = args["increase_bytes"]
+        elif event["cat"] == "Free":
+            alive.pop(int(args["addr"]), None)
+        if args["current_allocated"] > peak:
+            peak, at_peak = args["current_allocated"], dict(alive)
+    return peak, at_peak
+
+
+def held(rows: list[dict[str, Any]]) -> HeldMemory:
+    """Return the memory of a window with these rows."""
+    full = [{**dict.fromkeys(HELD), "num": 1, "phase": "Forward", **row} for row in rows]
+    return HeldMemory("Place(gpu:0)", 3, 10_000, 0, pl.DataFrame(full, HELD))
+
+
+def test_what_is_alive_at_the_peak_adds_up_to_the_allocators_figure() -> None:
+    run = ppprof.open(RUNS / "small_net")
+    (recording,) = run.recordings
+    memory = held_at_peak(Profile(run.reader.trace(recording)[1]))
+    assert memory is not None
+    peak, alive = alive_at_peak(recording.files[0])
+    assert memory.allocated_bytes == peak
+    assert memory.table["bytes"].sum() == sum(alive.values())
+    assert memory.table["num"].sum() == len(alive)
+    assert memory.before_bytes == peak - sum(alive.values())
+
+
+def test_activations_have_their_module_and_operator() -> None:
+    run = ppprof.open(RUNS / "small_net")
+    memory = held_at_peak(Profile(run.reader.trace(run.recordings[0])[1]))
+    assert memory is not None
+    rows = {tuple(row[:3]): row[4:] for row in memory.table.iter_rows()}
+    assert rows["Forward", "Net/Block[2]", "gelu"] == (1, 64 * 128 * 4)
+    assert rows["Forward", "Net/Embedding", "embedding"] == (1, 64 * 32 * 4)
+
+
+def test_sharding_gives_what_the_other_ranks_take() -> None:
+    found = remedies(FAILURE, None, Topology.of(dp=4))
+    assert [(each.name.partition(",")[0], each.bytes) for each in found] == [
+        ("sharding stage 3", 4_500),  # three quarters of 6,000
+        ("sharding stage 2", 3_750),
+        ("sharding stage 1", 3_000),
+        ("less fragmentation (FLAGS_use_virtual_memory_auto_growth)", 600),
+    ]
+    assert [each.bytes for each in remedies(FAILURE, None, Topology.of(dp=2, sharding=2))] == [600]
+    assert [each.bytes for each in remedies(FAILURE, None, None)] == [600]
+
+
+def test_recompute_gives_all_but_one_of_the_modules() -> None:
+    rows: list[dict[str, Any]] = [
+        *({"module": f"Net/Block{number}", "bytes": 100} for number in ("", "[1]", "[2]")),
+        {"module": "Net/Block[1]/Linear", "bytes": 30},
+        {"module": "Net/Head", "bytes": 1_000},
+        {"module": None, "phase": "Backward", "bytes": 9_999},
+    ]
+    found = {each.name: each.bytes for each in remedies(None, held(rows), None)}
+    assert found == {"half the micro-batch size": 665, "recompute of Block": 330 - 130}
+
+
+def test_the_command_says_who_held_it_and_what_is_not_known(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, FAILURE)
+    out, _ = cli("memory", tmp_path)
+    assert "rank 0 (gpu:0) ran out in step 7, in blocks.0 (Block), at train.py:41 step:" in out
+    assert "40.0%  optimizer state" in out
+    assert "39.0%  activations and others" in out
+    assert "Activations are not known without a window" in out
+    (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
+    assert document["bytes_by_kind"] == dict(FAILURE.bytes_by_kind)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"rank": -1}', "null", '{"rank": 1e99}'])
+def test_a_damaged_file_is_named(tmp_path: Path, cli: Cli, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    (tmp_path / "memory").mkdir()
+    file = tmp_path / "memory" / "00000.json"
+    file.write_text(text)
+    _, err = cli("memory", tmp_path, code=3)
+    assert f"{file}: damaged, or of another version of ppprof" in err
+    assert "nothing is known about its memory" in err
+
+
+def test_ranks_and_runs_that_do_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no rank 9"):
+        memory_of(ppprof.open(RUNS / "small_net"), rank=9)
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    empty = ppprof.open(tmp_path)
+    with pytest.raises(InputError, match="nothing is known about its memory"):
+        memory_of(empty)
