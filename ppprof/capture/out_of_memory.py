@@ -7,6 +7,7 @@ the allocator's figure; a window says who made them (`ppprof.analysis.summaries.
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from ppprof.capture.ranks.flight_recorder import layer_name
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.steps.step_log import DeviceMemory
 from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
+
+log = logging.getLogger("ppprof")
 
 _MOST_TENSORS = 200
 _MOST_CHARACTERS = 400
@@ -61,6 +64,9 @@ class OutOfMemoryPart(Part):
         error = ending.error
         if isinstance(error, MemoryError):
             write_out_of_memory(self._run, self._described(error, ending.num_steps))
+            log.warning(
+                f"rank {self._rank}: the memory ran out; who held it: ppprof memory {self._run}"
+            )
 
     def _described(self, error: MemoryError, step: int) -> OutOfMemory:
         calls = list(traceback.walk_tb(error.__traceback__))

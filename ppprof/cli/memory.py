@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.run.memory import memory_of
 
     memory = memory_of(open_run(*args.paths), args.rank, args.window)
-    show(args, [_document(memory)] if args.format == "json" else _lines(memory, args.row_limit))
+    text = "".join(_lines(memory, args.row_limit)).lstrip("\n")
+    show(args, [_document(memory) if args.format == "json" else text])
     return 0
 
 
@@ -74,13 +75,14 @@ def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
         yield "\nWhat would give memory back, each alone, at most:\n"
     for remedy in memory.remedies:
         yield f"  {format_bytes(remedy.bytes):>9}  {remedy.name}: {remedy.why}\n"
-    first = memory.peaks["rank"].head(1).to_list()
-    for rank in first if not memory.failures else sorted(memory.failures)[:1]:
+    for rank in (sorted(memory.failures) or memory.peaks["rank"].to_list())[:1]:
         rows = memory.peaks.filter(memory.peaks["rank"] == rank).rows(named=True)
-        steps = ", ".join(f"{format_bytes(row['peak_bytes'])} (step {row['step']})" for row in rows)
-        whose = "" if rows and rows[0]["total_bytes"] else ", resident memory of its process"
-        if steps:
-            yield f"\nPeak of rank {rank} so far{whose}, after its last steps: {steps}\n"
+        if rows:
+            whose = "" if rows[0]["total_bytes"] else ", resident memory of its process"
+            yield f"\nPeak of rank {rank} so far{whose}, after its last steps:\n"
+            yield "".join(
+                f"  {format_bytes(row['peak_bytes']):>9}  step {row['step']}\n" for row in rows
+            )
 
 
 def _failure(failure: OutOfMemory, limit: int) -> Iterator[str]:

@@ -46,9 +46,10 @@ def train(run: Path, fails: bool = True) -> None:
             prof.step()
 
 
-def test_what_is_held_is_counted_by_kind(tmp_path: Path) -> None:
+def test_what_is_held_is_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(MemoryError):
         train(tmp_path / "log")
+    assert "the memory ran out; who held it: ppprof memory" in caplog.text
     found, problems = read_out_of_memory(tmp_path / "log")
     assert problems == []
     (rank,) = found.values()
