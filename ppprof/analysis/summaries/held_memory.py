@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_name
 from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, module_nodes
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import line_name
 from ppprof.trace.event_lines import frame_of_call
 
 HELD = {
