@@ -1,9 +1,8 @@
 import paddle
 from paddle.io import DataLoader, Dataset
 
-net = paddle.nn.Sequential(
-    paddle.nn.Linear(512, 1024), paddle.nn.ReLU(), paddle.nn.Linear(1024, 512)
-)
+blocks = [paddle.nn.Sequential(paddle.nn.Linear(256, 256), paddle.nn.ReLU()) for _ in range(16)]
+net = paddle.nn.Sequential(*blocks)
 optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
 
 
@@ -12,13 +11,12 @@ class Tokens(Dataset):
         return 120
 
     def __getitem__(self, index):
-        total = sum(i * i % 7 for i in range(350_000))  # planted, else: total = 0
-        return paddle.full([256, 512], float(index + total))
+        total = sum(i * i % 7 for i in range(450_000))  # planted, else: total = 0
+        return paddle.full([128, 256], float(index + total))
 
 
 for batch in DataLoader(Tokens(), batch_size=None):  # loop
-    for _ in range(2):
-        loss = (net(batch) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
+    loss = (net(batch) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.clear_grad()
