@@ -36,6 +36,11 @@ def is_attached() -> bool:
     return _latest is not None and _latest.session.is_active
 
 
+def was_attached() -> bool:
+    """Return whether this process has had a session."""
+    return _latest is not None
+
+
 @dataclass(frozen=True)
 class OpenWindow:
     """The window that this process records now."""

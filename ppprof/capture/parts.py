@@ -333,12 +333,15 @@ class DevicePart(Part):
 
     def _compare(self) -> None:
         device = self._ask()
-        if device != self._device:
-            log.warning(
-                f"the training computes on {device}, but attach() was called on {self._device}: "
-                f"step times, memory and windows are those of {self._device}; call attach() after "
-                "paddle.set_device()"
-            )
+        if device == self._device:
+            return
+        is_same_type = device.partition(":")[0] == self._device.partition(":")[0]
+        what = "step times, memory and windows are" * (not is_same_type)
+        log.warning(
+            f"the training computes on {device}, but attach() was called on {self._device}: "
+            f"{what or 'the memory of steps and the device in the manifest are'} those of {self._device}; "
+            "call attach() after paddle.set_device()"
+        )
 
 
 class StepsPart(Part):

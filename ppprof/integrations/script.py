@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.capture.attach import attach
-from ppprof.capture.attached import is_attached
+from ppprof.capture.attached import is_attached, was_attached
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
@@ -276,7 +276,8 @@ class _ScriptSession:
                 "has called neither paddle.distributed.init_parallel_env nor fleet.init, nor made a "
                 "ProcessMesh of several ranks"
             )
-        if error is None and not self._num_steps:
+        has_own_session = self._has_own_session or (not self._has_begun and was_attached())
+        if error is None and not self._num_steps and not has_own_session:
             num_optimizers = self._steps.num_optimizers
             stepped = (
                 f"{num_optimizers} optimizers stepped" if num_optimizers else "no optimizer stepped"

@@ -725,19 +725,28 @@ def test_a_count_that_is_no_number_costs_itself_only(count: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("later", ["npu:0", "cpu"])
-def test_a_device_that_is_set_after_attach_is_one_warning(messages: list[str], later: str) -> None:
-    devices = iter(["cpu", later])
+@pytest.mark.parametrize(
+    ("first", "later", "what"),
+    [
+        ("cpu", "npu:0", "step times, memory and windows are those of cpu"),
+        ("npu:0", "npu:1", "the memory of steps and the device in the manifest are those of npu:0"),
+        ("cpu", "cpu", ""),
+    ],
+)
+def test_a_device_that_is_set_after_attach_is_one_warning(
+    messages: list[str], first: str, later: str, what: str
+) -> None:
+    devices = iter([first, later])
     with RecordingSession(
         WindowClock(Schedule.of(None)), [DevicePart(lambda: next(devices))]
     ) as prof:
         for _ in range(3):
             prof.step()
     expected = (
-        "the training computes on npu:0, but attach() was called on cpu: step times, memory and "
-        "windows are those of cpu; call attach() after paddle.set_device()"
+        f"the training computes on {later}, but attach() was called on {first}: {what}; call attach() "
+        "after paddle.set_device()"
     )
-    assert messages == ([] if later == "cpu" else [expected])
+    assert messages == ([expected] if what else [])
 
 
 def test_a_pause_in_a_window_is_a_span_named_for_what_it_is(

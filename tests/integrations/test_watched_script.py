@@ -95,6 +95,14 @@ def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, cap
     assert "no training step was detected: 2 optimizers stepped in this process" in caplog.text
 
 
+def test_a_script_that_records_itself_and_steps_no_optimizer_is_no_warning(
+    monkeypatch, session, watched, caplog
+):
+    monkeypatch.setattr(script, "was_attached", lambda: True)
+    watched.close()
+    assert caplog.text == ""
+
+
 def test_a_block_that_is_off_watches_nothing(session):
     watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
     watched.close()
