@@ -37,6 +37,7 @@ from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
+from ppprof.capture.steps.lasting_cost import LastingCost
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog, memory_reader
 from ppprof.capture.steps.timer import StepTimer
@@ -377,7 +378,9 @@ def _steps(
         if profiler.visualdl_scalars and job.rank in printing:
             is_first = job.rank == min(printing)
             scalars = Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
-    return StepsPart(summary, step_log, scalars, memory_reader(paddle, _device()))
+    is_judged = job.rank in printing and not _device().startswith("cpu")
+    lasting_cost = LastingCost() if is_judged else None
+    return StepsPart(summary, step_log, scalars, memory_reader(paddle, _device()), lasting_cost)
 
 
 def _windows(

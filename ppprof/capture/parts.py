@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
+    from ppprof.capture.steps.lasting_cost import LastingCost
     from ppprof.capture.steps.perf_summary import PerfSummary
     from ppprof.capture.steps.step_log import StepLog
     from ppprof.capture.steps.timer import StepCost
@@ -351,6 +352,7 @@ class StepsPart(Part):
         log: the file of step times; None to write no step times.
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
         device_memory: returns the memory of the device now; None without a device.
+        lasting_cost: compares steps before and after the first window; None without a device.
     """
 
     task = "timing a step"
@@ -362,11 +364,13 @@ class StepsPart(Part):
         log: StepLog | None = None,
         scalars: Scalars | None = None,
         device_memory: Callable[[], DeviceMemory] | None = None,
+        lasting_cost: LastingCost | None = None,
     ) -> None:
         self._summary = summary
         self._log = log
         self._scalars = scalars
         self._device_memory = device_memory
+        self._lasting_cost = lasting_cost
         self._processors = Processors()
         self._rss_bytes = 0
         self._next_rss_ns = 0
@@ -440,6 +444,10 @@ class StepsPart(Part):
             num_tokens=step.num_tokens,
             num_flops=step.num_flops,
         )
+        if self._lasting_cost is not None:
+            self._warn(
+                self._lasting_cost.add(step.batch_cost_ns, step.window, is_excluded=step.excluded)
+            )
         if self._log is None or values is None:
             return
         self._log.add(values)
@@ -459,9 +467,16 @@ class StepsPart(Part):
     def close(self, ending: Ending) -> None:
         """Write all steps to disk, and the load of the machine into the manifest."""
         self.flush()
+        if self._lasting_cost is not None:
+            self._warn(self._lasting_cost.compare())
         self._processors.close()
         if self._log is not None:
             self._log.close()
+
+    def _warn(self, what: str) -> None:
+        if what:
+            log.warning(what)
+            self._lasting_cost = None
 
     def rescue(self) -> None:
         """Write all steps to disk, the same as `close`."""

@@ -21,6 +21,7 @@
 //   PPPROF_TEST_DEVICE_COUNT=8           number of devices
 //   PPPROF_TEST_DEVICE_MEMORY_MB=4096    memory of each device
 //   PPPROF_TEST_DEVICE_KERNEL_MS=0       length of each matmul in addition to its computation
+//   PPPROF_TEST_DEVICE_SLOWS_MS=0        ... and longer by so much once the profiler has been started
 //   PPPROF_TEST_DEVICE_COMM_MS=0         length of each collective in addition to its work
 //   PPPROF_TEST_DEVICE_EVENTS=0          the profiler records no event of the device
 //   PPPROF_TEST_DEVICE_HOOKS=0           the plugin has no profiler
@@ -97,7 +98,7 @@ double number(const char* name, double otherwise) {
 struct Switches {
   int count = number("COUNT", 8);
   size_t memory = number("MEMORY_MB", 4096) * 1e6;
-  double kernel_ms = number("KERNEL_MS", 0), comm_ms = number("COMM_MS", 0);
+  double kernel_ms = number("KERNEL_MS", 0), slows_ms = number("SLOWS_MS", 0), comm_ms = number("COMM_MS", 0);
   bool events = number("EVENTS", 1), hooks = number("HOOKS", 1);
   int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0);
   double stuck_s = number("STUCK_S", 0);
@@ -1185,7 +1186,7 @@ void MatmulKernel(const Context& context, const DenseTensor& x, const DenseTenso
   bool is_stuck = ++matmuls == switches.stuck;
   launch(stream_of(context), tx ? "ampere_sgemm_128x64_tn" : "ampere_sgemm_128x64_nn", [=]() mutable {
     if (is_stuck) be_stuck();
-    sleep_ms(switches.kernel_ms);
+    sleep_ms(switches.kernel_ms + (trace.number ? switches.slows_ms : 0));
     Product p(a, b, tx, ty);
     for (int64_t i = 0; i < p.size(); ++i)
       gemm(tx, ty, p.m, p.n, p.k, a.data<T>() + p.at(p.x_batch, i) * p.m * p.k,

@@ -89,3 +89,15 @@ def test_lost_records_are_said_as_the_window_is_saved(
     lost = f"{num_launches - kernels.height} of {num_launches} launches have no device event"
     assert f"not usable for times of the device: {lost}" in printed
     assert "waits for the host" not in printed
+
+
+@pytest.mark.parametrize("slows_ms", [0, 20])
+def test_a_profiler_that_stays_attached_and_slows_the_device_is_said(
+    tmp_path: Path, test_device: Variables, slows_ms: int
+) -> None:
+    settings = ("steps=60", "scheduler=[20, 22]", "reads=True")
+    _, _, printed = trained(tmp_path, test_device, *settings, SLOWS_MS=slows_ms)
+    match = re.search(r"steps take ([\d.]+)% longer since the first window", printed)
+    assert bool(match) == bool(slows_ms)
+    if match is not None:  # 2 ms a kernel, and what else takes time; 22 ms after
+        assert 100 < float(match[1]) <= 1_001
