@@ -57,7 +57,7 @@ class FinishedStep(NamedTuple):
     excluded: bool
     """Whether the step includes a stall of the profiler, on this rank or on another rank."""
     window: int | None
-    """Number of the window that the step was in; None outside windows."""
+    """Number of the window that the step was in; None outside windows, see `WindowClock.open_window`."""
     next_window: int
     """Number of the window that is open after the step; without an open window, the next number."""
     device_timed: bool | None = None

@@ -325,7 +325,7 @@ class RecordingSession(ProfilerSession):
             loss,
             self._stall_ns,
             self._excluded,
-            clock.window if clock.state.records else None,
+            clock.open_window,
             clock.next_window,
             device_timed,
         )

@@ -109,6 +109,14 @@ class WindowClock:
         self._is_cut = False
 
     @property
+    def open_window(self) -> int | None:
+        """Number of the window that the current step is in; None outside windows.
+
+        None also after `cut`: of an endless window, all later steps are those of an unrecorded training.
+        """
+        return self.window if self.state.records and not self._is_cut else None
+
+    @property
     def next_window(self) -> int:
         """Number of the window that is open after the current step, or the next window's number."""
         return self.window + (self.state is State.LAST)

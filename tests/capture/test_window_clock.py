@@ -225,6 +225,17 @@ def test_a_cut_window_ends_on_this_rank_alone(
     assert transitions[cut_at].own_after is State.CLOSED
 
 
+def test_steps_after_a_cut_are_in_no_window() -> None:
+    clock = WindowClock(Schedule(closed=1, ready=1, record=3, repeat=2))
+    windows = []
+    for step in range(9):
+        transition = clock.advance(step)
+        if step == 3:
+            clock.cut(transition)
+        windows.append(clock.open_window)
+    assert windows == [None, None, 0, None, None, None, None, 1, 1]
+
+
 def test_a_cut_among_provisional_steps_does_not_save_them() -> None:
     on_demand = OnDemand(FIRST)
     transitions = run(WindowClock(Schedule.of(None, on_demand=True), on_demand), 12, on_demand, 3)
