@@ -105,9 +105,9 @@ _TEXTS = {
         "{path}：这个窗口只剩下表，没有时间线",
     ),
     "sampled": (
-        "{path}: this window has {total} segments, more than memory holds at once: {num} of them are "
+        "{path}: this window has {total} segments, more than are read at once: {num} of them are "
         "read, at equal distances, and tables count only their steps; for others: ppprof summary FILE",
-        "{path}：这个窗口有 {total} 个分段，内存无法一次容纳：等距读取其中 {num} 个，"
+        "{path}：这个窗口有 {total} 个分段，超过一次读取的上限：等距读取其中 {num} 个，"
         "表只统计这些分段的步；其他分段请用：ppprof summary FILE",
     ),
     "died": (

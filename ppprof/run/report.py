@@ -38,11 +38,14 @@ from ppprof.run.advise import collect_evidence, collect_evidence_of_run
 from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for, stages_of
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
-from ppprof.run.traces import WindowResult
+from ppprof.run.traces import WindowResult, sample_of_segments
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 
 _log = logging.getLogger("ppprof")
+
+PAGE_BYTES = 64 << 20
+"""Largest size of a window's segments, as ``.pb``, that a page shows; tables count more of them."""
 
 _MOST_DRAWN = 64
 """Most ranks with a timeline and a memory curve."""
@@ -164,6 +167,16 @@ def _of_step_times(
     )
 
 
+def _for_page(recording: Recording) -> Recording:
+    """Return the window with the segments that a page shows; log a message if they are not all."""
+    segments, messages = sample_of_segments(recording, PAGE_BYTES)
+    for message in messages:
+        _log.warning("%s", message)
+    if not messages:
+        return recording
+    return replace(recording, files=tuple(segments[0]), later=tuple(map(tuple, segments[1:])))
+
+
 def _side_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunSide:
     last = max(baseline.windows(), default=None) if baseline.recordings else None
     return RunSide(baseline, ranks, last, has_all_times=has_all_times)
@@ -178,7 +191,7 @@ def _comparison(
     results: list[WindowResult[BaselineData]] = []
     if side.recordings:
         work = partial(collect_baseline_data, naming=naming)
-        results = list(side.run.map_windows(work, side.recordings, executor))
+        results = list(side.run.map_windows(work, map(_for_page, side.recordings), executor))
     stages = stages_of(side.run)
     modules = mean_module_work(
         (stages.get(result.recording.rank), result.value.num_steps, result.value.module_work)
@@ -257,7 +270,7 @@ def _rank_data(
         (collect, _of_ranks(recordings, set(run.ranks).difference(drawn))),
     ):
         try:
-            results += run.map_windows(work, part, executor) if part else []
+            results += run.map_windows(work, map(_for_page, part), executor) if part else []
         except InputError as error:
             errors.append(str(error))
     if not results:

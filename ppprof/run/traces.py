@@ -353,21 +353,23 @@ def _read(
     return next(iter(traces.values()))
 
 
-def sample_of_segments(recording: Recording) -> tuple[list[Sequence[Path]], list[str]]:
+def sample_of_segments(
+    recording: Recording, most_bytes: float | None = None
+) -> tuple[list[Sequence[Path]], list[str]]:
     """Return the segments to read of a window, and a message if they are not all.
 
-    All, if their files are small enough to be in memory together; otherwise as many as are, at equal
-    distances, the first one included. A window of one segment is always read.
+    All, if their files, as ``.pb``, take at most so many bytes (None: `MOST_BYTES`); otherwise as many as
+    do, at equal distances, the first one included. A window of one segment is always read.
 
     >>> _spread(7, 3)
     [0, 2, 4]
     """
     segments = recording.segments
     sizes = [_bytes_of_pb(files[0]) for files in segments]
-    total = sum(sizes)
-    if len(segments) < 2 or total <= MOST_BYTES:
+    total, most = sum(sizes), MOST_BYTES if most_bytes is None else most_bytes
+    if len(segments) < 2 or total <= most:
         return list(segments), []
-    num_read = max(1, int(len(segments) * MOST_BYTES / total))
+    num_read = max(1, int(len(segments) * most / total))
     message = Message("sampled", path=segments[0][0], num=num_read, total=len(segments))
     return [segments[index] for index in _spread(len(segments), num_read)], [message]
 

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof.choices import VIEWS
-from ppprof.run import traces
+from ppprof.run import report, traces
 from ppprof.rundir import TraceName, raw_files
 from ppprof.rundir.recordings import scan
 from ppprof.trace import read
@@ -105,9 +105,24 @@ def test_what_does_not_fit_into_memory_is_sampled_and_said(
     (recording,) = scan([run])
     chosen, (message,) = traces.sample_of_segments(recording)
     assert [TraceName.parse(files[0]) for files in chosen] == [segment(0), segment(2)]
-    assert "has 4 segments, more than memory holds at once: 2 of them are read" in message
+    assert "has 4 segments, more than are read at once: 2 of them are read" in message
     assert "2 of them are read" in cli("finish", run).err
     assert len(list(run.glob("*.paddle_trace.json"))) == NUM_SEGMENTS
+
+
+def test_a_page_reads_fewer_segments_than_tables_do_and_says_so(
+    run: Path, cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [(run / segment(number).raw).stat().st_size for number in range(NUM_SEGMENTS)]
+    monkeypatch.setattr(report, "PAGE_BYTES", sum(sizes) / 2)
+    shown = report.collect_report_data(ppprof.open(run))
+    every = ppprof.open(run).trace(0).events["step"].drop_nulls().unique().to_list()
+    expected = [step for step in every if step < 10 or 20 <= step < 30]
+    assert list(shown.steps) == sorted(expected)
+    assert len(expected) < len(every)
+    (message,) = [text for text in shown.unread if "segments" in text]
+    assert "has 4 segments, more than are read at once: 2 of them are read" in message
+    assert "segments" not in cli("summary", run).err
 
 
 def test_a_broken_segment_is_named_and_the_others_count(run: Path, cli) -> None:
