@@ -112,6 +112,13 @@ def painted(text: str, change: float, more_is_better: bool = False) -> str:
     return drawn.Painted(text, "good" if (change > 0) == more_is_better else "bad")
 
 
+def _stats(values: Sequence[float | None], time: Time) -> str:
+    """Return times and a ratio as ``total / avg / max / min / ratio``; ``-`` for None."""
+    *times_ns, ratio = values
+    times = ("-" if time_ns is None else time(time_ns) for time_ns in times_ns)
+    return " / ".join([*times, percent(ratio)])
+
+
 PAGE: Mapping[str, Callable[[Any], str]] = {
     "text": str,
     "number": number,
@@ -142,6 +149,8 @@ TEXT: Mapping[str, Callable[[Any, Time], str]] = {
     "TFLOP/s": lambda value, _: f"{value / 1e12:.3g}",
     "bytes": lambda value, _: format_bytes(value),
     "ratio": lambda value, _: percent(value),
+    "stats": _stats,
+    "flops": lambda value, _: f"{value:.3e}" if value >= 10**10 else str(value),
     "percent": lambda value, _: f"{value:.0%}",
     "per mille": lambda value, _: f"{value:.1%}",
 }

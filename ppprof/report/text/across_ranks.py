@@ -8,16 +8,13 @@ worker of a remote call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from ppprof.choices import VIEWS
 from ppprof.remote_names import call_of
-from ppprof.report.columns import percent
-from ppprof.report.text.summary import Row, Rows, TableOptions, kernel_name
-from ppprof.report.text.table import Column, Line, Table
-
-T = TypeVar("T")
+from ppprof.report.columns import Column, Row, Source, text_cells, text_columns
+from ppprof.report.text.summary import Rows, TableOptions, kernel_name
+from ppprof.report.text.table import Table
 
 _TITLES = {
     "model": "Model",
@@ -28,31 +25,36 @@ _TITLES = {
     "udf": "UserDefined",
 }
 
-_COLUMNS = {
-    "Self CPU total %": "cpu_self_ratio",
-    "Self CPU total": "cpu_self_ns",
-    "CPU total %": "cpu_ratio",
-    "CPU total": "cpu_total_ns",
-    "CPU time avg": "cpu_avg_ns",
-    "GPU total %": "gpu_ratio",
-    "GPU total": "gpu_total_ns",
-    "GPU time avg": "gpu_avg_ns",
-    "Time %": "ratio",
-    "Time": "time_ns",
-    "Number of Calls": "calls",
-}
-"""Header -> column, between Name and Node ID of the table by rank, if the view has the column."""
 
-_STATS = {
-    "Number of Calls": "calls",
-    "Ranks": "num_ranks",
-    "Total": "total_ns",
-    "Min": "min_ns",
-    "Median": "median_ns",
-    "Max": "max_ns",
-    "Spread": "spread_ns",
-}
-"""Header -> column, between Name and Node ID of max of the table by name."""
+def _column(header: str, source: Source, kind: str = "text") -> Column:
+    return Column(source, kind, header=header, width=len(header), grows=True)
+
+
+_BY_RANK = (
+    _column("Self CPU total %", "cpu_self_ratio", "ratio"),
+    _column("Self CPU total", "cpu_self_ns", "ms"),
+    _column("CPU total %", "cpu_ratio", "ratio"),
+    _column("CPU total", "cpu_total_ns", "ms"),
+    _column("CPU time avg", "cpu_avg_ns", "ms"),
+    _column("GPU total %", "gpu_ratio", "ratio"),
+    _column("GPU total", "gpu_total_ns", "ms"),
+    _column("GPU time avg", "gpu_avg_ns", "ms"),
+    _column("Time %", "ratio", "ratio"),
+    _column("Time", "time_ns", "ms"),
+    _column("Number of Calls", "calls"),
+)
+"""Columns between Name and Node ID of the table by rank, if the view has them."""
+
+_BY_NAME = (
+    _column("Number of Calls", "calls"),
+    _column("Ranks", "num_ranks"),
+    _column("Total", "total_ns", "ms"),
+    _column("Min", "min_ns", "ms"),
+    _column("Median", "median_ns", "ms"),
+    _column("Max", "max_ns", "ms"),
+    _column("Spread", "spread_ns", "ms"),
+)
+"""Columns between Name and Node ID of max of the table by name."""
 
 _LIMITED = ("op", "kernel", "memcpy", "udf")
 """Views to which the row limit applies, as in the tables of a single rank."""
@@ -104,78 +106,54 @@ def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
 
 def _by_rank(view: str, rows: Rows, nodes: Mapping[int, str], options: TableOptions) -> Table:
     no_device = not any(row.get("gpu_total_ns") for row in rows)
-    columns = {
-        header: column
-        for header, column in _COLUMNS.items()
-        if column in rows[0] and not (no_device and column.startswith("gpu_"))
-    }
+    stats = [
+        column
+        for column in _BY_RANK
+        if column.source in rows[0] and not (no_device and str(column.source).startswith("gpu_"))
+    ]
+    columns = [_name(view), *stats, _column("Node ID", lambda row: _node(row, nodes))]
     blocks: dict[str, list[Row]] = {}
     for row in rows:
         blocks.setdefault(row["name"], []).append(row)
-    shown, cut = _limited(view, list(blocks.values()), options)
-    lines: list[Line] = [
-        (_name(view, row), *_cells(row, columns.values(), options), _node(row, nodes))
-        for own in shown
-        for row in own
-    ]
-    headers = ("Name", *columns, "Node ID")
-    note = _SELF_NOTE if "cpu_self_ns" in columns.values() else ""
-    return _table(f"{_TITLES[view]} Summary by rank", headers, [*lines, *cut], options, note)
+    title = f"{_TITLES[view]} Summary by rank"
+    note = _SELF_NOTE if "cpu_self_ns" in rows[0] else ""
+    return _table(view, title, columns, list(blocks.values()), options, note)
 
 
 def _by_name(view: str, rows: Rows, nodes: Mapping[int, str], options: TableOptions) -> Table:
-    columns = {
-        header: column
-        for header, column in _STATS.items()
-        if column != "calls" or any(row["calls"] is not None for row in rows)
-    }
-    shown, cut = _limited(view, rows, options)
-    lines: list[Line] = [
-        (_name(view, row), *_cells(row, columns.values(), options), nodes.get(row["max_rank"], "-"))
-        for row in shown
-    ]
+    has_calls = any(row["calls"] is not None for row in rows)
+    stats = _BY_NAME if has_calls else _BY_NAME[1:]
+    node = _column("Node ID of max", lambda row: nodes.get(row["max_rank"]))
     clock, _, stat = str(rows[0]["compared"]).partition("_")
     compared = f"{clock.upper()} {stat}" if stat else clock.capitalize()
-    headers = ("Name", *columns, "Node ID of max")
     ranks = "1 rank" if len(nodes) == 1 else f"{len(nodes)} ranks"
     title = f"{_TITLES[view]} Summary by name: {compared} of {ranks}"
-    return _table(title, headers, [*lines, *cut], options, _SPREAD_NOTE)
+    columns, blocks = [_name(view), *stats, node], [[row] for row in rows]
+    return _table(view, title, columns, blocks, options, _SPREAD_NOTE)
 
 
 def _table(
-    title: str, headers: Sequence[str], lines: Sequence[Line], options: TableOptions, note: str
+    view: str,
+    title: str,
+    columns: Sequence[Column],
+    blocks: Sequence[Rows],
+    options: TableOptions,
+    note: str,
 ) -> Table:
-    columns = [Column(header, len(header), grows=True) for header in headers]
-    return Table(title, columns, lines, options.time_unit, note=note)
+    """Return a table of the rows of each name."""
+    shown, cut = options.limited(blocks, "names") if view in _LIMITED else (blocks, [])
+    lines = [text_cells(columns, row, options.time) for own in shown for row in own]
+    return Table(title, text_columns(columns), [*lines, *cut], options.time_unit, note=note)
 
 
-def _limited(
-    view: str, names: Sequence[T], options: TableOptions
-) -> tuple[Sequence[T], list[Line]]:
-    return options.limited(names, "names") if view in _LIMITED else (names, [])
-
-
-def _name(view: str, row: Row) -> str:
-    name = str(row["name"])
-    return kernel_name(name) if view == "kernel" else name
+def _name(view: str) -> Column:
+    is_kernel = view == "kernel"
+    return _column("Name", lambda row: kernel_name(row["name"]) if is_kernel else row["name"])
 
 
 def _node(row: Row, nodes: Mapping[int, str]) -> str:
     """Return the node of a row: the rank; for an event of a remote call, the worker."""
     return str(row["node"]) if call_of(str(row["name"])) else nodes[row["rank"]]
-
-
-def _cells(row: Row, columns: Iterable[str], options: TableOptions) -> list[object]:
-    cells: list[object] = []
-    for column in columns:
-        value = row[column]
-        if value is None:
-            cells.append("-")
-        elif column.endswith("_ns"):
-            cells.append(options.time(value))
-        else:
-            cells.append(percent(value) if column.endswith("ratio") else value)
-    return cells
 
 
 _SELF_NOTE = """\

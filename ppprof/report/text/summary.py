@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import polars as pl
@@ -23,14 +24,21 @@ import polars as pl
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
 from ppprof.messages import Counted
 from ppprof.remote_names import REMOTE, call_of
-from ppprof.report import columns as spec
-from ppprof.report.columns import EFFICIENCY, cut_start, percent, text_cells, text_columns
-from ppprof.report.columns import cut as cut_text
+from ppprof.report.columns import (
+    EFFICIENCY,
+    Column,
+    Row,
+    cut,
+    cut_start,
+    percent,
+    text_cells,
+    text_columns,
+)
+from ppprof.report.text import table as drawn
 from ppprof.report.text.layout import PADDLE, Layout
-from ppprof.report.text.table import Column, Line, Table
+from ppprof.report.text.table import Line, Table
 from ppprof.units import distinct, format_ratio, format_time, short_name
 
-Row = Mapping[str, Any]
 Rows = Sequence[Row]
 """The rows of a table of `ppprof.analysis.summaries`, keyed by column."""
 T = TypeVar("T")
@@ -112,15 +120,45 @@ def window_title(window: int, steps: Sequence[int]) -> str:
     return f"window {window}, {shown}"
 
 
-_CALLS = Column("Calls", 6, grows=True)
-_CPU_STATS = Column("CPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
-_GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
+def _stats(clock: str) -> Column:
+    """Return the column with the times of one clock and their ratio."""
+    names = [f"{clock}_{stat}_ns" for stat in ("total", "avg", "max", "min")]
+    names.append(f"{clock}_ratio")
+    header = f"{clock.upper()} Total / Avg / Max / Min / Ratio(%)"
+    return Column(
+        lambda row: [row[name] for name in names], header=header, text="stats", width=40, grows=True
+    )
+
+
+_CALLS = Column("calls", header="Calls", width=6, grows=True)
+_GPU_STATS = _stats("gpu")
+_STATS = (_CALLS, _stats("cpu"), _GPU_STATS)
+_FLOPS = Column("flops", header="FLOPs", text="flops", width=10)
+
+
+def _table(
+    title: str, columns: Sequence[Column], lines: Sequence[Line], options: TableOptions, **more: Any
+) -> list[Table]:
+    """Return a table of times; nothing without lines. ``more``: further fields of `Table`."""
+    table = Table(title, text_columns(columns), lines, options.time_unit, **more)
+    return [table] if lines else []
+
+
+def _lines(
+    columns: Sequence[Column], rows: Rows, options: TableOptions, noun: str = ""
+) -> list[Line]:
+    """Return a line for each row; with a ``noun`` that names them, up to the row limit."""
+    shown, cut = options.limited(rows, noun) if noun else (rows, [])
+    return [*(text_cells(columns, row, options.time) for row in shown), *cut]
 
 
 def _device(rows: Rows, options: TableOptions) -> list[Table]:
-    lines = [(row["device"], percent(row["utilization"])) for row in rows]
-    columns = (Column("Device", 30), Column("Utilization (%)", 20))
-    return [Table("Device Summary", columns, lines, note=_DEVICE_NOTE)]
+    columns = (
+        Column("device", header="Device", width=30),
+        Column("utilization", "ratio", header="Utilization (%)", width=20),
+    )
+    lines = _lines(columns, rows, options)
+    return [Table("Device Summary", text_columns(columns), lines, note=_DEVICE_NOTE)]
 
 
 def _overview(rows: Rows, options: TableOptions) -> list[Table]:
@@ -133,7 +171,10 @@ def _overview(rows: Rows, options: TableOptions) -> list[Table]:
     return [
         Table(
             "Overview Summary",
-            [Column(header, 25) for header in ("Event Type", "Calls", "CPU Time", "Ratio (%)")],
+            [
+                drawn.Column(header, 25)
+                for header in ("Event Type", "Calls", "CPU Time", "Ratio (%)")
+            ],
             lines["cpu"],
             options.time_unit,
             second=(("", "Calls", "GPU Time", "Ratio (%)"), lines["gpu"]),
@@ -142,147 +183,134 @@ def _overview(rows: Rows, options: TableOptions) -> list[Table]:
     ]
 
 
+def _below_step(row: Row) -> str:
+    return row["name"] if row["name"] == "ProfileStep" else f"  {row['name']}"
+
+
 def _model(rows: Rows, options: TableOptions) -> list[Table]:
-    columns = (Column("Name", 15), _CALLS, _CPU_STATS, _GPU_STATS)
-    lines = [(_below_step(row), *_stats(row, options)) for row in rows]
-    if not lines:
-        return []
-    return [Table("Model Summary", columns, lines, options.time_unit, note=_MODEL_NOTE)]
+    columns = (Column(_below_step, header="Name", width=15), *_STATS)
+    lines = _lines(columns, rows, options)
+    return _table("Model Summary", columns, lines, options, note=_MODEL_NOTE)
 
 
 def _distributed(rows: Rows, options: TableOptions) -> list[Table]:
-    columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
-    lines = [
-        (
-            _below_step(row),
-            "-" if row["time_ns"] is None else options.time(row["time_ns"]),
-            percent(row["ratio"]),
-        )
-        for row in rows
-    ]
-    if not lines:
-        return []
+    columns = (
+        Column(_below_step, header="Name", width=25),
+        Column("time_ns", "ms", header="Total Time", width=25),
+        Column("ratio", "ratio", header="Ratio (%)", width=25),
+    )
     computed_by = next((row["computed_by"] for row in rows if row["computed_by"]), "kernels")
     note = _DISTRIBUTED_NOTES[computed_by]
-    return [Table("Distribution Summary", columns, lines, options.time_unit, note=note)]
+    return _table(
+        "Distribution Summary", columns, _lines(columns, rows, options), options, note=note
+    )
 
 
-_OPERATOR_NAME = Column("Name", 52)
-_NODE = Column("Node ID", 10, grows=True)
+_OPERATOR_WIDTH = 52
 _OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2, "shape": 2}
 
 
-def _operators(rows: Rows, options: TableOptions) -> list[Table]:
-    lines: list[Line] = []
-    for thread, own in _by_thread(rows):
-        lines.append(thread)
-        blocks: dict[str | None, list[list[Row]]] = {}
-        for row in own:
-            if row["kind"] == "operator":
-                operators = blocks.setdefault(call_of(row["name"]), [])
-                operators.append([])
-            operators[-1].append(row)
-        for call, operators in blocks.items():
-            lines += [call] if call else []
-            shown, cut = options.limited(operators, "operators")
-            for operator, *details in shown:
-                name = _local(operator["name"])
-                node = operator["node"]
-                flops = _flops(operator["flops"])
-                lines.append((name, *_stats(operator, options), flops, node))
-                for row in details if options.op_detail else ():
-                    name = _indented(_local(row["name"]), _OPERATOR_INDENT[row["kind"]])
-                    lines.append((name, *_stats(row, options), _flops(row["flops"]), node))
-            lines += cut
-    columns = [_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
-    if any(row["node"] is not None for row in rows):
-        columns.append(_NODE)
-    else:
-        lines = [line if isinstance(line, str) else line[:-1] for line in lines]
-    return [Table("Operator Summary", columns, lines, options.time_unit)] if lines else []
+def _operator_name(row: Row) -> str:
+    """Return an operator's name; that of what it called or launched indented.
+
+    An indented name that is too wide is cut and ends in "...", as in Paddle's table.
+    """
+    name = _local_name(row)
+    indent = _OPERATOR_INDENT.get(row["kind"])
+    return name if indent is None else " " * indent + cut(name, _OPERATOR_WIDTH - indent)
 
 
-def _shapes(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(rows, "operators")
-    lines: list[Line] = [
-        (
-            row["name"],
-            cut_text(row["shapes"] or "-", 48),
-            *_stats(row, options),
-            _flops(row["flops"]),
-        )
-        for row in shown
-    ]
-    columns = [Column("Name", 30, grows=True), Column("Inputs", 24, grows=True)]
-    columns += [_CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
-    title = "Operator Summary by Shape"
-    return [Table(title, columns, [*lines, *cut], options.time_unit)] if lines else []
-
-
-def _flops(flops: int | None) -> str:
-    """Return a number of FLOPs as Paddle prints it, or with an exponent if that is too long."""
-    if flops is None:
-        return "-"
-    return f"{flops:.3e}" if flops >= 10**10 else str(flops)
-
-
-def _local(name: str) -> str:
+def _local_name(row: Row) -> str:
     """Return an event's name without the prefix that names its remote call, if it has one."""
+    name: str = row["name"]
     call = call_of(name)
     return name if call is None else name[len(call) + len(REMOTE) :]
 
 
-def _kernels(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(rows, "kernels")
-    names = {row["name"]: kernel_name(row["name"]) for row in shown}
-    if options.layout != PADDLE:  # Paddle's own table cuts them at the end
-        names = distinct(names, _KERNEL_WIDTH, _short_kernel)
-    lines: list[Line] = [
-        (names[row["name"]], row["calls"], _stat(row, "gpu", options)) for row in shown
-    ]
-    columns = (Column("Name", 90), _CALLS, _GPU_STATS)
-    return [Table("Kernel Summary", columns, lines + cut, options.time_unit)] if lines else []
-
-
-_SPAN_COLUMNS = (Column("Name", 0, grows=True), _CALLS, _CPU_STATS, _GPU_STATS)
-
-
-def _memory_manipulation(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(rows, "spans")
-    lines: list[Line] = [(row["name"], *_stats(row, options)) for row in shown]
-    title = "Memory Manipulation Summary"
-    return [Table(title, _SPAN_COLUMNS, lines + cut, options.time_unit)] if lines else []
+def _operators(rows: Rows, options: TableOptions) -> list[Table]:
+    columns = [Column(_operator_name, header="Name", width=_OPERATOR_WIDTH), *_STATS, _FLOPS]
+    groups: list[list[Row]] = []
+    for row in rows:
+        if row["kind"] == "operator":
+            groups.append([row])
+        elif options.op_detail:
+            groups[-1].append({**row, "node": groups[-1][0]["node"]})
+    return _by_call("Operator Summary", columns, groups, "operators", options)
 
 
 def _user_defined(rows: Rows, options: TableOptions) -> list[Table]:
+    columns = [replace(_SPAN_NAME, source=_local_name), *_STATS]
+    groups = [[row] for row in rows]
+    return _by_call("UserDefined Summary", columns, groups, "spans", options, closed=False)
+
+
+def _by_call(
+    title: str,
+    columns: Sequence[Column],
+    groups: Sequence[Rows],
+    noun: str,
+    options: TableOptions,
+    **more: Any,
+) -> list[Table]:
+    """Return a table of groups of rows, by thread and remote call; the limit counts groups."""
+    if any(group[0]["node"] is not None for group in groups):
+        columns = [*columns, Column("node", header="Node ID", width=10, grows=True)]
+    threads: dict[str, dict[str | None, list[Rows]]] = {}
+    for group in groups:
+        thread = group[0].get("thread")
+        heading = "Thread: All threads merged" if thread is None else f"Thread: {thread}"
+        calls = threads.setdefault(heading, {})
+        calls.setdefault(call_of(group[0]["name"]), []).append(group)
     lines: list[Line] = []
-    is_remote = any(row["node"] is not None for row in rows)
-    for thread, own in _by_thread(rows):
-        lines.append(thread)
-        blocks: dict[str | None, list[Row]] = {}
-        for row in own:
-            blocks.setdefault(call_of(row["name"]), []).append(row)
-        for call, spans in blocks.items():
+    for heading, calls in threads.items():
+        lines.append(heading)
+        for call, own in calls.items():
+            shown, hidden = options.limited(own, noun)
             lines += [call] if call else []
-            shown, cut = options.limited(spans, "spans")
-            for row in shown:
-                node = [row["node"]] if is_remote else []
-                lines.append((_local(row["name"]), *_stats(row, options), *node))
-            lines += cut
-    columns = [*_SPAN_COLUMNS, *([_NODE] if is_remote else [])]
-    title = "UserDefined Summary"
-    return [Table(title, columns, lines, options.time_unit, closed=False)] if lines else []
+            lines += [*_lines(columns, list(chain(*shown)), options), *hidden]
+    return _table(title, columns, lines, options, **more)
 
 
-_MEMORY_COLUMNS = {
-    "name": Column("Name", 50),
-    "type": Column("Type", 12),
-    "allocation_count": Column("Allocation Count", 15),
-    "free_count": Column("Free Count", 15),
-    "allocation_bytes": Column("Allocation Size", 15),
-    "free_bytes": Column("Free Size", 15),
-    "increase_bytes": Column("Increased Size", 15),
-}
+def _shapes(rows: Rows, options: TableOptions) -> list[Table]:
+    columns = (
+        Column("name", header="Name", width=30, grows=True),
+        Column(
+            lambda row: row["shapes"] or None, header="Inputs", text="inputs", width=24, grows=True
+        ),
+        *(*_STATS, _FLOPS),
+    )
+    lines = _lines(columns, rows, options, "operators")
+    return _table("Operator Summary by Shape", columns, lines, options)
+
+
+def _kernels(rows: Rows, options: TableOptions) -> list[Table]:
+    shown, _ = options.limited(rows, "kernels")
+    names = {row["name"]: kernel_name(row["name"]) for row in shown}
+    if options.layout != PADDLE:  # Paddle's own table cuts them at the end
+        names = distinct(names, _KERNEL_WIDTH, _short_kernel)
+    name = Column(lambda row: names[row["name"]], header="Name", width=_KERNEL_WIDTH)
+    columns = (name, _CALLS, _GPU_STATS)
+    return _table("Kernel Summary", columns, _lines(columns, rows, options, "kernels"), options)
+
+
+_SPAN_NAME = Column("name", header="Name", width=0, grows=True)
+
+
+def _memory_manipulation(rows: Rows, options: TableOptions) -> list[Table]:
+    columns = (_SPAN_NAME, *_STATS)
+    lines = _lines(columns, rows, options, "spans")
+    return _table("Memory Manipulation Summary", columns, lines, options)
+
+
+_MEMORY = (
+    Column("name", header="Name", width=50),
+    Column("type", header="Type", width=12),
+    Column("allocation_count", header="Allocation Count", width=15),
+    Column("free_count", header="Free Count", width=15),
+    Column("allocation_bytes", header="Allocation Size", width=15),
+    Column("free_bytes", header="Free Size", width=15),
+    Column("increase_bytes", header="Increased Size", width=15),
+)
 
 
 def _memory(rows: Rows, options: TableOptions) -> list[Table]:
@@ -291,17 +319,16 @@ def _memory(rows: Rows, options: TableOptions) -> list[Table]:
     for row in rows:
         places.setdefault(row["place"], []).append(row)
     for place, own in places.items():
-        shown, cut = options.limited(own, "rows")
-        lines: list[Line] = [[row[column] for column in _MEMORY_COLUMNS] for row in shown]
         peaks = (
             f"Peak Allocated Memory: {own[0]['peak_allocated_bytes']}",
             f"Peak Reserved Memory: {own[0]['peak_reserved_bytes']}",
         )
+        shown, _ = options.limited(own, "rows")
         is_remote = any(call_of(row["name"]) for row in shown)
-        name = _MEMORY_COLUMNS["name"]._replace(grows=is_remote)
-        columns = tuple({**_MEMORY_COLUMNS, "name": name}.values())
+        columns = (replace(_MEMORY[0], grows=is_remote), *_MEMORY[1:])
+        lines = _lines(columns, own, options, "rows")
         title = f"Memory Summary - {place}"
-        tables.append(Table(title, columns, lines + cut, preamble=peaks, closed=False))
+        tables.append(Table(title, text_columns(columns), lines, preamble=peaks, closed=False))
     return tables
 
 
@@ -309,8 +336,6 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
     if not rows:
         return []
     known = [row for row in rows if row["name"] is not None]
-    shown, cut = options.limited(known, "operators")
-    lines: list[Line] = [text_cells(EFFICIENCY, row, options.time) for row in shown]
     total_ns = sum(row["time_ns"] for row in rows)
     unknown_ns = total_ns - sum(row["time_ns"] for row in known)
     unknown = percent(unknown_ns / total_ns if total_ns else 0.0)
@@ -321,32 +346,25 @@ def _efficiency(rows: Rows, options: TableOptions) -> list[Table]:
             f"Faster than the roof, so it is not the device's: {len(faster)} of {len(known)} rows, such as "
             f"{faster[0]}. State the vendor's numbers: Global.device_peak_flops and Global.device_peak_gbps"
         )
-    columns = text_columns(EFFICIENCY)
-    return [
-        Table(
-            "Efficiency Summary", columns, [*lines, *cut], options.time_unit, preamble, note=_ROOF
-        )
-    ]
+    columns, lines = text_columns(EFFICIENCY), _lines(EFFICIENCY, known, options, "operators")
+    return [Table("Efficiency Summary", columns, lines, options.time_unit, preamble, note=_ROOF)]
 
 
 def _copies(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(rows, "kinds of copies")
-    lines: list[Line] = [text_cells(_COPIES, row, options.time) for row in shown]
-    columns = text_columns(_COPIES)
-    table = Table("Device Copies", columns, [*lines, *cut], options.time_unit, note=_OF_STEPS)
-    return [table] if lines else []
+    lines = _lines(_COPIES, rows, options, "kinds of copies")
+    return _table("Device Copies", _COPIES, lines, options, note=_OF_STEPS)
 
 
 _COPIES = (
-    spec.Column("direction", header="Direction", width=10, grows=True),
-    spec.Column("memory", header="Memory", text="word", width=12),
-    spec.Column("calls", "number", header="Calls", text="text", width=8),
-    spec.Column("bytes", "bytes", header="Bytes", text="bytes", width=10),
-    spec.Column("gpu_total_ns", "ms", header="Total", text="whole ns", width=10),
-    spec.Column("gpu_avg_ns", "ms", header="Avg", text="whole ns", width=10),
-    spec.Column("gpu_max_ns", "ms", header="Max", text="whole ns", width=10),
-    spec.Column("step_ratio", "ratio", header="Steps (%)", width=9),
-    spec.Column("bytes_per_s", "GB/s", header="GB/s", width=8),
+    Column("direction", header="Direction", width=10, grows=True),
+    Column("memory", header="Memory", text="word", width=12),
+    Column("calls", "number", header="Calls", text="text", width=8),
+    Column("bytes", "bytes", header="Bytes", text="bytes", width=10),
+    Column("gpu_total_ns", "ms", header="Total", text="whole ns", width=10),
+    Column("gpu_avg_ns", "ms", header="Avg", text="whole ns", width=10),
+    Column("gpu_max_ns", "ms", header="Max", text="whole ns", width=10),
+    Column("step_ratio", "ratio", header="Steps (%)", width=9),
+    Column("bytes_per_s", "GB/s", header="GB/s", width=8),
 )
 
 _OF_STEPS = (
@@ -357,12 +375,8 @@ _OF_STEPS = (
 
 
 def _layers(rows: Rows, options: TableOptions) -> list[Table]:
-    shown, cut = options.limited(_with_attributes(rows), "layers")
-    lines: list[Line] = [text_cells(_LAYERS, row, options.time) for row in shown]
-    columns = text_columns(_LAYERS)
-    title = "Layer Summary"
-    table = Table(title, columns, [*lines, *cut], options.time_unit, note=_PER_STEP)
-    return [table] if lines else []
+    lines = _lines(_LAYERS, _with_attributes(rows), options, "layers")
+    return _table("Layer Summary", _LAYERS, lines, options, note=_PER_STEP)
 
 
 def _with_attributes(rows: Rows) -> list[Row]:
@@ -379,16 +393,14 @@ def _with_attributes(rows: Rows) -> list[Row]:
 
 
 _LAYERS = (
-    spec.Column(
-        lambda row: f"{'  ' * row['depth']}{row['name']}", header="Layer", width=30, grows=True
-    ),
-    spec.Column("forward_ns", "ms", header="Forward", text="whole ns", width=10),
-    spec.Column("backward_ns", "ms", header="Backward", text="whole ns", width=10),
-    spec.Column("ratio", "ratio", header="Ratio (%)", width=9),
-    spec.Column("flops", header="GFLOPs", text="GFLOP", width=10),
-    spec.Column("backward_flops", header="Backward GFLOPs", text="GFLOP", width=16),
-    spec.Column("flops_per_s", "TFLOP/s", header="TFLOP/s", width=10),
-    spec.Column("mfu", "ratio", header="MFU(%)", width=8),
+    Column(lambda row: f"{'  ' * row['depth']}{row['name']}", header="Layer", width=30, grows=True),
+    Column("forward_ns", "ms", header="Forward", text="whole ns", width=10),
+    Column("backward_ns", "ms", header="Backward", text="whole ns", width=10),
+    Column("ratio", "ratio", header="Ratio (%)", width=9),
+    Column("flops", header="GFLOPs", text="GFLOP", width=10),
+    Column("backward_flops", header="Backward GFLOPs", text="GFLOP", width=16),
+    Column("flops_per_s", "TFLOP/s", header="TFLOP/s", width=10),
+    Column("mfu", "ratio", header="MFU(%)", width=8),
 )
 
 
@@ -397,39 +409,33 @@ def _python(rows: Rows, options: TableOptions) -> list[Table]:
     for thread, where in (("steps", ""), ("others", " of Other Threads")):
         for kind, name in (("line", "Line"), ("function", "Function")):
             own = [row for row in rows if (row["thread"], row["kind"]) == (thread, kind)]
-            shown, cut = options.limited(own, f"{kind}s")
             columns = [replace(_PLACE, header=name), *_PYTHON, *([_CODE] if kind == "line" else [])]
-            lines: list[Line] = [text_cells(columns, row, options.time) for row in shown]
-            title = f"Python {name}s{where}"
+            lines = _lines(columns, own, options, f"{kind}s")
             note = "" if tables else _SAMPLED
-            drawn = text_columns(columns)
-            table = Table(title, drawn, [*lines, *cut], options.time_unit, note=note)
-            tables += [table] if lines else []
+            tables += _table(f"Python {name}s{where}", columns, lines, options, note=note)
     return tables
 
 
 def _place(row: Row) -> str:
     """Return where a line or function is, as `python_lines` names it."""
     file = f"{row['file']}:{row['line']}" if row["kind"] == "line" else row["file"]
-    return " ".join(filter(None, (cut_start(file, 40), cut_text(row["function"], 40))))
+    return " ".join(filter(None, (cut_start(file, 40), cut(row["function"], 40))))
 
 
-_PLACE = spec.Column(_place, width=30, grows=True)
+_PLACE = Column(_place, width=30, grows=True)
 _PYTHON = (
-    spec.Column("samples", "number", header="Samples", width=8),
-    spec.Column("self_ns", "ms", header="Self", text="whole ns", width=10),
-    spec.Column("total_ns", "ms", header="Total", text="whole ns", width=10),
-    spec.Column("self_ratio", "ratio", header="Self(%)", width=8),
-    spec.Column("total_ratio", "ratio", header="Total(%)", width=8),
-    spec.Column(
+    Column("samples", "number", header="Samples", width=8),
+    Column("self_ns", "ms", header="Self", text="whole ns", width=10),
+    Column("total_ns", "ms", header="Total", text="whole ns", width=10),
+    Column("self_ratio", "ratio", header="Self(%)", width=8),
+    Column("total_ratio", "ratio", header="Total(%)", width=8),
+    Column(
         lambda row: f"{row['low_ratio'] * 100:.1f} to {row['high_ratio'] * 100:.1f}",
         header="95% of Total(%)",
         width=15,
     ),
 )
-_CODE = spec.Column(
-    lambda row: cut_text(row["source"] or "", 60), header="Source", width=8, grows=True
-)
+_CODE = Column(lambda row: cut(row["source"] or "", 60), header="Source", width=8, grows=True)
 
 _SAMPLED = (
     "Of an average step, by samples of stacks at random instants.\n"
@@ -496,45 +502,6 @@ _RENDERERS: Mapping[str, Callable[[Rows, TableOptions], list[Table]]] = {
     "efficiency": _efficiency,
     "python": _python,
 }
-
-
-def _by_thread(rows: Rows) -> list[tuple[str, list[Row]]]:
-    """Return (heading line, rows) for each thread; one pair if the threads are merged."""
-    blocks: dict[int | None, list[Row]] = {}
-    for row in rows:
-        blocks.setdefault(row.get("thread"), []).append(row)
-    merged = "All threads merged"
-    return [
-        (f"Thread: {thread if thread is not None else merged}", own)
-        for thread, own in blocks.items()
-    ]
-
-
-def _stats(row: Row, options: TableOptions) -> tuple[object, str, str]:
-    """Return three cells: the number of calls, the CPU times and the GPU times (see `_stat`)."""
-    calls = "-" if row["calls"] is None else row["calls"]
-    return calls, _stat(row, "cpu", options), _stat(row, "gpu", options)
-
-
-def _stat(row: Row, clock: str, options: TableOptions) -> str:
-    """Return ``total / avg / max / min / ratio`` of one clock, with ``-`` for each null value."""
-    stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
-    times = ["-" if time_ns is None else options.time(time_ns) for time_ns in stats]
-    return " / ".join([*times, percent(row[f"{clock}_ratio"])])
-
-
-def _below_step(row: Row) -> str:
-    return row["name"] if row["name"] == "ProfileStep" else f"  {row['name']}"
-
-
-def _indented(name: str, indent: int) -> str:
-    """Return a name with ``indent`` blanks before it, at most as wide as the column.
-
-    A name that is too wide is cut and ends in "...", as in Paddle's table.
-    """
-    if len(name) + indent > _OPERATOR_NAME.width:
-        name = name[: _OPERATOR_NAME.width - indent - 3] + "..."
-    return " " * indent + name
 
 
 _KERNEL_WIDTH = 90
