@@ -64,15 +64,14 @@ def test_the_old_name_of_an_option_works_and_warns(arguments, old, new, tmp_path
 
 
 @pytest.mark.parametrize("command", READING)
-def test_no_cache_is_accepted_and_has_no_effect(command, tmp_path, monkeypatch, capsys):
+def test_no_cache_is_accepted_and_has_no_effect(command, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.pb", *gpu_traces.training())
     arguments = [command, "a.pb", *(["a.pb"] if command == "diff" else [])]
     output = {"merge": ["-o", "out.json", "--force"], "report": ["-o", "out.html", "--force"]}
     printed = []
     for options in ([], ["--no-cache"]):
-        assert main([*arguments, *output.get(command, []), *options]) == 0
-        printed.append(capsys.readouterr())
+        printed.append(cli(*arguments, *output.get(command, []), *options))
     assert printed[1].out == printed[0].out
     assert printed[1].err.splitlines() == [
         "--no-cache: has no effect: ppprof keeps no caches any more; 0.4 will reject the option",

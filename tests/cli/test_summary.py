@@ -17,7 +17,7 @@ import tqdm
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import ALL_VIEWS, SummaryOptions
-from ppprof.cli import main, summary
+from ppprof.cli import summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
@@ -70,7 +70,7 @@ def rendered(options: TableOptions, profile: Profile) -> str:
     return render(profile, ["model", "dist", "op"], options)
 
 
-def test_a_run_prints_what_its_config_says(tmp_path, cli, capsys):
+def test_a_run_prints_what_its_config_says(tmp_path, cli):
     run = make_run(
         tmp_path,
         {0: 1},
@@ -87,12 +87,12 @@ def test_a_run_prints_what_its_config_says(tmp_path, cli, capsys):
         "rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n\n"
         + render(profile, ["model", "dist", "op"], TableOptions("us", op_detail=False, row_limit=3))
     )
-    assert main(["finish", str(run)]) == 0
+    finished = cli("finish", run).out
     # Of a table in a job's output, the other rows are elsewhere.
     where = f"all: ppprof summary {run} --row-limit none, or summary/*.json"
     options = TableOptions("us", op_detail=False, row_limit=3, where=where)
     assert "more operators: row_limit is 3; all: ppprof summary" in rendered(options, profile)
-    assert capsys.readouterr().out.partition("\n\n")[2] == rendered(options, profile)
+    assert finished.partition("\n\n")[2] == rendered(options, profile)
 
 
 def test_the_command_line_wins_over_the_config(tmp_path, cli):
@@ -315,9 +315,8 @@ def test_what_cannot_be_written_is_said(trace, cli):
     assert cli("summary", "a.pb", "-o", where, code=2).err.startswith(f"-o {where}: ")
 
 
-def test_only_tables_left_are_printed(tmp_path, cli, capsys):
+def test_only_tables_left_are_printed(tmp_path, cli):
     run = only_tables(tmp_path)
-    capsys.readouterr()
     text = cli.quiet("summary", run)
     assert text.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n")
     assert titles(text) == [

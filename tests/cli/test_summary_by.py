@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import ppprof
-from ppprof.cli import main
 from ppprof.report.text.across_ranks import node_ids
 from ppprof.rundir import TraceName, claim
 from tests.fixtures.run_directories import make_run, trace_name
@@ -217,12 +216,10 @@ def test_every_problem_of_the_command_line_at_once(run, cli):
     ]
 
 
-def test_what_sorted_by_changes(run, capsys):
+def test_what_sorted_by_changes(run, cli):
     for by, changed in (("rank", "op, kernel, udf"), ("name", "model, op, kernel, memcpy, udf")):
-        main(["summary", str(run), "--by", by, "--views", "dist", "--sorted-by", "cpu_avg"])
-        assert capsys.readouterr().err == (
-            f"--sorted-by: has no effect on dist; it changes {changed}\n"
-        )
+        err = cli("summary", run, "--by", by, "--views", "dist", "--sorted-by", "cpu_avg").err
+        assert err == f"--sorted-by: has no effect on dist; it changes {changed}\n"
 
 
 def test_node_ids_say_where_ranks_differ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,13 +54,9 @@ def test_ranks_of_two_runs_are_joined_by_it(tmp_path: Path) -> None:
     assert sorted(row[:2] for row in rows) == [(rank, rank) for rank in range(4)]
 
 
-def test_the_command_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ppprof.cli import main
-
+def test_the_command_takes_it(tmp_path: Path, cli: Any) -> None:
     found = opened(tmp_path / "log", 500, 900, 500, 900)
-    assert main(["ranks", str(found.path), "--by", "context", "--format", "csv"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli.quiet("ranks", found.path, "--by", "context", "--format", "csv").splitlines()
     assert lines[0].startswith("context,num_ranks,")
     assert [line[0] for line in lines[1:]] == ["0", "1"]
-    assert main(["ranks", str(found.path), "--by", "rank"]) == 0
-    assert "context" in capsys.readouterr().out
+    assert "context" in cli("ranks", found.path, "--by", "rank").out

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.cli import main
 from ppprof.trace import Trace, read, write_paddle_json
 from ppprof.trace.json.recovery import MISFIT_FIELDS
 from tests.fixtures import gpu_traces, paddle_proto, random_traces
@@ -185,7 +184,7 @@ def test_every_command_reports_skipped_events_once(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     document = kineto()
@@ -194,9 +193,8 @@ def test_every_command_reports_skipped_events_once(
     path.write_text(json.dumps(document))
     whole = str(FIXTURES / "kineto/gpu_ddp.json")
     others = {"diff": [whole], "convert": ["out.json"]}
-    assert main([*COMMANDS[command], str(path), *others.get(command, [])]) == 0
-    message = f"{path}: partly read: skipped 1 event without a category\n"
-    assert capsys.readouterr().err.count(message) == 1
+    err = cli(*COMMANDS[command], path, *others.get(command, [])).err
+    assert err.count(f"{path}: partly read: skipped 1 event without a category\n") == 1
 
 
 def test_host_events_of_an_unknown_kind_are_counted(

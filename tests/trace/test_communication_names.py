@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.cli import main
 from ppprof.trace import communication_names
 from ppprof.trace.communication_names import communicates, is_communication
 from tests.fixtures.torch_traces import TorchTrace, write_events
@@ -170,15 +169,13 @@ def test_names_of_a_user_count_in_every_table(tmp_path_factory, names):
     assert exposed_ms(ppprof.open(path)) == 0
 
 
-def test_what_looks_like_communication_is_named_with_its_time(tmp_path, capsys):
+def test_what_looks_like_communication_is_named_with_its_time(tmp_path, cli):
     path, file = trace_of(tmp_path / "a.json"), tmp_path / "names.yaml"
-    assert main(["ranks", str(path)]) == 0
-    message = capsys.readouterr().err
+    message = cli("ranks", path).err
     assert f"{path}: 1 names of kernels look like communication and are in no table: " in message
     assert "ring_send_recv_kernel (600 us, 3 calls)" in message
     file.write_text("communication:\n  mine: ['ring_(send|recv)', mylib]\n")
-    assert main(["ranks", str(path), "--names", str(file)]) == 0
-    output = capsys.readouterr()
+    output = cli("ranks", path, "--names", file)
     assert "look like communication" not in output.err
     assert "Exposed" in output.out
 
@@ -193,9 +190,9 @@ def test_what_looks_like_communication_is_named_with_its_time(tmp_path, capsys):
         ("a: [", "expected lines such as"),
     ],
 )
-def test_an_invalid_file_of_names_is_reported(tmp_path, capsys, text, message):
+def test_an_invalid_file_of_names_is_reported(tmp_path, cli, text, message):
     file = tmp_path / "names.yaml"
     file.write_text(text)
-    assert main(["summary", str(tmp_path / "a.json"), "--names", str(file)]) == 3
-    assert f"{file}: " in (error := capsys.readouterr().err)
+    error = cli("summary", tmp_path / "a.json", "--names", file, code=3).err
+    assert f"{file}: " in error
     assert message in error

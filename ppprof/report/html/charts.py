@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import metric_of
 from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
@@ -18,7 +19,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import has_pipeline, label, typical_step
+from ppprof.report.html.sections import SHARE_TERMS, has_pipeline, label, typical_step
 
 _MAX_STEPS = 2000
 """Most steps of a chart of steps; the last steps are kept."""
@@ -28,15 +29,6 @@ _MAX_CELLS = 60_000
 
 _MAX_POINTS = 1000
 """Most operators of the roofline: those with the most time above it."""
-
-_COLOURS = {
-    "computation_ns": "computation",
-    "data_loading_ns": "data_loading",
-    "bubble_ns": "bubble",
-    "host_bound_ns": "host_bound",
-    "queued_ns": "queued",
-    "rest_ns": "rest",
-}
 
 
 def chart_data(report: ReportData, words: Words, links: Links) -> dict[str, Any]:
@@ -74,8 +66,8 @@ def _parts(report: ReportData) -> list[tuple[str, str, str]]:
         if column.startswith("exposed_"):
             axis = column[len("exposed_") : -len("_ns")]
             parts.append((column, "exposed", axis))
-        elif column in _COLOURS and report.cluster.steps[column].sum():
-            parts.append((column, _COLOURS[column], ""))
+        elif metric_of(column) in SHARE_TERMS and report.cluster.steps[column].sum():
+            parts.append((column, metric_of(column), ""))
     return parts
 
 
@@ -132,14 +124,8 @@ def _phases(report: ReportData) -> dict[str, Any] | None:
 
 _HEAT = {
     "step_time": "step_ns",
-    "own": "own_ns",
-    "exposed_communication": "exposed_communication_ns",
-    "bubble": "bubble_ns",
-    "data_loading": "data_loading_ns",
-    "host_bound": "host_bound_ns",
-    "queued": "queued_ns",
-    "computation": "computation_ns",
-    "reader_cost": "reader_cost_ns",
+    **{term: f"{term}_ns" for term in ("own", "exposed_communication", "bubble", "data_loading")},
+    **{term: f"{term}_ns" for term in ("host_bound", "queued", "computation", "reader_cost")},
 }
 """The numbers of the heat map: term -> column."""
 

@@ -19,26 +19,17 @@ function drawFlame(figure, found) {
     label.append(input);
     return [label];
   });
-  if (!figure.querySelector(".chosen")) figure.append(make("div", { class: "chosen", "aria-live": "polite" }));
   icicle.arrange();
   showFrame(figure, icicle.focus);
   return icicle;
 }
 
-// The chosen line or operator: its path, its time and share of a step, and a link to its longest sample.
+// The time of the chosen line or operator, and its share of a step.
 function showFrame(figure, at) {
-  const { icicle } = figure;
-  const { found } = icicle;
-  const panel = figure.querySelector(".chosen");
-  if (at < 0) {
-    panel.replaceChildren(make("p", { class: "about" }, say("choose_frame")));
-    return;
-  }
-  const title = make("p", { class: "path" });
-  icicle.path(at).forEach((name, depth) => title.append(depth ? " › " : "", make("b", {}, name)));
-  title.append(" ", makeButton(say("whole_step"), () => icicle.choose(-1)));
-  if (found.href[at]) title.append(" ", make("a", { href: found.href[at] }, say("see")));
-  const { time, self } = found.sides.experiment;
-  const facts = { time: inTime(time[at]), share: FORMATS.ratio(time[at] / time[0]), self: inTime(self[at]), samples: found.samples[at] };
-  panel.replaceChildren(title, make("p", {}, say("frame_times", facts)));
+  showChosen(figure, at, "choose_frame", () => {
+    const { samples, sides } = figure.icicle.found;
+    const { time, self } = sides.experiment;
+    const facts = { time: inTime(time[at]), share: FORMATS.ratio(time[at] / time[0]), self: inTime(self[at]), samples: samples[at] };
+    return make("p", {}, say("frame_times", facts));
+  });
 }

@@ -244,24 +244,36 @@ function drawTree(figure, found, name) {
   once(figure, () => metrics.length < 2 ? [] : [choice(say("tree_metric"),
     metrics.map((metric) => [metric, nameOf(`module_${metric}`)]),
     (metric) => { figure.metric = metric; figure.icicle.metric = metric; figure.icicle.arrange(); })]);
-  if (!figure.querySelector(".chosen")) figure.append(make("div", { class: "chosen", "aria-live": "polite" }));
   showModule(figure, figure.icicle.focus);
   return figure.icicle;
 }
 
-// The numbers of the chosen module, and a link to its longest call.
-function showModule(figure, at) {
+// Below a tree: the path of the chosen box, a link to its longest call, and what factsOf returns; without a
+// choice, how to make one.
+function showChosen(figure, at, advice, factsOf) {
   const { icicle } = figure;
-  const { found, sides, changed } = icicle;
-  const panel = figure.querySelector(".chosen");
+  let panel = figure.querySelector(".chosen");
+  if (!panel) {
+    panel = make("div", { class: "chosen", "aria-live": "polite" });
+    figure.append(panel);
+  }
   if (at < 0) {
-    panel.replaceChildren(make("p", { class: "about" }, say("choose_module")));
+    panel.replaceChildren(make("p", { class: "about" }, say(advice)));
     return;
   }
   const title = make("p", { class: "path" });
   icicle.path(at).forEach((name, depth) => title.append(depth ? " › " : "", make("b", {}, name)));
   title.append(" ", makeButton(say("whole_step"), () => icicle.choose(-1)));
-  if (found.href[at]) title.append(" ", make("a", { href: found.href[at] }, say("see")));
+  const href = icicle.found.href[at];
+  if (href) title.append(" ", make("a", { href }, say("see")));
+  panel.replaceChildren(title, factsOf());
+}
+
+const showModule = (figure, at) => showChosen(figure, at, "choose_module", () => numbersOf(figure.icicle, at));
+
+// The table with the numbers of a module.
+function numbersOf(icicle, at) {
+  const { found, sides, changed } = icicle;
   const table = make("table");
   const head = table.createTHead().insertRow();
   const columns = changed ? [...sides.map(nameOf), nameOf("delta"), nameOf("delta_ratio")] : [""];
@@ -284,7 +296,7 @@ function showModule(figure, at) {
     row.append(make("td", { class: "number" }, sign + shown(Math.abs(after - before))));
     row.append(make("td", { class: "number" }, before ? `${sign}${(100 * Math.abs(after - before) / before).toFixed(1)}%` : "-"));
   }
-  panel.replaceChildren(title, table);
+  return table;
 }
 
 // The operators and kernels of a chosen module, shown in the tables of operators and kernels. A chip

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppprof.cli import main
 from ppprof.trace import read
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, training, write_events
 
@@ -70,37 +69,33 @@ def odd_events(draw: st.DrawFn) -> list[Event]:
 
 @given(odd_events())
 @settings(max_examples=25)
-def test_what_goes_in_comes_out(tmp_path_factory, events):
+def test_what_goes_in_comes_out(tmp_path_factory, cli, events):
     folder = tmp_path_factory.mktemp("file")
     source = write_events(folder / "a.json", events, traceName="a", with_stack=1)
     for name in ("b.json", "b.json.gz"):
-        assert main(["convert", str(source), str(folder / name), "--to", "kineto"]) == 0
+        cli("convert", source, folder / name, "--to", "kineto")
         assert events_of(folder / name) == events_of(source)
     document = json.loads((folder / "b.json").read_text())
     assert (document["traceName"], document["with_stack"]) == ("a", 1)
 
 
 @pytest.mark.parametrize("name", ["cpu_ddp_rank1.json.gz", "gpu_ddp.json", "cpu_small_net.json.gz"])
-def test_what_torch_wrote_comes_out_whole(tmp_path, name):
+def test_what_torch_wrote_comes_out_whole(tmp_path, cli, name):
     target = tmp_path / "out.json"
-    assert main(["convert", str(KINETO / name), str(target), "--to", "kineto"]) == 0
+    cli("convert", KINETO / name, target, "--to", "kineto")
     assert events_of(target) == events_of(KINETO / name)
 
 
-def test_other_formats_say_what_they_cannot_hold(tmp_path, capsys):
+def test_other_formats_say_what_they_cannot_hold(tmp_path, cli):
     source = write_events(tmp_path / "a.json", with_frames().events)
     for name in ("b.json", "b.pb"):
-        assert main(["convert", str(source), str(tmp_path / name)]) == 0
-        assert (
-            f"{name}: the format cannot hold 100 python_function events\n"
-            in capsys.readouterr().err
-        )
-    assert main(["convert", str(source), str(tmp_path / "c.json"), "--to", "kineto"]) == 0
-    assert capsys.readouterr().err.count("\n") == 1
+        err = cli("convert", source, tmp_path / name).err
+        assert f"{name}: the format cannot hold 100 python_function events\n" in err
+    assert cli("convert", source, tmp_path / "c.json", "--to", "kineto").err.count("\n") == 1
     assert categories(events_of(tmp_path / "c.json")) == categories(events_of(source))
     steps = ["--to", "kineto", "--steps", "1:3"]
-    assert main(["convert", str(source), str(tmp_path / "d.json"), *steps]) == 0
-    assert "100 python_function events" in capsys.readouterr().err
+    err = cli("convert", source, tmp_path / "d.json", *steps).err
+    assert "100 python_function events" in err
 
 
 @given(odd_events())
@@ -115,22 +110,22 @@ def test_each_event_is_written_or_reported(tmp_path_factory, events):
     assert held + reported + others == len(events)
 
 
-def test_a_broken_file_is_mended(tmp_path, capsys):
+def test_a_broken_file_is_mended(tmp_path, cli):
     source = write_events(tmp_path / "a.json", with_frames().events)
     text = source.read_text()
     source.write_text(text[: text.rindex("{")])
-    assert main(["convert", str(source), str(tmp_path / "b.json"), "--to", "kineto"]) == 0
-    assert "the file is truncated" in capsys.readouterr().err
+    err = cli("convert", source, tmp_path / "b.json", "--to", "kineto").err
+    assert "the file is truncated" in err
     assert len(events_of(tmp_path / "b.json")) == len(with_frames().events) - 1
 
 
-def test_kernels_that_cross_get_a_track_and_keep_their_arrows(tmp_path):
+def test_kernels_that_cross_get_a_track_and_keep_their_arrows(tmp_path, cli):
     trace = training(num_steps=1, num_kernels=4, kernel_us=3000)  # begins every 2450 us
     for kernel in trace.kernels():
         arrow = {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": kernel["args"]["correlation"]}
         trace.events.append({**arrow, **{key: kernel[key] for key in ("pid", "tid", "ts")}})
     source = write_events(tmp_path / "a.json", trace.events)
-    assert main(["convert", str(source), str(tmp_path / "b.json"), "--to", "kineto"]) == 0
+    cli("convert", source, tmp_path / "b.json", "--to", "kineto")
     events = events_of(tmp_path / "b.json")
     kernels = [event for event in events if event.get("cat") == "kernel"]
     tracks = [kernel["tid"] for kernel in kernels]
@@ -142,14 +137,14 @@ def test_kernels_that_cross_get_a_track_and_keep_their_arrows(tmp_path):
     assert read(tmp_path / "b.json").skipped == {}
 
 
-def test_other_writers_become_torchs(tmp_path):
+def test_other_writers_become_torchs(tmp_path, cli):
     """A file of begin and end events is written as spans, which HTA reads."""
     spans = [event for event in training().events if event["ph"] == "X"]
     pairs = []
     for event in spans:
         pairs += [{**event, "ph": "B"}, {**event, "ph": "E", "ts": event["ts"] + event["dur"]}]
     source = write_events(tmp_path / "a.json", pairs)
-    assert main(["convert", str(source), str(tmp_path / "b.json"), "--to", "kineto"]) == 0
+    cli("convert", source, tmp_path / "b.json", "--to", "kineto")
     found = Counter(event["cat"] for event in events_of(tmp_path / "b.json") if event["ph"] == "X")
     expected = Counter(event["cat"] for event in spans)
     assert all(found[cat] >= num for cat, num in expected.items())

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import notes_on
 from ppprof.trace import Trace, read
@@ -81,7 +80,7 @@ def test_spans_that_differ_in_numbers_only(tmp_path):
     assert steps_ms(path) == [10.0] * 19 + [9.9]
 
 
-def test_a_user_names_the_mark(tmp_path, capsys):
+def test_a_user_names_the_mark(tmp_path, cli):
     path = write_events(tmp_path / "a.json", serving().events)
     assert steps_ms(path, step_mark=r"^step\[") == [9.9] * 20
     assert len(steps_ms(path, step_mark="prefill")) == 4
@@ -89,11 +88,10 @@ def test_a_user_names_the_mark(tmp_path, capsys):
         steps_ms(path, step_mark="train")
     with pytest.raises(UsageError, match="not a regular expression"):
         ppprof.open(path, step_mark="(")
-    assert main(["summary", str(path), "--step-mark", "("]) == 2
-    assert main(["summary", str(path), "--step-mark", "train"]) == 3
-    assert main(["convert", str(path), str(tmp_path / "paddle.json")]) == 0
+    cli("summary", path, "--step-mark", "(", code=2)
+    cli("summary", path, "--step-mark", "train", code=3)
+    cli("convert", path, tmp_path / "paddle.json")
     assert steps_ms(tmp_path / "paddle.json", step_mark="decode") == [9.9] * 16
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
@@ -105,12 +103,11 @@ def test_every_command_takes_the_mark(tmp_path, command, cli):
     assert "4 steps, from spans such as step[prefill" in cli(*arguments).err
 
 
-def test_derived_steps_are_not_written(tmp_path, capsys):
+def test_derived_steps_are_not_written(tmp_path, cli):
     path = write_events(tmp_path / "a.json", loop(5).events)
-    assert main(["convert", str(path), str(tmp_path / "b.json"), "--to", "kineto"]) == 0
+    cli("convert", path, tmp_path / "b.json", "--to", "kineto")
     assert not [event for event in spans(tmp_path / "b.json") if "ProfilerStep" in event["name"]]
     assert steps_ms(tmp_path / "b.json") == steps_ms(path)
-    capsys.readouterr()
 
 
 def test_a_trace_without_marks_has_no_steps(tmp_path):
