@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import polars as pl
@@ -15,54 +14,18 @@ from ppprof.choices import SummaryOptions
 from ppprof.report.text.summary import render_largest
 from ppprof.run.advise import findings_of_window
 from ppprof.trace import read
+from tests.fixtures.torch_modules import LINEARS, event, module, written
 
 RUNS = Path(__file__).parents[2] / "fixtures/runs"
 ON_CPU = sorted(path for path in RUNS.iterdir() if path.name != "two_ranks_on_a_device")
 STEPS = pl.Series([0])
 
 
-NODE = "autograd::engine::evaluate_function: "
-STEP = (
-    *(("user_annotation", "ProfilerStep#0", 0, 40), ("python_function", "nn.Module: Net_0", 1, 13)),
-    *(("python_function", "nn.Module: Linear_0", 2, 5), ("cpu_op", "aten::addmm", 3, 5, 1, 0)),
-    *(("python_function", "nn.Module: Linear_0", 6, 9), ("cpu_op", "aten::addmm", 7, 9, 2, 0)),
-    *(("cpu_op", "aten::relu", 10, 12, 3, 0), ("cpu_op", "aten::mse_loss", 14, 16, 4, 0)),
-    *(("cpu_op", f"{NODE}MseLossBackward0", 20, 22, 4, 1),),
-    *(("cpu_op", f"{NODE}ReluBackward0", 23, 25, 3, 1),),
-    *(("cpu_op", f"{NODE}AddmmBackward0", 26, 29, 2, 1),),
-    *(("cpu_op", f"{NODE}torch::autograd::AccumulateGrad", 30, 31),),
-    *(("cpu_op", f"{NODE}AddmmBackward0", 32, 36, 1, 1),),
-    *(("python_function", "nn.Module: Head_0", 37, 39), ("cpu_op", "aten::relu", 37, 38)),
-)
-"""Category, name, begin and end in us, then the number of the node, and whether it is the node.
-
-::
-
-    ProfilerStep#0   ########################################   0 to 40
-      Net             ############                              1 to 13
-        Linear         ###                                      node 1
-        Linear             ###                                  node 2
-        (relu)                 ##                               node 3, of Net itself
-      (mse_loss)                  ##                            node 4, of no module
-      (nodes)                           ## ## ### # ####        4, 3, 2, a sum, 1
-      Head                                                ##    37 to 39
-"""
-
-
 @pytest.fixture
 def trace(tmp_path):
-    """The trace of `STEP`."""
-    events = [
-        {
-            **{"ph": "X", "cat": cat, "name": name, "pid": 40, "tid": 41},
-            **{"ts": begin, "dur": end - begin},
-            "args": dict(zip(("Sequence number", "Fwd thread id"), numbers)),
-        }
-        for cat, name, begin, end, *numbers in STEP
-    ]
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    return read(path)
+    """`LINEARS`, and at its end a module Head of 2 us with an operator of 1."""
+    head = (module("Head", 37, 39), event("aten::relu", 37, 38, "cpu_op"))
+    return read(written(tmp_path, *LINEARS, *head))
 
 
 def test_modules_of_one_class_are_a_part_of_the_step_and_all_parts_add_up_to_it(trace):

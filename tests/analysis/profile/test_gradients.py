@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import polars as pl
@@ -20,64 +19,19 @@ from ppprof.trace import formats, read
 from tests.fixtures import small_net
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, span, write
+from tests.fixtures.torch_modules import (
+    ENGINE,
+    LINEARS,
+    event,
+    launch,
+    module,
+    node,
+    op,
+    step,
+    written,
+)
 
 KINETO = Path(__file__).parents[2] / "fixtures/kineto"
-MAIN, ENGINE = 41, 42
-NODE = "autograd::engine::evaluate_function: "
-
-
-def event(name, begin, end, cat, tid=MAIN, **args):
-    """Times are microseconds."""
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 40,
-        "tid": tid,
-        "ts": begin,
-        "dur": end - begin,
-        "args": args,
-    }
-
-
-def step(number, begin, end):
-    return event(f"ProfilerStep#{number}", begin, end, "user_annotation")
-
-
-def module(name, begin, end, tid=MAIN):
-    return event(f"nn.Module: {name}_0", begin, end, "python_function", tid)
-
-
-def op(name, begin, end, number, tid=MAIN):
-    """An operator that makes a node with this number."""
-    return event(name, begin, end, "cpu_op", tid, **{"Sequence number": number, "Fwd thread id": 0})
-
-
-def node(name, begin, end, number, tid=MAIN, thread=1):
-    """A node made under this number on what torch calls ``thread``."""
-    return event(
-        f"{NODE}{name}",
-        begin,
-        end,
-        "cpu_op",
-        tid,
-        **{"Sequence number": number, "Fwd thread id": thread},
-    )
-
-
-def launch(name, at, begin, end, tid=MAIN):
-    """A runtime call of 1 us and its kernel."""
-    ids = {"correlation": at}
-    return [
-        event("cudaLaunchKernel", at, at + 1, "cuda_runtime", tid, **ids),
-        event(name, begin, end, "kernel", 7, device=0, context=1, stream=7, **ids),
-    ]
-
-
-def written(tmp_path, *events, name="a.json"):
-    path = tmp_path / name
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": list(events)}))
-    return path
 
 
 def paths(table):
@@ -92,32 +46,7 @@ def table(trace, **options):
     return paths(found.with_columns(times)).sort("step", "start_ns", "path")
 
 
-LINEARS = (
-    step(0, 0, 40),
-    *(module("Net", 1, 13), module("Linear", 2, 5), op("aten::addmm", 3, 5, 1)),
-    *(module("Linear", 6, 9), op("aten::addmm", 7, 9, 2)),
-    *(op("aten::relu", 10, 12, 3), op("aten::mse_loss", 14, 16, 4)),
-    *(node("MseLossBackward0", 20, 22, 4), node("ReluBackward0", 23, 25, 3)),
-    *(
-        node("AddmmBackward0", 26, 29, 2),
-        event(f"{NODE}torch::autograd::AccumulateGrad", 30, 31, "cpu_op"),
-    ),
-    node("AddmmBackward0", 32, 36, 1),
-)
-
-
 def test_a_gradient_is_of_the_module_whose_forward_made_it(tmp_path):
-    """
-    ::
-
-        ProfilerStep#0   ########################################   0 to 40
-          Net             ############                              1 to 13
-            Linear         ###                                      node 1
-            Linear             ###                                  node 2
-            (relu)                 ##                               node 3, of Net itself
-          (mse_loss)                  ##                            node 4, of no module
-          (nodes)                           ## ## ### # ####        4, 3, 2, a sum, 1
-    """
     found = table(read(written(tmp_path, *LINEARS)))
     assert found.select("path", "start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns").rows() == [
         ("", 0, 40, 12, 40, 0),
