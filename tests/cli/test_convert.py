@@ -14,8 +14,9 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.trace import Trace, read
+from ppprof.trace import read
 from tests.fixtures import gpu_job, gpu_traces
+from tests.fixtures.same_traces import assert_same
 from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 
@@ -31,15 +32,6 @@ def source(tmp_path):
 @pytest.fixture
 def convert(cli):
     return partial(cli, "convert")
-
-
-def assert_same(one: Trace, other: Trace) -> None:
-    for field in dataclasses.fields(Trace):
-        values = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(values[0], pl.DataFrame):
-            assert_frame_equal(*values, categorical_as_str=True)
-        elif field.name != "ignored":  # each format has other objects that no table needs
-            assert values[0] == values[1], field.name
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read
 from ppprof.trace.fastpath import ranges
 from ppprof.trace.paddle import layout_scans
 from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
+from tests.fixtures.same_traces import assert_same
 from tests.fixtures.tiers import one_in
 
-TABLES = ("events", "memory", "kernels", "memsets")
 PIECE = operator("odd")
 NESTED = ',\n      "of": [{"name": "a", "ts": 1}, {"name": "b"}], "more": {"args": [[], {}]}'
 
@@ -75,13 +74,6 @@ def text_of(kinds: list[str]) -> str:
     return paddle(*pieces)
 
 
-def assert_same(found: Trace, expected: Trace) -> None:
-    for table in TABLES:
-        assert_frame_equal(getattr(found, table), getattr(expected, table), categorical_as_str=True)
-    assert found.skipped == expected.skipped
-    assert found.extra_info == expected.extra_info == {"7": "Main"}
-
-
 def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     """Return the trace that decoding the whole file gives."""
     with monkeypatch.context() as patch:
@@ -109,13 +101,14 @@ def test_unmatched_events_give_the_same_trace_as_decoding(
     with monkeypatch.context() as patch:
         if is_divided:
             divide(patch)
-            patch.setattr(subprocess, "Popen", _no_process)  # then its range is scanned here
+            patch.setattr(threading.Thread, "start", _no_thread)  # then its range is scanned here
         found = read(path)
     assert_same(found, general(path, monkeypatch))
+    assert found.extra_info == {"7": "Main"}
 
 
-def _no_process(*args: object, **kwargs: object) -> None:
-    raise BlockingIOError("no more processes allowed")
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize("kind", one_in(6, ODD))
@@ -147,7 +140,7 @@ def test_scattered_unmatched_events_cost_no_more_than_consecutive_ones(
 ):
     if is_divided:
         divide(monkeypatch)
-        monkeypatch.setattr(subprocess, "Popen", _no_process)
+        monkeypatch.setattr(threading.Thread, "start", _no_thread)
     alternating = itertools.cycle(("sound", "a blank"))
     paths = tmp_path / "alternating.json", tmp_path / "in_a_row.json"
     paths[0].write_text(text_of(list(itertools.islice(alternating, 2000))), encoding="utf-8")

@@ -7,12 +7,12 @@ import dataclasses
 import polars as pl
 import pytest
 from hypothesis import given
-from polars.testing import assert_frame_equal
 
 from ppprof.trace import read, write_paddle_pb
 from tests.fixtures import gpu_traces
 from tests.fixtures.paddle_proto import NodeTrees
 from tests.fixtures.random_traces import traces
+from tests.fixtures.same_traces import assert_same
 from tests.fixtures.timeline import write
 
 NOT_IN_A_TRACE = {
@@ -27,13 +27,6 @@ NOT_IN_A_TRACE = {
     "local_memory_total",
 }
 """Fields that no table has; the reader adds the two kinds of shared memory up."""
-
-
-def assert_same(one, other):
-    for name in ("events", "memory", "kernels", "memsets"):
-        assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
-    for name in ("version", "span", "extra_info", "devices", "skipped"):
-        assert getattr(one, name) == getattr(other, name), name
 
 
 @pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
