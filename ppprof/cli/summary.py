@@ -34,7 +34,8 @@ from ppprof.cli.terminal import log
 from ppprof.errors import InputError, PpprofError, UsageError
 
 if TYPE_CHECKING:
-    from ppprof.report.text.summary import Row, TableOptions
+    from ppprof.report.columns import Row
+    from ppprof.report.text.summary import TableOptions
     from ppprof.run.run import Run
     from ppprof.rundir.recordings import Recording
 

@@ -142,8 +142,8 @@ class ProfilerConfig:
     own recorder is not used: it adds none to traces of dynamic graphs, but keeps memory in each
     recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
     profile_memory: bool = True
-    """Record allocations and frees, inside windows only. Paddle never frees these records: at 256 MB of them,
-    or after 10,000 operators without ``step()``, they end, and a message says so."""
+    """Record allocations and frees, inside windows only. Paddle never frees these records, so recording them stops
+    at 256 MB, or after 10,000 operators without ``step()``, with a message."""
     python_stacks: Union[bool, float, Literal["auto"]] = knob("auto", above=0, maximum=1000)
     """Sample the Python stacks of all threads, inside windows only: which lines of the training take
     the time. ``auto`` takes as many samples a second as cost less than 1% of the time, 1,000 at most;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -227,9 +227,12 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_largest()
     loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())
     builder.add_names("loader", loads.select("step", "name", time_ns="cpu_ns"))
+    step = builder.step_of_host
     columns: dict[str, Int64 | None] = {
-        "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
-        "num_operators": builder.count_by_step(profile.tree.events.host_rows("Operator")),
+        "num_micro_batches": builder.count_by_step(step.gather(builder.phase("Backward")["row"])),
+        "num_operators": builder.count_by_step(
+            step.gather(profile.tree.events.host_rows("Operator"))
+        ),
         **builder.device_columns(),
         **builder.gradient_columns(),
         **builder.optimizer_columns(),
@@ -257,22 +260,23 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     """Return the indicators of several windows of a rank as one; memory has the highest peaks."""
-    steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
-    names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
-    memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
-    peaks = [pl.col(name).max() for name in list(MEMORY)[1:]]
-    products = pl.concat(
-        [pl.DataFrame(schema=EFFICIENCY_BY_STEP), *(part.products for part in parts)]
-    )
-    memory = memory.group_by("place", maintain_order=True).agg(peaks)
-    device = next((part.unrecorded_device for part in parts if part.unrecorded_device), "")
-    wide = pl.concat([pl.DataFrame(schema=WIDE), *(part.wide for part in parts)])
-    kept = pl.concat([pl.DataFrame(schema=KEPT), *(part.kept for part in parts)])
-    doubts = frozenset().union(*(part.doubts for part in parts))
-    source = {file: lines for part in parts for file, lines in part.source.items()}
-    framework = parts[0].framework if parts else ""
+
+    def joined(name: str, schema: Mapping[str, Any]) -> pl.DataFrame:
+        tables: list[pl.DataFrame] = [getattr(part, name) for part in parts]
+        return pl.concat([pl.DataFrame(schema=schema), *tables])
+
+    memory = joined("memory", MEMORY).group_by("place", maintain_order=True)
     return Indicators(
-        *(steps, names, memory, products, device, wide, kept, doubts, source, framework)
+        joined("steps", STEPS),
+        joined("names", NAMES),
+        memory.agg(pl.col(list(MEMORY)[1:]).max()),
+        joined("products", EFFICIENCY_BY_STEP),
+        next((part.unrecorded_device for part in parts if part.unrecorded_device), ""),
+        joined("wide", WIDE),
+        joined("kept", KEPT),
+        frozenset().union(*(part.doubts for part in parts)),
+        {file: lines for part in parts for file, lines in part.source.items()},
+        parts[0].framework if parts else "",
     )
 
 
@@ -309,9 +313,13 @@ class IndicatorBuilder:
         """Return these rows of ``tree.hosts``, with the column step."""
         return self.tree.hosts[rows].with_columns(step=self.step_of_host.gather(rows))
 
-    def count_by_step(self, rows: Int64) -> Int64:
-        """Return how many of these rows of ``tree.hosts`` are in each step, shape (steps,)."""
-        return self.sum_by_step(self.step_of_host.gather(rows), np.ones(len(rows), np.int64))
+    def step_at(self, times: Int64) -> pl.Series:
+        """Return the step in which each time lies; null outside steps."""
+        return nullable(steps_at(self.steps, times))
+
+    def count_by_step(self, step: pl.Series) -> Int64:
+        """Return how often each step occurs, shape (steps,)."""
+        return self.sum_by_step(step, np.ones(len(step), np.int64))
 
     def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
         """Return the sum of the values of each step, shape (steps,).
@@ -383,7 +391,7 @@ class IndicatorBuilder:
         reads = reads[np.isin(reads[:, 0], self.steps["thread"].to_numpy()) & (reads[:, 3] >= 0)]
         return pl.DataFrame(
             {
-                "step": nullable(steps_at(self.steps.sort("start_ns"), reads[:, 1])),
+                "step": self.step_at(reads[:, 1]),
                 "name": pl.Series([lines[row] for row in reads[:, 3].tolist()], dtype=pl.String),
                 "time_ns": reads[:, 2],
             }
@@ -487,23 +495,18 @@ class IndicatorBuilder:
         )
         in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
-        ones = np.ones(kernels.height, np.int64)
         return {
-            "num_kernels": self.sum_by_step(kernels["step"], ones),
-            "num_tiny_kernels": self.sum_by_step(tiny["step"], np.ones(tiny.height, np.int64)),
+            "num_kernels": self.count_by_step(kernels["step"]),
+            "num_tiny_kernels": self.count_by_step(tiny["step"]),
             "idle_ns": self.within(idle),
             "idle_of_profiler_ns": self.within(of_profiler),
             "idle_in_calls_ns": self.within(in_calls),
             "idle_after_copies_ns": self.within(after),
             "idle_in_optimizer_ns": self.within(in_optimizer),
             "idle_between_tiny_ns": self.within(between),
-            "num_blocking_copies": self.sum_by_step(
-                copies["step"], np.ones(copies.height, np.int64)
-            ),
+            "num_blocking_copies": self.count_by_step(copies["step"]),
             "blocking_copies_ns": self.sum_by_step(copies["step"], copies["time_ns"].to_numpy()),
-            "num_pageable_copies": self.sum_by_step(
-                pageable["step"], np.ones(pageable.height, np.int64)
-            ),
+            "num_pageable_copies": self.count_by_step(pageable["step"]),
             "pageable_copies_ns": self.sum_by_step(pageable["step"], pageable["dur_ns"].to_numpy()),
             "exposed_pageable_ns": self.within(exposed),
             "outlived_ns": self.steps["outlived_ns"].to_numpy(),
@@ -534,15 +537,8 @@ class IndicatorBuilder:
 
     def _with_step(self, spans: pl.DataFrame) -> pl.DataFrame:
         """Return step, name and time_ns of spans, by the step in which each begins."""
-        start = spans["start_ns"].to_numpy()
-        row = np.searchsorted(self.extents[0], start, side="right") - 1
-        inside = (row >= 0) & (start < np.append(self.extents[1], 0)[row])
-        step = self.steps["step"].gather(np.maximum(row, 0))
-        return spans.select(
-            pl.when(pl.Series(inside)).then(step).alias("step"),
-            "name",
-            time_ns=pl.col("end_ns") - pl.col("start_ns"),
-        )
+        step = self.step_at(spans["start_ns"].to_numpy())
+        return spans.select("name", step=step, time_ns=pl.col("end_ns") - pl.col("start_ns"))
 
     @cached_property
     def remote(self) -> Intervals:
@@ -570,8 +566,8 @@ class IndicatorBuilder:
         Those of the stepping threads inside steps.
 
         Returns:
-            step, name, time_ns, end_ns and is_inside (True). name is that of the operator around
-            the call; without one, the call's own name.
+            step, name, time_ns and end_ns. name is that of the operator around the call; without one,
+            the call's own name.
         """
         hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
         spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
@@ -597,24 +593,15 @@ class IndicatorBuilder:
             np.concatenate((hosts[name].to_numpy()[rows], calls[name].to_numpy()))
             for name in ("start_ns", "end_ns")
         )
-        row = np.searchsorted(self.extents[0], start, side="right") - 1
-        is_inside = (row >= 0) & (start < np.append(self.extents[1], 0)[row])
+        named = np.where(callers < 0, own, names.to_list()).tolist()
         copies = pl.DataFrame(
             {
-                "step": self.steps["step"].gather(np.maximum(row, 0)),
-                "name": np.where(callers < 0, own, names.to_list()).tolist(),
+                "step": self.step_at(start),
+                "name": pl.Series(named, dtype=pl.String),
                 "time_ns": end - start,
                 "end_ns": end,
-                "is_inside": is_inside,
-            },
-            {
-                "step": pl.Int64,
-                "name": pl.String,
-                "time_ns": pl.Int64,
-                "end_ns": pl.Int64,
-                "is_inside": pl.Boolean,
-            },
-        ).filter("is_inside")
+            }
+        ).drop_nulls("step")
         self.add_names("copy", copies)
         return copies
 
@@ -676,7 +663,7 @@ class IndicatorBuilder:
         return {
             "optimizer_ns": whole,
             "optimizer_overhead_ns": overhead,
-            "num_updates": self.sum_by_step(updates["step"], np.ones(updates.height, np.int64)),
+            "num_updates": self.count_by_step(updates["step"]),
         }
 
 

@@ -23,3 +23,20 @@ IGNORED_PHASES: Mapping[str, str] = {
 
 NO_TEXT = msgspec.Raw()
 """The JSON text of a missing field, which is empty."""
+
+
+class Args(msgspec.Struct, gc=False):
+    """The fields of ``args`` that Paddle and torch name alike; None or no text for a missing field."""
+
+    name: Scalar = None
+    bytes: Scalar = None
+    dtype: Scalar = None
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")

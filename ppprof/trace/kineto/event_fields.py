@@ -11,26 +11,15 @@ from typing import Optional
 
 import msgspec
 
-from ppprof.trace.json.trace_events import NO_TEXT, Scalar
+from ppprof.trace.json.trace_events import NO_TEXT, Args, Scalar
 from ppprof.trace.kineto.names import DEVICES, LAUNCHES, OPERATORS
 
 
-class KinetoArgs(msgspec.Struct, gc=False):
-    """The fields of an event's ``args`` that are read; None or no text for a missing field."""
+class KinetoArgs(Args, gc=False):
+    """The fields of an event's ``args`` that are read."""
 
-    name: Scalar = None
     labels: Scalar = None
     correlation: Scalar = None
-    device: Scalar = None
-    context: Scalar = None
-    stream: Scalar = None
-    bytes: Scalar = None
-    grid: msgspec.Raw = NO_TEXT
-    block: msgspec.Raw = NO_TEXT
-    registers: Scalar = msgspec.field(default=None, name="registers per thread")
-    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
-    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
-    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
     occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
     collective: Scalar = msgspec.field(default=None, name="Collective name")
     group: Scalar = msgspec.field(default=None, name="Process Group Name")
@@ -41,7 +30,6 @@ class KinetoArgs(msgspec.Struct, gc=False):
     destination: Scalar = msgspec.field(default=None, name="Dst Rank")
     num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
     num_out: Scalar = msgspec.field(default=None, name="Out msg nelems")
-    dtype: Scalar = None
     sequence: Scalar = msgspec.field(default=None, name="Sequence number")
     forward_thread: Scalar = msgspec.field(default=None, name="Fwd thread id")
     addr: Scalar = msgspec.field(default=None, name="Addr")

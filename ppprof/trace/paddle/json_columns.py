@@ -27,7 +27,7 @@ from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS, Scanned, narrowed
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.trace_events import IGNORED_PHASES, NO_TEXT, Scalar
+from ppprof.trace.json.trace_events import IGNORED_PHASES, NO_TEXT, Args, Scalar
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.labels import Labels, renumbered
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
@@ -63,10 +63,9 @@ OPTIONAL = frozenset(
 """Columns that some files or some events lack."""
 
 
-class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
-    """The fields of an event's ``args`` that are read; None or no text for a missing field."""
+class PaddleArgs(Args, gc=False):
+    """The fields of an event's ``args`` that are read."""
 
-    name: Scalar = None
     rank: Scalar = None
     start_time: Scalar = None
     end_time: Scalar = None
@@ -76,26 +75,15 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     forward: Scalar = None
     axis: Scalar = None
     group: Scalar = None
-    bytes: Scalar = None
-    dtype: Scalar = None
     peers: Scalar = None
     stage: Scalar = None
     chunk: Scalar = None
     micro_batch: Scalar = None
     phase: Scalar = None
     correlation_id: Scalar = msgspec.field(default=None, name="correlation id")
-    device: Scalar = None
-    context: Scalar = None
-    stream: Scalar = None
     bandwidth: Scalar = msgspec.field(default=None, name="memory bandwidth (GB/s)")
     value: Scalar = None
-    registers: Scalar = msgspec.field(default=None, name="registers per thread")
-    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
-    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
-    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
     occupancy: Scalar = msgspec.field(default=None, name="theoretical achieved occupancy %")
-    grid: msgspec.Raw = NO_TEXT
-    block: msgspec.Raw = NO_TEXT
     place: Scalar = None
     addr: Scalar = None
     increase_bytes: Scalar = None
