@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from ppprof.capture import postprocess
 from ppprof.capture.output import log_to_stderr
+from tests.capture.fake_helper import NO_TRACES
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +30,9 @@ def lazy_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "colorsys", module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raw files stay in place: no child turns them into traces."""
+    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)

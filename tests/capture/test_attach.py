@@ -17,16 +17,7 @@ import ppprof
 from ppprof.errors import ConfigError, UsageError
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
-
-from ppprof.capture import postprocess  # noqa: E402
-from tests.capture.fake_helper import NO_TRACES  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the raw files in place: no child turns them into traces."""
-    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 
 def manifest(log: Path) -> dict[str, Any]:

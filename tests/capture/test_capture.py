@@ -22,17 +22,9 @@ from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
-from ppprof.capture import postprocess  # noqa: E402
-from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the raw files in place: no child turns them into traces."""
-    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
 
 
 @pytest.fixture

@@ -19,16 +19,14 @@ import ppprof
 from ppprof import rundir
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from paddle.base import core  # noqa: E402
 
-from ppprof.capture import postprocess  # noqa: E402
 from ppprof.capture.recording import instance  # noqa: E402
 from ppprof.capture.recording.recorder import Recorder  # noqa: E402
 from ppprof.config import ProfilerConfig  # noqa: E402
 from ppprof.rundir.run_file import RunFile  # noqa: E402
-from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 from tests.jobs.resident import resident_bytes  # noqa: E402
 
@@ -37,12 +35,6 @@ LIMIT = {"max_trace_mb": 1000}
 """Without it, the limit of a schedule without end is named."""
 """Windows of the steps 2 and 3, 6 and 7, 10 and 11..."""
 SKIPPED = "window 0 is not recorded: another profiler is open in this process"
-
-
-@pytest.fixture(autouse=True)
-def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the raw files in place: no child turns them into traces."""
-    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
 
 
 @pytest.fixture

@@ -23,25 +23,17 @@ from ppprof import rundir
 from ppprof.trace import read_window
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
-from ppprof.capture import postprocess  # noqa: E402
 from ppprof.capture.recording import operator_calls  # noqa: E402
 from ppprof.capture.recording.gradient_order import node_reader  # noqa: E402
-from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 
 NUM_STEPS = 3
 PRODUCTS = "Global_MatmulGradNode"
-
-
-@pytest.fixture(autouse=True)
-def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the raw files in place."""
-    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
 
 
 class GroupedAttention(nn.Layer):  # type: ignore[misc]

@@ -27,20 +27,12 @@ from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.trace import read_window
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from paddle import nn  # noqa: E402
 
-from ppprof.capture import postprocess  # noqa: E402
 from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
-from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves the raw files in place."""
-    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
 
 
 def operators(log: Path, step: Callable[[], Any], **block: Any) -> pl.DataFrame:

@@ -106,32 +106,26 @@ def test_the_thread_ends_with_the_block(path):
     assert not [thread for thread in threading.enumerate() if thread.name == "ppprof scan"]
 
 
-def test_a_file_that_was_replaced_meanwhile_is_scanned_anew(path, taken):
-    text = path.read_bytes()
+def replace(path: Path, content: bytes) -> None:
+    path.with_name("new.json").write_bytes(content)
+    path.with_name("new.json").replace(path)
+
+
+def write_as_before(path: Path, content: bytes) -> None:
+    """The file keeps its size and time."""
+    state = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [replace, Path.write_bytes, write_as_before])
+def test_a_file_that_was_changed_meanwhile_is_scanned_anew(change, path):
     with scanned_ahead(path, new_scans):
-        hidden = path.with_name("new.json")
-        hidden.write_bytes(text.replace(b'"matmul', b'"matcat'))
-        hidden.replace(path)
-        assert_same(read(path), read(path))
-        names = set(read(path).events["name"].cast(str))
+        change(path, path.read_bytes().replace(b'"matmul', b'"matcat'))
+        found = read(path)
+    assert_same(found, read(path))
+    names = set(found.events["name"].cast(str))
     assert any("matcat" in name for name in names)
-    assert not any("matmul" in name for name in names)
-
-
-def test_a_file_that_was_written_to_meanwhile_is_scanned_anew(path):
-    text = path.read_bytes()
-    with scanned_ahead(path, new_scans):
-        path.write_bytes(text.replace(b'"matmul', b'"matcat'))
-        names = set(read(path).events["name"].cast(str))
-    assert not any("matmul" in name for name in names)
-
-
-def test_a_change_that_keeps_size_and_time_is_noticed(path):
-    text, state = path.read_bytes(), path.stat()
-    with scanned_ahead(path, new_scans):
-        path.write_bytes(text.replace(b'"matmul', b'"matcat'))
-        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-        names = set(read(path).events["name"].cast(str))
     assert not any("matmul" in name for name in names)
 
 
