@@ -37,6 +37,11 @@ class Ended:
     """The end of each output; the error's text for a child that could not be started."""
     is_started: bool = True
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the child was killed after a time-out."""
+        return self.exit_code is None and self.is_started
+
 
 def environment(*, keeps_flags: bool = False) -> dict[str, str]:
     """Return a child's environment: without the launcher's variables, with this package's path.

@@ -6,6 +6,7 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,16 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_json(found: Sequence[Check]) -> str:
-    lines = [
-        {
-            "name": check.name,
-            "status": check.status,
-            "reason": check.reason,
-            "action": check.action,
-            "values": check.values,
-        }
-        for check in found
-    ]
+    lines = list(map(asdict, found))
     return json.dumps({"checks": lines}, indent=2, ensure_ascii=False, default=str)
 
 

@@ -191,31 +191,35 @@ def _wait(run: Path, request: str, deadline: float) -> int:
     if missing != set(ranks):
         elsewhere = format_ranges("rank", set(ranks) - missing)
         log.info("not waiting for files of %s, which are on other disks", elsewhere)
+    return _wait_for_files(run, answer.window, missing, deadline)
+
+
+def _wait_for_files(run: Path, window: int, missing: set[int], deadline: float) -> int:
+    """Print the files of a window, rank by rank, as they appear; return the exit code."""
     ended: float | None = None
-    while missing:
+    while True:
         for rank in sorted(missing):
-            completion = read_completion(run, rank, answer.window)
+            completion = read_completion(run, rank, window)
             if completion is not None:
                 files, skipped = completion
                 missing.discard(rank)
                 print(*files, sep="\n", flush=True)
                 if skipped:
                     log.warning("rank %d: %s", rank, skipped)
-        now = time.monotonic()
-        if missing and now > deadline:
-            ranks_text = format_ranges("rank", missing)
-            log.warning("%s: no files of %s yet; the window goes on", run, ranks_text)
+        if not missing:
+            return 0
+        now, ranks = time.monotonic(), format_ranges("rank", missing)
+        if now > deadline:
+            log.warning("%s: no files of %s yet; the window goes on", run, ranks)
             return 1
         if ended is None and 0 not in live_ranks(run):
             ended = now
-        if missing and ended is not None and now > ended + _FINISH_SECONDS:
+        if ended is not None and now > ended + _FINISH_SECONDS:
             raise InputError(
-                f"{run}: the job has ended and left no files of {format_ranges('rank', missing)}; "
+                f"{run}: the job has ended and left no files of {ranks}; "
                 f"if raw ones are there: ppprof finish {run}"
             )
-        if missing:
-            time.sleep(_POLL_SECONDS)
-    return 0
+        time.sleep(_POLL_SECONDS)
 
 
 def _answer(run: Path, request: str, deadline: float) -> TriggerResponse | None:

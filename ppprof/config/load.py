@@ -18,6 +18,7 @@ from ppprof.config.training import (
     GlobalConfig,
     ModelConfig,
     OptimizerConfig,
+    ShardingConfig,
 )
 from ppprof.config.validation import Problems, did_you_mean, read_block
 from ppprof.config.yaml_source import ConfigTree, read_tree
@@ -348,13 +349,15 @@ def _check_split(
                     ("Data", purpose, "dataset", "max_seq_len"),
                     f"{length}: sequence_parallel needs a multiple of mp_degree {mp}",
                 )
-    sharding = blocks["Distributed"].sharding
+    _check_sharding(blocks["Distributed"].sharding, pp, problems)
+
+
+def _check_sharding(sharding: ShardingConfig, pp: int, problems: Problems) -> None:
     if sharding.sharding_degree > 1 and sharding.sharding_stage > 1 and pp > 1:
         problems.add(
             ("Distributed", "sharding", "sharding_stage"),
             f"{sharding.sharding_stage}: Fleet's pipeline (pp_degree {pp}) takes stage 1 only",
         )
-
     in_stage_2 = sharding.sharding_degree > 1 and sharding.sharding_stage == 2
     for name in ("reduce_overlap", "broadcast_overlap"):
         if getattr(sharding, name) and not in_stage_2:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.children import available_bytes, run
+from ppprof.capture.children import Ended, available_bytes, run
 from ppprof.capture.doctor.child_programs import child_command
 from ppprof.capture.postprocess import helper_bytes
 
@@ -166,14 +166,17 @@ def measure_disk(log_dir: Path, timeout: float) -> dict[str, Any]:
 
     A child does it, since a network disk may never answer.
     """
-    ended = run(child_command("disk", str(log_dir)), timeout)
+    return answer_of(run(child_command("disk", str(log_dir)), timeout), timeout)
+
+
+def answer_of(ended: Ended, timeout: float) -> dict[str, Any]:
+    """Return the last line that a child printed, which is JSON; or ``error``, why there is none."""
     try:
-        found: dict[str, Any] = json.loads(ended.stdout)
-    except ValueError:
-        is_late = ended.exit_code is None and ended.is_started
+        return dict(json.loads(ended.stdout.splitlines()[-1]))
+    except (ValueError, IndexError):
         last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
-        found = {"error": f"no answer within {timeout:.0f} s" if is_late else last[0]}
-    return found
+        late = f"no answer within {timeout:.0f} s"
+        return {"error": late if ended.is_late else last[0][:300]}
 
 
 def log_directory(log_dir: Path, found: dict[str, Any]) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
-from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check
+from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check, answer_of
 from ppprof.capture.doctor.child_programs import child_command, cupti_folders
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
 from ppprof.units import format_time
@@ -69,8 +69,8 @@ def ask_cupti(timeout: float) -> dict[str, Any]:
         answers: dict[str, Any] = json.loads(ended.stdout)
     except ValueError:
         answers = {}
-    late = ended.exit_code is None and ended.is_started
-    return {**answers, "exit_code": ended.exit_code, "is_late": late, "stderr": ended.stderr[-500:]}
+    about = {"exit_code": ended.exit_code, "is_late": ended.is_late, "stderr": ended.stderr[-500:]}
+    return {**answers, **about}
 
 
 def cupti_checks(answers: dict[str, Any], proc: Path = _PROC) -> Iterator[Check]:
@@ -167,7 +167,7 @@ def all_reduce(nproc: int, timeout: float) -> dict[str, Any]:
     return {
         "ranks": reports,
         "exit_code": ended.exit_code,
-        "is_late": ended.exit_code is None and ended.is_started,
+        "is_late": ended.is_late,
         "messages": "\n".join(texts)[-8000:],
         "seconds": timeout,
     }
@@ -230,13 +230,7 @@ PEAK_SECONDS = 60.0
 
 def measure_peaks(timeout: float = PEAK_SECONDS) -> dict[str, Any]:
     """Return what `child_programs.peaks` measured, or its error."""
-    ended = run(child_command("peaks"), timeout, environment(keeps_flags=True))
-    try:
-        return dict(json.loads(ended.stdout.splitlines()[-1]))
-    except (ValueError, IndexError):
-        late = ended.exit_code is None and ended.is_started
-        said = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.exit_code}"]
-        return {"error": f"no answer within {timeout:.0f} s" if late else said[0][:300]}
+    return answer_of(run(child_command("peaks"), timeout, environment(keeps_flags=True)), timeout)
 
 
 def peak_checks(found: dict[str, Any]) -> Iterator[Check]:
