@@ -110,11 +110,8 @@ class LivenessRegistry:
         failures: list[str] = []
         for entry in matches(self._run, "failed", _FAILURE):
             if entry["kind"] == "txt":
-                text = ""
-                with suppress(OSError):
-                    if len(failures) < _MAX_NAMED:  # others are only counted
-                        content = RunFile(self._run, f"failed/{entry[0]}").read(_MOST_BYTES)
-                        text = content.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS]
+                is_named = len(failures) < _MAX_NAMED  # others are only counted
+                text = _cause(self._run, entry[0]) if is_named else ""
                 failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
             elif signals:
                 failures.append(f"{self._name(int(entry['rank']))} was {_ended_by(entry['kind'])}")
@@ -152,17 +149,22 @@ def rank_states(run: Path) -> dict[int, RankState]:
             text = "its process is stopped, as by SIGSTOP or a debugger"
         states[int(entry["rank"])] = RankState(pid, text)
     for entry in matches(run, "failed", _FAILURE):
-        text = _ended_by(entry["kind"])
-        if entry["kind"] == "txt":
-            with suppress(OSError):
-                content = RunFile(run, f"failed/{entry[0]}").read(_MOST_BYTES)
-                text = f"failed: {content.decode('utf-8', 'replace').strip()[:_MOST_CHARACTERS]}"
+        failed = entry["kind"] == "txt"
+        text = f"failed: {_cause(run, entry[0])}" if failed else _ended_by(entry["kind"])
         states[int(entry["rank"])] = RankState(None, text)
     return states
 
 
 def _ended_by(kind: str) -> str:
     return f"ended by {'Profiler.hang_exit_code' if kind.upper() == HANG else kind.upper()}"
+
+
+def _cause(run: Path, file: str) -> str:
+    """Return the exception in a file of ``failed/``; "" if the file is unreadable."""
+    with suppress(OSError):
+        content = RunFile(run, f"failed/{file}").read(_MOST_BYTES)
+        return content.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS]
+    return ""
 
 
 def live_ranks(run: Path) -> set[int]:
