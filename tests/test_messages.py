@@ -7,7 +7,6 @@ from copy import deepcopy
 
 import pytest
 
-from ppprof.cli import main
 from ppprof.errors import InputError
 from ppprof.messages import _TEXTS, Message, translated
 from ppprof.units import TRUNCATED, format_skipped
@@ -59,13 +58,12 @@ def test_a_message_keeps_its_key_in_an_error_and_in_another_process():
         assert translated(text, "zh") == "a.json：其中没有步，已略去"
 
 
-def test_a_chinese_command_logs_in_chinese(tmp_path, cli, capsys):
+def test_a_chinese_command_logs_in_chinese(tmp_path, cli):
     trace = write(tmp_path / "a.pb", *gpu_traces.training())
     whole, cut, page = (tmp_path / name for name in ("whole.json", "cut.json", "page.html"))
-    assert main(["convert", str(trace), str(whole)]) == 0
+    cli("convert", trace, whole)
     text = whole.read_text(encoding="utf-8")
     cut.write_text(text[: text.index('"ProfileStep#7') + 40], encoding="utf-8")
-    capsys.readouterr()
     said = cli("report", cut, "-o", page, "--language", "zh").err
     assert f"{cut}：只读取了一部分：文件被截断" in said
     assert said.splitlines()[-1] == f"{page}：请用浏览器打开"

@@ -12,7 +12,6 @@ from moto.server import ThreadedMotoServer
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.paths import to_path
@@ -106,7 +105,7 @@ def test_one_file(there, here):
 
 
 def test_a_timeline_is_written_to_the_store(here, there, tmp_path, cli):
-    main(["merge", str(here), "-o", str(tmp_path / "all.json.gz")])
+    cli("merge", here, "-o", tmp_path / "all.json.gz")
     message = cli("merge", there, "-o", "s3://bucket/out/all.json.gz").err.splitlines()[-1]
     merged = to_path("s3://bucket/out/all.json.gz").read_bytes()
     assert merged == (tmp_path / "all.json.gz").read_bytes()

@@ -452,13 +452,11 @@ class TestTerminals:
         return path
 
     @pytest.mark.parametrize("command", ["summary", "ranks", "diff"])
-    def test_tables(self, evil, command, capsys):
-        others = [str(evil)] if command == "diff" else []
+    def test_tables(self, evil, command, cli):
+        others = [evil] if command == "diff" else []
         views = ["--views", "op,udf"] if command == "summary" else []
-        main([command, str(evil), *others, *views])
-        out, err = capsys.readouterr()
-        assert not re.search(f"[\r{UNSEEN}]", out)
-        assert not re.search(f"[\r{UNSEEN}]", err)
+        out, err = cli(command, evil, *others, *views)
+        assert not re.search(f"[\r{UNSEEN}]", out + err)
         if command == "summary":
             assert r"evil\x1b]0;owned\x07\x1b[2J\x9b1m\u202e\u200b\xadname\r" in out
 
@@ -497,16 +495,16 @@ class TestTerminals:
         for text in (json.dumps(loaded, ensure_ascii=False), names):
             assert not re.search(f"[\r{UNSEEN}]", text)
 
-    def test_a_file_of_tables(self, evil, tmp_path):
-        main(["summary", str(evil), "--views", "udf", "-o", str(tmp_path / "o")])
+    def test_a_file_of_tables(self, evil, tmp_path, cli):
+        cli("summary", evil, "--views", "udf", "-o", tmp_path / "o")
         assert "\x1b" not in (tmp_path / "o").read_text()
 
-    def test_data_keep_what_they_are(self, evil, tmp_path):
-        main(["summary", str(evil), "--format", "csv", "--views", "op", "-o", str(tmp_path / "o")])
+    def test_data_keep_what_they_are(self, evil, tmp_path, cli):
+        cli("summary", evil, "--format", "csv", "--views", "op", "-o", tmp_path / "o")
         assert EVIL.partition("\r")[0] in (tmp_path / "o").read_text()
 
-    def test_messages(self, evil, capsys):
+    def test_messages(self, evil, capsys, cli):
         evil.write_text("\x1b[2J")
-        assert main(["summary", str(evil)]) == 3
+        err = cli("summary", evil, code=3).err
         StderrHandler().handle(logging.makeLogRecord({"msg": EVIL}))
-        assert "\x1b" not in capsys.readouterr().err
+        assert "\x1b" not in err + capsys.readouterr().err

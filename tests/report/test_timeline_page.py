@@ -13,14 +13,13 @@ import ppprof
 from benchmarks import gpu_job
 from benchmarks.page import events_of
 from ppprof.analysis.ranks.step_table import own_time
-from ppprof.cli import main
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import FIGURE, T, View
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
-from tests.report.runs_and_pages import EVIL, gpu
+from tests.report.runs_and_pages import EVIL, gpu, page_of
 
 pytestmark = [
     pytest.mark.all,
@@ -82,12 +81,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(runs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    paths = {name: folder / f"{name}.html" for name in runs}
-    for name, run in runs.items():
-        assert main(["report", str(run), "-o", str(paths[name])]) == 0
-    paths["zh"] = folder / "zh.html"
-    assert main(["report", str(runs["gpu"]), "-o", str(paths["zh"]), "--language", "zh"]) == 0
-    return paths
+    paths = {name: page_of(folder, name, run) for name, run in runs.items()}
+    return {**paths, "zh": page_of(folder, "zh", runs["gpu"], "--language", "zh")}
 
 
 @pytest.fixture(scope="module")
