@@ -77,7 +77,7 @@ def _rank(
 ) -> dict[str, Any]:
     drawn = details.timeline
     return {
-        "clock": _clock(report, rank, drawn.base_ns, origin),
+        "to_reference": _to_reference(report, rank, drawn.base_ns, origin),
         "end": drawn.end_ns - drawn.base_ns,
         "num": drawn.num_events,
         "left_out": drawn.num_left_out,
@@ -110,7 +110,7 @@ def _track(track: Track, base_ns: int, blobs: Blobs) -> dict[str, Any]:
     }
 
 
-def _clock(report: ReportData, rank: int, base_ns: int, origin: int) -> dict[str, Any]:
+def _to_reference(report: ReportData, rank: int, base_ns: int, origin: int) -> dict[str, Any]:
     """Return how a script converts times since ``base_ns`` to times since ``origin``.
 
     The script does as `ppprof.rundir.clocks.Clock.to_reference`: it adds ``shift`` and, interpolated
@@ -124,7 +124,6 @@ def _clock(report: ReportData, rank: int, base_ns: int, origin: int) -> dict[str
         "shift": base_ns + first.offset_ns - origin,
         "at": [reading.at_ns - base_ns for reading in clock.readings],
         "drift": [reading.offset_ns - first.offset_ns for reading in clock.readings],
-        "error": clock.error_ns,
     }
 
 

@@ -41,7 +41,7 @@ function unpack(bytes, types) {
 }
 
 // Clock.to_reference: adds the offset, interpolated between readings.
-function clockOf({ shift, at, drift }) {
+function toReference({ shift, at, drift }) {
   return (time) => {
     let piece = 0;
     while (piece < at.length - 2 && at[piece + 1] < time) piece++;
@@ -67,7 +67,7 @@ class TimelineStore {
   }
 
   rankOf(found) {
-    const shared = clockOf(found.clock);
+    const shared = toReference(found.to_reference);
     const rank = { ...found, shared, end: shared(found.end), tracks: [], packed: found.signatures, signatures: null };
     rank.tracks = found.tracks.map((track, number) => {
       const chunks = track.parts.map(([id, start, end, num, repeated, ...rows]) =>
