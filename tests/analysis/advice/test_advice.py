@@ -46,6 +46,7 @@ from tests.fixtures.findings import (
     losing,
     multiplying,
     on_device,
+    one,
     op,
     pointwise,
     recomputing,
@@ -151,7 +152,7 @@ def test_every_rule_is_tested():
 @pytest.mark.parametrize("rule", TRIGGERS)
 def test_a_rule_is_triggered(rule, tmp_path):
     options, expected, facts = TRIGGERS[rule]
-    (finding,) = (finding for finding in findings(tmp_path, **options) if finding.rule == rule)
+    finding = one(rule, findings(tmp_path, **options))
     assert tuple(getattr(finding, name) for name in FIRST) == (rule, *expected)
     assert {name: finding.facts[name] for name in facts} == facts
     assert 0 < finding.evidence.height <= MOST_ROWS
@@ -210,8 +211,7 @@ def test_evidence_is_the_rows_that_show_it(tmp_path):
     def rows(rule, number):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = findings(folder, **TRIGGERS[rule][0])
-        return next(finding for finding in found if finding.rule == rule).evidence.rows()
+        return one(rule, findings(folder, **TRIGGERS[rule][0])).evidence.rows()
 
     assert rows("input-bound", 0) == [(0, 480 * US, 1000 * US, 0.48)]
     assert rows("blocking-copies", 1) == [("item dygraph", 1, 320 * US)]
@@ -259,11 +259,7 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
 
 
 def test_samples_that_cannot_be_cut_finer(tmp_path):
-    (found,) = (
-        finding
-        for finding in findings(tmp_path, **batches(1, samples=1))
-        if finding.rule == "pipeline-bubble"
-    )
+    found = one("pipeline-bubble", findings(tmp_path, **batches(1, samples=1)))
     assert found.facts["remedy"] == "code-more-samples"
     assert found.facts["proposed_micro_batches"] == 9
     assert found.cost_ns == pytest.approx(80 * US * 8 / 9)
@@ -271,11 +267,7 @@ def test_samples_that_cannot_be_cut_finer(tmp_path):
 
 def test_a_batch_size_beyond_all_trainings_is_unknown(tmp_path):
     """Its divisors, which are tried one by one, would take days."""
-    (found,) = (
-        finding
-        for finding in findings(tmp_path, **batches(1, samples=10**15))
-        if finding.rule == "pipeline-bubble"
-    )
+    found = one("pipeline-bubble", findings(tmp_path, **batches(1, samples=10**15)))
     assert found.facts["local_batch_size"] is None
     assert found.facts["proposed_micro_batches"] == 9
 
@@ -473,13 +465,13 @@ def test_data_that_a_device_hides_cost_nothing(tmp_path):
     """Of 480 us of waiting, 80 are exposed: those of the first step, before the first kernel."""
     lines = waited(480 * US, 1000 * US)
     found = findings(tmp_path, **hidden_loading(lines, recorded_ns=480 * US))
-    (reading,) = [finding for finding in found if finding.rule == "input-bound"]
+    reading = one("input-bound", found)
     assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "outside the window")
 
 
 def test_data_of_a_device_without_a_recorded_reader_cost(tmp_path):
     found = findings(tmp_path, **hidden_loading(waited(480 * US, 1000 * US), recorded_ns=None))
-    (reading,) = [finding for finding in found if finding.rule == "input-bound"]
+    reading = one("input-bound", found)
     assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "recorded")
 
 
@@ -535,8 +527,7 @@ def test_the_wait_of_a_slow_ranks_device_is_given_where_a_device_was_recorded(
     make, wording, sentence, tmp_path
 ):
     path = run(tmp_path / "log", [make(500), make(900)])
-    findings = ppprof.advise(ppprof.open(path))
-    (finding,) = (finding for finding in findings if finding.rule == "slow-rank")
+    finding = one("slow-rank", ppprof.advise(ppprof.open(path)))
     assert finding.facts["wording"] == wording
     text = render_findings([finding])
     assert ("Its device waits 100 us of a step for the host." in text) == sentence
@@ -562,7 +553,7 @@ def test_what_to_use_on_a_device_that_records_no_events_depends_on_its_type(
     places, remedy, says, tmp_path
 ):
     found = findings(tmp_path, [allocating(f"Place({place})") for place in places])
-    (finding,) = (finding for finding in found if finding.rule == "no-device-events")
+    finding = one("no-device-events", found)
     assert finding.facts["remedy"] == remedy
     kinds = {place.partition(":")[0] for place in places}
     assert finding.facts["device"] == (kinds.pop() if len(kinds) == 1 else "")
@@ -576,7 +567,7 @@ def test_what_to_use_on_a_device_that_records_no_events_depends_on_its_type(
 
 def test_ascends_profiler_in_a_config(tmp_path):
     found = findings(tmp_path, [allocating("Place(npu:0)")], config={"Profiler": {"enable": True}})
-    (finding,) = (finding for finding in found if finding.rule == "no-device-events")
+    finding = one("no-device-events", found)
     for language in ("en", "zh"):
         (row,) = finding_rows([finding], language)
         assert "Profiler.targets: [cpu, custom_device]" in row.do

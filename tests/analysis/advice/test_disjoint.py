@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING
 from ppprof.analysis.advice.finding import Finding
-from tests.fixtures.findings import TRIGGERS, US, op, thread
+from tests.fixtures.findings import TRIGGERS, US, by_rule, op, thread
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
 from tests.fixtures.torch_traces import TorchTrace
@@ -48,10 +48,6 @@ def reducing(
             trace.launch(start + 20, RING, start + 40, end - start - 40, stream=20, **args)
         trace.write(folder / f"rank{rank}.pt.trace.json")
     return folder
-
-
-def by_rule(path: Path) -> dict[str, Finding]:
-    return {finding.rule: finding for finding in ppprof.advise(ppprof.open(path))}
 
 
 @pytest.mark.parametrize("has_args", [True, False])

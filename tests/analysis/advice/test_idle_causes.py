@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ppprof
-from ppprof.analysis.advice.finding import Finding
-from tests.fixtures.findings import US
+from tests.fixtures.findings import US, by_rule
 from tests.fixtures.torch_traces import TorchTrace
 
 STEP = 10_000.0
-
-
-def by_rule(path: Path) -> dict[str, Finding]:
-    return {finding.rule: finding for finding in ppprof.advise(ppprof.open(path))}
 
 
 def idling(folder: Path, causes: list[tuple[str, float]]) -> Path:

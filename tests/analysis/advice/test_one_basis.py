@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ppprof
-from tests.fixtures.findings import US, op, thread
+from tests.fixtures.findings import US, by_rule, op, thread
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.torch_traces import TorchTrace
 
@@ -28,10 +27,6 @@ def paused(folder: Path, pauses: list[float]) -> Path:
             trace.launch(start + 20, "gemm", start + 40, KERNEL)
         at += LENGTH + pause
     return trace.write(folder / "a.json")
-
-
-def by_rule(path: Path) -> dict[str, ppprof.analysis.advice.finding.Finding]:
-    return {finding.rule: finding for finding in ppprof.advise(ppprof.open(path))}
 
 
 def test_a_pause_of_one_step_is_a_finding_of_its_own(tmp_path: Path):
