@@ -509,9 +509,8 @@ def computing_on_device(until, waits):
     def make(at):
         reduced = kernel("ncclAllReduce", at + until * US, at + 1000 * US)
         yield op(at, 0, until, "matmul dygraph", *on_device(at, (0, 100), (100 + waits, until)))
-        end = at + 1000 * US
-        start = launch(end - 2 * US, end - 1 * US, reduced)
-        yield span("Communication", facts, at + until * US, end, start)
+        start = launch(at + until * US, at + until * US, reduced)
+        yield span("Communication", facts, at + until * US, at + 1000 * US, start)
 
     return thread(make)
 
