@@ -170,7 +170,7 @@ def measure_disk(log_dir: Path, timeout: float) -> dict[str, Any]:
 
 
 def answer_of(ended: Ended, timeout: float) -> dict[str, Any]:
-    """Return the last line that a child printed, which is JSON; or ``error``, why there is none."""
+    """Return the last line that a child printed, which is JSON; without it, the reason as ``error``."""
     try:
         return dict(json.loads(ended.stdout.splitlines()[-1]))
     except (ValueError, IndexError):
