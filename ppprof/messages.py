@@ -63,6 +63,11 @@ _TEXTS = {
         "{path}：{num} 个设备事件持续到同一 stream 上下一个事件结束之后，而 stream 按顺序执行"
         "（{names}）：其时长截断到下一个事件的开始",
     ),
+    "dropped": (
+        "{path}: not whole: its profiler dropped {num:record|records} of the device, it does not say "
+        "which: times of the device are minimums",
+        "{path}：不完整：分析器丢弃了 {num} 条设备记录，且未说明是哪些：设备时间只是下限",
+    ),
     "no_launch": (
         "{path}: {num} of {total} device events have no recorded launch: they belong to no step",
         "{path}：{total} 个设备事件中有 {num} 个没有记录 launch：不属于任何步",

@@ -50,7 +50,7 @@ _ROUNDING_NS = 2_000
 """Torch has rounded starts and lengths to microseconds until 2.3."""
 
 NOTES = (
-    *("unusable", "lost_events", "lost_few", "overlaps", "no_launch", "missing_ranks"),
+    *("dropped", "unusable", "lost_events", "lost_few", "overlaps", "no_launch", "missing_ranks"),
     *("clock_ahead", "clock_behind", "clock_moves"),
 )
 """Keys of `ppprof.messages` about what a recording lacks."""
@@ -92,6 +92,9 @@ def _with_lost_steps(trace: Trace) -> Trace:
     is_launch = _expect_events(trace, launches, has_event[launches])
     is_lost = is_launch & ~has_event[launches]
     notes: list[Note] = []
+    num_dropped = sum(int(values["num"]) for key, values in trace.notes if key == "dropped")
+    if num_dropped > LOST_RATIO * num_devices:
+        trace = dataclasses.replace(trace, doubts=(*trace.doubts, FEW))
     late = _without_launch(trace, launches)
     if late > LOST_RATIO * num_devices and len(launched):
         notes.append(("no_launch", {"num": late, "total": num_devices}))

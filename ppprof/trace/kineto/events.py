@@ -34,6 +34,7 @@ the model; the latter are in `Trace.overheads`), flows (correlation ids and sequ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -63,6 +64,7 @@ from ppprof.trace.schema import (
     KERNELS,
     MEMORY,
     MEMSETS,
+    Note,
     Trace,
     conform,
     empty,
@@ -164,9 +166,19 @@ def kineto_trace(
         devices=tuple(device_properties(head.get("deviceProperties"))),
         skipped=dict(columns.skipped),
         ignored=dict(columns.ignored),
-        notes=notes + marks,
+        notes=notes + marks + _dropped(head),
         has_derived_steps=bool(marks),
     )
+
+
+_DROPPED = re.compile(r"Dropped (\d{1,18}) activity records")
+"""A warning of Kineto. Source: libkineto/src/CuptiActivityApi.cpp; log lines become keys of the file."""
+
+
+def _dropped(head: Mapping[str, Any]) -> tuple[Note, ...]:
+    """Return a note with the number of records of the device that Kineto's log says are lost."""
+    num = sum(map(int, _DROPPED.findall(str(head.get("WARNING")))))
+    return (("dropped", {"num": num}),) if num else ()
 
 
 def _joined(tables: list[pl.DataFrame]) -> pl.DataFrame:

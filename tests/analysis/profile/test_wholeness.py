@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -130,6 +131,22 @@ def test_a_length_of_0_is_a_short_kernel_in_files_of_whole_microseconds(
         kernels = ppprof.open(tmp_path / "a.json").summary("kernel").filter(pl.col("name") != GEMM)
         assert int(kernels["calls"].sum()) == 20
         assert int(kernels["gpu_total_ns"].sum()) == 15 * 1_000
+
+
+@pytest.mark.parametrize("form", ["list", "text", "at the end"])
+def test_records_that_kineto_dropped_are_counted(form, tmp_path):
+    line = "WARNING:2026-01-08 08:51:50 865:3386 CuptiActivityApi.cpp:303] Dropped {} activity records"
+    lines = [line.format(num) for num in (1, 6)] + ["WARNING: Dropped by a user"]
+    warning = {"WARNING": str(lines) if form == "text" else lines}
+    path = tmp_path / "a.json"
+    if form == "at the end":
+        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": training().events, **warning}))
+    else:
+        write_events(path, training().events, **warning)
+    findings, said = advised(path)
+    assert [*said] == ["dropped"]
+    assert "dropped 7 records" in said["dropped"]
+    assert findings.withheld == ("host-bound",)
 
 
 def test_an_intact_recording_has_nothing_to_say(tmp_path):
