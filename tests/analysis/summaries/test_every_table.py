@@ -127,3 +127,56 @@ def test_every_table_of_a_trace(trace, tmp_path_factory):
     ]
     assert sum(costs) <= 1 + 1e-9
     assert all(0 <= each.share <= 1 for each in findings.largest)
+
+
+def per_step(events: list[Event]) -> dict[str, tuple[float, float]]:
+    """Name -> kernels and their nanoseconds, for each step; counted on the raw objects."""
+    num_steps = sum(event["name"].startswith("ProfilerStep#") for event in events)
+    times: dict[str, list[int]] = {}
+    for event in of_device(events, "kernel"):
+        times.setdefault(event["name"], []).append(event["dur"])
+    return {
+        name: (len(each) / num_steps, 1000 * sum(each) / num_steps) for name, each in times.items()
+    }
+
+
+@given(both=st.tuples(trainings(), trainings()))
+def test_every_table_of_a_comparison(both, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    runs = [
+        ppprof.open(write_events(folder / f"{number}.json", trace.events))
+        for number, trace in enumerate(both)
+    ]
+    forth, back = ppprof.diff(*runs), ppprof.diff(*reversed(runs))
+    raw = [per_step(trace.events) for trace in both]
+
+    kernels = {row["name"]: row for row in forth.kernels.rows(named=True)}
+    assert kernels.keys() == {*raw[0], *raw[1]}
+    for name, row in kernels.items():
+        for side, counted in zip(("baseline", "experiment"), raw):
+            shown = row[f"{side}_calls"], row[f"{side}_gpu_total_ns"]
+            assert shown == pytest.approx(counted.get(name, (0, 0))), (name, side)
+
+    metrics = {row["metric"]: row for row in forth.overview.rows(named=True)}
+    parts = ["computation", "exposed_communication", "data_loading", "bubble", "rest"]
+    parts += [name for name in ("host_bound", "queued") if name in metrics]
+    for side, run in zip(("baseline", "experiment"), runs):
+        whole = metrics["step_time"][side]
+        assert whole == pytest.approx(run.breakdown()["step_ns"].mean())
+        assert sum(metrics[name][side] for name in parts) == pytest.approx(whole)
+        assert 0 <= (metrics["gpu_utilization"][side] or 0) <= 1
+
+    for view in ("overview", "operators", "kernels", "runtime_calls", "collectives", "ranks"):
+        one, other = getattr(forth, view), getattr(back, view)
+        deltas = [name for name in one.columns if name.startswith("delta") and "ratio" not in name]
+        for name in deltas:
+            values = one[name].drop_nulls().sort().to_list()
+            assert values == pytest.approx((-other[name].drop_nulls()).sort().to_list()), (view, name)
+
+    same = ppprof.diff(runs[0], runs[0])
+    assert same.change.ratio in (0, None)
+    for view in ("overview", "operators", "kernels", "runtime_calls", "collectives", "ranks"):
+        table = getattr(same, view)
+        deltas = [name for name in table.columns if name.startswith("delta")]
+        assert all((table[name].drop_nulls() == 0).all() for name in deltas), view
+        assert "is_clear" not in table.columns or not table["is_clear"].any()
