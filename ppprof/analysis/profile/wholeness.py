@@ -39,7 +39,7 @@ MANY_WHOLE = 0.5
 """Share of the steps. With fewer whole steps, the whole ones may be the exception: rules about time are
 withheld."""
 
-UNLAUNCHED_RATIO = 0.1
+UNLAUNCHED_RATIO = 0.25
 """Share of the device events. With more that have no launch, it is unknown when a queue is empty."""
 
 LOST, FEW, CUT, UNLAUNCHED = "lost", "few", "cut", "unlaunched"
