@@ -135,12 +135,16 @@ def test_a_length_of_0_is_a_short_kernel_in_files_of_whole_microseconds(
 
 @pytest.mark.parametrize("form", ["list", "text", "at the end"])
 def test_records_that_kineto_dropped_are_counted(form, tmp_path):
-    line = "WARNING:2026-01-08 08:51:50 865:3386 CuptiActivityApi.cpp:303] Dropped {} activity records"
+    line = (
+        "WARNING:2026-01-08 08:51:50 865:3386 CuptiActivityApi.cpp:303] Dropped {} activity records"
+    )
     lines = [line.format(num) for num in (1, 6)] + ["WARNING: Dropped by a user"]
     warning = {"WARNING": str(lines) if form == "text" else lines}
     path = tmp_path / "a.json"
     if form == "at the end":
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": training().events, **warning}))
+        path.write_text(
+            json.dumps({"schemaVersion": 1, "traceEvents": training().events, **warning})
+        )
     else:
         write_events(path, training().events, **warning)
     findings, said = advised(path)

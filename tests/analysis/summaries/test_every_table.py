@@ -171,7 +171,10 @@ def test_every_table_of_a_comparison(both, tmp_path_factory):
         deltas = [name for name in one.columns if name.startswith("delta") and "ratio" not in name]
         for name in deltas:
             values = one[name].drop_nulls().sort().to_list()
-            assert values == pytest.approx((-other[name].drop_nulls()).sort().to_list()), (view, name)
+            assert values == pytest.approx((-other[name].drop_nulls()).sort().to_list()), (
+                view,
+                name,
+            )
 
     same = ppprof.diff(runs[0], runs[0])
     assert same.change.ratio in (0, None)
