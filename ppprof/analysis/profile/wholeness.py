@@ -92,7 +92,8 @@ def _with_lost_steps(trace: Trace) -> Trace:
     is_launch = _expect_events(trace, launches, has_event[launches])
     is_lost = is_launch & ~has_event[launches]
     notes: list[Note] = []
-    num_dropped = sum(int(values["num"]) for key, values in trace.notes if key == "dropped")
+    dropped = (values["num"] for key, values in trace.notes if key == "dropped")
+    num_dropped = sum(num for num in dropped if isinstance(num, int))
     if num_dropped > LOST_RATIO * num_devices:
         trace = dataclasses.replace(trace, doubts=(*trace.doubts, FEW))
     late = _without_launch(trace, launches)
