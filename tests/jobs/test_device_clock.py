@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.trace import read
 from ppprof.units import format_time
 from tests.jobs.launching import run
 
@@ -101,3 +102,13 @@ def test_a_profiler_that_stays_attached_and_slows_the_device_is_said(
     assert bool(match) == bool(slows_ms)
     if match is not None:  # 2 ms a kernel, and what else takes time; 22 ms after
         assert 100 < float(match[1]) <= 1_001
+
+
+def test_queries_of_steps_by_ppprof_fill_no_trace(tmp_path: Path, test_device: Variables) -> None:
+    settings = ("steps=24", "scheduler=[2, 22]", "formats=[pb]")
+    recorded, _, _ = trained(tmp_path, test_device, *settings, QUERIES=1)
+    (file,) = (tmp_path / "log").rglob("*.pb")
+    assert read(file).ignored["queries of events"] > 20
+    calls = recorded.events().filter(category="CudaRuntime")
+    queries = calls.filter(pl.col("name").cast(pl.String).str.contains("Query"))
+    assert queries.height <= 3 * 20  # by the thread that trains

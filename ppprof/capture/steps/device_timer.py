@@ -321,7 +321,8 @@ class DeviceStepTimer(StepTimer):
         patience_ns = max(PATIENCE_S * 1e9, 2 * max(self._latest, default=0))
         deadline = self._clock() + (patience_ns if waits else 0)
         while waits and self._pending and not self._fails and self._clock() < deadline:
-            self.poll()
+            if self._watcher is None or not self._watcher.is_alive():
+                self.poll()  # otherwise its thread does, which traces leave out
             if self._pending:
                 self._sleep(_LEAST_POLL_S)
         self._drop_pending()

@@ -6,6 +6,7 @@ a type that it does not know as its number (``Type99``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -45,12 +46,14 @@ def read_paddle_pb(path: str | Path) -> Trace:
     """Return the trace of a ``.pb`` file, written by Paddle or ppprof, packed with gzip or not.
 
     Host events that are not connected to the root of their thread are left out, with their
-    launches, device events and memory events. `Trace.skipped` counts them.
+    launches, device events and memory events. `Trace.skipped` counts them. `Trace.ignored` counts the queries
+    of threads that do nothing else but query: capture's own, which asks when steps end, and NCCL's.
 
     Raises:
         TraceError: the file is missing, truncated, or not a ``.pb`` trace; says at which byte.
     """
     messages = _messages(path)
+    num_queries = _leave_out_queries(messages)
     first_launch = len(messages.hosts.numbers["parent"])
     first_device = first_launch + len(messages.launches.numbers["parent"])
     jumps, events = _events(messages, first_launch)
@@ -67,7 +70,10 @@ def read_paddle_pb(path: str | Path) -> Trace:
             f"{kind} not connected to the root": count
             for kind, count in messages.disconnected.items()
         },
-        ignored={"roots of threads": messages.num_roots},
+        ignored={
+            "roots of threads": messages.num_roots,
+            **({"queries of events": num_queries} if num_queries else {}),
+        },
     )
     return with_sound_times(trace)
 
@@ -99,6 +105,27 @@ def _content(source: TraceStream) -> tuple[Bytes, int]:
         )
     data[source.size :] = bytes(PADDING)
     return data, source.size
+
+
+_QUERY = re.compile(r"[a-z]+(Event|Stream)Query(_v\d+)?")
+
+
+def _leave_out_queries(messages: Messages) -> int:
+    """Remove the launches of threads that only query events and streams; return how many there were."""
+    launches, of_devices = messages.launches, messages.devices.numbers
+    names = launches.texts["name"]
+    queries = [_QUERY.fullmatch(name) is not None for name in names.decoded()]
+    if not any(queries):
+        return 0
+    is_query = np.array(queries)[names.ids]
+    is_query[of_devices["parent"]] = False
+    thread = launches.numbers["thread"]
+    keep = ~is_query | np.isin(thread, thread[~is_query])
+    of_devices["parent"] = (np.cumsum(keep) - 1)[of_devices["parent"]]
+    launches.texts["name"] = names._replace(ids=names.ids[keep])
+    for column, values in launches.numbers.items():
+        launches.numbers[column] = values[keep]
+    return int(np.count_nonzero(~keep))
 
 
 def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.DataFrame]:
