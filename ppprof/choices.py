@@ -32,6 +32,9 @@ WAYS = ("rank", "name")
 """The ways to join the tables of several ranks: one row per name and rank, or one row per name. See
 `ppprof.analysis.summaries.across_ranks`."""
 
+PATH_GROUPS = ("kind", "name", "operator", "module", "line", "rank", "link", "axis", "step")
+"""What the time on a critical path can be divided by."""
+
 DIFF_VIEWS = ("overview", "rank", "line", "op", "kernel", "dist", "runtime", "shape", "module")
 """The tables of a comparison, in the order in which they are shown."""
 

@@ -19,6 +19,7 @@ from filelock import FileLock
 
 pytest.register_assert_rewrite("tests.fixtures", "tests.oracles", "tests.jobs")
 
+from ppprof.trace.fastpath import core  # noqa: E402
 from tests import device  # noqa: E402
 from tests.jobs.launching import CONFIGS, run, train  # noqa: E402
 
@@ -206,3 +207,12 @@ def cpu_capture(once: Callable[[str, Make], Path]) -> Path:
         run(folder, "-m", "tests.oracles.capture_cpu", folder)
 
     return once("cpu_capture", make)
+
+
+@pytest.fixture(params=[core.NATIVE, core.PYTHON])
+def each_core(request, monkeypatch) -> str:
+    """Run the test with either core that reads fixed layouts; return the core's name."""
+    if request.param == core.NATIVE and core.load(core.FOLDER)[0] is None:
+        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
+    monkeypatch.setenv(core.VARIABLE, request.param)
+    return request.param

@@ -40,6 +40,7 @@ COMMANDS = {
     "config": "print the resolved config, or every problem in it",
     "summary": "print the tables of a run or of a trace file",
     "ranks": "print what each rank spends its steps on: computation, waiting, idling",
+    "path": "print what a step's length depends on, across ranks, and what a change would win",
     "merge": "put all ranks into one timeline, on one clock",
     "diff": "print what changed between two runs, the biggest change on top",
     "advise": "print what is slow, what that costs a step, and what to change",
@@ -68,7 +69,7 @@ _PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddl
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
-_READING = {"summary", "ranks", "merge", "diff", "advise", "report", "convert", "memory"}
+_READING = {"summary", "ranks", "path", "merge", "diff", "advise", "report", "convert", "memory"}
 """Commands that import numpy, and start no program of the user's."""
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 _LATER_S = 0.01

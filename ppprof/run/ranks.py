@@ -15,7 +15,7 @@ from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.base import BaseRun
-from ppprof.run.traces import WindowResult
+from ppprof.run.traces import T, WindowResult
 from ppprof.units import format_ranges, short_name
 
 _Window = tuple[int, int, pl.DataFrame]
@@ -40,7 +40,11 @@ def cluster_of(
         UsageError: no such steps; the message names the existing ones.
         InputError: the windows have no step.
     """
-    windows = _with_steps(list(results))
+    windows = windows_with_steps(
+        list(results),
+        lambda analysis: analysis.has_steps,
+        lambda analysis: analysis.breakdown.parts.is_empty(),
+    )
     if not windows:
         raise InputError(f"{run.path}: no event in any of its traces")
 
@@ -102,22 +106,29 @@ def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame
     return with_measured_times(join_ranks(breakdowns, run.coordinates), run.step_times)
 
 
-def _with_steps(
-    results: Sequence[WindowResult[RankAnalysis]],
-) -> Sequence[WindowResult[RankAnalysis]]:
+def windows_with_steps(
+    results: Sequence[WindowResult[T]],
+    has_steps: Callable[[T], bool],
+    is_empty: Callable[[T], bool],
+) -> Sequence[WindowResult[T]]:
     """Return the windows with steps; if no window has steps, all windows, and log what that means.
 
     Windows that are left out are logged.
+
+    Args:
+        results: the result of each window.
+        has_steps: whether a window has steps; if not, all of it counts as one.
+        is_empty: whether there is nothing in it.
     """
-    has_steps = any(
-        result.value.has_steps and not result.value.breakdown.parts.is_empty() for result in results
+    any_has_steps = any(
+        has_steps(result.value) and not is_empty(result.value) for result in results
     )
     used = []
     for result in results:
-        if result.value.breakdown.parts.is_empty() or result.value.has_steps != has_steps:
+        if is_empty(result.value) or has_steps(result.value) != any_has_steps:
             _log.warning("%s", Message("no_step", path=result.source))
             continue
-        if not has_steps:
+        if not any_has_steps:
             _log.warning("%s", Message("one_step", path=result.source))
         used.append(result)
     return used

@@ -26,6 +26,7 @@ from ppprof.trace.communication_names import communication_patterns
 from ppprof.trace.formats import warn_of_cache
 
 if TYPE_CHECKING:
+    from ppprof.analysis.path.graph import Graph
     from ppprof.analysis.ranks.cluster import Cluster
     from ppprof.run.merge import Merged
     from ppprof.rundir.clocks import Clocks
@@ -223,6 +224,57 @@ class Run(BaseRun):
 
         results = self.map_windows(analyze_rank, self.select_ranks(ranks, window), executor)
         return cluster_of(self, results, StepRange.of(steps))
+
+    def graph(  # noqa: D417 (the class describes shared arguments)
+        self,
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        *,
+        steps: StepRange | str | int | None = None,
+        executor: Executor | None = None,
+    ) -> Graph:
+        """Return the work of all ranks as one graph: the critical path of each step.
+
+            run.graph().on_path(["rank", "module"])     # where the step's time is, longest first
+
+        Args:
+            ranks, window, steps, executor: see `Run`.
+        """
+        from ppprof.analysis.path.rank_graph import rank_graph
+        from ppprof.run.path import graph_of
+
+        results = self.map_windows(rank_graph, self.select_ranks(ranks, window), executor)
+        return graph_of(self, results, StepRange.of(steps))
+
+    def what_if(  # noqa: D417 (the class describes shared arguments)
+        self,
+        *changes: str,
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        steps: StepRange | str | int | None = None,
+        executor: Executor | None = None,
+    ) -> pl.DataFrame:
+        """Return the step time with some work faster, slower or gone.
+
+            run.what_if("matmul: 0.7x", "overlap dp")
+
+        Args:
+            changes: as for ``ppprof path --what-if``: see `ppprof.analysis.path.change_language`.
+            ranks, window, steps, executor: see `Run`.
+
+        Returns:
+            Columns as `ppprof.analysis.path.change_replay.what_if` documents them.
+
+        Raises:
+            UsageError: a change is invalid, or names nothing in the run.
+        """
+        from ppprof.analysis.path.change_language import parse_change
+        from ppprof.analysis.path.change_replay import what_if
+        from ppprof.run.path import stages_of
+
+        parsed = [parse_change(change) for change in changes]
+        graph = self.graph(ranks, window, steps=steps, executor=executor)
+        return what_if(graph, parsed, stages_of(self))
 
     def merge(  # noqa: D417 (the class describes shared arguments)
         self,

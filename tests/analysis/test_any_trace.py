@@ -43,6 +43,7 @@ def test_every_analysis_ends(
             steps = run.breakdown()
             ppprof.advise(run)
             run.cluster().what_if  # noqa: B018 (computed when it is read)
+            graph = run.graph()
         except PpprofError:
             continue
         parts = [name for name in steps.columns if name.startswith("exposed_")]
@@ -52,6 +53,12 @@ def test_every_analysis_ends(
         sums = steps.select(parts).fill_null(0).sum_horizontal()
         assert sums.equals(steps["step_ns"].alias(sums.name))
         assert (steps.select(parts).fill_null(0).min_horizontal() >= 0).all()
+        assert (graph.replayed() == graph.time_ns).all()
+        assert (graph.slack_ns >= 0).all()
+        lengths = graph.steps["end_ns"] - graph.steps["begin_ns"]
+        on_path_ns = graph.on_path("step")["time_ns"].sum() * graph.steps.height
+        assert on_path_ns == pytest.approx(lengths.sum())
+        assert graph.step_ns().tolist() == lengths.to_list()
     try:
         diff = ppprof.diff(*runs)
         assert diff.overview.height

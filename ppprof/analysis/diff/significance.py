@@ -152,8 +152,8 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     noise = max(_drift(side) for side in sides)
     # Few blocks underestimate the variance: widen by Student's factor.
     num_blocks = min(number // _block(number) for number in num)
-    few = _student(num_blocks - 1) / _student(None) * math.sqrt(num_blocks / (num_blocks - 1))
-    drifted = _student(2 * (_PARTS - 1)) * noise
+    few = student(num_blocks - 1) / student(None) * math.sqrt(num_blocks / (num_blocks - 1))
+    drifted = student(2 * (_PARTS - 1)) * noise
     below, above = few * (log_ratio - low), few * (high - log_ratio)
     return Change(
         ratio,
@@ -165,7 +165,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
             log_ratio,
             below if ratio > 0 else above,
             drifted,
-            _student(2 * (_PARTS - 1)) * max(_lasting_drift(side) for side in sides),
+            student(2 * (_PARTS - 1)) * max(_lasting_drift(side) for side in sides),
             min(num),
         ),
     )
@@ -277,12 +277,12 @@ def _lasting_drift(times: Float64) -> float:
     return math.sqrt(drift - chance) if drift > _CHANCE * chance else 0.0
 
 
-def _student(freedom: int | None) -> float:
+def student(freedom: int | None) -> float:
     """Return the 97.5% quantile of Student's t with ``freedom`` degrees of freedom.
 
     For None, that of the normal distribution.
 
-    >>> round(_student(3), 1), round(_student(10), 2), round(_student(None), 2)
+    >>> round(student(3), 1), round(student(10), 2), round(student(None), 2)
     (3.2, 2.23, 1.96)
 
     Source: Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5.

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import EventArrays
-from ppprof.analysis.profile.intervals import Intervals, extents_by_group
+from ppprof.analysis.profile.intervals import Intervals
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_of
 from ppprof.arrays import Bool, Int64
@@ -41,6 +41,8 @@ COLLECTIVES: dict[str, pl.DataType] = {
 transfer from rank 0 to rank 2; null if they are not recorded, see `with_members`. ``axis`` is that
 of `ppprof.analysis.ranks.rank_communication.RankCommunication`. ``op`` is the name of the span, or ``send`` for every send and
 receive. ``index`` numbers the collectives of a step with equal members and op, from 0."""
+
+_PLACED = {**COLLECTIVES, "first_row": pl.Int64(), "last_row": pl.Int64()}
 
 KEYS = ("members", "op", "step", "index")
 """The columns that identify a collective: its rows have equal values there on all ranks."""
@@ -82,17 +84,27 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     Returns:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
-    return _rows_and_posts(trace, rank)[0].drop("row")
+    return _rows_and_posts(trace, rank)[0].select(*COLLECTIVES)
 
 
 def collectives_of(profile: Profile) -> pl.DataFrame:
+    """Return the columns of `COLLECTIVES` of the result of `placed_collectives`."""
+    return placed_collectives(profile).select(*COLLECTIVES)
+
+
+def placed_collectives(profile: Profile) -> pl.DataFrame:
     """Return the result of `collectives`, and the communication whose ranks are not recorded.
 
     That is communication outside spans, such as the kernels of DataParallel's reducer, and in spans
     without peers, such as torch's without arguments. Its members are null; `with_members` fills them
     in. Sends and receives are left out: their ranks do not follow from their number.
+
+    Returns:
+        Columns of `COLLECTIVES`, on the rank's own clock, and first_row and last_row: the rows, in the
+        profile's whole tree, of the events that begin and end the collective. Of communication in
+        no event of its own, both are the row of the host event around it.
     """
-    known = collectives(profile.whole)
+    known = _rows_and_posts(profile.whole, _UNKNOWN_RANK)[0].drop("row")
     rows = communication_of(profile)
     events = profile.trace.events[["name", "peers"]]
     has_peers = np.append(events["peers"].is_not_null().to_numpy(), False)[rows.span]
@@ -110,11 +122,13 @@ def collectives_of(profile: Profile) -> pl.DataFrame:
             "rank": np.full(len(chosen), _UNKNOWN_RANK),
             "start_ns": start,
             "end_ns": end,
+            "first_row": rows.row[chosen],
+            "last_row": rows.row[chosen],
         }
     ).sort("start_ns")
     index = pl.int_range(pl.len()).over("axis", "op", "step")
     unnamed = unnamed.with_columns(index=index, bytes=pl.lit(None, pl.Int64))
-    return pl.concat([known, unnamed.select(list(COLLECTIVES)).cast(COLLECTIVES)])  # type: ignore[arg-type]
+    return pl.concat([known, unnamed.select(known.columns).cast(_PLACED)])  # type: ignore[arg-type]
 
 
 _TRANSFERS = re.compile("send|recv")
@@ -189,7 +203,7 @@ def linked_rows(trace: Trace) -> pl.DataFrame:
 
 def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, int]]:
     """Return the result of `collectives` with the row of each span, and that of `_started_transfers`."""
-    schema = {"row": pl.Int64(), **COLLECTIVES}
+    schema = {"row": pl.Int64(), **_PLACED}
     if unrecorded_device(trace):
         return pl.DataFrame(schema=schema), {}
     events = EventArrays(trace)
@@ -198,8 +212,10 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
     texts = trace.events[list(_READ)][spans].rows()
     is_collective = [peers is not None and "." not in name for name, peers, *_ in texts]
     spans = spans[np.array(is_collective, bool)]
-    (start, end), is_timed = kernel_times(events, spans)
-    times = zip(spans.tolist(), start.tolist(), end.tolist(), is_timed.tolist())
+    first, last, is_timed = kernel_rows(events, spans)
+    start, end = events.start_ns[first], events.ends(last)
+    places = (spans, start, end, is_timed, first, last)
+    times = zip(*(values.tolist() for values in places))
     calls = [
         (name, role, one_peers, axis, step, one_bytes, time)
         for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)
@@ -219,14 +235,15 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
     calls = [call for call in calls if call[-1][0] not in posts]
     indices: Counter[tuple[object, ...]] = Counter()
     rows = []
-    for name, role, peers, axis, step, num_bytes, (row, start_ns, end_ns, has_time) in calls:
+    for name, role, peers, axis, step, num_bytes, (row, start_ns, end_ns, has_time, *ends) in calls:
         members = {"send": f"{rank}>{peers}", "recv": f"{peers}>{rank}"}.get(role, peers)
         op = "send" if role else name
         index = indices[members, op, step]
         indices[members, op, step] += 1
         if has_time:
             axis = axis or UNKNOWN_AXIS
-            rows.append((row, members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
+            values = (axis, op, step, index, rank, start_ns, end_ns, num_bytes, *ends)
+            rows.append((row, members, *values))
     rows.sort(key=lambda row: row[7])
     return pl.DataFrame(rows, schema, orient="row"), posts
 
@@ -271,8 +288,19 @@ def kernel_times(events: EventArrays, rows: Int64) -> tuple[Intervals, Bool]:
         An interval for each of the rows, and whether it has one, shape (N,); an event without
         device events in a trace that has some has none.
     """
+    first, last, is_timed = kernel_rows(events, rows)
+    return (events.start_ns[first], events.ends(last)), is_timed
+
+
+def kernel_rows(events: EventArrays, rows: Int64) -> tuple[Int64, Int64, Bool]:
+    """Return the rows of the first and the last kernel of some host events: see `kernel_times`.
+
+    Returns:
+        Two rows for each of the rows (its own, if it has no device event), and whether it has one,
+        shape (N,).
+    """
     if not events.has_devices:
-        return events.intervals(rows), np.ones(len(rows), bool)
+        return rows, rows, np.ones(len(rows), bool)
     is_chosen = np.zeros(events.num_hosts + 1, bool)
     is_chosen[rows] = True
     around = events.host_of_device.copy()
@@ -281,12 +309,14 @@ def kernel_times(events: EventArrays, rows: Int64) -> tuple[Intervals, Bool]:
     has_kernel = np.zeros(events.num_hosts + 1, bool)
     has_kernel[around[events.is_kernel]] = True
     counts = np.flatnonzero((around >= 0) & (events.is_kernel == has_kernel[around]))
-    timed, (start, end) = extents_by_group(
-        around[counts], events.intervals(events.first_device + counts)
-    )
-    position = np.searchsorted(timed, rows)
-    is_timed = np.append(timed, -1)[position] == rows
-    return (np.append(start, 0)[position], np.append(end, 0)[position]), is_timed
+    around, kernel = around[counts], events.first_device + counts
+    first, last = (np.append(np.arange(events.num_hosts), -1) for _ in range(2))
+    # Of several assignments to one host event, the last one remains.
+    by_start = np.argsort(-events.start_ns[kernel], kind="stable")
+    first[around[by_start]] = kernel[by_start]
+    by_end = np.argsort(events.ends(kernel), kind="stable")
+    last[around[by_end]] = kernel[by_end]
+    return first[rows], last[rows], first[rows] != rows
 
 
 def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.DataFrame:

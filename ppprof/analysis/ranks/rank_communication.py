@@ -45,6 +45,8 @@ class RankCommunication(NamedTuple):
     """Step in which a host event began or a kernel was launched, shape (N,); -1 if it is unknown."""
     intervals: Intervals
     """Start and end of each."""
+    row: Array
+    """Row of each kernel or host event; of an all-reduce without an event, that of ``host``. Shape (N,)."""
 
     def times(self, chosen: Bool | Int64) -> Intervals:
         """Return the intervals of the chosen rows: a mask or row numbers."""
@@ -119,7 +121,7 @@ def communication_of(profile: Profile) -> RankCommunication:
         np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts
     )
     step = np.append(events.step[: events.num_hosts], -1)[launcher]
-    rows = RankCommunication(own, axis, span, launcher, step, events.intervals(row))
+    rows = RankCommunication(own, axis, span, launcher, step, events.intervals(row), row)
     return _with_hidden_reductions(profile, rows)
 
 
@@ -213,6 +215,7 @@ def _with_hidden_reductions(profile: Profile, rows: RankCommunication) -> RankCo
         np.append(rows.host, node),
         np.append(rows.step, profile.tree.events.step[node]),
         joined(rows.intervals, intervals),
+        np.append(rows.row, node),
     )
 
 

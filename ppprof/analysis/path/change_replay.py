@@ -1,0 +1,201 @@
+"""The step time with some work faster, slower or gone: replays of the graph of all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.diff.significance import student
+from ppprof.analysis.path.change_language import Change
+from ppprof.analysis.path.graph import Graph
+from ppprof.analysis.path.rank_graph import KINDS
+from ppprof.analysis.profile.runtime_calls import COPY, LAUNCH, kind_of_call
+from ppprof.arrays import Bool, Float64, Int64
+from ppprof.errors import UsageError
+
+WHAT_IF: dict[str, pl.DataType] = {
+    "change": pl.String(),
+    "on_path_ns": pl.Float64(),
+    "step_ns": pl.Float64(),
+    "low_ns": pl.Float64(),
+    "high_ns": pl.Float64(),
+    "saved_ns": pl.Float64(),
+    "saved_ratio": pl.Float64(),
+}
+"""Columns of `what_if`."""
+
+_WORK = KINDS[: KINDS.index("launch latency")]
+"""The kinds that a change of an operator, module, line or rank changes: the others are waits."""
+_STEM = re.compile(
+    r"^(aten::|global_|local_|autograd::engine::evaluate_function: )|"
+    r"( dygraph| compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
+)
+
+
+def what_if(
+    graph: Graph, changes: Sequence[Change], roles: Mapping[int, int] | None = None
+) -> pl.DataFrame:
+    """Return the step time with each change, and with all of them if there are several.
+
+    A change multiplies the time of the edges that it names; then the graph is replayed. Edges that do
+    not bind keep the least time that is known of them, so that what was hidden shows.
+
+    Args:
+        graph: the graph of all ranks.
+        changes: the changes; a rank that is "as usual" is compared with the ranks of its role.
+        roles: rank -> its role, such as its pipeline stage; None: all ranks have one role.
+
+    Returns:
+        Columns of `WHAT_IF`, one row per change, after a row "as recorded":
+
+        - change: as the user wrote it;
+        - on_path_ns: time on the critical path of what changes, mean over steps;
+        - step_ns: step time in the replay, mean over steps;
+        - low_ns, high_ns: 95% interval of that mean, from the spread of the steps; null for one step;
+        - saved_ns: mean over steps of the time saved, below 0 if the change costs time;
+        - saved_ratio: share of the recorded step time.
+
+    Raises:
+        UsageError: a change names nothing in the graph; the message has what exists.
+
+    Source: Student's t over the steps of the window.
+    """
+    recorded_ns = graph.step_ns()
+    factors = [_factors(graph, change, roles or {}) for change in changes]
+    cases = [("as recorded", np.ones(graph.labels.height))]
+    cases += [(change.text, factor) for change, factor in zip(changes, factors)]
+    if len(changes) > 1:
+        cases.append(("all of these", np.prod(factors, axis=0)))
+    _, path, begin_ns, end_ns = graph.paths
+    by_label = np.bincount(graph.label[path], end_ns - begin_ns, graph.labels.height)
+    rows = []
+    for text, factor in cases:
+        weight_ns = np.rint(graph.weight_ns * factor[graph.label]).astype(np.int64)
+        step_ns = graph.step_ns(weight_ns)
+        mean, low, high = _interval(step_ns)
+        saved_ns = float((recorded_ns - step_ns).mean())
+        on_path_ns = float(by_label[factor != 1].sum()) / len(recorded_ns)
+        ratio = saved_ns / float(recorded_ns.mean())
+        rows.append((text, on_path_ns, mean, low, high, saved_ns, ratio))
+    return pl.DataFrame(rows, WHAT_IF, orient="row")
+
+
+def _interval(step_ns: Int64) -> tuple[float, float | None, float | None]:
+    """Return the mean of the steps, and its 95% interval, None for a single step."""
+    mean, num = float(step_ns.mean()), len(step_ns)
+    if num < 2:
+        return mean, None, None
+    half = student(num - 1) * float(step_ns.std(ddof=1)) / num**0.5
+    return mean, mean - half, mean + half
+
+
+def _factors(graph: Graph, change: Change, roles: Mapping[int, int]) -> Float64:
+    """Return what the time of each label is multiplied by, shape (labels,)."""
+    labels = graph.labels
+    is_work = pl.col("kind").is_in(_WORK)
+    if change.target == "rank":
+        chosen = (pl.col("rank") == int(change.name)) & is_work
+    elif change.target == "link":
+        chosen = pl.any_horizontal(
+            (pl.col(name) == change.name).fill_null(value=False) for name in ("link", "axis")
+        )
+    elif change.target == "launches":
+        chosen = _launching(labels)
+    elif change.target == "name":
+        chosen = _named(labels, change.name, "operator", "name")
+        if change.name in KINDS:
+            chosen = pl.col("kind") == change.name
+    else:
+        column = "name" if change.target == "kernel" else change.target
+        chosen = _named(labels, change.name, column) & is_work
+        if change.target == "kernel":
+            chosen &= pl.col("kind").is_in(["kernel", "copy", "communication"])
+    mask = labels.select(chosen.fill_null(value=False)).to_series().to_numpy()
+    if not mask.any():
+        raise UsageError(f"{change.text!r}: {_existing(labels, change)}")
+    if change.factor is None:
+        return _as_usual(graph, int(change.name), mask, roles)
+    return np.where(mask, change.factor, 1.0)
+
+
+def _named(labels: pl.DataFrame, name: str, *columns: str) -> pl.Expr:
+    """Return whether a column holds a name: as it is, else without what frameworks add to it."""
+    exact = pl.any_horizontal((pl.col(column) == name).fill_null(value=False) for column in columns)
+    if labels.select(exact.any()).item():
+        return exact
+    texts = {text for column in columns for text in labels[column].unique() if text is not None}
+    equal = [text for text in texts if _stem(text) == name.lower()]
+    return pl.any_horizontal(pl.col(column).is_in(equal) for column in columns)
+
+
+def _stem(name: str) -> str:
+    """Return the name of an operator without what frameworks add to it, in lower case.
+
+    >>> _stem("matmul dygraph"), _stem("Global_MatmulGradNode"), _stem("aten::mm")
+    ('matmul', 'matmul', 'mm')
+    """
+    stem = name.lower()
+    while (shorter := _STEM.sub("", stem)) != stem:
+        stem = shorter
+    return stem
+
+
+def _launching(labels: pl.DataFrame) -> pl.Expr:
+    """Return what a CUDA graph does without: the launches, their latency, and the operators around."""
+    calls = labels.filter(pl.col("kind") == "runtime call")["name"].unique().drop_nulls()
+    launches = [name for name in calls if kind_of_call(name) in (LAUNCH, COPY)]
+    launched = labels.filter(pl.col("kind") == "launch latency")
+    operators = launched["operator"].drop_nulls().unique().to_list()
+    return (
+        (pl.col("kind") == "launch latency")
+        | ((pl.col("kind") == "runtime call") & pl.col("name").is_in(launches))
+        | ((pl.col("kind") == "host") & pl.col("operator").is_in(operators))
+    )
+
+
+def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, int]) -> Float64:
+    """Return the factors that give a rank's labels the median time of its peers' equal labels."""
+    same = ["kind", "name", "operator", "module", "line"]
+    time_ns = np.bincount(graph.label, graph.weight_ns, graph.labels.height)
+    table = graph.labels.select(*same, "rank").with_columns(
+        time_ns=pl.Series(time_ns), row=pl.int_range(pl.len()), is_own=pl.Series(mask)
+    )
+    ranks = [one for one in table["rank"].unique().drop_nulls() if one != rank]
+    peers = [one for one in ranks if roles.get(one) == roles.get(rank)]
+    if not peers:
+        raise UsageError(f"'rank {rank}: as usual': no other rank does the same work")
+    totals = (
+        table.filter(pl.col("rank").is_in(peers))
+        .group_by(*same, "rank")
+        .agg(pl.col("time_ns").sum())
+    )
+    usual = totals.group_by(same).agg(usual_ns=pl.col("time_ns").median())
+    own = table.filter("is_own")
+    whole = own.group_by(same).agg(own_ns=pl.col("time_ns").sum())
+    own = own.join(whole, same, "left", nulls_equal=True).join(
+        usual, same, "left", nulls_equal=True
+    )
+    factors = np.ones(graph.labels.height)
+    factor = own.select(pl.when(pl.col("own_ns") > 0).then(pl.col("usual_ns") / pl.col("own_ns")))
+    factors[own["row"].to_numpy()] = factor.to_series().fill_null(1.0).to_numpy()
+    return factors
+
+
+_MOST_NAMES = 8
+
+
+def _existing(labels: pl.DataFrame, change: Change) -> str:
+    """Return the end of a message about a target without labels: what there is."""
+    if change.target == "launches":
+        return "no launch was recorded"
+    column = {"name": "operator", "kernel": "name"}.get(change.target, change.target)
+    chosen = labels.filter(pl.col("kind") == "kernel") if change.target == "kernel" else labels
+    names = chosen[column].cast(pl.String).drop_nulls().unique().sort().to_list()
+    if column == "link":
+        names = labels["axis"].drop_nulls().unique().sort().to_list() + names
+    shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    noun = {"name": "operator, kernel, span or kind"}.get(change.target, change.target)
+    return f"no such {noun}; there are {shown}" if names else f"no {noun} was recorded"

@@ -1,0 +1,112 @@
+"""The critical path of a run's steps, and replays with changes, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from ppprof.analysis.path.graph import Graph
+from ppprof.report.columns import Column, text_cells, text_columns
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Line, Table
+
+_HEADERS = {
+    "kind": "Kind",
+    "name": "Name",
+    "operator": "Operator",
+    "module": "Module",
+    "line": "Line",
+    "rank": "Rank",
+    "link": "Link",
+    "axis": "Axis",
+    "step": "Step",
+}
+_UNKNOWN = {"rank": "between ranks", "link": "none", "axis": "none"}
+
+_PATH_NOTE = """\
+Mean over steps. The path leads back from the end of a step: each thread, stream and rank to what it last waited \
+for. All rows together are the step; what is not on the path is hidden behind it."""
+
+_WHAT_IF_NOTE = """\
+On Path: time on the critical path of what changes. Step Time: of the replay; from, to: 95% interval of that mean, \
+from the spread of the recorded steps. Saved: less than On Path where something else then becomes critical.
+A factor multiplies the time: 0.5x is twice as fast. Without a change the replay is the recording, to the nanosecond."""
+
+
+def shown_groups(graph: Graph) -> list[tuple[str, ...]]:
+    """Return the groups of which a run without ``--by`` shows a table: those that are recorded."""
+    labels = graph.labels
+    has_rows = {
+        "rank": labels["rank"].n_unique() > 2,
+        "link": labels["link"].null_count() < labels.height,
+        "module": labels["module"].null_count() < labels.height,
+        "operator": labels["operator"].null_count() < labels.height,
+        "line": labels["line"].null_count() < labels.height,
+    }
+    return [("kind",), *((group,) for group, is_shown in has_rows.items() if is_shown)]
+
+
+def render_path(
+    graph: Graph,
+    groups: Sequence[str],
+    options: TableOptions,
+    limit: int | None,
+    *,
+    is_last: bool = True,
+) -> str:
+    """Return the result of `Graph.on_path` as text, with a note if it is the last such table.
+
+    A last line sums up the groups beyond ``limit``; the row limit of the options is ignored.
+    """
+    columns = [
+        *(
+            Column(
+                lambda row, group=group: (
+                    _UNKNOWN[group]  # type: ignore[misc]
+                    if row[group] is None and group in _UNKNOWN
+                    else row[group]
+                ),
+                header=_HEADERS[group],
+            )
+            for group in groups
+        ),
+        Column("time_ns", "ms", header="Time"),
+        Column("ratio", header="Share", text="per mille"),
+    ]
+    table = graph.on_path(groups)
+    shown = table if limit is None else table.head(limit)
+    lines: list[Line] = [text_cells(columns, row, options.time) for row in shown.rows(named=True)]
+    if num_hidden := table.height - shown.height:
+        rest = table.tail(num_hidden)
+        time_ns, ratio = (float(rest[name].sum()) for name in ("time_ns", "ratio"))
+        lines.append(f"{num_hidden} more: {options.time(time_ns)} / {ratio:.1%}")
+    title = f"Critical Path by {' and '.join(groups).title()}"
+    return options.layout.table(
+        Table(
+            title,
+            text_columns(columns),
+            lines,
+            options.time_unit,
+            note=_PATH_NOTE if is_last else "",
+        )
+    )
+
+
+_WHAT_IF = (
+    Column("change", header="Change", width=24, grows=True),
+    Column("on_path_ns", "ms", header="On Path", width=12),
+    Column("step_ns", "ms", header="Step Time", width=12),
+    Column("low_ns", "ms", header="from", width=12),
+    Column("high_ns", "ms", header="to", width=12),
+    Column("saved_ns", "ms", header="Saved", width=12),
+    Column("saved_ratio", header="Share", text="per mille", width=8),
+)
+
+
+def render_changes(table: pl.DataFrame, options: TableOptions) -> str:
+    """Return the result of `ppprof.analysis.path.change_replay.what_if` as text; no row limit."""
+    lines: list[Line] = [text_cells(_WHAT_IF, row, options.time) for row in table.rows(named=True)]
+    return options.layout.table(
+        Table("What If", text_columns(_WHAT_IF), lines, options.time_unit, note=_WHAT_IF_NOTE)
+    )

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.path.change_language import parse_change
+from ppprof.analysis.path.change_replay import what_if
+from ppprof.errors import UsageError
+from tests.analysis.path.graphs import job
+from tests.fixtures.timeline import Thread, kernel, launch, span
+from tests.jobs.planted import COMMITTED
+
+US = 1000
+
+
+def replayed(graph, *changes, roles=None):
+    """The steps' mean time with each change: {change: time}."""
+    table = what_if(graph, [parse_change(change) for change in changes], roles)
+    assert (table["step_ns"] + table["saved_ns"]).to_list() == pytest.approx(
+        [table["step_ns"][0]] * table.height
+    )
+    return dict(table.select("change", "step_ns").rows())
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """
+    ::
+
+        rank 0   matmul    relu  [all_reduce    ] 10
+        rank 1   matmul (twice as long)    [all_] 10
+    """
+    ranks = []
+    for matmul, relu in ((30, 20), (60, 20)):
+        meets = matmul + relu
+        inside = (
+            span("Dataloader", "Loader", 0, 10),
+            span("Forward", "Net[name=blocks.3]", 10, 10 + meets).around(
+                span("Operator", "matmul dygraph", 10, 10 + matmul),
+                span("Operator", "relu dygraph", 10 + matmul, 10 + meets),
+            ),
+            span(
+                "Communication",
+                "all_reduce[axis=dp group=1 bytes=4 peers=0,1]",
+                *(10 + meets, 100),
+            ),
+        )
+        ranks.append(
+            [Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 110, *inside))]
+        )
+    return job(tmp_path, *ranks)
+
+
+def test_each_form_of_a_change(two_ranks):
+    """The transfer takes 100 - 90; rank 1's matmul is 30 longer than rank 0's."""
+    assert replayed(
+        two_ranks,
+        *("matmul: 0.5x", "matmul: 0", "operator relu dygraph: 2x", "rank 1: as usual"),
+        *("rank 0: as usual", "rank 0: 0", "data loading: 0", "num_workers: enough"),
+        *("link dp: 3x", "link 0,1: 0", "overlap dp"),
+    ) == {
+        "as recorded": 110,
+        "matmul: 0.5x": 110 - 30,
+        "matmul: 0": 110 - 60,
+        "operator relu dygraph: 2x": 110 + 20,
+        "rank 1: as usual": 110 - 30,
+        "rank 0: as usual": 110,
+        "rank 0: 0": 110,
+        "data loading: 0": 110 - 10,
+        "num_workers: enough": 110 - 10,
+        "link dp: 3x": 110 + 20,
+        "link 0,1: 0": 110 - 10,
+        "overlap dp": 110 - 10,
+        "all of these": 40 + 10,  # rank 1's relu, and what follows the transfer
+    }
+
+
+def test_what_becomes_critical_then_is_not_won(two_ranks):
+    """Without the 60 of rank 1's matmul, rank 0's 30 are next."""
+    table = what_if(two_ranks, [parse_change("matmul: 0"), parse_change("rank 1: 0")])
+    assert table["on_path_ns"].to_list()[1:3] == [60, 100]
+    assert table["saved_ns"].to_list()[1:3] == [60, 30]
+    assert table["saved_ratio"][1] == pytest.approx(60 / 110)
+    assert table["low_ns"].null_count() == table.height, "a single step has no interval"
+
+
+def test_a_graph_of_kernels_is_launched_at_once(tmp_path):
+    """Launch bound: the kernels, 10 each, then follow each other."""
+    operators = [
+        span("Operator", "matmul dygraph", start, start + 45 * US).around(
+            launch(
+                *(start + 30 * US, start + 35 * US),
+                kernel("gemm", start + 40 * US, start + 50 * US),
+            )
+        )
+        for start in range(0, 200 * US, 50 * US)
+    ]
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 210 * US, *operators).around(
+            launch(196 * US, 205 * US, name="cudaDeviceSynchronize")
+        )
+    )
+    graph = job(tmp_path, [main])
+    assert replayed(graph, "kernel launches: graph", "kernel gemm: 0") == {
+        "as recorded": 210 * US,
+        "kernel launches: graph": 4 * 10 * US + 5 * US + 5 * US,
+        "kernel gemm: 0": 196 * US + 5 * US,  # the call then has nothing to wait for
+        "all of these": 15 * US + 5 * US + 5 * US,  # the last is launched after three times 5
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("matmul", "expected TARGET: VALUE"),
+        (": 0", "expected TARGET: VALUE"),
+        ("matmul: 3", "'3' is no value: expected 0, or a factor of the time, 0.7x"),
+        ("matmul: -1x", "'-1x' is no value"),
+        ("matmul: as usual", "only a rank can be 'as usual'"),
+        ("rank x: 0", "'x' is no rank: expected a number"),
+    ],
+)
+def test_a_text_that_is_no_change_says_what_is_expected(text, message):
+    with pytest.raises(UsageError) as error:
+        parse_change(text)
+    assert message in str(error.value)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "conv2d: 0",
+            "no such operator, kernel, span or kind; there are all_reduce, matmul dygraph",
+        ),
+        ("link mp: 0", "no such link; there are dp, 0,1"),
+        ("rank 7: 0", "no such rank; there are 0, 1"),
+        ("line a.py:3: 0", "no line was recorded"),
+        ("kernel gemm: 0", "no kernel was recorded"),
+        ("kernel launches: graph", "no launch was recorded"),
+    ],
+)
+def test_a_change_of_nothing_says_what_there_is(two_ranks, text, message):
+    with pytest.raises(UsageError) as error:
+        what_if(two_ranks, [parse_change(text)])
+    assert str(error.value).startswith(f"{text!r}: {message}")
+
+
+def test_a_rank_without_peers_has_no_usual_time(two_ranks):
+    with pytest.raises(UsageError, match="no other rank does the same work"):
+        what_if(two_ranks, [parse_change("rank 1: as usual")], {0: 0, 1: 1})
+
+
+def test_a_planted_delay_is_what_the_replay_wins():
+    """Rank 1 sleeps 30 ms in each of its two blocks; on 8 ranks, 4 times 60 ms and 200 ms on a link."""
+    table = ppprof.open(COMMITTED / "slow_rank_of_two").what_if("rank 1: as usual")
+    assert table["saved_ns"][1] / 1e6 == pytest.approx(60, rel=0.1)
+    table = ppprof.open(COMMITTED / "slow_rank_and_link").what_if("link 1,5: 0", "rank 3: as usual")
+    assert table["saved_ns"][1] / 1e6 == pytest.approx(200, rel=0.05)
+    both = table["saved_ns"][1] + table["saved_ns"][2]
+    assert table["saved_ns"][3] == pytest.approx(both, rel=0.05), "one after the other: they add up"
+    assert (table["low_ns"] <= table["step_ns"]).all()
+    assert (table["step_ns"] <= table["high_ns"]).all()
+    names = table.filter(pl.col("on_path_ns") < pl.col("saved_ns") - 1e6)
+    assert names.is_empty(), "nothing saves more than it has on the path"
+    assert np.isfinite(table["saved_ratio"].to_numpy()).all()
