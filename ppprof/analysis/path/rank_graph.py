@@ -110,8 +110,8 @@ def rank_graph(trace: Trace) -> RankGraph:
       `LATENCY_NS` before and its stream is idle, the last event of another stream that ends before;
     - of a call that waits or copies: the last device event that ends within it and was launched before;
     - of a thread's outermost event: the thread with steps, wherever that is by then;
-    - of a thread with steps, where it is in no span but the step: a receive or collective of another
-      thread that ends meanwhile.
+    - of a thread with steps, where it is in no span but the step: a receive, collective or remote call
+      of another thread that ends meanwhile.
     """
     profile = Profile(with_step(trace))
     tree = profile.whole_tree
@@ -375,14 +375,19 @@ def _position(nodes: _Nodes, time_ns: Int64, side: Literal["left", "right"]) -> 
 
 
 def _waited_in_steps(events: EventArrays, nodes: _Nodes, collectives: pl.DataFrame) -> _Edges:
-    """Return the edges from what another thread received to the thread with steps that waited for it."""
-    ends = np.empty(0, np.int64)
+    """Return the edges from what another thread received to the thread with steps that waited for it.
+
+    That is a receive, a collective, or the result of a remote call.
+    """
+    hosts = np.arange(events.num_hosts)
+    is_call = events.names.take(hosts).where(lambda name: name.startswith("rpc#"))
+    received = [hosts[is_call & (events.parent[hosts] < 0)]]
     if not events.has_devices:
         is_sent = pl.col("members").str.starts_with("-1>").fill_null(value=False)
-        rows = collectives.filter(~is_sent)["last_row"].to_numpy()
-        ends = nodes.end[rows]
-        ends = ends[ends >= 0]
-        ends = ends[~nodes.is_stepping[ends]]
+        received.append(collectives.filter(~is_sent)["last_row"].to_numpy())
+    ends = nodes.end[np.concatenate(received)]
+    ends = ends[ends >= 0]
+    ends = ends[~nodes.is_stepping[ends]]
     position = _position(nodes, nodes.time_ns[ends], "left")
     is_inside = (position >= 0) & (position < len(nodes.of_steps) - 1)
     ends, position = ends[is_inside], position[is_inside]

@@ -221,6 +221,28 @@ def test_a_receive_of_another_thread_ends_a_wait_only_outside_of_spans(tmp_path)
     }
 
 
+def test_the_result_of_a_remote_call_ends_a_wait(tmp_path):
+    """
+    ::
+
+        main      (waits, in no span)        Forward
+        calls     [rpc#f    [remote op]  ]
+    """
+    call = "rpc#f(worker0 -> worker1)"
+    main = Thread(1, "main").around(step(0, 60, span("Forward", "Block", 45, 60)))
+    calls = Thread(2, "calls").around(
+        span("PythonUserDefined", call, 5, 40).around(
+            span("PythonUserDefined", f"{call}#remote_op: relu", 10, 30)
+        )
+    )
+    assert on_path(job(tmp_path, [main, calls]), "kind", "name") == {
+        ("own code", "(own code)"): 5 + 5,
+        ("host", call): 5 + 10,
+        ("host", f"{call}#remote_op: relu"): 20,
+        ("host", "Block"): 15,
+    }
+
+
 def test_a_thread_without_steps_goes_on_when_one_with_steps_has_come_there(tmp_path):
     """The backward of torch: its thread does nothing until the main thread calls it."""
     main = Thread(1, "main").around(
