@@ -223,6 +223,7 @@ def _json(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFr
         "collectives": cluster.groups,
         "bandwidths": cluster.bandwidths,
         "slow_ranks": cluster.slow_ranks,
+        "slow_lines": cluster.slow_lines,
         "slow_groups": cluster.slow_groups,
         "queue": cluster.queue,
     }

@@ -89,6 +89,7 @@ def cluster_of(
         queues.join(rows, on=["rank", "window", "step"], how="semi"),
         links,
         tables_by_rank([slices]),
+        with_windows(by_window(lambda analysis: analysis.lines)),
     )
 
 

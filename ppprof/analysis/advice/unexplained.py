@@ -97,11 +97,13 @@ def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
     gaps = gaps.with_columns(time_ns=pl.Series(time_ns))
     gaps = gaps.filter((pl.col("time_ns") >= LEAST_GAP_NS) & pl.col("step").is_not_null())
     gaps = gaps.sort("time_ns", descending=True).head(_MOST_GAPS)
-    stacks = profile.trace.events["callstack"]
     functions = _functions_around(profile, gaps)
+    lines = _lines_beside(profile, gaps)
     names = [
-        _location(hosts, row, before, after) + (function or _lines(stacks, before, after))
-        for row, before, after, function in zip(*gaps.select("row", "before", "after"), functions)
+        _location(hosts, row, before, after) + (function or beside)
+        for row, before, after, function, beside in zip(
+            *gaps.select("row", "before", "after"), functions, lines
+        )
     ]
     return gaps.select(
         hosts["thread"].gather(gaps["row"]),
@@ -206,14 +208,41 @@ _FUNCTION = re.compile(r".*\.py\(\d+\): ")
 """Name of a frame in a file; others are built in: ``<built-in function sleep>``."""
 
 
-def _lines(stacks: pl.Series, before: int | None, after: int | None) -> str:
-    """Return the lines of the events beside a gap in parentheses; empty if they are unknown."""
-    known = [
-        frame.place
-        for neighbour in (before, after)
-        if neighbour is not None and (frame := frame_of_call(stacks[neighbour]))
-    ]
-    return f" ({' to '.join(dict.fromkeys(known))})" if known else ""
+def _lines_beside(profile: Profile, gaps: pl.DataFrame) -> list[str]:
+    """Return the lines beside each gap in parentheses; empty if they are unknown.
+
+    They are those of the last call in the event before the gap, and of the first one in the event after
+    it: a layer has no call stack, but its operators have.
+    """
+    hosts = profile.tree.hosts.select("thread", "start_ns", "end_ns")
+    hosts = hosts.with_columns(profile.trace.events["callstack"].slice(0, hosts.height))
+    calls = hosts.drop_nulls("callstack").sort("start_ns")
+    place = {
+        text: frame.place
+        for text in calls["callstack"].unique().cast(pl.String)
+        if (frame := frame_of_call(text))
+    }
+    lines = {
+        thread: (
+            of_thread["start_ns"].to_numpy(),
+            [place.get(text) for text in of_thread["callstack"].cast(pl.String)],
+        )
+        for (thread,), of_thread in calls.group_by("thread")
+    }
+
+    def line(row: int | None, *, is_last: bool) -> str | None:
+        thread, start_ns, end_ns = (None, 0, 0) if row is None else hosts.row(row)[:3]
+        if thread not in lines:
+            return None
+        starts, places = lines[thread]
+        first, end = np.searchsorted(starts, (start_ns, end_ns))
+        return places[end - 1 if is_last else first] if first < end else None
+
+    texts = []
+    for before, after in gaps.select("before", "after").iter_rows():
+        known = filter(None, (line(before, is_last=True), line(after, is_last=False)))
+        texts.append(f" ({' to '.join(dict.fromkeys(known))})")
+    return ["" if text == " ()" else text for text in texts]
 
 
 def _location(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:

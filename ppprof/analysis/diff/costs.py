@@ -15,7 +15,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, together
 from ppprof.analysis.profile.module_tree import gaps, has_forward_links, modules
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import sampled_steps, samples_by_line
+from ppprof.analysis.profile.python_lines import LINES, lines_by_step
 from ppprof.analysis.profile.runtime_calls import name_of_call
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
@@ -44,8 +44,6 @@ SHAPES = {
     "flops": pl.Int64,
     "time_ns": pl.Int64,
 }
-
-LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
 
 BY_NAME = {
     "lines": LINES,
@@ -81,8 +79,7 @@ class Costs(NamedTuple):
 
     breakdown: Breakdown
     lines: pl.DataFrame
-    """Columns of `LINES`: lines of the user's code, without the lines that they call, by samples of the
-    threads that end steps. Names are those of `ppprof.analysis.profile.python_lines.line_name`."""
+    """The result of `lines_by_step`."""
     operators: pl.DataFrame
     """Columns of `OPERATORS`: sums of `operator_calls`."""
     kernels: pl.DataFrame
@@ -127,7 +124,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
     unattributed = pl.concat([modules(profile, attribute_backward=False), unknown])
     return Costs(
         breakdown(profile),
-        _line_costs(profile),
+        lines_by_step(profile),
         operators.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum()),
         _kernel_costs(profile, naming),
         _collective_costs(profile),
@@ -211,14 +208,6 @@ def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> npt.NDArray[np.b
         is_inside |= climbs & (code[outer] == own)
         outer = np.where(climbs & ~is_inside, above[outer], -1)
     return is_inside
-
-
-def _line_costs(profile: Profile) -> pl.DataFrame:
-    sampled = sampled_steps(profile)
-    if sampled is None:
-        return pl.DataFrame(schema=LINES)
-    samples = samples_by_line(sampled).filter("is_step")
-    return samples.group_by("name", "step").agg(time_ns=pl.col("dur_ns").sum()).select(*LINES)
 
 
 def _kernel_costs(profile: Profile, naming: Naming) -> pl.DataFrame:

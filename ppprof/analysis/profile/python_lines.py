@@ -127,6 +127,22 @@ def samples_by_line(sampled: SampledSteps) -> pl.DataFrame:
     ).drop_nulls("name")
 
 
+LINES = {"name": pl.String, "step": pl.Int64, "time_ns": pl.Int64}
+"""Columns of `lines_by_step`."""
+
+
+def lines_by_step(profile: Profile) -> pl.DataFrame:
+    """Return the time of each line of the user's code in each step, by samples of threads that end steps.
+
+    Columns of `LINES`. A line is without the lines that it calls; names are those of `line_name`.
+    """
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return pl.DataFrame(schema=LINES)
+    samples = samples_by_line(sampled).filter("is_step")
+    return samples.group_by("name", "step").agg(time_ns=pl.col("dur_ns").sum()).select(*LINES)
+
+
 PYTHON = {
     "thread": pl.String(),
     "kind": pl.String(),

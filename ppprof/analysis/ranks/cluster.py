@@ -11,6 +11,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.efficiency import roof_of
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import LINES, lines_by_step
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.clock_alignment import align_clocks
@@ -43,6 +44,8 @@ class RankAnalysis(NamedTuple):
     """False if the trace has no steps, so that all of it counts as step 0."""
     link_bytes_per_s: float | None = None
     """What the device can send to the devices of its host: `ppprof.hardware.LINKS`; None if unknown."""
+    lines: pl.DataFrame = pl.DataFrame(schema=LINES)
+    """The result of `ppprof.analysis.profile.python_lines.lines_by_step`."""
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
@@ -60,7 +63,8 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
     has_steps = not (names == WHOLE_TRACE).any()
     device = roof_of(profile.whole).device
     link = device.link_bandwidth if device is not None else None
-    return RankAnalysis(parts, collectives_of(profile), passes(profile), has_steps, link)
+    tables = parts, collectives_of(profile), passes(profile)
+    return RankAnalysis(*tables, has_steps, link, lines_by_step(profile))
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,11 @@ class Cluster:
     slices: Sequence[pl.DataFrame] = ()
     """One table per rank, on the rank's own clock: rank, window, then the columns of
     `ppprof.analysis.ranks.step_breakdown.SLICES`."""
+    lines: pl.DataFrame = field(
+        default_factory=lambda: pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **LINES})
+    )
+    """Times of lines of the user's code: rank, window, then the columns of
+    `ppprof.analysis.profile.python_lines.LINES`. No rows for ranks without samples."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
@@ -147,6 +156,48 @@ class Cluster:
         """
         own = self.steps.select("rank", "step", "step_ns", own_ns=own_time(self.steps))
         return slow_ranks(own.drop_nulls("own_ns"), self._roles)
+
+    @cached_property
+    def slow_lines(self) -> pl.DataFrame:
+        """The line of each slow rank with most of its excess, in which it is longer than on its peers.
+
+        ::
+
+            rank   line 7   line 9      rank 1 exceeds the median of the others by 50 in line 7
+            0      10       30
+            1      60       30
+            2      10       30
+
+        Returns:
+            rank, name (of the line) and excess_ns (float64, in an average step), for slow ranks with such
+            a line: at least half of the rank's excess. No rows without samples of the rank and a peer.
+        """
+        num = self.steps.group_by("rank").agg(num=pl.len())
+        keys = ["rank", "window", "step"]
+        times = self.lines.join(self.steps.select(keys), keys, "semi").join(num, "rank")
+        times = times.group_by("rank", "name").agg(
+            time_ns=(pl.col("time_ns") / pl.col("num")).sum()
+        )
+        rows = []
+        for slow in self.slow_ranks.filter("is_slow").iter_rows(named=True):
+            own = times.filter(rank=slow["rank"])
+            peers = self.slow_ranks.filter(pl.col("role") == slow["role"])["rank"]
+            others = times.filter(
+                pl.col("rank").is_in(peers.implode()), pl.col("rank") != slow["rank"]
+            )
+            if others.is_empty():
+                continue
+            every = own.select("name").join(others.select("rank").unique(), how="cross")
+            median = pl.col("time_ns").fill_null(0).median()
+            joined = every.join(others, ["rank", "name"], "left")
+            usual = joined.group_by("name").agg(usual_ns=median)
+            excess = own.join(usual, "name").select(
+                "rank", "name", excess_ns=pl.col("time_ns") - pl.col("usual_ns")
+            )
+            most = excess.sort("excess_ns", "name", descending=[True, False]).head(1)
+            rows.append(most.filter(pl.col("excess_ns") >= slow["excess_ns"] / 2))
+        schema = {"rank": pl.Int64, "name": pl.String, "excess_ns": pl.Float64}
+        return pl.concat([pl.DataFrame(schema=schema), *rows])
 
     @cached_property
     def slow_groups(self) -> pl.DataFrame:

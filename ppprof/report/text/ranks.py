@@ -234,13 +234,17 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
     """
     unit, paint = options.time_unit, options.layout.paint
     lines = []
-    for row in cluster.slow_ranks.filter("is_slow").iter_rows(named=True):
+    slow = cluster.slow_ranks.filter("is_slow")
+    longer = cluster.slow_lines.select("rank", "name", line_ns="excess_ns")
+    for row in slow.join(longer, "rank", "left", maintain_order="left").iter_rows(named=True):
         where = _coordinates(cluster, row["rank"])
         lines.append(
             f"{paint('Slow computation', 'bad')}: rank {row['rank']}{where}: {options.time(row['excess_ns'])} {unit} a "
             f"step (+- {options.time(row['noise_ns'])}) more of its own than the other "
             f"{row['peers']} of {row['role']}"
         )
+        if row["name"] is not None:
+            lines[-1] += f"; {options.time(row['line_ns'])} more in {row['name']}"
     for row in cluster.slow_groups.filter("is_slow").iter_rows(named=True):
         lines.append(
             f"{paint('Slow link', 'bad')}: ranks {_members(row['members'])} ({row['axis'] or '?'}): "

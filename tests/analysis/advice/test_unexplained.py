@@ -38,12 +38,13 @@ def gaps_in(path):
 
 
 def test_a_gap_names_the_lines_beside_it_where_the_trace_has_them(tmp_path):
+    """A layer has those of its first and last call."""
     layer = span("Forward", "GPT", 10 * MS, 60 * MS).around(
         operator("matmul", 10, 20, 31), operator("add", 40, 60, 40)
     )
     assert gaps(tmp_path, layer, operator("sgd", 60, 100)) == {
         "GPT (train.py:31 to train.py:40)": 20,
-        "step, before GPT": 10,
+        "step, before GPT (train.py:31)": 10,
     }
 
 

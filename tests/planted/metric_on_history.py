@@ -1,0 +1,16 @@
+import numpy as np
+import paddle
+
+net = paddle.nn.Sequential(paddle.nn.Linear(128, 512), paddle.nn.ReLU(), paddle.nn.Linear(512, 128))
+optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
+batch = paddle.randn([128, 128])
+
+history = list(np.random.rand(40000))
+
+for step in range(120):  # loop
+    loss = (net(batch) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.clear_grad()
+    history.append(float(loss))
+    score = np.median(np.array(history)) + np.percentile(history, 90)  # planted
