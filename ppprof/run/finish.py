@@ -171,7 +171,7 @@ def _locked(run: Path, names: Sequence[TraceName]) -> Iterator[bool]:
             if not is_ours:
                 _log.info("%s: skipped: another process is finishing it", raw)
         if is_ours:
-            for partial_file in (file for name in names for file in partial_files(run, name)):
+            for partial_file in partial_files(run, names[0]):
                 with suppress(OSError):
                     partial_file.remove()
         yield is_ours

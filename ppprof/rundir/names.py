@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -246,16 +246,25 @@ def cut_captures(run: Path) -> list[tuple[TraceName, RunFile]]:
 
 
 def partial_files(run: Path, name: TraceName) -> list[RunFile]:
-    """Return the temporary files of a window's unfinished traces, tables and note for ``--wait``.
+    """Return the temporary files of a window's unfinished traces, shapes, stacks, tables and note for ``--wait``.
 
     Either a process is still writing these files, or a killed process has left them behind.
 
     Args:
         run: the run directory.
-        name: the name of the window's trace.
+        name: the name of the window's trace, or of that of any of its segments.
     """
-    traces = matches(run, "", re.compile(rf"\.writing_{name.stem}\..*"))
-    pattern = re.compile(rf"\.writing_rank_{name.rank:05d}_w{name.window}\.json\..*")
-    others = {folder: matches(run, folder, pattern) for folder in ("summary", "trigger")}
-    paths = [f"{folder}/{match[0]}" for folder, partial in others.items() for match in partial]
-    return [RunFile(run, path) for path in [*(match[0] for match in traces), *paths]]
+    of_window = rf"\.writing_{replace(name, segment=0).stem}(_s[0-9]+)?\."
+    of_tables = rf"\.writing_rank_{name.rank:05d}_w{name.window}\.json\..*"
+    patterns = {
+        "": rf"{of_window}.*",
+        "raw": rf"{of_window}ops\..*",
+        "stacks": rf"{of_window}stacks\..*",
+        "summary": of_tables,
+        "trigger": of_tables,
+    }
+    return [
+        RunFile(run, f"{folder}/{match[0]}" if folder else match[0])
+        for folder, pattern in patterns.items()
+        for match in matches(run, folder, re.compile(pattern))
+    ]

@@ -137,6 +137,18 @@ def test_a_broken_segment_is_named_and_the_others_count(run: Path, cli) -> None:
     assert whole.exists()
 
 
+def test_what_a_killed_process_was_writing_is_removed(run: Path, cli) -> None:
+    """It wrote a segment's stacks and shapes, and a helper the trace of another one."""
+    last, other = segment(3), trace_name(rank=0, window=1)
+    names = [last.stacks, last.operator_calls, segment(1).trace("json"), other.stacks]
+    paths = [(run / name).with_name(f".writing_{Path(name).name}.0123") for name in names]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    cli("finish", run)
+    assert [path.exists() for path in paths] == [False, False, False, True]
+
+
 def test_a_finish_that_ended_midway_still_makes_the_tables_of_the_whole(run: Path, cli) -> None:
     raws = {number: (run / segment(number).raw).read_bytes() for number in range(2)}
     cli("finish", run)
