@@ -326,6 +326,11 @@ def _memory(trace: Trace) -> tuple[float | None, int | None]:
 
 
 def framework_of(trace: Trace) -> str:
-    """Return ``torch`` or ``paddle``: whose operators a trace has."""
+    """Return ``torch`` or ``paddle``: whose operators a trace has, or whose profiler wrote its events.
+
+    Kineto adds an event of category Trace to each file.
+    """
+    if trace.ignored.get("Trace"):
+        return "torch"
     names = trace.events.filter(pl.col("category") == "Operator")["name"].unique().cast(pl.String)
     return "torch" if names.str.starts_with("aten::").any() else "paddle"

@@ -128,3 +128,15 @@ def test_the_optimizer_decides_how_to_fuse_it(operator: str, says: str, tmp_path
     found = ppprof.advise(ppprof.open(run(tmp_path / "log", [updating(20, operator)])))
     (row,) = finding_rows([each for each in found if each.rule == "optimizer-unfused"])
     assert says in row.do
+
+
+# Only Paddle records the accumulation of a gradient beside its computation.
+@pytest.mark.parametrize("rule", sorted(TRIGGERS.keys() - {"gradient-accumulation"}))
+def test_advice_on_a_trace_of_torch_names_nothing_of_paddle(
+    rule: str, evidence: dict[str, Evidence]
+):
+    own = evidence[rule].indicators
+    indicators = {rank: each._replace(framework="torch") for rank, each in own.items()}
+    of_torch = dataclasses.replace(evidence[rule], config={}, indicators=indicators)
+    for row in finding_rows([each for each in advise(of_torch) if each.rule == rule]):
+        assert not re.search(r"paddle\.|ppprof\.span|Fleet", row.do), row.do

@@ -224,6 +224,14 @@ def test_a_trace_without_steps_is_to_be_marked(tmp_path):
     assert "5 steps" not in row.what + row.do
 
 
+def test_a_trace_of_torch_without_operators_has_torchs_words(tmp_path):
+    events = [each for each in training().events if each.get("cat") in (None, "cuda_runtime")]
+    events.append({**events[-1], "cat": "Trace", "name": "PyTorch Profiler (0)"})
+    rows = finding_rows(advised(write_events(tmp_path / "a.json", events))[0])
+    assert rows
+    assert not [row.do for row in rows if "paddle" in row.do]
+
+
 def test_two_branches_of_a_graph_may_overlap(tmp_path):
     """One launch started both kernels, and the first one ends last."""
     trace = training()
