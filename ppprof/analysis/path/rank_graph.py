@@ -119,7 +119,7 @@ def rank_graph(trace: Trace) -> RankGraph:
     collectives = placed_collectives(profile)
     nodes = _Nodes(tree, _outside_of_communication(tree, collectives))
     edges = [
-        _of_threads(events, nodes),
+        _of_threads(nodes),
         *_of_streams(events, nodes),
         *_waiting_calls(events, nodes),
         _handed_over(events, nodes),
@@ -195,9 +195,9 @@ class _Nodes:
         """Time of each node."""
         steps = events.host_rows("ProfileStep")
         is_stepping = np.isin(self.thread, np.unique(events.thread[steps]))
-        self.of_steps = np.flatnonzero(is_stepping)
+        of_steps = np.flatnonzero(is_stepping)
+        self.of_steps: Int64 = of_steps[np.argsort(self.time_ns[of_steps], kind="stable")]
         """The nodes of threads with steps, in order of time."""
-        self.of_steps = self.of_steps[np.argsort(self.time_ns[self.of_steps], kind="stable")]
         self.is_stepping = is_stepping
         """Whether each node of a thread is of one with steps."""
         num_rows = events.events.height
@@ -247,11 +247,12 @@ _Edges = tuple[Array, Array, Int64, Int64]
 
 
 def _edges(source: Array, target: Array, key: Array | int, least_ns: Int64 | int = 0) -> _Edges:
+    """Return edges; one key or time may stand for all of them."""
     shape = source.shape
     return source, target, np.broadcast_to(key, shape), np.broadcast_to(least_ns, shape)
 
 
-def _of_threads(events: EventArrays, nodes: _Nodes) -> _Edges:
+def _of_threads(nodes: _Nodes) -> _Edges:
     """Return the edges between neighbours on threads."""
     target = np.flatnonzero(~nodes.is_first)
     return _edges(target - 1, target, nodes.key[target - 1])
