@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from os import PathLike, fspath
@@ -199,8 +199,12 @@ def _attach(
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
-    timer = _timer()
-    flight_recorder = _flight_recorder(profiler, job, run, timer) if run is not None else None
+    timers: list[StepTimer] = []  # made last: step 0 begins with it
+
+    def is_paused() -> bool:
+        return any(timer.is_paused() for timer in timers)
+
+    flight_recorder = _flight_recorder(profiler, job, run, is_paused) if run is not None else None
 
     schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
     clock_sync = triggers = None
@@ -243,6 +247,8 @@ def _attach(
             brief=profiler.brief,
         ),
     ]
+    timer = _timer()
+    timers.append(timer)
     timer.watch_readers()
     session = RecordingSession(
         window_clock,
@@ -291,7 +297,7 @@ def _out_of_memory(job: Job, run: Path) -> Part | None:
 
 
 def _flight_recorder(
-    profiler: ProfilerConfig, job: Job, run: Path, timer: StepTimer
+    profiler: ProfilerConfig, job: Job, run: Path, is_paused: Callable[[], bool]
 ) -> FlightRecorder | None:
     is_wanted = profiler.flight_recorder and job.topology.world_size > 1
     if not is_wanted and profiler.hang_after is None:
@@ -301,7 +307,7 @@ def _flight_recorder(
 
         return FlightRecorder(
             *(run, job.topology, job.rank),
-            *(profiler.hang_after, profiler.hang_exit_code, timer.is_paused),
+            *(profiler.hang_after, profiler.hang_exit_code, is_paused),
         )
     except Exception as error:  # the disk, or another version of Paddle
         pass_interruption(error)
