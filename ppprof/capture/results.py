@@ -153,10 +153,10 @@ class Results(Part):
         if self.shown is None or not (has_windows or self.summary.has_table):
             return
         run, lines = shlex.quote(str(self.shown)), []
-        if not has_windows:
-            lines.append(f"rank {self.rank}: {self.summary.verdict()}")
-        elif self.post_processor is not None and self.post_processor.verdict:
+        if has_windows and self.post_processor is not None and self.post_processor.verdict:
             lines.append(self.post_processor.verdict)
+        elif self.summary.has_table and (self.brief or not has_windows):
+            lines.append(f"rank {self.rank}: {self.summary.verdict()}")
         if self.brief and has_windows:
             lines.append(f"all tables: ppprof summary {run}")
         lines.append(f"all ranks, as a page: ppprof report {run}")

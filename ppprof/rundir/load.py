@@ -11,6 +11,8 @@ from ppprof.rundir.run_file import RunFile
 
 _MOST_BYTES = 1 << 20
 """Most bytes to read of a rank's step times: about 2,400 steps, 10 ms."""
+_MOST_RANKS = 256
+"""Most ranks of one machine; of more, nothing is written."""
 
 
 def add_load(steps: RunFile) -> None:
@@ -32,7 +34,10 @@ def add_load(steps: RunFile) -> None:
     if not hosts or steps.name != steps_path(min(hosts)):
         return
     ranks = jsonl_files(steps.run, "steps")
-    shares = [_load_of(file) for rank, file in ranks if hosts.get(rank) == platform.node()]
+    files = [file for rank, file in ranks if hosts.get(rank) == platform.node()]
+    if len(files) > _MOST_RANKS:
+        return
+    shares = [_load_of(file) for file in files]
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return
@@ -57,6 +62,6 @@ def _load_of(steps: RunFile) -> tuple[float, float] | None:
             if busy is not None and own is not None:
                 busy_ns, own_ns = busy_ns + busy * since_ns, own_ns + own * since_ns
                 total_ns, since_ns = total_ns + since_ns, 0.0
-        except (KeyError, TypeError, RecursionError) as error:
+        except (KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{steps}: {error!r}") from error
     return (busy_ns / total_ns, own_ns / total_ns) if total_ns > 0 else None

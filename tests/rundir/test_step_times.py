@@ -14,6 +14,8 @@ from ppprof.rundir.run_file import RunFile
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from tests.fixtures.run_files import run_file
 
+HUGE = json.dumps({"batch_cost_ns": 10**400}).encode()
+
 
 def record(step, **other):
     fields = {
@@ -128,7 +130,9 @@ def test_a_run_that_ends_has_the_load_of_its_machine_in_the_manifest(tmp_path):
     }
 
 
-@pytest.mark.parametrize("line", [b"[]", b"{}", b"\xff", b'{"batch_cost_ns": "1"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "line", [b"[]", b"{}", b"\xff", b'{"batch_cost_ns": "1"}', b"[" * 100_000, HUGE]
+)
 def test_a_load_that_cannot_be_read_leaves_the_manifest(tmp_path, line):
     write_manifest(tmp_path, {"machine": {}})
     (tmp_path / "nodes").mkdir()

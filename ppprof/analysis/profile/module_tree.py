@@ -498,11 +498,14 @@ class _MicroBatches:
             outermost = {int(self._outermost[row]) for row, _ in left}
             linked = {row for row in outermost if self._passes.get(row) == number} or linked
         of_linked = {outer for row, outer in left if self._outermost[row] in linked}
-        if of_linked or not self._is_complete.get((step, name)):
-            return of_linked or None
+        every = dict.fromkeys(outer for _, outer in left)
+        if 0 < len(of_linked) < len(every):
+            return of_linked
+        if not self._is_complete.get((step, name)):
+            return None
         found: set[int] = set()
         num = 0
-        for outer in dict.fromkeys(outer for _, outer in left):
+        for outer in every:
             if num < self._num[backward, name]:
                 found.add(outer)
                 num += sum(each == outer for _, each in left)
