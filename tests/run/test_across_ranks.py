@@ -70,7 +70,7 @@ def test_without_a_manifest_the_ranks_are_those_that_are_there(tmp_path, message
     ]
     assert made.left_out == []
     (message,) = messages
-    assert "nothing in these traces says that they are of one job" in message
+    assert "nothing in them says that they are of one job" in message
 
 
 def test_no_rank_that_can_be_read(tmp_path, messages):
