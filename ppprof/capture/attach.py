@@ -214,7 +214,7 @@ def _attach(
     window_clock = WindowClock(schedule, triggers, profiler.timer_only)
 
     summary = PerfSummary(manifest["device_peak_flops"])
-    steps = _steps(profiler, job, run, summary, printing)
+    steps = _steps(profiler, job, run, summary, printing, flight_recorder)
     post_processor = store = windows = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
@@ -374,6 +374,7 @@ def _steps(
     run: Path | None,
     summary: PerfSummary,
     printing: Collection[int],
+    flight_recorder: FlightRecorder | None,
 ) -> StepsPart:
     import paddle
 
@@ -385,8 +386,14 @@ def _steps(
             is_first = job.rank == min(printing)
             scalars = Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
     is_judged = job.rank in printing and not _device().startswith("cpu")
-    lasting_cost = LastingCost() if is_judged else None
-    return StepsPart(summary, step_log, scalars, memory_reader(paddle, _device()), lasting_cost)
+    return StepsPart(
+        summary,
+        step_log,
+        scalars,
+        memory_reader(paddle, _device()),
+        LastingCost() if is_judged else None,
+        flight_recorder.communication_ns if flight_recorder else lambda: None,
+    )
 
 
 def _windows(

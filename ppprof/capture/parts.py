@@ -353,6 +353,7 @@ class StepsPart(Part):
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
         device_memory: returns the memory of the device now; None without a device.
         lasting_cost: compares steps before and after the first window; None without a device.
+        communication_ns: returns the step's time in communication, once it has ended; None if unknown.
     """
 
     task = "timing a step"
@@ -365,8 +366,10 @@ class StepsPart(Part):
         scalars: Scalars | None = None,
         device_memory: Callable[[], DeviceMemory] | None = None,
         lasting_cost: LastingCost | None = None,
+        communication_ns: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._summary = summary
+        self._communication_ns = communication_ns
         self._log = log
         self._scalars = scalars
         self._device_memory = device_memory
@@ -432,6 +435,7 @@ class StepsPart(Part):
             memory.peak_reserved_bytes,
             memory.total_bytes,
             *self._processors.step(),
+            self._communication_ns(),
         )
 
     def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:

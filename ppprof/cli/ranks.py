@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from ppprof import rundir
 from ppprof.choices import GROUPS, check_time_unit
 from ppprof.cli.options import (
     Checks,
@@ -125,6 +126,9 @@ def run(args: argparse.Namespace) -> int:
         # This imports numpy and polars; the processes do so at the same time.
         run = open_located(location, args.reading)
         log_newest(run, location)
+        if not run.recordings and rundir.has_manifest(run.path):
+            show(args, [_without_window(args, run)])
+            return 0
         cluster = run.cluster(args.rank, args.window, steps=args.steps, executor=executor)
         if args.what_if and cluster.what_if.is_empty():
             log.warning(
@@ -133,6 +137,35 @@ def run(args: argparse.Namespace) -> int:
             )
         show(args, [_text_of(args, run, cluster)])
     return 0
+
+
+def _without_window(args: argparse.Namespace, run: Run) -> str:
+    """Return what step times say about the ranks of a run without a window."""
+    from ppprof.report.markdown import markdown
+    from ppprof.run.ranks import ranks_without_window
+    from ppprof.rundir.summaries import document, dumps, rows_of
+
+    table = ranks_without_window(run)
+    if args.format == "json":
+        return f"{dumps(document(rows_of({'ranks': table}), run=str(run.path)))}\n"
+    if args.format == "csv":
+        return table.write_csv()
+    if args.format == "md":
+        return f"{markdown(table.columns, table.rows(named=True))}\n"
+    num_steps = table["num_steps"].to_list()
+    lines = [
+        f"{run}: no window; by the times of {max(num_steps)} steps, medians in ms:",
+        f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers",
+    ]
+    for row in table.head(args.row_limit or table.height).iter_rows(named=True):
+        names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
+        numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
+        excess = f"{row['excess_ns'] / 1e6:+.2f} ± {2 * row['noise_ns'] / 1e6:.2f}"
+        role = f" ({row['role']})" * bool(row["role"])
+        lines.append(f"{row['rank']:>6}{numbers}  {excess}{role}{'  slow' * row['is_slow']}")
+    slow = table.filter("is_slow")["rank"].to_list()
+    verdict = f"slow: {format_ranges('rank', slow)}" if slow else "no rank is slow"
+    return "\n".join([*lines, f"\nVerdict: {verdict}.", ""])
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:

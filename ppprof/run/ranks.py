@@ -11,6 +11,7 @@ from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
+from ppprof.analysis.ranks.unrecorded import unrecorded_ranks
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
@@ -105,6 +106,30 @@ def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame
         which times come from the run's step times.
     """
     return with_measured_times(join_ranks(breakdowns, run.coordinates), run.step_times)
+
+
+def ranks_without_window(run: BaseRun) -> pl.DataFrame:
+    """Return which ranks are slow by step times alone; see `unrecorded_ranks`.
+
+    Raises:
+        InputError: no step has a known time of communication.
+    """
+    times, topology = run.step_times, run.topology
+    ranks = times["rank"].unique().to_list()
+    if topology is None:  # ranks may be stages of a pipeline: no rank has peers
+        roles = {rank: f"rank {rank}" for rank in ranks}
+    elif topology.degree("pp") > 1:
+        ranks = [rank for rank in ranks if rank < topology.world_size]
+        roles = {rank: f"stage {topology.coordinate(rank)['pp']}" for rank in ranks}
+    else:
+        roles = {}
+    table = unrecorded_ranks(times, roles)
+    if table.is_empty():
+        raise InputError(
+            f"{run}: no window, and no step times on the host with their communication "
+            "(Profiler.flight_recorder): record a window"
+        )
+    return table
 
 
 def windows_with_steps(

@@ -115,6 +115,9 @@ class FlightRecorder(Part):
         )
         self._kinds: dict[CodeType, str] = {}
         self._inside = threading.local()
+        self._thread = threading.get_ident()
+        self._spent_ns = 0
+        self._step_spent_ns = 0
         self._ring.step(0, time.time_ns())
         self._methods = Patches()
         for kind in process_groups():
@@ -131,8 +134,17 @@ class FlightRecorder(Part):
 
     def on_step(self, step: FinishedStep) -> None:
         """Note that a step has ended."""
+        self._step_spent_ns, self._spent_ns = self._spent_ns, 0
+        self._thread = threading.get_ident()
         self._step = step.step + 1
         self._ring.step(self._step, time.time_ns())
+
+    def communication_ns(self) -> int:
+        """Return for how long the thread that ends steps was in calls of communication, or waited for them.
+
+        In the step that has ended last.
+        """
+        return self._step_spent_ns
 
     def device_tasks(self) -> list[Any]:
         """Return the operations on a device that were started, and that the training has not waited for."""
@@ -163,12 +175,14 @@ class FlightRecorder(Part):
         if not number:
             return method(group, *args, **kwargs)
         self._inside.call = True
+        called_ns = time.time_ns()
         try:
             task = method(group, *args, **kwargs)
         finally:
             self._inside.call = False
         returned_ns = time.time_ns()
         self._ring.times(number, returned_ns, 0)
+        self._spend(returned_ns - called_ns)
         if isinstance(task, core.task):
             self._tasks[task] = number, returned_ns
             if isinstance(group, _HOST_GROUP):
@@ -274,10 +288,17 @@ class FlightRecorder(Part):
         number, returned_ns = self._tasks.pop(task, (0, 0))
         if not number:
             return wait(task, *args, **kwargs)
-        self._ring.times(number, returned_ns, -time.time_ns())
+        begin_ns = time.time_ns()
+        self._ring.times(number, returned_ns, -begin_ns)
         result = wait(task, *args, **kwargs)
-        self._ring.times(number, returned_ns, time.time_ns())
+        end_ns = time.time_ns()
+        self._ring.times(number, returned_ns, end_ns)
+        self._spend(end_ns - begin_ns)
         return result
+
+    def _spend(self, ns: int) -> None:
+        if threading.get_ident() == self._thread:
+            self._spent_ns += max(ns, 0)
 
 
 def layer_name(layer: Layer, model: Layer) -> str:

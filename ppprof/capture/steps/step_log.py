@@ -4,7 +4,7 @@
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
-"processors_busy_ratio":0.52,"processors_own_ratio":0.49}``
+"processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000}``
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class StepRecord(NamedTuple):
     processors_own_ratio: float | None = None
     """The part of ``processors_busy_ratio`` of this process and its descendants, such as workers of a
     DataLoader; null at the same steps."""
+    communication_ns: int | None = None
+    """Time in which the thread that calls `ProfilerSession.step` was in calls of communication or waited for
+    them, as `ppprof.capture.ranks.flight_recorder` sees them; null without it. On a device that queues
+    its work, transfers take longer than their calls."""
 
 
 RecordValues = tuple[Union[float, None], ...]

@@ -1,0 +1,89 @@
+"""Slow ranks from generated step times, in a job in which all ranks wait for the slowest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ppprof.analysis.ranks.unrecorded import RANKS, unrecorded_ranks
+from ppprof.rundir.step_times import STEP_TIMES
+from ppprof.topology import Topology
+from tests.conftest import Cli
+
+JOB = Topology.of(dp=2, pp=2, mp=2)
+ROLES = {rank: f"stage {JOB.coordinate(rank)['pp']}" for rank in range(8)}
+
+
+def step_times(num_steps: int, seed: int, slow: int = -1, factor: float = 1.0) -> pl.DataFrame:
+    """Return times of eight ranks: 3% noise in each one's work, 1% of the steps three times as long.
+
+    The stages differ in their work; a step takes what its slowest rank works, and 5 ms for transfers.
+    """
+    chance = np.random.default_rng(seed)
+    work = np.array([80.0 if ROLES[rank] == "stage 0" else 60.0 for rank in range(8)])
+    work = work * chance.normal(1, 0.03, (num_steps, 8))
+    work *= np.where(chance.random((num_steps, 8)) < 0.01, 3, 1)
+    if slow >= 0:
+        work[:, slow] *= factor
+    step = work.max(axis=1, keepdims=True) + 5
+    rows = [
+        {
+            **dict.fromkeys(STEP_TIMES),
+            "rank": rank,
+            "step": number,
+            "batch_cost_ns": int(step[number, 0] * 1e6),
+            "communication_ns": int((step[number, 0] - work[number, rank]) * 1e6),
+            "excluded": False,
+        }
+        for number in range(num_steps)
+        for rank in range(8)
+    ]
+    return pl.DataFrame(rows, STEP_TIMES)
+
+
+def found(times: pl.DataFrame) -> list[int]:
+    return unrecorded_ranks(times, ROLES).filter("is_slow")["rank"].to_list()
+
+
+@pytest.mark.parametrize(("percent", "num_steps"), [(20, 22), (10, 102)])
+def test_the_slow_rank_is_found_though_all_steps_are_equally_long(
+    percent: int, num_steps: int
+) -> None:
+    for seed in range(25):
+        slow = seed % 8
+        times = step_times(num_steps, seed, slow, 1 + percent / 100)
+        assert found(times) == [slow], seed
+
+
+def test_no_rank_is_slow_without_a_cause() -> None:
+    assert [found(step_times(num, seed)) for num in (22, 102, 400) for seed in range(25)] == [
+        []
+    ] * 75
+
+
+def test_windows_excluded_steps_and_devices_do_not_count() -> None:
+    times = step_times(30, 0, 3, 1.5)
+    for left_out in ({"window": 0}, {"excluded": True}, {"device_timed": True}):
+        columns = [pl.lit(value).alias(name) for name, value in left_out.items()]
+        assert unrecorded_ranks(times.with_columns(columns), ROLES).is_empty()
+
+
+def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
+    manifest = {"schema_version": 2, "axes": {"order": JOB.order, "degrees": JOB.degrees}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "steps").mkdir()
+    for (rank,), table in step_times(30, 0, 3, 1.5).group_by("rank"):
+        lines = table.drop("rank", "others_ratio").write_ndjson()
+        (tmp_path / "steps" / f"rank_{rank:05d}.jsonl").write_text(lines)
+    out, _ = cli("ranks", tmp_path)
+    assert "no window; by the times of 28 steps" in out
+    assert out.endswith("Verdict: slow: rank 3.\n")
+    rows = json.loads(cli("ranks", tmp_path, "--format", "json").out)["tables"]["ranks"]
+    assert [*rows[0]] == [*RANKS]
+    assert rows[0]["rank"] == 3
+    assert len(cli("ranks", tmp_path, "--format", "csv").out.splitlines()) == 9
+    assert len(cli("ranks", tmp_path, "--format", "md").out.splitlines()) == 10
