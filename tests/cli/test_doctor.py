@@ -75,7 +75,7 @@ def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_kernel_and_its_clock(simulated: Path, tmp_path: Path) -> None:
     found = examined(tmp_path, code=0)
     assert found["window"]["reason"] == "a window on gpu:0 holds its kernel"
-    assert found["device clock"]["values"]["launch_to_start_ns"] == 100
+    assert found["device clock"]["values"]["most_ahead_ns"] == 100
 
 
 def test_a_profiler_that_ends_the_process(simulated: Path, tmp_path: Path) -> None:

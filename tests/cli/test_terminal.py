@@ -267,7 +267,7 @@ def test_examples_are_valid_command_lines(command: str, tmp_path: Path, monkeypa
     ("words", "message"),
     [
         (["sumary", "x"], "sumary: unknown command; did you mean summary?\n"),
-        (["xyzzy"], "xyzzy: unknown command; expected one of run, config, summary, ranks, merge, "),
+        (["xyzzy"], "xyzzy: unknown command; expected one of run, config, summary, ranks, "),
         (["summary", "x", "--viws=op"], "unrecognized arguments: --viws=op; did you mean --views?"),
         (["diff", "x", "--qqqqqq"], "unrecognized arguments: --qqqqqq\n"),
     ],
