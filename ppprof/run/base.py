@@ -230,6 +230,15 @@ class BaseRun:
         return pl.concat([pl.DataFrame(schema=STEP_TIMES), *tables]).sort("rank", "step")
 
     @cached_property
+    def stalls(self) -> Mapping[tuple[int, int], Mapping[int, int]]:
+        """Rank and window -> step -> for how many ns the profiler held the training up ahead of it."""
+        times = self.step_times.filter(pl.col("stall_ns") > 0, pl.col("window").is_not_null())
+        return {
+            (rank, window): dict(rows.select("step", "stall_ns").iter_rows())
+            for (rank, window), rows in times.group_by("rank", "window")
+        }
+
+    @cached_property
     def clocks(self) -> Clocks:
         """Rank -> its clock relative to the reference clock; ranks that were not measured lack."""
         from ppprof.rundir.clocks import read_clocks

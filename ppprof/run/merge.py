@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from ppprof.analysis.profile.steps import select_steps
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives
@@ -100,7 +98,6 @@ class _Windows:
 
     def __iter__(self) -> Iterator[Window]:
         existing: set[int] = set()
-        stalls = _stalls(self._run)
         hosts = dict(self._run.coordinates.select("rank", "host").iter_rows())
         for recording in self._recordings:
             try:
@@ -114,7 +111,7 @@ class _Windows:
                 if trace.events.is_empty():
                     continue
             rank = recording.rank
-            trace = with_stalls(trace, stalls.get((rank, recording.window), {}))
+            trace = with_stalls(trace, self._run.stalls.get((rank, recording.window), {}))
             if rank not in self.written:
                 self.written.append(rank)
             name = _process_name(self._run, recording, hosts)
@@ -125,15 +122,6 @@ class _Windows:
         if not self.written:
             steps = format_ranges("step", existing)
             raise UsageError(f"{self._run}: no step of {self._steps}; it has {steps}")
-
-
-def _stalls(run: BaseRun) -> Mapping[tuple[int, int], Mapping[int, int]]:
-    """Return rank and window -> step -> for how many ns the profiler held the training up ahead of it."""
-    times = run.step_times.filter(pl.col("stall_ns") > 0, pl.col("window").is_not_null())
-    return {
-        (rank, window): dict(rows.select("step", "stall_ns").iter_rows())
-        for (rank, window), rows in times.group_by("rank", "window")
-    }
 
 
 def _clocks_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +32,7 @@ from ppprof.analysis.report_data.report import (
     mean_module_work,
 )
 from ppprof.choices import StepRange
-from ppprof.errors import InputError, UsageError
+from ppprof.errors import UsageError
 from ppprof.messages import message_of
 from ppprof.run.advise import collect_evidence, collect_evidence_of_run
 from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for, stages_of
@@ -263,29 +263,19 @@ def _rank_data(
     """
     drawn = _drawn(run, [recording.rank for recording in recordings])
     collect = partial(collect_rank_report_data, naming=naming, steps=steps)
-    errors: list[str] = []
-    results: list[WindowResult[RankReportData]] = []
-    for work, part in (
-        (partial(collect, share=1 / max(len(drawn), 1)), _of_ranks(recordings, drawn)),
-        (collect, _of_ranks(recordings, set(run.ranks).difference(drawn))),
-    ):
-        try:
-            results += run.map_windows(work, map(_for_page, part), executor) if part else []
-        except InputError as error:
-            errors.append(str(error))
-    if not results:
-        raise InputError("\n".join(errors))
-    for message in errors:
-        _log.warning("%s", message)
+    shown = partial(collect, share=1 / max(len(drawn), 1))
+    works = {
+        _for_page(each): partial(shown, stalls=run.stalls.get((each.rank, each.window), {}))
+        if each.rank in drawn
+        else collect
+        for each in recordings
+    }
+    results = list(run.reader.map_works(works, executor))
     if steps is not None and all(
         result.value.analysis.breakdown.parts.is_empty() for result in results
     ):
         raise UsageError(f"{run}: no step of {steps}")
     return sorted(results, key=lambda result: result.recording.rank)
-
-
-def _of_ranks(recordings: Sequence[Recording], ranks: Collection[int]) -> list[Recording]:
-    return [recording for recording in recordings if recording.rank in ranks]
 
 
 def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:

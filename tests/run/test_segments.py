@@ -94,6 +94,8 @@ def test_stalls_of_the_profiler_are_spans_of_the_timeline(run: Path, cli) -> Non
         if each["ph"] == "X" and each["name"].startswith("profiler")
     ]
     assert spans == [("profiler opens a window", 3)]
+    tracks = report.collect_report_data(ppprof.open(run)).details[0].timeline.tracks
+    assert any(track.name == "profiler" for track in tracks)
     assert ppprof.open(run).trace(0).events.height == events.height
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from ppprof.analysis.summaries.overview import model
 from ppprof.choices import StepRange
 from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.schema import Trace, is_kernel
+from ppprof.trace.segments import with_stalls
 
 _NUM_LEVELS = 400
 """Number of points in the memory curve of a place."""
@@ -114,14 +116,18 @@ def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
 
 
 def collect_rank_report_data(
-    trace: Trace, naming: Naming, steps: StepRange | None = None, share: float = 0.0
+    trace: Trace,
+    naming: Naming,
+    steps: StepRange | None = None,
+    share: float = 0.0,
+    stalls: Mapping[int, int] = MappingProxyType({}),
 ) -> RankReportData:
     """Return the report data of one rank's window.
 
     ``steps`` are those to keep. ``share`` is the rank's share of a page's timelines, 0 to 1; 0:
-    ``details`` is not computed.
+    ``details`` is not computed. ``stalls`` are drawn: `ppprof.trace.segments.with_stalls`.
     """
-    trace = with_step(trace)
+    trace = with_stalls(with_step(trace), stalls)
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
     details = _details(profile, share) if share else None
