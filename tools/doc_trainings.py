@@ -50,7 +50,8 @@ _MASKS = (
     # Which parts of a step are the largest, and in which order, depends on the machine, too.
     (re.compile(r"^.* (?:0 TIME|-) (?:0 TIME|-) 0%$"), "a part of the step"),
     # What a run says after its largest finding depends on the machine.
-    (re.compile(r"(: step 0 TIME: [^,]*),.*"), r"\1"),
+    (re.compile(r"(step 0 TIME), slower ones \(0 of 0\) left out"), r"\1"),
+    (re.compile(r"(: (?:recorded )?step 0 TIME: [^,(]*[^,( ]).*"), r"\1"),
 )
 
 

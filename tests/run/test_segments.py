@@ -79,9 +79,13 @@ def test_steps_of_all_segments_count_once(run: Path, cli) -> None:
 
 def test_stalls_of_the_profiler_are_spans_of_the_timeline(run: Path, cli) -> None:
     events = ppprof.open(run).trace(0).events
-    first = step_spans(events)["step"][0]
+    steps = step_spans(events)
+    gap_ns = (steps["start_ns"] - steps["end_ns"].shift(1)).max()
+    row = (steps["start_ns"] - steps["end_ns"].shift(1)).arg_max()
+    first = steps["step"][0]
+    stalls = {first: 3000, steps["step"][row]: gap_ns}
     lines = [
-        {"step": step, "batch_cost_ns": 9000, "stall_ns": 3000 * (step == first), "window": 0}
+        {"step": step, "batch_cost_ns": 9000, "stall_ns": stalls.get(step, 0), "window": 0}
         for step in range(first, first + 5)
     ]
     (run / "steps").mkdir(exist_ok=True)
@@ -93,7 +97,11 @@ def test_stalls_of_the_profiler_are_spans_of_the_timeline(run: Path, cli) -> Non
         for each in merged["traceEvents"]
         if each["ph"] == "X" and each["name"].startswith("profiler")
     ]
-    assert spans == [("profiler opens a window", 3)]
+    assert gap_ns > 0
+    assert spans == [
+        ("profiler opens a window", 3),
+        ("profiler saves a segment", gap_ns / 1000),
+    ]
     tracks = report.collect_report_data(ppprof.open(run)).details[0].timeline.tracks
     assert any(track.name == "profiler" for track in tracks)
     assert ppprof.open(run).trace(0).events.height == events.height

@@ -31,6 +31,7 @@ from ppprof.choices import StepRange
 from ppprof.remote_names import REMOTE, ends_of
 from ppprof.trace.schema import Trace, is_kernel
 from ppprof.trace.segments import with_stalls
+from ppprof.trace.steps import step_spans
 
 _NUM_LEVELS = 400
 """Number of points in the memory curve of a place."""
@@ -125,9 +126,11 @@ def collect_rank_report_data(
     """Return the report data of one rank's window.
 
     ``steps`` are those to keep. ``share`` is the rank's share of a page's timelines, 0 to 1; 0:
-    ``details`` is not computed. ``stalls`` are drawn: `ppprof.trace.segments.with_stalls`.
+    ``details`` is not computed. ``stalls`` between two steps are drawn: `ppprof.trace.segments.with_stalls`.
     """
-    trace = with_stalls(with_step(trace), stalls)
+    trace = with_step(trace)
+    first = step_spans(trace.events)["step"].min()
+    trace = with_stalls(trace, {step: stalls[step] for step in stalls if step != first})
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
     details = _details(profile, share) if share else None
