@@ -184,7 +184,7 @@ class TestInChromium:
         """Read from the page: title, sentence, card, bar, first finding, rows and charts."""
         page = opened(name).page
         title = page.locator("h1").inner_text() + " " + page.locator("header").inner_text()
-        basis = page.locator("#headline p").inner_text()
+        basis = page.locator("#headline > p").inner_text()
         cards = dict(
             page.eval_on_selector_all(
                 ".tiles div",
