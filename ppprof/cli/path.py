@@ -108,7 +108,6 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.analysis.path.change_replay import what_if
     from ppprof.cli import executors
     from ppprof.cli.runs import log_newest, open_located
-    from ppprof.run.path import stages_of
     from ppprof.rundir.recordings import resolve
 
     location = resolve(*args.paths)
@@ -116,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         run = open_located(location, args.reading)
         log_newest(run, location)
         graph = run.graph(args.rank, args.window, steps=args.steps, executor=executor)
-        changes = what_if(graph, args.what_if, stages_of(run)) if args.what_if else None
+        changes = what_if(graph, args.what_if, run.stages) if args.what_if else None
         show(args, [_text_of(args, run, graph, changes)])
     return 0
 

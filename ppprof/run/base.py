@@ -122,6 +122,14 @@ class BaseRun:
         """The topology of the job; None if there is no manifest, or no valid topology in it."""
         return rundir.topology_of(self.manifest)
 
+    @cached_property
+    def stages(self) -> Mapping[int, int]:
+        """Rank -> pipeline stage; empty if the job has one stage or an unknown topology."""
+        topology = self.topology
+        if topology is None or topology.degree("pp") == 1:
+            return {}
+        return {rank: topology.coordinate(rank)["pp"] for rank in range(topology.world_size)}
+
     def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
         """Return the recordings of a rank and window, sorted by rank, then window; None: all.
 

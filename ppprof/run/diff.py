@@ -233,11 +233,10 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
     run = side.run
     sums = _Sums()
     breakdowns = []
-    stages = stages_of(run)
     for result in results:
         rank, window = result.recording.rank, result.recording.window
         breakdowns.append((rank, window, result.value.breakdown.parts))
-        sums.add(result.value, stages.get(rank), window, side.steps)
+        sums.add(result.value, run.stages.get(rank), window, side.steps)
     times = _step_times(side)
     steps = _steps(steps_of_run(run, breakdowns) if breakdowns else None)
     if side.steps is not None:
@@ -278,13 +277,6 @@ def _step_times(side: RunSide) -> pl.DataFrame:
     if side.window is None or side.has_all_times:
         return times
     return times.filter(pl.col("window") == side.window)
-
-
-def stages_of(run: Run) -> dict[int, int]:
-    """Return rank -> pipeline stage; empty if the job has one stage or an unknown topology."""
-    if run.topology is None or run.topology.degree("pp") == 1:
-        return {}
-    return dict(run.coordinates.select("rank", "pp").iter_rows())
 
 
 def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ppprof.analysis.path.graph import Graph, job_graph
 from ppprof.analysis.path.rank_graph import RankGraph
@@ -66,11 +66,3 @@ def graph_of(
             graph.num_against_time + len(graph.source),
         )
     return graph
-
-
-def stages_of(run: BaseRun) -> Mapping[int, int]:
-    """Return the pipeline stage of each rank; empty without a topology."""
-    topology = run.topology
-    if topology is None:
-        return {}
-    return {rank: topology.coordinate(rank)["pp"] for rank in range(topology.world_size)}

@@ -114,15 +114,10 @@ def ranks_without_window(run: BaseRun) -> pl.DataFrame:
     Raises:
         InputError: no step has a known time of communication.
     """
-    times, topology = run.step_times, run.topology
-    ranks = times["rank"].unique().to_list()
-    if topology is None:  # ranks may be stages of a pipeline: no rank has peers
-        roles = {rank: f"rank {rank}" for rank in ranks}
-    elif topology.degree("pp") > 1:
-        ranks = [rank for rank in ranks if rank < topology.world_size]
-        roles = {rank: f"stage {topology.coordinate(rank)['pp']}" for rank in ranks}
-    else:
-        roles = {}
+    times = run.step_times
+    roles = {rank: f"stage {stage}" for rank, stage in run.stages.items()}
+    if run.topology is None:  # ranks may be stages of a pipeline: no rank has peers
+        roles = {rank: f"rank {rank}" for rank in times["rank"].unique()}
     table = unrecorded_ranks(times, roles)
     if table.is_empty():
         raise InputError(

@@ -35,7 +35,7 @@ from ppprof.choices import StepRange
 from ppprof.errors import UsageError
 from ppprof.messages import message_of
 from ppprof.run.advise import collect_evidence, collect_evidence_of_run
-from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for, stages_of
+from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult, sample_of_segments
@@ -105,7 +105,6 @@ def _of_traces(
     costs = costs_of_run(side, [result.map(result.value.costs) for result in results])
     change, baseline_work = _comparison(other, costs, naming, executor)
     indicators = {result.recording.rank: result.value.indicators for result in results}
-    stages = stages_of(run)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,
@@ -131,7 +130,7 @@ def _of_traces(
         targets=_targets(results, cluster),
         flame=_flame(results, cluster),
         module_work=mean_module_work(
-            (stages.get(rank), _num_steps(result), result.value.module_work)
+            (run.stages.get(rank), _num_steps(result), result.value.module_work)
             for result in results
             for rank in [result.recording.rank]
         ),
@@ -192,9 +191,12 @@ def _comparison(
     if side.recordings:
         work = partial(collect_baseline_data, naming=naming)
         results = list(side.run.map_windows(work, map(_for_page, side.recordings), executor))
-    stages = stages_of(side.run)
     modules = mean_module_work(
-        (stages.get(result.recording.rank), result.value.num_steps, result.value.module_work)
+        (
+            side.run.stages.get(result.recording.rank),
+            result.value.num_steps,
+            result.value.module_work,
+        )
         for result in results
     )
     baseline = costs_of_run(side, [result.map(result.value.costs) for result in results])

@@ -270,11 +270,10 @@ class Run(BaseRun):
         """
         from ppprof.analysis.path.change_language import parse_change
         from ppprof.analysis.path.change_replay import what_if
-        from ppprof.run.path import stages_of
 
         parsed = [parse_change(change) for change in changes]
         graph = self.graph(ranks, window, steps=steps, executor=executor)
-        return what_if(graph, parsed, stages_of(self))
+        return what_if(graph, parsed, self.stages)
 
     def merge(  # noqa: D417 (the class describes shared arguments)
         self,

@@ -122,7 +122,7 @@ def rank_graph(trace: Trace) -> RankGraph:
         _of_threads(nodes),
         *_of_streams(events, nodes),
         *_waiting_calls(events, nodes),
-        _handed_over(events, nodes),
+        _handed_over(nodes),
         _waited_in_steps(events, nodes, collectives),
     ]
     source, target, key, least_ns = (np.concatenate(parts) for parts in zip(*edges))
@@ -358,7 +358,7 @@ def _waiting_calls(events: EventArrays, nodes: _Nodes) -> list[_Edges]:
     return [_edges(source[has_node], nodes.end[calls], 2 * num_rows + calls)]
 
 
-def _handed_over(events: EventArrays, nodes: _Nodes) -> _Edges:
+def _handed_over(nodes: _Nodes) -> _Edges:
     """Return an edge to each outermost event of a thread without steps, from a thread with steps."""
     is_outside = np.append(-1, nodes.owner)[: nodes.num] < 0
     is_outermost = (nodes.is_first | is_outside) & ~nodes.is_end & ~nodes.is_stepping
@@ -420,7 +420,7 @@ def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFra
     kind = np.where(variant == 2, _KIND["synchronisation"], kind)
     kind = np.where(is_general, general[np.where(is_general, used - 3 * num_rows, 0)], kind)
     host = _hosts(events)[row] if num_rows else row
-    columns = {"name": _names(events, row, kind), **_surroundings(profile, tree, host, row)}
+    columns = {"name": _names(events, row, kind), **_surroundings(tree, host)}
     numbers = [np.where(is_general, -1, labels.number) for labels in columns.values()]
     code = kind.astype(np.uint64)
     for number in numbers:  # a hash: five columns do not fit into an integer
@@ -471,7 +471,7 @@ def _names(events: EventArrays, row: Int64, kind: Int64) -> Labels:
     return Labels(np.where(kind == _KIND["own code"], -1, names.number), names.texts)
 
 
-def _surroundings(profile: Profile, tree: Tree, host: Int64, row: Int64) -> dict[str, Labels]:
+def _surroundings(tree: Tree, host: Int64) -> dict[str, Labels]:
     """Return the operator, module and line of some host events, -1 for none."""
     events = tree.events
     operator = np.append(tree.innermost(events.host_rows("Operator")), -1)[host]
