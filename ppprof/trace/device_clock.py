@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.rundir import DEVICE_CLOCK_MARKER
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import Note, Trace
 from ppprof.units import format_time
 
@@ -57,7 +58,7 @@ def with_device_clock(trace: Trace) -> Trace:
     if first == events.height or _KEY in trace.extra_info:
         return trace
     bounds = _bounds(events, first)
-    probed = _probed(trace)
+    probed = _probed(events)
     both = (max(bounds[0], probed[0]), min(bounds[1], probed[1])) if probed else bounds
     least, most = both if both[0] <= both[1] else bounds
     if least - _NOISE_NS <= 0 <= most + _NOISE_NS:
@@ -110,11 +111,8 @@ def _bounds(events: pl.DataFrame, first: int) -> tuple[float, float]:
     )
 
 
-def _probed(trace: Trace) -> tuple[int, int] | None:
+def _probed(events: pl.DataFrame) -> tuple[int, int] | None:
     """Return the bounds in the marker; None without one."""
-    is_marker = trace.names.where(lambda name: re.fullmatch(_MARKER, name) is not None)
-    for name in trace.names.take(is_marker).used():
-        match = re.fullmatch(_MARKER, name)
-        if match is not None:
-            return int(match[1]), int(match[2])
-    return None
+    markers = Labels.of(events["name"].filter(events["category"] == "UserDefined")).used()
+    matches = (re.fullmatch(_MARKER, name) for name in markers)
+    return next(((int(match[1]), int(match[2])) for match in matches if match), None)

@@ -24,6 +24,7 @@ from ppprof.analysis.profile.runtime_calls import LAUNCH, kind_of_call
 from ppprof.analysis.profile.steps import select_events
 from ppprof.arrays import Bool, Int64
 from ppprof.trace.device_clock import device_clock_notes
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import DEVICE_CATEGORIES, Note, Trace
 from ppprof.units import format_ranges, short_name
 
@@ -133,7 +134,7 @@ def _expect_events(trace: Trace, launches: slice, has_event: Bool) -> Bool:
 
     A call that never has an event where others have one is no launch of its own: it is inside one.
     """
-    names = trace.names.take(launches)
+    names = Labels.of(trace.events["name"][launches])
     is_launch = names.where(lambda name: kind_of_call(name) == LAUNCH)
     num = len(names.texts) + 1
     answered = np.bincount(names.number[is_launch & has_event], minlength=num)
