@@ -6,9 +6,12 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
 
@@ -120,6 +123,25 @@ def test_a_step_is_drawn_for_each_rank_on_one_axis_of_time(report):
         length_ns = sum(length for part, length in lane.pieces if part)
         assert length_ns == pytest.approx(row["step_ns"], rel=1e-6)  # clocks drift
         assert abs(drawn - row["computation_ns"]) <= row["step_ns"] * (pieces + 60) / 240
+
+
+def test_a_pause_leaves_a_gap_in_the_drawn_step(report):
+    """What follows a pause, of which there are no slices, stays where it was."""
+    slices = [
+        table.filter(pl.int_range(pl.len()).over("step") != 1) for table in report.cluster.slices
+    ]
+    paused = replace(report, cluster=replace(report.cluster, slices=slices))
+    *_, bar = key_figures(paused, Words.in_language("en"), Links(paused))
+    number = int(re.search(r"Step (\d+)", bar.about_lanes).group(1))
+    of_step = [table for table in (every.filter(step=number) for every in slices) if table.height]
+    assert len(bar.lanes) == len(of_step)
+    for lane, table in zip(bar.lanes, of_step):
+        starts = accumulate((length for _, length in lane.pieces), initial=0)
+        drawn = [start for start, (part, _) in zip(starts, lane.pieces) if part]
+        recorded = table["start_ns"].to_list()
+        assert len(drawn) == len(recorded) > 1
+        for start, start_ns in zip(drawn, recorded):  # clocks drift
+            assert start - drawn[0] == pytest.approx(start_ns - recorded[0], rel=1e-6)
 
 
 def test_each_step_time_is_named_at_the_top(report):

@@ -731,39 +731,47 @@ def _one_step(report: ReportData, words: Words, links: Links) -> tuple[str, Sequ
     Of many ranks, the slow ones and some others. All have one axis of time if their clocks are known;
     else each begins at its own start.
     """
-    slices = {table["rank"][0]: table for table in report.cluster.slices if table.height}
+    slices = [table for table in report.cluster.slices if table.height]
     if not slices:
         return "", ()
-    sliced = pl.concat([table.select("step") for table in slices.values()])["step"].unique()
-    step = typical_step(report, sliced)
-    slow = report.cluster.slow_ranks.filter("is_slow")["rank"].to_list()
-    others = [rank for rank in slices if rank not in slow]
-    spread = max(1, -(-len(others) // max(1, _MOST_LANES - len(slow))))
-    ranks = sorted([*slow, *others[::spread]][:_MOST_LANES])
+    step = typical_step(report, pl.concat(table["step"] for table in slices).unique())
+    of_step = {table["rank"][0]: table.filter(step=step) for table in slices}
+    ranks = _lane_ranks(report, [rank for rank, table in of_step.items() if table.height])
     clocks = report.cluster.clocks
-    tables = {
-        rank: to_reference_clock(slices[rank].filter(step=step), clocks)
-        for rank in ranks
-        if rank in slices
-    }
-    tables = {rank: table for rank, table in tables.items() if table.height}
+    tables = {rank: to_reference_clock(of_step[rank], clocks) for rank in ranks}
     begins = {rank: int(table["start_ns"][0]) for rank, table in tables.items()}
     is_aligned = clocks.keys() >= tables.keys()
     if is_aligned:
         begins = dict.fromkeys(begins, min(begins.values()))
-    lengths = [int(table["end_ns"][-1]) - begins[rank] for rank, table in tables.items()]
-    lanes = []
-    for rank, table in tables.items():
-        begin, end = int(table["start_ns"][0]) - begins[rank], int(table["end_ns"][-1])
-        pieces = [
-            (_PART_TERMS.get(part, part), end_ns - start_ns)
-            for part, start_ns, end_ns in table.select("part", "start_ns", "end_ns").iter_rows()
-        ]
-        tail = max(lengths) - (end - begins[rank])
-        href = _step_of(report, rank, links)
-        lanes.append(Lane(label(report, rank), href, [("", begin), *pieces, ("", tail)]))
+    length_ns = max(int(table["end_ns"][-1]) - begins[rank] for rank, table in tables.items())
+    lanes = [
+        Lane(
+            label(report, rank),
+            _step_of(report, rank, links),
+            _pieces(table, begins[rank], begins[rank] + length_ns),
+        )
+        for rank, table in tables.items()
+    ]
     about = "one_step" if is_aligned or len(lanes) == 1 else "one_step_unaligned"
     of_all = words("about.lanes_of", shown=len(lanes), num=len(report.ranks))
     left_out = of_all if len(lanes) < len(report.ranks) else ""
-    time = format_time(max(lengths, default=0))
-    return words(f"about.{about}", step=step, time=time) + left_out, lanes
+    return words(f"about.{about}", step=step, time=format_time(length_ns)) + left_out, lanes
+
+
+def _lane_ranks(report: ReportData, ranks: Sequence[int]) -> list[int]:
+    """Return the ranks to draw: at most `_MOST_LANES`, the slow ones and others at equal distances."""
+    is_slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+    slow = [rank for rank in ranks if rank in is_slow]
+    others = [rank for rank in ranks if rank not in is_slow]
+    distance = max(1, -(-len(others) // max(1, _MOST_LANES - len(slow))))
+    return sorted([*slow, *others[::distance]][:_MOST_LANES])
+
+
+def _pieces(slices: pl.DataFrame, begin_ns: int, end_ns: int) -> list[tuple[str, int]]:
+    """Return the pieces of a lane from begin to end; part "" where no slice is, such as in a pause."""
+    pieces, until_ns = [], begin_ns
+    for part, start, end in slices.select("part", "start_ns", "end_ns").iter_rows():
+        pieces += [("", start - until_ns), (_PART_TERMS.get(part, part), end - start)]
+        until_ns = end
+    pieces.append(("", end_ns - until_ns))
+    return [piece for piece in pieces if piece[1]]
