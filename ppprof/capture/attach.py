@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppprof")
 
+_OF_SYSTEM = (OSError, RuntimeError)
+"""Errors of the disk, the network and the job's store."""
+
 
 SETTLED_WINDOW: Mapping[str, Any] = MappingProxyType({"enable": True, "trigger": {"settled": 10}})
 """The block of `attach` without arguments."""
@@ -199,10 +202,10 @@ def _attach(
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
-    timers: list[StepTimer] = []  # made last: step 0 begins with it
+    timer: StepTimer | None = None  # made last: step 0 begins with it
 
     def is_paused() -> bool:
-        return any(timer.is_paused() for timer in timers)
+        return timer is not None and timer.is_paused()
 
     flight_recorder = _flight_recorder(profiler, job, run, is_paused) if run is not None else None
 
@@ -248,7 +251,6 @@ def _attach(
         ),
     ]
     timer = _timer()
-    timers.append(timer)
     timer.watch_readers()
     session = RecordingSession(
         window_clock,
@@ -281,19 +283,16 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
 
 
 def _out_of_memory(job: Job, run: Path) -> Part | None:
-    try:
+    with _without(
+        job.rank, "if its memory runs out, ppprof memory will not know what held it", Exception
+    ):
         import paddle
 
         from ppprof.capture.out_of_memory import OutOfMemoryPart
 
         device = _device()
         return OutOfMemoryPart(run, job.rank, device, memory_reader(paddle, device))
-    except Exception as error:  # another version of Paddle
-        pass_interruption(error)
-        log.warning(
-            f"rank {job.rank}: {reason(error)}; it will not be noted what runs out of memory"
-        )
-        return None
+    return None
 
 
 def _flight_recorder(
@@ -302,17 +301,12 @@ def _flight_recorder(
     is_wanted = profiler.flight_recorder and job.topology.world_size > 1
     if not is_wanted and profiler.hang_after is None:
         return None
-    try:
+    with _without(job.rank, "ppprof hang will not know this rank", Exception):
         from ppprof.capture.ranks.flight_recorder import FlightRecorder
 
-        return FlightRecorder(
-            *(run, job.topology, job.rank),
-            *(profiler.hang_after, profiler.hang_exit_code, is_paused),
-        )
-    except Exception as error:  # the disk, or another version of Paddle
-        pass_interruption(error)
-        log.warning(f"rank {job.rank}: {reason(error)}; ppprof hang will not know this rank")
-        return None
+        hang_after, exit_code = profiler.hang_after, profiler.hang_exit_code
+        return FlightRecorder(run, job.topology, job.rank, hang_after, exit_code, is_paused)
+    return None
 
 
 def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
@@ -360,11 +354,20 @@ def _triggers(
 
 
 @contextmanager
-def _without(rank: int, effect: str) -> Iterator[None]:
-    """Log an error of the disk, the network or the job's store, and what the session lacks then."""
+def _without(
+    rank: int, effect: str, errors: type[Exception] | tuple[type[Exception], ...] = _OF_SYSTEM
+) -> Iterator[None]:
+    """Log an error, and what the session lacks then.
+
+    Args:
+        rank: of this process.
+        effect: what the session lacks.
+        errors: kinds of errors to log; `Exception` for a part that uses private names of Paddle.
+    """
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except errors as error:
+        pass_interruption(error)
         log.warning(f"rank {rank}: {error}; {effect}")
 
 

@@ -336,12 +336,12 @@ class DevicePart(Part):
         device = self._ask()
         if device == self._device:
             return
-        is_same_type = device.partition(":")[0] == self._device.partition(":")[0]
-        what = "step times, memory and windows are" * (not is_same_type)
+        what = "step times, memory and windows"
+        if device.partition(":")[0] == self._device.partition(":")[0]:
+            what = "the memory of steps and the device in the manifest"
         log.warning(
             f"the training computes on {device}, but attach() was called on {self._device}: "
-            f"{what or 'the memory of steps and the device in the manifest are'} those of {self._device}; "
-            "call attach() after paddle.set_device()"
+            f"{what} are those of {self._device}; call attach() after paddle.set_device()"
         )
 
 

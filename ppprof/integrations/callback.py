@@ -167,15 +167,17 @@ class TrainerHooks(CallbackSession):
 def _tokens_and_flops(args: Any, model: Any, inputs: Any) -> tuple[int, int]:
     """Return the tokens and the FLOPs of a micro-batch; 0 for a number that is unknown."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    splits = (
-        "sep_parallel_degree",
-        "context_parallel_degree",
-    )  # each rank has a part of each sample
-    if ids is None or any((getattr(args, name, 1) or 1) > 1 for name in splits):
+    # With sep or context parallelism, each rank has a part of each sample.
+    if ids is None or max(_degree(args, "sep"), _degree(args, "context")) > 1:
         return 0, 0
     num_tokens = math.prod(ids.shape)
-    mp_degree = getattr(args, "tensor_parallel_degree", 1) or 1
-    return num_tokens, num_tokens * flops_of_token(model, ids.shape[-1], max(mp_degree, 1))
+    mp_degree = _degree(args, "tensor")
+    return num_tokens, num_tokens * flops_of_token(model, ids.shape[-1], mp_degree)
+
+
+def _degree(args: Any, parallelism: str) -> int:
+    """Return a degree of a Trainer's arguments; 1 if it is missing, or -1 as by default."""
+    return max(getattr(args, f"{parallelism}_parallel_degree", 1) or 1, 1)
 
 
 def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:

@@ -493,7 +493,7 @@ def _ago(ns: int) -> str:
 
 def _stacks(runs: Sequence[Path], rank: int) -> str:
     """Return the stacks that a rank wrote last; "" without."""
-    return next((dumps[-1] for run in runs for dumps in [read_stacks(run, rank)] if dumps), "")
+    return next(filter(None, (read_stacks(run, rank) for run in runs)), [""])[-1]
 
 
 def _num_rings(run: Path) -> int:

@@ -351,25 +351,24 @@ def _parse(rank: int, data: bytes, most: int) -> Ring:
     _, text_bytes, step, step_ns = _HEADER.unpack_from(data)
     texts = list(_texts(data[_TEXTS : _TEXTS + min(text_bytes, _TEXT_BYTES)]))
     records = np.frombuffer(data, _RECORDS, MOST_OPERATIONS, _FIRST)
-    used = records[(records["number"] != 0) | (records["check"] != 0)]
     slots = np.flatnonzero((records["number"] != 0) | (records["check"] != 0))
+    used = records[slots]
     is_whole = (used["number"] == used["check"]) & (used["number"] % MOST_OPERATIONS == slots)
     is_whole &= (used["called_ns"] > 0) & (used["returned_ns"] >= 0) & (used["size"] >= 0)
     whole = used[is_whole]
     whole = whole[np.argsort(whole["number"], kind="stable")]
     last_ns = whole["called_ns"].max() if len(whole) else 0
-    waits = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
-    waits &= np.where(whole["waited_ns"] < 0, -whole["waited_ns"], whole["called_ns"]) >= last_ns
-    waits[-most:] = True
+    is_kept = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
+    is_kept &= np.where(whole["waited_ns"] < 0, -whole["waited_ns"], whole["called_ns"]) >= last_ns
+    is_kept[-most:] = True
 
     def text(number: int) -> str:
         value = texts[number] if number < len(texts) else _UNKNOWN
         return value if isinstance(value, str) else _UNKNOWN
 
     operations = tuple(
-        Operation._make([*values, *map(text, numbers)])
-        for *values, name, dtype, place, context, _ in whole[waits].tolist()
-        for numbers in [(name, dtype, place, context)]
+        Operation._make([*values, text(name), text(dtype), text(place), text(context)])
+        for *values, name, dtype, place, context, _ in whole[is_kept].tolist()
     )
     return Ring(
         *(rank, step, step_ns, _groups(texts), operations, _reached(whole, text)),

@@ -148,3 +148,26 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
     step: Callable[[StepTimer], StepTime] = StepTimer.step
     monkeypatch.setattr(StepTimer, "step", lambda timer: step(timer)._replace(batch_cost_ns=10**6))
+
+
+@pytest.mark.parametrize(
+    ("module", "effect"),
+    [
+        ("out_of_memory", "if its memory runs out, ppprof memory will not know what held it"),
+        ("ranks.flight_recorder", "ppprof hang will not know this rank"),
+    ],
+)
+def test_a_part_that_another_paddle_does_not_suit_is_left_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    messages: list[str],
+    module: str,
+    effect: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, f"ppprof.capture.{module}", None)
+    block = {"enable": True, "hang_after": 100, "profiler_log": str(tmp_path / "log")}
+    with ppprof.attach(block) as prof:
+        prof.step()
+    (message,) = (each for each in messages if effect in each)
+    assert re.fullmatch(rf"rank 0: .*{re.escape(module)}.*; {effect}", message)
+    assert len((tmp_path / "log/steps/rank_00000.jsonl").read_text().splitlines()) == 1

@@ -106,9 +106,8 @@ def test_segments_are_added_up_and_their_folder_is_not_listed_again(
         budget.started()
         number += 1
     assert not listings
-    assert (
-        number == 17
-    )  # 5.5 MB each with their JSON, as much there before, and for the next two steps
+    # Each takes 5.5 MB with its JSON, as do the window before and the next two steps.
+    assert number == 17
 
 
 def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
