@@ -148,10 +148,7 @@ def _tables(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFr
     parts = [options.layout.paint(f"{run.path}: {ranks}, {steps}", "title") + "\n"]
     if changes is None or args.by:
         groups = [args.by] if args.by else shown_groups(graph)
-        parts += [
-            render_path(graph, by, options, args.row_limit, is_last=by is groups[-1])
-            for by in groups
-        ]
+        parts += [render_path(graph, by, options, is_last=by is groups[-1]) for by in groups]
     if changes is not None:
         parts.append(render_changes(changes, options))
     return "\n".join(parts)

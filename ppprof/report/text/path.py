@@ -7,21 +7,10 @@ from collections.abc import Sequence
 import polars as pl
 
 from ppprof.analysis.path.graph import Graph
-from ppprof.report.columns import Column, text_cells, text_columns
+from ppprof.report.columns import Column, Row, text_cells, text_columns
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table
 
-_HEADERS = {
-    "kind": "Kind",
-    "name": "Name",
-    "operator": "Operator",
-    "module": "Module",
-    "line": "Line",
-    "rank": "Rank",
-    "link": "Link",
-    "axis": "Axis",
-    "step": "Step",
-}
 _UNKNOWN = {"rank": "between ranks", "link": "none", "axis": "none"}
 
 _PATH_NOTE = """\
@@ -37,60 +26,46 @@ A factor multiplies the time: 0.5x is twice as fast. Without a change the replay
 def shown_groups(graph: Graph) -> list[tuple[str, ...]]:
     """Return the groups of which a run without ``--by`` shows a table: those that are recorded."""
     labels = graph.labels
-    has_rows = {
-        "rank": labels["rank"].n_unique() > 2,
-        "link": labels["link"].null_count() < labels.height,
-        "module": labels["module"].null_count() < labels.height,
-        "operator": labels["operator"].null_count() < labels.height,
-        "line": labels["line"].null_count() < labels.height,
-    }
-    return [("kind",), *((group,) for group, is_shown in has_rows.items() if is_shown)]
+    several = ["rank"] if labels["rank"].drop_nulls().n_unique() > 1 else []
+    others = [name for name in ("link", "module", "operator", "line") if labels[name].count()]
+    return [(group,) for group in ("kind", *several, *others)]
 
 
 def render_path(
-    graph: Graph,
-    groups: Sequence[str],
-    options: TableOptions,
-    limit: int | None,
-    *,
-    is_last: bool = True,
+    graph: Graph, groups: Sequence[str], options: TableOptions, *, is_last: bool = True
 ) -> str:
     """Return the result of `Graph.on_path` as text, with a note if it is the last such table.
 
-    A last line sums up the groups beyond ``limit``; the row limit of the options is ignored.
+    A last line sums up the groups beyond the row limit.
     """
     columns = [
-        *(
-            Column(
-                lambda row, group=group: (
-                    _UNKNOWN[group]  # type: ignore[misc]
-                    if row[group] is None and group in _UNKNOWN
-                    else row[group]
-                ),
-                header=_HEADERS[group],
-            )
-            for group in groups
-        ),
+        *map(_column, groups),
         Column("time_ns", "ms", header="Time"),
         Column("ratio", header="Share", text="per mille"),
     ]
     table = graph.on_path(groups)
-    shown = table if limit is None else table.head(limit)
+    shown = table if options.row_limit is None else table.head(options.row_limit)
     lines: list[Line] = [text_cells(columns, row, options.time) for row in shown.rows(named=True)]
     if num_hidden := table.height - shown.height:
         rest = table.tail(num_hidden)
         time_ns, ratio = (float(rest[name].sum()) for name in ("time_ns", "ratio"))
         lines.append(f"{num_hidden} more: {options.time(time_ns)} / {ratio:.1%}")
-    title = f"Critical Path by {' and '.join(groups).title()}"
     return options.layout.table(
         Table(
-            title,
+            f"Critical Path by {' and '.join(map(str.title, groups))}",
             text_columns(columns),
             lines,
             options.time_unit,
             note=_PATH_NOTE if is_last else "",
         )
     )
+
+
+def _column(group: str) -> Column:
+    def name(row: Row) -> object:
+        return _UNKNOWN.get(group) if row[group] is None else row[group]
+
+    return Column(name, header=group.title())
 
 
 _WHAT_IF = (
