@@ -22,6 +22,7 @@ from ppprof.cli.options import (
     add_renamed,
     add_rows,
     add_selection,
+    names_in,
     nanoseconds,
     whole_number,
 )
@@ -122,10 +123,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _views(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in DIFF_VIEWS]
-    if unknown:
-        raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(DIFF_VIEWS)}")
+    names = names_in(text, DIFF_VIEWS)
     return tuple(view for view in DIFF_VIEWS if view in names)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppprof.choices import ReadOptions, StepRange, check_pattern
+from ppprof.choices import ReadOptions, StepRange, check_pattern, check_time_unit
 from ppprof.cli.output import problem_of_output
 from ppprof.cli.terminal import LEAST_WIDTH
 from ppprof.errors import UsageError
@@ -168,6 +168,30 @@ def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
     raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
 
 
+def names_in(
+    text: str,
+    known: Sequence[str],
+    also: Callable[[str], bool] = lambda _: False,
+    word: str | None = None,
+) -> tuple[str, ...]:
+    """Return the names in an option's value, which are separated by commas, each once.
+
+    Args:
+        text: the value.
+        known: the valid names, for the message too.
+        also: returns whether another name is valid.
+        word: a word that the option accepts instead, for the message alone; the caller handles it.
+
+    Raises:
+        UsageError: some names are invalid.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in known and not also(name)]:
+        expected = f"{f'{word}, or ' if word else ''}some of {', '.join(known)}"
+        raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
+    return names
+
+
 def nanoseconds(text: str) -> int:
     """Return a duration with its unit in nanoseconds.
 
@@ -241,6 +265,19 @@ class Checks:
             return None if text == "none" else whole_number(text, least, "none")
 
         self.parse("row_limit", parse, default)
+
+    def table_options(self, row_limit: int) -> None:
+        """Parse ``--time-unit`` and ``--row-limit``, and check that they have an effect.
+
+        ``row_limit`` is the default of ``--row-limit``.
+        """
+        self.parse("time_unit", check_time_unit, "ms")
+        self.row_limit(row_limit)
+        if self._args.format != "table":
+            self.no_effect(
+                ["time_unit", "row_limit"],
+                f"on {self._args.format}, which holds every row, in nanoseconds",
+            )
 
     def no_effect(self, names: Iterable[str], reason: str) -> None:
         """Add a problem for each option in ``names`` that the user gave although it has no effect.

@@ -5,10 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppprof.cli.terminal import is_data
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def csv_or_markdown(table: pl.DataFrame, format: str) -> str:
+    """Return a table as text in a ``--format``: ``csv`` or ``md``."""
+    from ppprof.report.markdown import markdown
+
+    if format == "csv":
+        return table.write_csv()
+    return f"{markdown(table.columns, table.rows(named=True))}\n"
 
 
 def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ppprof.analysis.path.change_language import parse_change
-from ppprof.choices import PATH_GROUPS, check_time_unit
+from ppprof.choices import PATH_GROUPS
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -16,9 +17,9 @@ from ppprof.cli.options import (
     add_reading,
     add_rows,
     add_selection,
+    names_in,
 )
-from ppprof.cli.output import show
-from ppprof.errors import UsageError
+from ppprof.cli.output import csv_or_markdown, show
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -73,34 +74,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
-    checks.parse("by", _groups)
+    checks.parse("by", partial(names_in, known=PATH_GROUPS))
     args.what_if = [
         checks.parsed("--what-if", text, parse_change, None) for text in args.what_if or ()
     ]
     checks.selection()
     checks.workers()
-    checks.parse("time_unit", check_time_unit, "ms")
-    checks.row_limit(10)
-    if args.format != "table":
-        checks.no_effect(
-            ["time_unit", "row_limit"],
-            f"on {args.format}, which holds every row, in nanoseconds",
-        )
+    checks.table_options(10)
     if args.what_if and args.format in ("csv", "md"):
         checks.no_effect(["by"], f"on {args.format} with --what-if, which is the table then")
     checks.layout()
     checks.output(args.paths)
     checks.done()
-
-
-def _groups(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in PATH_GROUPS]
-    if unknown:
-        raise UsageError(
-            f"{', '.join(map(repr, unknown))}: expected some of {', '.join(PATH_GROUPS)}"
-        )
-    return tuple(dict.fromkeys(names))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_of(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFrame | None) -> str:
-    from ppprof.report.markdown import markdown
     from ppprof.rundir.summaries import document, dumps, rows_of
 
     if args.format == "table":
@@ -132,10 +116,7 @@ def _text_of(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataF
         if changes is not None:
             tables["what_if"] = changes
         return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
-    table = table if changes is None else changes
-    if args.format == "csv":
-        return table.write_csv()
-    return f"{markdown(table.columns, table.rows(named=True))}\n"
+    return csv_or_markdown(table if changes is None else changes, args.format)
 
 
 def _tables(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFrame | None) -> str:

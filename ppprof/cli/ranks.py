@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ppprof import rundir
-from ppprof.choices import GROUPS, check_time_unit
+from ppprof.choices import GROUPS
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -18,10 +19,10 @@ from ppprof.cli.options import (
     add_reading,
     add_rows,
     add_selection,
+    names_in,
 )
-from ppprof.cli.output import show
+from ppprof.cli.output import csv_or_markdown, show
 from ppprof.cli.terminal import log
-from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
 from ppprof.units import format_ranges
@@ -82,29 +83,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
-    checks.parse("by", _groups, ())
+    checks.parse("by", partial(names_in, known=GROUPS, also=is_own_axis), ())
     checks.selection()
     checks.workers()
-    checks.parse("time_unit", check_time_unit, "ms")
-    checks.row_limit(20)
+    checks.table_options(20)
     if args.workers is not None and args.dask is not None:
         checks.problems.append("--workers, --dask: both say where to read; give one of them")
-    if args.format != "table":
-        checks.no_effect(
-            ["time_unit", "row_limit"],
-            f"on {args.format}, which holds every row, in nanoseconds",
-        )
     checks.layout()
     checks.output(args.paths)
     checks.done()
-
-
-def _groups(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in GROUPS and not is_own_axis(name)]
-    if unknown:
-        raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
-    return tuple(dict.fromkeys(names))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,17 +128,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
-    from ppprof.report.markdown import markdown
     from ppprof.run.ranks import ranks_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
 
     table = ranks_without_window(run)
     if args.format == "json":
         return f"{dumps(document(rows_of({'ranks': table}), run=str(run.path)))}\n"
-    if args.format == "csv":
-        return table.write_csv()
-    if args.format == "md":
-        return f"{markdown(table.columns, table.rows(named=True))}\n"
+    if args.format != "table":
+        return csv_or_markdown(table, args.format)
     num_steps = table["num_steps"].to_list()
     lines = [
         f"{run}: no window; by the times of {max(num_steps)} steps, medians in ms:",
@@ -170,16 +154,13 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:
     from ppprof.analysis.ranks.step_table import group_steps
-    from ppprof.report.markdown import markdown
 
     is_ungrouped = set(args.by) == {"rank", "step"}
     table = cluster.steps.sort(args.by) if is_ungrouped else group_steps(cluster.steps, args.by)
     if args.format == "json":
         return _json(args, run, cluster, table)
-    if args.format == "csv":
-        return table.write_csv()
-    if args.format == "md":
-        return f"{markdown(table.columns, table.rows(named=True))}\n"
+    if args.format != "table":
+        return csv_or_markdown(table, args.format)
     return _tables(args, run, cluster, table)
 
 

@@ -28,10 +28,11 @@ from ppprof.cli.options import (
     add_reading,
     add_rows,
     add_selection,
+    names_in,
 )
 from ppprof.cli.output import show
 from ppprof.cli.terminal import log
-from ppprof.errors import InputError, PpprofError, UsageError
+from ppprof.errors import InputError, PpprofError
 
 if TYPE_CHECKING:
     from ppprof.report.columns import Row
@@ -135,11 +136,7 @@ def check(args: argparse.Namespace) -> None:
 def _views(text: str, by: str | None) -> tuple[str, ...]:
     if text == "all":
         return ACROSS if by else VIEWS
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in ALL_VIEWS]
-    if unknown:
-        expected = f"all, or some of {', '.join(ALL_VIEWS)}"
-        raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
+    names = names_in(text, ALL_VIEWS, word="all")
     if by:
         check_across(names, by)
     return tuple(view for view in ALL_VIEWS if view in names)
