@@ -98,9 +98,9 @@ def _bounds(events: pl.DataFrame, first: int) -> tuple[float, float]:
     start = devices["start_ns"].to_numpy()
     end = start + devices["dur_ns"].to_numpy()
     most = np.sort(start - launch)
-    calls = events[:first].filter(category="CudaRuntime")
-    names = (name for name in calls["name"].unique().cast(pl.String) if _WAIT.fullmatch(name or ""))
-    waits = calls.filter(pl.col("name").is_in(list(names))).sort("start_ns")
+    calls = events[:first].filter(category="CudaRuntime").select("name", "start_ns", "dur_ns")
+    is_wait = Labels.of(calls["name"]).where(lambda name: _WAIT.fullmatch(name) is not None)
+    waits = calls.filter(pl.Series(is_wait)).sort("start_ns")
     row = np.searchsorted(waits["start_ns"].to_numpy(), launch)  # of the first wait after a launch
     is_awaited = (row < waits.height) & (devices["device"].n_unique() == 1)
     waited = (waits["start_ns"] + waits["dur_ns"]).to_numpy()[row[is_awaited]]

@@ -189,8 +189,9 @@ class _Mark:
         self.kind = kind
         self.host_ns = host_ns
         self.event = event
-        """None if the device was idle, or has reached the event since."""
-        self.done_ns = host_ns if event is None else None
+        """None if the device was idle, or has reached the event since, and in a capture."""
+        self.done_ns = host_ns if event is None and not is_captured else None
+        """When the device reached it; None if that is unknown."""
         self.is_captured = is_captured
         """Whether it is in a capture, which has no time of the device."""
         self.stalls = stalls
@@ -415,7 +416,7 @@ class DeviceStepTimer(StepTimer):
         if len(found) == 1 and found[0].done_ns is not None:  # of a training that reads each result
             mark = self._pending.popleft()
             self._last = max(mark.done_ns or 0, self._last)
-            self._add(mark.kind, self._last, _ON_HOST if mark.is_captured else _ON_DEVICE)
+            self._add(mark.kind, self._last, _ON_DEVICE)
             return
         while found:
             # Marks up to one at which the device was idle, so that its time is known.
@@ -423,12 +424,14 @@ class DeviceStepTimer(StepTimer):
             group, found = found[:count], found[count or len(found) :]
             upper = group[-1].done_ns or now
             lower = min(max(self._last, self._polled, group[0].host_ns), upper)
-            steps = sum(mark.kind is not _Kind.PAUSE for mark in group)
-            number = 0
-            for mark in group:
-                number += mark.kind is not _Kind.PAUSE
+            works = [mark.kind is not _Kind.PAUSE and not mark.is_captured for mark in group]
+            steps, number = sum(works), 0
+            for mark, is_work in zip(group, works):
+                number += is_work
                 share = number / steps if steps else 1.0
                 done = upper if number == steps else lower + round((upper - lower) * share)
+                if mark.is_captured:
+                    done = mark.host_ns
                 is_late = mark.stalls and mark.done_ns is None and upper - lower > _LATE_NS
                 self._pending.popleft()
                 self._last = max(done, mark.host_ns, self._last)

@@ -99,6 +99,29 @@ def test_a_step_that_ends_in_a_capture_ends_on_the_host_and_asks_nothing(
     assert [cost.excluded for cost in costs] == [True, True, False]
 
 
+def test_a_step_that_the_device_works_on_during_a_capture_ends_with_the_device(
+    device: Device, timer: DeviceStepTimer
+) -> None:
+    """::
+
+    host     0|    1|
+    capture       |  |
+    device   0000000000000000000
+    """
+    device.launch(100)
+    device.now += 5
+    timer.step()
+    device.captures = True
+    device.now += 30
+    timer.step()
+    device.captures = False
+    watch(timer, device, device.now + 70)
+    first, captured = timer.take()
+    assert (first.device_timed, first.excluded) == (True, False)
+    assert abs(first.batch_cost_ns - 100) <= 1
+    assert (captured.device_timed, captured.excluded) == (False, True)
+
+
 def watch(timer: DeviceStepTimer, device: Device, until: int) -> None:
     """Query every tick, as the thread does."""
     while device.now < until:
