@@ -34,8 +34,8 @@ def format_time(time_ns: float) -> str:
 def format_bytes(num_bytes: float) -> str:
     """Format a size in bytes in a suitable unit from B to TiB, with three significant digits.
 
-    >>> format_bytes(80 << 30), format_bytes(1536), format_bytes(12)
-    ('80 GiB', '1.5 KiB', '12 B')
+    >>> format_bytes(80 << 30), format_bytes(1536), format_bytes(12), format_bytes(1000)
+    ('80 GiB', '1.5 KiB', '12 B', '1,000 B')
     """
     return _in_unit(num_bytes, _BYTES, "B")
 
@@ -319,8 +319,6 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 
 def _in_unit(value: float, units: tuple[tuple[float, str], ...], least: str) -> str:
-    for size, unit in units:
-        if abs(value) >= 0.9995 * size:
-            number = value / size
-            return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:,.0f} {unit}"
-    return f"{value:.3g} {least}"
+    size, unit = next((each for each in units if abs(value) >= 0.9995 * each[0]), (1.0, least))
+    number = value / size
+    return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:,.0f} {unit}"

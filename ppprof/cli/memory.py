@@ -32,7 +32,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add_paths(parser, "run directory, or those of a run's nodes; or a trace")
-    add("--rank", metavar="R", help="whose window; default: the first rank whose memory ran out")
+    add("--rank", metavar="R", help="which rank; default: the first whose memory ran out")
     add("--window", metavar="W", help="which window; default: the last one")
     add("--row-limit", metavar="N", help="rows of each table; default: 10")
     add("--format", choices=("table", "json"), default="table", help="text, or the same as data")
@@ -63,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
-    for rank in sorted(memory.failures)[:1]:
-        yield from _failure(memory.failures[rank], limit)
+    import polars as pl
+
+    if memory.failed is not None:
+        yield from _failure(memory.failures[memory.failed], limit)
     if len(memory.failures) > 1:
         yield f"\nThe memory of {format_ranges('rank', memory.failures)} ran out.\n"
     if memory.window is not None:
@@ -75,14 +77,15 @@ def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
         yield "\nWhat would give memory back, each alone, at most:\n"
     for remedy in memory.remedies:
         yield f"  {format_bytes(remedy.bytes):>9}  {remedy.name}: {remedy.why}\n"
-    for rank in (sorted(memory.failures) or memory.peaks["rank"].to_list())[:1]:
-        rows = memory.peaks.filter(memory.peaks["rank"] == rank).rows(named=True)
-        if rows:
-            whose = "" if rows[0]["total_bytes"] else ", resident memory of its process"
-            yield f"\nPeak of rank {rank} so far{whose}, after its last steps:\n"
-            yield "".join(
-                f"  {format_bytes(row['peak_bytes']):>9}  step {row['step']}\n" for row in rows
-            )
+    of_window = [memory.window.rank] if memory.window is not None else memory.peaks["rank"][:1]
+    rank = next(iter(of_window), None) if memory.failed is None else memory.failed
+    rows = memory.peaks.filter(pl.col("rank") == rank).rows(named=True)
+    if rows:
+        whose = "" if rows[0]["total_bytes"] else ", resident memory of its process"
+        yield f"\nPeak of rank {rank} so far{whose}, after its last steps:\n"
+        yield "".join(
+            f"  {format_bytes(row['peak_bytes']):>9}  step {row['step']}\n" for row in rows
+        )
 
 
 def _failure(failure: OutOfMemory, limit: int) -> Iterator[str]:

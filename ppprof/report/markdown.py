@@ -23,7 +23,8 @@ _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
 def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     r"""Return rows, keyed by column, as a table in Markdown.
 
-    Cells of a column ``name`` become code and are shortened, nulls become blank cells.
+    Cells of a column ``name`` become code and are shortened, other texts with markup become code, nulls
+    become blank cells.
 
     >>> print(markdown(["name", "gpu_ratio"], [{"name": "k<int>(a|b)", "gpu_ratio": 0.5}]))
     | name           |   gpu_ratio |
@@ -33,15 +34,13 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     from tabulate import tabulate
 
     names = short_names(str(row["name"]) for row in rows if row.get("name") is not None)
-    cells = [
-        [
-            _code(names[row[column]])
-            if column == "name" and row[column] is not None
-            else row[column]
-            for column in columns
-        ]
-        for row in rows
-    ]
+
+    def cell(column: str, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return _code(names[value]) if column == "name" else _cell(value)
+
+    cells = [[cell(column, row[column]) for column in columns] for row in rows]
     formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in columns]
     return tabulate(cells, columns, tablefmt="github", floatfmt=formats)
 
@@ -97,7 +96,7 @@ def _cell(text: str) -> str:
     """Return the text of a table cell; text with markup becomes code, but for line breaks."""
     if any(mark in text for mark in "<>*") and "<br>" not in text:
         return _code(text)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
 
 
 def _code(name: object) -> str:

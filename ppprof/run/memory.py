@@ -49,8 +49,10 @@ class MemoryUse:
     total_bytes int64 (of the device; without one, the process's resident memory, and null)."""
     window: WindowPeak | None
     """None if no window with memory events was recorded."""
+    failed: int | None
+    """The rank of ``failures`` that was asked for, else the first; None if no memory ran out."""
     remedies: tuple[Remedy, ...]
-    """What gives most back on the first rank of ``failures``, or on that of ``window``."""
+    """What gives most back on rank ``failed``, or on that of ``window``."""
 
 
 def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) -> MemoryUse:
@@ -58,7 +60,7 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
 
     Args:
         run: the run.
-        rank: the rank whose window counts; None: the first whose memory ran out, else the first recorded one.
+        rank: the rank that counts; None: the first whose memory ran out, else the first recorded one.
         window: its number; None: the rank's last one.
 
     Raises:
@@ -78,10 +80,11 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
             f"{run}: nothing is known about its memory: no step times, no window with allocations "
             "(Profiler.profile_memory), and no MemoryError was noted"
         )
-    shown = min(failures) if rank is None and failures else rank
-    failure = failures.get(shown) if shown is not None else None
+    failed = rank if rank in failures else min(failures, default=None)
+    failure = failures[failed] if failed is not None else None
     held = peak.held if peak is not None else None
-    return MemoryUse(failures, peaks, peak, tuple(remedies(failure, held, run.topology)))
+    found = remedies(failure, held, run.topology)
+    return MemoryUse(failures, peaks, peak, failed, tuple(found))
 
 
 def remedies(
@@ -138,10 +141,11 @@ def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
 def _window_peak(
     run: BaseRun, failures: Mapping[int, OutOfMemory], rank: int | None, window: int | None
 ) -> WindowPeak | None:
-    if not run.recordings and rank is None and window is None:
+    is_without = rank in failures or (rank is None and not run.recordings)
+    if window is None and is_without and rank not in run.ranks:
         return None
     if rank is None:
-        rank = next((each for each in sorted(failures) if each in run.ranks), run.ranks[0])
+        rank = next((each for each in (*sorted(failures), *run.ranks) if each in run.ranks), None)
     recording = run.select(rank, window)[-1]
     held = held_at_peak(Profile(run.reader.trace(recording)[1]))
     return WindowPeak(rank, recording.window, held) if held is not None else None

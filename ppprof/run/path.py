@@ -31,7 +31,7 @@ def graph_of(
 
     Raises:
         UsageError: no such steps; the message names the existing ones.
-        InputError: the windows have no event.
+        InputError: the windows have no event, or no step that takes time.
     """
     used = windows_with_steps(
         list(results),
@@ -52,6 +52,8 @@ def graph_of(
             format_ranges("rank", unaligned),
         )
     graph = job_graph(parts, clocks, run.topology, steps)
+    if graph.steps.is_empty() and steps is None:
+        raise InputError(f"{run.path}: none of its steps takes any time")
     if graph.steps.is_empty():
         existing = format_ranges(
             "step", {step for _, _, part in parts for step in part.steps["step"]}

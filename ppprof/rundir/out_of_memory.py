@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ def read_out_of_memory(run: Path) -> tuple[dict[int, OutOfMemory], list[str]]:
     for entry in matches(run, "memory", _ENTRY):
         file = RunFile(run, f"memory/{entry[0]}")
         try:
-            found[int(entry["rank"])] = _parse(file.read_json(_MOST_BYTES))
+            failure = _parse(file.read_json(_MOST_BYTES))
+            if failure.rank != int(entry["rank"]):
+                raise ValueError(f"rank: {failure.rank}")
+            found[failure.rank] = failure
         except OSError as error:
             problems.append(f"{file}: {error.strerror or error}")
         except (ValueError, TypeError, KeyError) as error:
@@ -97,10 +100,16 @@ def _parse(values: Any) -> OutOfMemory:
             is_valid = isinstance(value, str)
         if not is_valid:
             raise ValueError(f"{name}: {str(value)[:40]}")
-    tensors = [HeldTensor(**each) for each in values["largest"]]
-    if not all(_is_count(each.bytes) and isinstance(each.name, str) for each in tensors):
-        raise ValueError("largest")
-    return OutOfMemory(**{**values, "largest": tuple(tensors)})
+    return OutOfMemory(**{**values, "largest": tuple(map(_tensor, values["largest"]))})
+
+
+def _tensor(values: Any) -> HeldTensor:
+    tensor = HeldTensor(**values)
+    texts, shape = (tensor.kind, tensor.name, tensor.dtype), tensor.shape
+    is_valid = _is_count(tensor.bytes) and all(isinstance(text, str) for text in texts)
+    if not is_valid or not isinstance(shape, list) or not all(map(_is_count, shape)):
+        raise ValueError(f"largest: {str(values)[:40]}")
+    return replace(tensor, shape=tuple(shape))
 
 
 def _is_count(value: object) -> bool:

@@ -80,3 +80,36 @@ def test_one_rank_has_no_table_of_ranks(cli):
 )
 def test_a_wrong_option_ends_the_command(cli, options, message):
     assert message in cli("path", RUN, *options, code=2).err
+
+
+def torch_trace(path, *events):
+    """Write a trace of PyTorch: (name, start, length) in us; return its path."""
+    shared = {"ph": "X", "pid": 1, "tid": 1, "args": {}}
+    rows = [
+        {**shared, "name": name, "ts": ts, "dur": dur, "cat": "user_annotation"}
+        for name, ts, dur in events
+    ]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows}))
+    return path
+
+
+def test_steps_without_length_are_unusable(tmp_path, cli):
+    trace = torch_trace(tmp_path / "a.pt.trace.json", ("mm", 10, 0))
+    assert "none of its steps takes any time" in cli("path", trace, code=3).err
+
+
+def test_times_beyond_int64_are_rejected(cli):
+    slower = ("--what-if", "host: 999999x")
+    cli("path", RUN, *slower)
+    err = cli("path", RUN, *slower * 5, code=2).err
+    assert "'all of these': the steps would take many years" in err
+
+
+def test_texts_keep_a_row_of_markdown(tmp_path, cli):
+    name = "a|b\n| c"
+    events = ("ProfilerStep#1", 0, 100), (name, 10, 50)
+    trace = torch_trace(tmp_path / "a.pt.trace.json", *events)
+    out = cli("path", trace, "--what-if", f"{name}: 0", "--format", "md").out
+    rows = out.splitlines()
+    assert len(rows) == 4
+    assert rows[-1].startswith(r"| a\|b \| c: 0 ")

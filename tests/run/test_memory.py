@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,43 @@ def test_a_damaged_file_is_named(tmp_path: Path, cli: Cli, text: str) -> None:
     _, err = cli("memory", tmp_path, code=3)
     assert f"{file}: damaged, or of another version of ppprof" in err
     assert "nothing is known about its memory" in err
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [{"shape": 5}, {"shape": None}, {"shape": [[1]]}, {"kind": 5}, {"dtype": None}, {"name": []}],
+    ids=str,
+)
+def test_a_tensor_of_another_form_is_named(
+    tmp_path: Path, cli: Cli, tensor: dict[str, Any]
+) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, FAILURE)
+    file = tmp_path / "memory" / "00000.json"
+    values = json.loads(file.read_text())
+    values["largest"][0].update(tensor)
+    file.write_text(json.dumps(values))
+    assert f"{file}: damaged" in cli("memory", tmp_path, code=3).err
+
+
+def test_a_file_of_another_rank_is_named(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, FAILURE)
+    (tmp_path / "memory/00000.json").rename(tmp_path / "memory/00004.json")
+    assert "00004.json: damaged" in cli("memory", tmp_path, code=3).err
+
+
+def test_the_rank_that_is_asked_for_is_shown(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, FAILURE)
+    write_out_of_memory(tmp_path, replace(FAILURE, rank=3, reserved_bytes=10_700))
+    memory = memory_of(ppprof.open(tmp_path), rank=3)
+    assert (memory.failed, [each.bytes for each in memory.remedies]) == (3, [700])
+    out, _ = cli("memory", tmp_path, "--rank", "3")
+    assert out.startswith("The memory of rank 3 (gpu:0) ran out")
+    assert re.search(r"\b1,000 B +10.0%  gradient", out)
+    assert "no trace in it" in cli("memory", tmp_path, "--rank", "2", code=3).err
+    assert "no trace in it" in cli("memory", tmp_path, "--window", "0", code=3).err
 
 
 def test_ranks_and_runs_that_do_not_exist(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ WHAT_IF: dict[str, pl.DataType] = {
 
 _WORK = KINDS[: KINDS.index("launch latency")]
 """The kinds that a change of an operator, module, line or rank changes: the others are waits."""
+_MOST_NS = 2**62
+"""Most time that all edges together may take: times are int64."""
 _STEM = re.compile(
     r"^(aten::|global_|local_|autograd::engine::evaluate_function: )|"
     r"( dygraph| compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
@@ -59,7 +61,8 @@ def what_if(
         - saved_ratio: share of the recorded step time.
 
     Raises:
-        UsageError: a change names nothing in the graph; the message has what exists.
+        UsageError: a change names nothing in the graph; the message has what exists. Or times would
+            be beyond int64.
 
     Source: Student's t over the steps of the window.
     """
@@ -73,8 +76,10 @@ def what_if(
     by_label = np.bincount(graph.label[path], end_ns - begin_ns, graph.labels.height)
     rows = []
     for text, factor in cases:
-        weight_ns = np.rint(graph.weight_ns * factor[graph.label]).astype(np.int64)
-        step_ns = graph.step_ns(weight_ns)
+        changed_ns = np.rint(graph.weight_ns * factor[graph.label])
+        if (factor > 1).any() and changed_ns.sum() > _MOST_NS:
+            raise UsageError(f"{text!r}: the steps would take many years: expected smaller factors")
+        step_ns = graph.step_ns(changed_ns.astype(np.int64))
         mean, low, high = _interval(step_ns)
         saved_ns = float((recorded_ns - step_ns).mean())
         on_path_ns = float(by_label[factor != 1].sum()) / len(recorded_ns)
