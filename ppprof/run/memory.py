@@ -83,8 +83,8 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     failed = rank if rank in failures else min(failures, default=None)
     failure = failures[failed] if failed is not None else None
     held = peak.held if peak is not None else None
-    found = remedies(failure, held, run.topology)
-    return MemoryUse(failures, peaks, peak, failed, tuple(found))
+    most_first = tuple(remedies(failure, held, run.topology))
+    return MemoryUse(failures, peaks, peak, failed, most_first)
 
 
 def remedies(
@@ -148,7 +148,7 @@ def _window_peak(
         rank = next((each for each in (*sorted(failures), *run.ranks) if each in run.ranks), None)
     recording = run.select(rank, window)[-1]
     held = held_at_peak(Profile(run.reader.trace(recording)[1]))
-    return WindowPeak(rank, recording.window, held) if held is not None else None
+    return WindowPeak(recording.rank, recording.window, held) if held is not None else None
 
 
 def _peaks(times: pl.DataFrame) -> pl.DataFrame:
