@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +19,9 @@ from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 from ppprof.topology import Topology
 
 _LAST_STEPS = 5
+_INDEX = re.compile(r"\[\d+\](?=/|\Z)")
+"""End of a module's name if it occurs several times in a row: Net/Block, Net/Block[1], Net/Block[2]."""
+
 _log = logging.getLogger("ppprof")
 
 
@@ -117,25 +122,30 @@ def remedies(
 
 def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
     total = int(forward["bytes"].sum())
-    halved = Remedy("half the micro-batch size", total // 2, "activations at the window's peak")
-    # A module that occurs several times in a row: Net/Block, Net/Block[1], Net/Block[2].
-    parts = forward.filter(pl.col("module").is_not_null()).with_columns(
-        instance=pl.col("module").str.extract(r"^((?:[^/]+/)*?[^/]*\[\d+\])(?:/|$)")
-    )
-    names = parts["instance"].drop_nulls().str.replace(r"\[\d+\]$", "").unique().to_list()
-    found = [halved]
-    for name in names:
-        is_inside = (pl.col("module") == name) | pl.col("module").str.starts_with(f"{name}/")
-        is_inside |= pl.col("instance").str.replace(r"\[\d+\]$", "") == name
-        by_instance = (
-            parts.filter(is_inside)
-            .group_by(pl.col("instance").fill_null(name))
-            .agg(pl.col("bytes").sum())["bytes"]
-        )
-        given = int(by_instance.sum()) - int(by_instance.max() or 0)  # type: ignore[arg-type]
-        why = f"{len(by_instance)} of it hold activations at the peak; one at a time is computed again"
+    found = [Remedy("half the micro-batch size", total // 2, "activations at the window's peak")]
+    rows = forward.drop_nulls("module").select("module", "bytes").rows()
+    for name in _repeated(module for module, _ in rows):
+        instance = re.compile(rf"{re.escape(name)}({_INDEX.pattern}|(?=/|\Z))")
+        held: Counter[str] = Counter()
+        for module, num in rows:
+            if match := instance.match(module):
+                held[match[0]] += num
+        given = sum(held.values()) - max(held.values())
+        why = f"{len(held)} of it hold activations at the peak; one at a time is computed again"
         found.append(Remedy(f"recompute of {name.rpartition('/')[2]}", given, why))
     return found
+
+
+def _repeated(modules: Iterable[str]) -> list[str]:
+    """Return the modules that occur several times in a row, and that are in no other such module.
+
+    >>> _repeated(["Net/Block", "Net/Block/Linear[1]", "Net/Block[1]", "Net/Linear"])
+    ['Net/Block']
+    """
+    names = {module[: index.start()] for module in modules if (index := _INDEX.search(module))}
+    return sorted(
+        name for name in names if not any(name.startswith(f"{other}/") for other in names)
+    )
 
 
 def _window_peak(

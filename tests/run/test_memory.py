@@ -111,6 +111,16 @@ def test_recompute_gives_all_but_one_of_the_modules() -> None:
     assert found == {"half the micro-batch size": 665, "recompute of Block": 330 - 130}
 
 
+def test_a_module_that_repeats_in_a_block_is_part_of_the_block() -> None:
+    """Two blocks of two layers: the second layer of the first block is no block of its own."""
+    sizes = {"Net/Block/Linear": 100, "Net/Block/Linear[1]": 200, "Net/Block[1]/Linear[1]": 250}
+    found = remedies(None, held([{"module": m, "bytes": num} for m, num in sizes.items()]), None)
+    assert [(each.name, each.bytes, each.why[:9]) for each in found] == [
+        ("half the micro-batch size", 275, "activatio"),
+        ("recompute of Block", 250, "2 of it h"),
+    ]
+
+
 def test_the_command_says_who_held_it_and_what_is_not_known(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "manifest.json").write_text(MANIFEST)
     write_out_of_memory(tmp_path, FAILURE)
