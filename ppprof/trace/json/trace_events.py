@@ -40,3 +40,18 @@ class Args(msgspec.Struct, gc=False):
     shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
     blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
     warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+
+
+class Event(msgspec.Struct, gc=False):
+    """The fields that every event of the list ``traceEvents`` may have, other than ``args``.
+
+    Times stay text, because a float64 of microseconds since 1970 holds only multiples of 250 ns.
+    """
+
+    name: str = ""
+    ph: str = ""
+    cat: str = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT

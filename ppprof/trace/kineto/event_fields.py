@@ -11,7 +11,7 @@ from typing import Optional
 
 import msgspec
 
-from ppprof.trace.json.trace_events import NO_TEXT, Args, Scalar
+from ppprof.trace.json.trace_events import NO_TEXT, Args, Event, Scalar
 from ppprof.trace.kineto.names import DEVICES, LAUNCHES, OPERATORS
 
 
@@ -59,19 +59,9 @@ class OtherArgs(KinetoArgs, gc=False):
     queue_number: Scalar = msgspec.field(default=None, name="queue-id")
 
 
-class KinetoEvent(msgspec.Struct, gc=False):
-    """One event of the list ``traceEvents``.
+class KinetoEvent(Event, gc=False):
+    """One event of the list ``traceEvents``."""
 
-    Times stay text, because a float64 of microseconds since 1970 holds only multiples of 250 ns.
-    """
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: msgspec.Raw = NO_TEXT
-    dur: msgspec.Raw = NO_TEXT
     id: Scalar = None
     args: Optional[OtherArgs] = None
 

@@ -27,7 +27,7 @@ from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS, Scanned, narrowed
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.trace_events import IGNORED_PHASES, NO_TEXT, Args, Scalar
+from ppprof.trace.json.trace_events import IGNORED_PHASES, NO_TEXT, Args, Event, Scalar
 from ppprof.trace.json.values import attribute_columns, nanoseconds, texts
 from ppprof.trace.labels import Labels, renumbered
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
@@ -97,16 +97,9 @@ class PaddleArgs(Args, gc=False):
     callstack: Scalar = None
 
 
-class PaddleEvent(msgspec.Struct, gc=False):
-    """One event of the list ``traceEvents``. Times stay text, so that they stay exact."""
+class PaddleEvent(Event, gc=False):
+    """One event of the list ``traceEvents``."""
 
-    name: str = ""
-    ph: str = ""
-    cat: str = ""
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: msgspec.Raw = NO_TEXT
-    dur: msgspec.Raw = NO_TEXT
     args: Optional[PaddleArgs] = None
 
 
