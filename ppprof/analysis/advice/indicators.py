@@ -12,7 +12,6 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import call_lines
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
@@ -33,6 +32,7 @@ from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, m
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import (
     SampledSteps,
+    call_lines,
     sample_lines,
     sampled_steps,
     samples_by_line,

@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import line_name
-from ppprof.trace.event_lines import frame_of_call
+from ppprof.analysis.profile.python_lines import call_lines
 
 KEPT = {"step": pl.Int64, "name": pl.String, "num": pl.Int64, "bytes": pl.Int64}
 """Columns of `kept_memory`."""
@@ -40,7 +39,9 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     tree = profile.tree
     operator = tree.innermost(np.flatnonzero(tree.is_outermost_operator))[event.to_numpy()]
     stacks = events["callstack"]
-    names = {row: _name(profile, stacks, row) for row in np.unique(operator).tolist()}
+    rows = np.unique(operator)
+    lines = call_lines(profile, stacks.gather(rows[rows >= 0]))
+    names = {row: _name(profile, lines.get(stacks[row], ""), row) for row in rows.tolist()}
     table = kept.select(
         "bytes",
         step=events["step"].gather(event),
@@ -54,10 +55,9 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     return filled.select(*KEPT).cast(KEPT).sort("step", "name")  # type: ignore[arg-type]
 
 
-def _name(profile: Profile, stacks: pl.Series, row: int) -> str:
-    """Return the name of an operator and the line that calls it."""
+def _name(profile: Profile, line: str, row: int) -> str:
+    """Return the name of an operator and the line that calls it, if that is known."""
     if row < 0:
         return _NO_OPERATOR
     name = str(profile.tree.hosts["name"][row]).removesuffix(" dygraph")
-    frame = frame_of_call(stacks[row])
-    return name if frame is None else f"{name}, {line_name(profile.trace.stacks, frame)}"
+    return f"{name}, {line}" if line else name

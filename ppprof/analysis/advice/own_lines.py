@@ -238,15 +238,6 @@ class _LineChooser:
             path = best
 
 
-def call_lines(profile: Profile, stacks: pl.Series) -> dict[str, str]:
-    """Return call stack -> name of its line, for those of ``stacks`` whose line is known."""
-    return {
-        text: line_name(profile.trace.stacks, frame)
-        for text in stacks.drop_nulls().unique().cast(pl.String)
-        if (frame := frame_of_call(text))
-    }
-
-
 def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
     """Return the name of the line that calls most of some operators; None if it is unknown for most.
 

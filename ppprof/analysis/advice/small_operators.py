@@ -8,8 +8,7 @@ from ppprof.analysis.advice.own_lines import line_of_operators
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import line_name, sample_lines, sampled_steps
-from ppprof.trace.event_lines import frame_of_call
+from ppprof.analysis.profile.python_lines import call_lines, sample_lines, sampled_steps
 
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
@@ -73,11 +72,10 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     )
     many = sums.filter((pl.col("calls") >= MANY_OF_A_LINE) & (pl.col("mean_ns") < SMALL_NS))
     stacks = many.group_by(pl.col("callstack").cast(pl.String)).agg(pl.col("layer").explode())
-    names: dict[str, str] = {}
+    lines, names = call_lines(profile, stacks["callstack"]), {}
     for stack, layers in stacks.iter_rows():
         paths = {_path(hosts, row) for row in set(layers)}
-        frame = frame_of_call(stack)
-        line = stack if frame is None else line_name(profile.trace.stacks, frame)
+        line = lines.get(stack, stack)
         names[stack] = f"{path} ({line})" if len(paths) == 1 and (path := paths.pop()) else line
     name = pl.col("callstack").cast(pl.String).replace_strict(names, return_dtype=pl.String)
     return many.select("step", "calls", "time_ns", name=name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import call_lines
 from ppprof.analysis.efficiency.operator_formulas import ITEM_BYTES
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import call_lines
 from ppprof.trace.operator_inputs import operator_of_gradient
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")

@@ -19,6 +19,7 @@ from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.ranks.device_steps import host_steps
 from ppprof.arrays import Int64
 from ppprof.trace import Frame, PythonStacks
+from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
 
@@ -87,6 +88,15 @@ def line_name(stacks: PythonStacks | None, frame: Frame) -> str:
     return (
         f"{where}: {source if len(source) <= _MOST_SOURCE else source[: _MOST_SOURCE - 3] + '...'}"
     )
+
+
+def call_lines(profile: Profile, stacks: pl.Series) -> dict[str, str]:
+    """Return call stack -> name of its line, for those of ``stacks`` whose line is known."""
+    return {
+        text: line_name(profile.trace.stacks, frame)
+        for text in stacks.drop_nulls().unique().cast(pl.String)
+        if (frame := frame_of_call(text))
+    }
 
 
 @once

@@ -9,8 +9,8 @@ import polars as pl
 
 from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, module_nodes
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import line_name
-from ppprof.trace.event_lines import frame_of_call
+from ppprof.analysis.profile.python_lines import call_lines
+from ppprof.trace.schema import nullable
 
 HELD = {
     "phase": pl.String,
@@ -75,7 +75,8 @@ def held_at_peak(profile: Profile) -> HeldMemory | None:
     phase = around(np.flatnonzero(category.is_in(PHASES).to_numpy()))
     forward = around(np.flatnonzero((category == "Forward").to_numpy()))
     step = events["step"][peak["event"]] if peak["event"] is not None else None
-    lines = [_line(profile, row) for row in operator.tolist()]
+    stacks = events["callstack"].gather(nullable(operator)).cast(pl.String)
+    lines = call_lines(profile, stacks)
     table = pl.DataFrame(
         {
             "phase": [
@@ -87,7 +88,7 @@ def held_at_peak(profile: Profile) -> HeldMemory | None:
                 names[row].removesuffix(" dygraph") if row >= 0 else None
                 for row in operator.tolist()
             ],
-            "line": lines,
+            "line": [lines.get(stack) for stack in stacks],
             "num": 1,
             "bytes": alive["bytes"],
         },
@@ -101,11 +102,6 @@ def held_at_peak(profile: Profile) -> HeldMemory | None:
     allocated = int(peak["current_allocated"])
     before = allocated - int(table["bytes"].sum())
     return HeldMemory(str(peak["place"]), step, allocated, before, table)
-
-
-def _line(profile: Profile, row: int) -> str | None:
-    frame = frame_of_call(profile.trace.events["callstack"][row]) if row >= 0 else None
-    return None if frame is None else line_name(profile.trace.stacks, frame)
 
 
 def _module(path: str | None) -> str | None:
