@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.rundir import DEVICE_CLOCK_MARKER
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import Note, Trace
@@ -97,18 +98,24 @@ def _bounds(events: pl.DataFrame, first: int) -> tuple[float, float]:
     launch = events["start_ns"].gather(devices["parent"]).to_numpy()
     start = devices["start_ns"].to_numpy()
     end = start + devices["dur_ns"].to_numpy()
-    most = np.sort(start - launch)
+    device = devices["device"].to_numpy()
+    late = [np.sort((start - launch)[device == each]) for each in np.unique(device)]
     calls = events[:first].filter(category="CudaRuntime").select("name", "start_ns", "dur_ns")
     is_wait = Labels.of(calls["name"]).where(lambda name: _WAIT.fullmatch(name) is not None)
     waits = calls.filter(pl.Series(is_wait)).sort("start_ns")
     row = np.searchsorted(waits["start_ns"].to_numpy(), launch)  # of the first wait after a launch
-    is_awaited = (row < waits.height) & (devices["device"].n_unique() == 1)
+    is_awaited = (row < waits.height) & (len(late) == 1)
     waited = (waits["start_ns"] + waits["dur_ns"]).to_numpy()[row[is_awaited]]
     least = np.sort(end[is_awaited] - waited)
     return (
-        float(least[-1 - len(least) // _OUTLIERS]) if len(least) else -np.inf,
-        float(most[len(most) // _OUTLIERS]) if len(most) else np.inf,
+        float(least[-1 - _num_wrong(least)]) if len(least) else -np.inf,
+        # What holds for the clock of every device.
+        max((float(each[_num_wrong(each)]) for each in late), default=np.inf),
     )
+
+
+def _num_wrong(values: Int64) -> int:
+    return (len(values) + _OUTLIERS // 2) // _OUTLIERS
 
 
 def _probed(events: pl.DataFrame) -> tuple[int, int] | None:

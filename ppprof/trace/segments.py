@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 
 import numpy as np
 import polars as pl
@@ -36,6 +36,8 @@ from ppprof.trace.steps import step_spans, steps_of
 
 OPENS_WINDOW, SAVES_SEGMENT = "profiler opens a window", "profiler saves a segment"
 """Names of the spans of `with_stalls`."""
+_LONGEST_STALL_NS = 86_400 * 10**9
+"""A damaged log of steps can hold any time."""
 _UTILIZATIONS = ("Process Cpu Utilization", "System Cpu Utilization")
 
 
@@ -170,10 +172,13 @@ def with_stalls(trace: Trace, stalls: Mapping[int, int]) -> Trace:
     """
     steps = step_spans(trace.events)
     stall_ns = pl.col("step").replace_strict(dict(stalls), default=0, return_dtype=pl.Int64)
+    stall_ns = stall_ns.clip(0, _LONGEST_STALL_NS)
     start_ns = pl.max_horizontal(pl.col("start_ns") - stall_ns, pl.col("end_ns").shift(1))
     is_first = pl.int_range(pl.len()) == 0
-    thread, process = trace.events["thread"].max(), trace.events["process"].min()
-    thread = thread + 1 if isinstance(thread, int) else 0
+    threads, process = set(trace.events["thread"].drop_nulls()), trace.events["process"].min()
+    thread = max(threads, default=-1) + 1
+    if thread == 2**63:  # beyond int64
+        thread = next(number for number in count() if number not in threads)
     spans = steps.select(
         name=pl.when(is_first).then(pl.lit(OPENS_WINDOW)).otherwise(pl.lit(SAVES_SEGMENT)),
         category=pl.lit("PythonUserDefined"),

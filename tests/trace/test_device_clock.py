@@ -126,3 +126,38 @@ def test_clocks_that_agree_are_left_alone(tmp_path: Path, ahead_ns: int) -> None
     trace = read(tmp_path / RAW)
     assert starts(trace) == [start + ahead_ns for start in true]
     assert device_clock_notes(trace) == ((), ())
+
+
+def gemms(path: Path, *kernels: tuple[int, int]) -> Trace:
+    """Read a window with a launch each 50 us; of each kernel the device, and how far it is off."""
+    calls = []
+    for number, (device, off) in enumerate(kernels):
+        now = 10 * MS + number * 50 * US
+        start = now + LATENCY_NS + off
+        calls.append(launch(now, now + US, kernel("gemm", start, start + 20 * US, device=device)))
+    end = 10 * MS + len(kernels) * 50 * US
+    calls.append(launch(end, end + WAIT_NS, name="cudaDeviceSynchronize"))
+    step = span("ProfileStep", "ProfileStep#3", 9 * MS, end + MS).around(*calls)
+    write(path / RAW, Thread(1, "main").around(step))
+    return read(path / RAW)
+
+
+@pytest.mark.parametrize("off_ns", [-MS, 30 * MS])
+def test_one_wrong_time_of_a_hundred_moves_no_other_kernel(tmp_path: Path, off_ns: int) -> None:
+    kernels = [(0, 0)] * 100
+    kernels[50] = (0, off_ns)
+    trace = gemms(tmp_path, *kernels)
+    assert device_clock_notes(trace) == ((), ())
+    assert starts(trace)[0] == 10 * MS + LATENCY_NS
+
+
+def test_the_clock_of_one_device_moves_no_kernel_of_another(tmp_path: Path) -> None:
+    trace = gemms(tmp_path, *[(0, 0), (1, -MS)] * 50)
+    assert device_clock_notes(trace) == ((), ())
+    assert 10 * MS + LATENCY_NS in starts(trace)
+
+
+def test_what_holds_for_every_device_is_corrected(tmp_path: Path) -> None:
+    trace = gemms(tmp_path, *[(0, -2 * MS), (1, -3 * MS)] * 50)
+    (key, times), *_ = device_clock_notes(trace)[0]
+    assert (key, times["time"]) == ("clock_behind", "1.99 ms")

@@ -148,6 +148,20 @@ def test_a_stall_is_a_span_that_ends_with_its_step_and_changes_no_other_event(
     assert with_stalls(trace, {12: 5}) is trace
 
 
+def test_stalls_of_any_length_and_threads_of_any_number_give_spans(tmp_path: Path) -> None:
+    steps = [
+        span("ProfileStep", f"ProfileStep#{number}", start, start + 100)
+        for number, start in ((7, 1000), (8, 1300))
+    ]
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", tuple(steps))))
+    events = trace.events.with_columns(thread=pl.lit(2**63 - 1, pl.Int64))
+    changed = with_stalls(dataclasses.replace(trace, events=events), {7: 2**63 - 1, 8: -5})
+    (added,) = changed.events.filter(pl.col("thread") == 0).to_dicts()
+    assert added["name"] == OPENS_WINDOW
+    assert added["start_ns"] + added["dur_ns"] == EPOCH_NS + 1000
+    assert 0 < added["start_ns"] < EPOCH_NS
+
+
 @given(window=windows(), cuts=st.sets(st.integers(1, 4)))
 def test_any_cut_gives_the_tables_of_the_whole(
     window: list[tuple[Thread, ...]], cuts: set[int], tmp_path_factory: pytest.TempPathFactory
