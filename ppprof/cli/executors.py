@@ -79,7 +79,8 @@ def dask(address: str) -> Iterator[Executor]:
         raise UsageError(f'--dask: {error}: pip install "ppprof[dask]"') from error
     try:
         client = Client(address, timeout=ANSWER_S, set_as_default=False)
-    except (OSError, ValueError) as error:  # TimeoutError is an OSError
+    # TimeoutError is an OSError; distributed asserts that its thread starts within 10 s.
+    except (OSError, ValueError, AssertionError) as error:
         raise UsageError(
             f"--dask {address}: no scheduler answers within {ANSWER_S} s: {_line(error)}; expected "
             "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
@@ -177,4 +178,4 @@ def _copy_result(inner: Future[Any], outer: Future[Any]) -> None:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or type(error).__name__
