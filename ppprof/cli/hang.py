@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ppprof.cli.options import Checks, add_layout, add_output
+from ppprof.cli.options import Checks, add_layout, add_output, add_paths
 from ppprof.cli.output import show
 from ppprof.cli.terminal import log
 from ppprof.messages import Counted
@@ -38,13 +38,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "only, so it works while the job hangs, and after its processes are gone. --stacks also "
         "writes a request into RUN."
     )
+    add_paths(parser, "run directory (the newest run in it); of each node, if nodes have own disks")
     add = parser.add_argument
-    add(
-        "paths",
-        nargs="+",
-        metavar="RUN",
-        help="run directory (profiler_log; the newest run in it); of each node, if nodes have own disks",
-    )
     add(
         "--stacks",
         action="store_true",
@@ -92,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(hang: Hang) -> Iterator[str]:
     """Yield the verdict, who waits, and where the ranks are that do not come."""
-    idle = f"{hang.idle_s:.0f} s" if hang.idle_s < 7200 else f"{hang.idle_s / 3600:.1f} h"
-    yield f"{hang.run}: {format_ranges('rank', hang.ranks)}; no rank has communicated for {idle}\n"
-    if hang.idle_s < _QUIET_S:
+    idle = ""
+    if hang.idle_s is not None:
+        length = f"{hang.idle_s:.0f} s" if hang.idle_s < 7200 else f"{hang.idle_s / 3600:.1f} h"
+        idle = f"; no rank has communicated for {length}"
+    yield f"{hang.run}: {format_ranges('rank', hang.ranks)}{idle}\n"
+    if hang.idle_s is not None and hang.idle_s < _QUIET_S and not hang.has_ended:
         yield "The job may well be running: ask again in a minute, and compare.\n"
     yield f"\nVerdict: {hang.verdict()}.\n"
     if hang.on_devices and hang.waiting:
         yield "No host waits in a call: the operations below went to devices, so this is likely, not sure.\n"
-    elif not hang.is_sure:
+    elif hang.problems or hang.damaged:
         yield "Some notes of ranks are unreadable (see above), so this is likely, not sure.\n"
     if hang.waiting:
         yield "\nWho waits:\n"
@@ -143,7 +141,7 @@ def _document(hang: Hang) -> str:
     def group(value: Group) -> int:
         return groups.setdefault(value, len(groups))
 
-    document = {
+    document: dict[str, object] = {
         "run": str(hang.run),
         "verdict": hang.verdict(),
         "idle_s": hang.idle_s,

@@ -154,14 +154,18 @@ class Hang:
         return not (self.on_devices or self.problems or self.damaged)
 
     @property
-    def idle_s(self) -> float:
-        """Seconds since any rank called or ended an operation, or ended a step."""
+    def has_ended(self) -> bool:
+        """Whether all ranks have ended their sessions in peace, and wait for no rank."""
+        return not (self.states or self.waiting or self.mismatches or self.problems)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since any rank called or ended an operation; None without operations."""
+        if not self.last:
+            return None
         latest = max(
-            (
-                max(each.called_ns, each.returned_ns, abs(each.waited_ns))
-                for each in self.last.values()
-            ),
-            default=self.now_ns,
+            max(each.called_ns, each.returned_ns, abs(each.waited_ns))
+            for each in self.last.values()
         )
         return max(0.0, (self.now_ns - latest) / 1e9)
 
@@ -204,6 +208,13 @@ class Hang:
                 f"all ranks of {_group(first_waiting.group)} have called "
                 f"{_call(first_waiting.operation)}, and it does not end: look at the network and at "
                 "the devices"
+            )
+        if self.has_ended:
+            return "the job does not hang: the sessions of all ranks have ended without an error"
+        if not self.last:
+            return (
+                "unknown: no rank has called a communication operation from Python "
+                "(paddle.DataParallel communicates in C++)"
             )
         return "no rank waits in a communication operation that Python called"
 

@@ -67,6 +67,16 @@ def name_of_layer(attributes: str) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def names_of_layers(attributes: pl.Series) -> pl.Series:
+    """Return `name_of_layer` of each value of the column ``attributes``, String; null without."""
+    texts = attributes.unique().drop_nulls().cast(pl.String).to_list()
+    names = {text: name_of_layer(text) for text in texts}
+    shown: pl.Series = attributes.cast(pl.String).replace_strict(
+        names, default=None, return_dtype=pl.String
+    )
+    return shown
+
+
 def shapes_as_shown(shapes: str) -> str:
     """Return the text of the column ``shapes`` as a person reads it; other text unchanged.
 

@@ -35,7 +35,7 @@ def hanging(tmp_path: Path) -> Iterator[Any]:
                 seen.append(find_hang([tmp_path / "log"]))
             except InputError:  # not yet
                 return False
-            return len(seen[-1].waiting) >= 2 and seen[-1].idle_s > 3
+            return len(seen[-1].waiting) >= 2 and (seen[-1].idle_s or 0) > 3
 
         wait_for(waits, seconds=60)
         return seen[-1]

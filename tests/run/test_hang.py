@@ -10,6 +10,8 @@ import pytest
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
 from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing
+from ppprof.rundir.liveness import LivenessRegistry
+from ppprof.topology import Topology
 
 GROUPS = {0: (0, 1, 2, 3), 1: (0, 1), 2: (2, 3), 3: (0, 1)}
 """Group -> its ranks."""
@@ -157,7 +159,21 @@ def test_a_healthy_job_has_no_cause(job: Job) -> None:
         job.rank(rank, (0, "all_reduce"), (0, "barrier"))
     hang = job.hang()
     assert (hang.waiting, hang.causes, hang.mismatches) == ((), (), ())
-    assert hang.verdict() == "no rank waits in a communication operation that Python called"
+    assert "the sessions of all ranks have ended without an error" in hang.verdict()
+
+
+def test_a_running_job_has_no_cause(job: Job) -> None:
+    job.rank(0, (0, "all_reduce"))
+    LivenessRegistry(job.run, Topology.of(), 0)
+    assert job.hang().verdict() == "no rank waits in a communication operation that Python called"
+
+
+def test_a_job_that_communicates_in_c_plus_plus_is_unknown(job: Job) -> None:
+    job.rank(0)
+    LivenessRegistry(job.run, Topology.of(), 0)
+    hang = job.hang()
+    assert hang.idle_s is None
+    assert hang.verdict().startswith("unknown: no rank has called a communication operation")
 
 
 def test_overwritten_operations_are_no_cause(job: Job) -> None:

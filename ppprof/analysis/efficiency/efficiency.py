@@ -37,7 +37,7 @@ from ppprof.arrays import Int64
 from ppprof.hardware import Device, known_device
 from ppprof.trace.operator_inputs import (
     dtype_as_shown,
-    name_of_layer,
+    names_of_layers,
     operator_of_gradient,
     shapes_as_shown,
 )
@@ -450,16 +450,11 @@ def layers(profile: Profile) -> pl.DataFrame:
 def _attributes(profile: Profile) -> pl.DataFrame:
     """Return the paths of layers, and the attributes that lead to them: path, attribute."""
     texts = profile.trace.events["attributes"].slice(0, profile.tree.hosts.height)
-    known = pl.DataFrame({"attributes": texts}).with_row_index("row").drop_nulls()
-    kinds = known.select(pl.col("attributes").unique().cast(pl.String))["attributes"].to_list()
-    names = {kind: name for kind in kinds if (name := name_of_layer(kind)) is not None}
-    if not names:
-        return pl.DataFrame(schema={"path": pl.String, "attribute": pl.String})
-    attribute = pl.col("attributes").cast(pl.String).replace_strict(names, default=None)
+    names = pl.DataFrame({"attribute": names_of_layers(texts)}).with_row_index("row").drop_nulls()
     return (
         module_nodes(profile)
         .select(pl.col("row").cast(pl.UInt32), "path")
-        .join(known.with_columns(attribute=attribute).drop_nulls(), "row")
+        .join(names, "row")
         .group_by("path")
         .agg(pl.col("attribute").first())
     )

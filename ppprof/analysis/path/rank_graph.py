@@ -26,6 +26,7 @@ from ppprof.analysis.ranks.device_queue import LATENCY_NS
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.labels import Labels
+from ppprof.trace.operator_inputs import names_of_layers
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import subtree_sums
 
@@ -480,8 +481,9 @@ def _surroundings(tree: Tree, host: Int64) -> dict[str, Labels]:
     )
     module = np.append(modules_around(tree), -1)[host]
     table = events.events[["name", "category", "attributes"]][module]
+    layer = names_of_layers(table["attributes"])
     name = pl.when(pl.col("category") == "Forward").then(
-        pl.coalesce(pl.col("attributes", "name").cast(pl.String))
+        pl.coalesce(layer, pl.col("name").cast(pl.String))
     )
     names = table.select(name.otherwise(pl.col("category").cast(pl.String)).cast(pl.Categorical))
     modules = Labels.of(names.to_series())

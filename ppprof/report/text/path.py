@@ -14,20 +14,21 @@ from ppprof.report.text.table import Line, Table
 _UNKNOWN = {"rank": "between ranks", "link": "none", "axis": "none"}
 
 _PATH_NOTE = """\
-Mean over steps. The path leads back from the end of a step: each thread, stream and rank to what it last waited \
-for. All rows together are the step; what is not on the path is hidden behind it."""
+Mean over steps. The path leads back from the end of a step: each thread, stream and rank to what it last
+waited for. All rows together are the step; what is not on the path is hidden behind it."""
 
 _WHAT_IF_NOTE = """\
-On Path: time on the critical path of what changes. Step Time: of the replay; from, to: 95% interval of that mean, \
-from the spread of the recorded steps. Saved: less than On Path where something else then becomes critical.
-A factor multiplies the time: 0.5x is twice as fast. Without a change the replay is the recording, to the nanosecond."""
+On Path: time on the critical path of what changes. Step Time: of the replay; from, to: 95% interval of that
+mean, from the spread of the recorded steps. Saved: less than On Path where something else then becomes critical.
+A factor multiplies the time: 0.5x is twice as fast. Without a change the replay is the recording, to the
+nanosecond."""
 
 
 def shown_groups(graph: Graph) -> list[tuple[str, ...]]:
-    """Return the groups of which a run without ``--by`` shows a table: those that are recorded."""
+    """Return the groups of which a run without ``--by`` shows a table: those with several members."""
     labels = graph.labels
-    several = ["rank"] if labels["rank"].drop_nulls().n_unique() > 1 else []
-    others = [name for name in ("link", "module", "operator", "line") if labels[name].count()]
+    several = [name for name in ("rank", "link") if labels[name].drop_nulls().n_unique() > 1]
+    others = [name for name in ("module", "operator", "line") if labels[name].count()]
     return [(group,) for group in ("kind", *several, *others)]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import polars as pl
 import pytest
@@ -13,7 +15,7 @@ from ppprof.trace.fastpath import core
 from tests.analysis.path.graphs import job
 from tests.fixtures.kineto_files import FIXTURES
 from tests.fixtures.pipelines import schedule
-from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span
+from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
 from tests.jobs.planted import COMMITTED
 
 US = 1000
@@ -63,6 +65,27 @@ def test_a_thread_is_in_its_innermost_event(tmp_path):
     }
     assert on_path(graph, "name")["relu compute"] == 10
     assert on_path(graph, "rank") == {0: 200}
+
+
+def test_a_module_is_called_by_its_attributes(tmp_path):
+    """Where shapes are recorded, a Forward says which layer it is; other attributes say nothing."""
+    main = Thread(1, "main").around(
+        step(
+            *(0, 100),
+            span("Forward", "Block", 10, 40).around(span("Operator", "relu dygraph", 20, 30)),
+            span("Forward", "Block", 50, 70),
+        )
+    )
+    trace = read(write(tmp_path / "0.pb", main))
+    texts = iter(['{"layer":"blocks.3"}', '{"axis":1}'])
+    attributes = [
+        next(texts) if category == "Forward" else None
+        for category in trace.events["category"].to_list()
+    ]
+    events = trace.events.with_columns(attributes=pl.Series(attributes, dtype=pl.Categorical))
+    graph = job_graph([(0, 0, rank_graph(dataclasses.replace(trace, events=events)))], None, None)
+    modules = on_path(graph, "module")
+    assert modules == {"(own code)": 50, "blocks.3": 30, "Block": 20}
 
 
 def test_kernels_follow_each_other_and_their_launches(tmp_path):
