@@ -46,6 +46,7 @@ COMMANDS = {
     "advise": "print what is slow, what that costs a step, and what to change",
     "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
     "convert": "write a trace in another format, or mend a broken one",
+    "watch": "show a running job in the terminal: speed, waits, each rank, what needs a look",
     "hang": "name the rank that a job waits for, and the operation it has not come to",
     "memory": "name who holds the memory, when it ran out or at the peak of a window",
     "doctor": "check what this machine can record, and what is missing",
@@ -69,7 +70,18 @@ _PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddl
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
-_READING = {"summary", "ranks", "path", "merge", "diff", "advise", "report", "convert", "memory"}
+_READING = {
+    "summary",
+    "ranks",
+    "path",
+    "merge",
+    "diff",
+    "advise",
+    "report",
+    "convert",
+    "memory",
+    "watch",
+}
 """Commands that import numpy, and start no program of the user's."""
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 _LATER_S = 0.01

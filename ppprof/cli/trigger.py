@@ -98,17 +98,7 @@ def run(args: argparse.Namespace) -> int:
     run = Path(newest(args.run))
     if run != Path(args.run):
         log.info("%s: the newest run is %s", args.run, run)
-    manifest = read_manifest(run)
-    profiler = _profiler(run, manifest)
-    members = _members(args.rank, profiler, manifest)
-    _check_alive(run, manifest)
-    try:
-        request_id = write_request(run, args.steps, args.rank)
-    except OSError as error:
-        raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
-    assert profiler.trigger is not None
-    wanted = args.steps or profiler.trigger.steps
-    what = f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
+    request_id, what = request_window(run, args.steps, args.rank)
     if not args.wait:
         print(
             f"{run}: requested {what}; rank 0 reads this within a quarter of a second and one "
@@ -117,6 +107,34 @@ def run(args: argparse.Namespace) -> int:
         return 0
     log.info("%s: requested %s; waiting for rank 0", run, what)
     return _wait(run, request_id, time.monotonic() + args.timeout)
+
+
+def request_window(run: Path, steps: int | None, ranks: str | None) -> tuple[str, str]:
+    """Ask the job that writes a run directory for a window.
+
+    Args:
+        run: the run directory of rank 0's node.
+        steps: number of steps; None for ``Profiler.trigger.steps``.
+        ranks: which ranks record; None for ``Profiler.trigger.ranks``.
+
+    Returns:
+        The id of the request, and what it asks for: ``5 steps on ranks 0-3``.
+
+    Raises:
+        UsageError: the job accepts no requests, records no such rank, or another request is pending.
+        InputError: the job has ended, or writes elsewhere.
+    """
+    manifest = read_manifest(run)
+    profiler = _profiler(run, manifest)
+    members = _members(ranks, profiler, manifest)
+    _check_alive(run, manifest)
+    try:
+        request_id = write_request(run, steps, ranks)
+    except OSError as error:
+        raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
+    assert profiler.trigger is not None
+    wanted = steps or profiler.trigger.steps
+    return request_id, f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
 
 
 def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:

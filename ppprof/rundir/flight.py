@@ -334,6 +334,22 @@ def read_rings(run: Path, most: int = MOST_OPERATIONS) -> tuple[dict[int, Ring],
     return rings, problems
 
 
+def read_progress(run: Path, rank: int) -> tuple[int, int | None]:
+    """Return how many steps of a rank have ended, and when the last one did, on the rank's wall clock.
+
+    (0, None) if its ring is damaged.
+
+    Raises:
+        OSError: it has no ring, or that is unreadable.
+    """
+    with RunFile(run, ring_path(rank)).open() as opened:
+        head = opened.read(_HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        return 0, None
+    _, _, step, step_ns = _HEADER.unpack(head)
+    return step, step_ns
+
+
 def ranks_with_rings(run: Path) -> list[int]:
     """Return the ranks that have a ring, readable or not."""
     return [int(entry["rank"]) for entry in matches(run, "flight", _ENTRY)]

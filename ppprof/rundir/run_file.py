@@ -133,6 +133,29 @@ class RunFile:
             file.seek(max(0, size - most_bytes))
             return file.read(most_bytes), size <= most_bytes
 
+    def read_on(self, offset: int, most_bytes: int) -> tuple[bytes, int]:
+        """Return the whole lines from an offset on, and the offset behind them.
+
+        Lines are left out from the beginning if they have more than ``most_bytes`` bytes together. A file
+        that has become shorter is read from its beginning.
+
+        Args:
+            offset: 0, or what this method has returned.
+            most_bytes: how many bytes to read at most.
+
+        Raises:
+            OSError: as for `open`.
+        """
+        with self.open() as file, store_errors_as_oserror(self.path):
+            size = file.seek(0, os.SEEK_END)
+            offset = offset if offset <= size else 0
+            begin = max(offset, size - most_bytes)
+            file.seek(begin)
+            text = file.read(size - begin)
+        first = text.find(b"\n") + 1 if begin > offset else 0
+        end = text.rfind(b"\n") + 1
+        return text[first:end], begin + end if end else offset
+
     def read_json(self, most_bytes: int) -> Any:
         """Return the value in a JSON file.
 

@@ -29,6 +29,7 @@ USAGE_ERRORS = {
     "report": ["a.pb", "--window", "x"],
     "convert": ["a.pb", "b.txt"],
     "hang": ["run", "--width", "x"],
+    "watch": ["run", "--width", "x"],
     "memory": ["a.pb", "--row-limit", "0", "--rank", "x"],
     "doctor": ["--nproc", "0"],
     "trigger": ["run", "--timeout", "5"],

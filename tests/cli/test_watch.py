@@ -1,0 +1,151 @@
+"""``ppprof watch``: what its screen says, and what a look reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ppprof.report.text.layout import Layout
+from ppprof.report.text.watch import screen
+from ppprof.run.watch import Watch
+from ppprof.rundir import claim, write_manifest
+from ppprof.rundir.flight import FlightRing
+from ppprof.rundir.liveness import LivenessRegistry
+from ppprof.rundir.run_file import RunFile
+from ppprof.topology import Topology
+from tests.conftest import Cli
+
+GRID = Topology.of(dp=2, pp=2, mp=2)
+STEP_NS = 400_000_000
+
+
+def lines(rank: int, first: int, num: int, slow: int | None = None) -> str:
+    own_ns = 300_000_000 if rank == slow else 200_000_000
+    return "".join(
+        json.dumps(
+            {
+                "step": step,
+                "batch_cost_ns": STEP_NS,
+                "reader_cost_ns": 4_000_000,
+                "num_tokens": 1000,
+                "num_flops": 2 * 10**11,
+                "host_peak_bytes": (1 << 30) + rank,
+                "excluded": False,
+                "window": None,
+                "communication_ns": STEP_NS - own_ns + (rank + step) % 3 * 1_000_000,
+            }
+        )
+        + "\n"
+        for step in range(first, first + num)
+    )
+
+
+def job(folder: Path, topology: Topology = GRID, slow: int | None = None) -> Path:
+    """A job whose ranks have ended 30 steps each."""
+    run = claim(folder / "profiler_log")
+    axes = {"order": topology.order, "degrees": topology.degrees}
+    write_manifest(run, {"axes": axes, "device_peak_flops": 1e12})
+    for rank in range(topology.world_size):
+        LivenessRegistry(run, topology, rank)
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(lines(rank, 0, 30, slow).encode())
+    return run
+
+
+def ring(run: Path, rank: int, num_ended: int, ago_s: float) -> None:
+    FlightRing(run, rank).step(num_ended, time.time_ns() - int(ago_s * 1e9))
+
+
+def test_the_screen_of_a_job(tmp_path: Path, cli: Cli) -> None:
+    run = job(tmp_path, slow=5)
+    out = cli("watch", run.parent / "profiler_log", "--once").out
+    assert out.splitlines() == [
+        f"{run}: 8 ranks, dp 2 x pp 2 x mp 2"[:80],
+        "step 30  400 ms (400 ms to 400 ms)  running",
+        "5,000 tokens/s  MFU 50.0%",
+        *[line for line in out.splitlines() if line.startswith("waits: communication ")],
+        "",
+        "own work above peers': . <5%  + 5%  x 10%  # 20%",
+        "dp0 pp0         ..",
+        "dp0 pp1         ..",
+        "dp1 pp0         .#",
+        "dp1 pp1         ..",
+        "",
+        *out.splitlines()[11:],
+    ]
+    assert "rank 5 (dp1_pp0_sharding0_mp1) is slow: 99" in out or "is slow: 100 ms" in out
+    assert "data 1.0%  peak memory: host 1 GiB (rank 7)" in out
+
+
+def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    for rank in range(8):
+        ring(run, rank, 30 if rank == 6 else 31, ago_s=100)
+    (run / "failed").mkdir()
+    (run / "failed/00003.txt").write_text("RuntimeError: boom\x1b[31m\n")
+    view = Watch(run).look()
+    assert view.is_stalled
+    assert 99 < view.idle_s < 130
+    text = "\n".join(screen(view, Layout(80), 24))
+    assert "rank 3 (dp0_pp1_sharding0_mp1): failed: RuntimeError: boom\\x1b[31m" in text
+    assert "; rank 6 (dp1_pp1_sharding0_mp0) behind, unless it evaluates or saves: ppprof" in (
+        text.replace("\n", " ")
+    )
+    assert "dp0 pp1         .X" in text
+    assert "dp1 pp1         !." in text
+
+
+def test_a_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = job(tmp_path)
+    watch = Watch(run)
+    watch.look()
+    read: list[int] = []
+    read_on = RunFile.read_on
+
+    def counting(file: RunFile, offset: int, most: int) -> tuple[bytes, int]:
+        text, end = read_on(file, offset, most)
+        read.append(len(text))
+        return text, end
+
+    monkeypatch.setattr(RunFile, "read_on", counting)
+    new = lines(3, 30, 2).encode()
+    partial = lines(3, 32, 1).encode()
+    RunFile(run, "steps/rank_00003.jsonl").append(new + partial[:10])
+    assert watch.look().num_ended == 32
+    assert sum(read) == len(new)
+    RunFile(run, "steps/rank_00003.jsonl").append(partial[10:])
+    assert watch.look().num_ended == 33
+    assert not watch.look().has_ended
+
+
+@pytest.mark.parametrize(("size", "most", "expected"), [(0, 9, b""), (12, 9, b"bbb\nccc\n")])
+def test_lines_that_are_too_many_are_left_out(
+    tmp_path: Path, size: int, most: int, expected: bytes
+) -> None:
+    file = RunFile(tmp_path, "lines")
+    file.append(b"aaa\nbbb\nccc\n"[:size])
+    assert file.read_on(0, most) == (expected, size)
+    file.append(b"d")
+    assert file.read_on(size, most) == (b"", size)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 7, 1024, 10_000])
+@pytest.mark.parametrize("height", [12, 24])
+def test_any_number_of_ranks_fits_the_screen(tmp_path: Path, num_ranks: int, height: int) -> None:
+    run = claim(tmp_path / "run")
+    topology = (
+        Topology.of(dp=num_ranks // 8, mp=8) if num_ranks % 8 == 0 else Topology.of(dp=num_ranks)
+    )
+    write_manifest(run, {"axes": {"order": topology.order, "degrees": topology.degrees}})
+    (run / "steps").mkdir(exist_ok=True)
+    (run / f"steps/rank_{num_ranks - 1:05d}.jsonl").write_text(lines(num_ranks - 1, 0, 20))
+    drawn = screen(Watch(run).look(), Layout(80), height, ["keys"])
+    assert len(drawn) <= height
+    assert max(map(len, drawn)) <= 80
+    assert drawn[-1] == "keys"
+
+
+def test_without_a_run(tmp_path: Path, cli: Cli) -> None:
+    assert "manifest.json" in cli("watch", tmp_path, "--once", code=3).err
