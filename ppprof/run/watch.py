@@ -306,7 +306,7 @@ class _Latest(NamedTuple):
 
 
 def _latest(steps: Iterable[Step]) -> _Latest:
-    """Return medians of the steps that the profiler has not delayed, and the last loss."""
+    """Return medians of the steps that the profiler has not delayed."""
     every = list(steps)
     clean = [step for step in every if not step.excluded and step.window is None and step.step][
         -_MOST_SHOWN:

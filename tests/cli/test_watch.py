@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -149,3 +153,27 @@ def test_any_number_of_ranks_fits_the_screen(tmp_path: Path, num_ranks: int, hei
 
 def test_without_a_run(tmp_path: Path, cli: Cli) -> None:
     assert "manifest.json" in cli("watch", tmp_path, "--once", code=3).err
+
+
+def test_keys_in_a_terminal(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ppprof", "watch", str(run)]
+    child = subprocess.Popen(command, **dict.fromkeys(("stdin", "stdout", "stderr"), theirs))
+    os.close(theirs)
+    written = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal written
+        while text not in written:
+            written += os.read(ours, 1 << 16)
+
+    read_until(b"q quit")
+    os.write(ours, b"p")
+    read_until(b"no window was requested: press w")
+    os.write(ours, b"w")
+    read_until(b"no profiler")
+    os.write(ours, b"q")
+    read_until(b"\x1b[?1049l")  # the screen from before
+    assert child.wait() == 0
+    os.close(ours)

@@ -68,7 +68,7 @@ def screen(view: View, layout: Layout, height: int, notes: Sequence[str] = ()) -
         ]
     meaning = "warning" if view.findings else "good"
     foot = [layout.paint(line, meaning) for line in findings or ["nothing to look at"]]
-    foot += [line[:width] for line in map(escape_cell, notes)]
+    foot += [line for text in notes for line in _wrapped(escape_cell(text), width)]
     cells = _cells(view, layout, width, max(1, height - len(head) - len(foot) - 1))
     num_blank = height - len(head) - len(cells) - len(foot)
     lines = [*head, *[""] * (num_blank > 0), *cells, *[""] * (num_blank > 1), *foot]
