@@ -65,7 +65,9 @@ _OF_SYSTEM = (OSError, RuntimeError)
 """Errors of the disk, the network and the job's store."""
 
 
-SETTLED_WINDOW: Mapping[str, Any] = MappingProxyType({"enable": True, "trigger": {"settled": 10}})
+SETTLED_WINDOW: Mapping[str, Any] = MappingProxyType(
+    {"enable": True, "trigger": {"settled": "auto"}}
+)
 """The block of `attach` without arguments."""
 
 
@@ -90,9 +92,9 @@ def attach(
     Args:
         profiler: the ``Profiler`` block, typed or as a mapping (also of OmegaConf); or a whole config
             with this block; or the path of a YAML file with either. None means that profiling is
-            off. Without this argument, one window of 10 steps is recorded once step times have
-            settled, at step 20 at the latest; of a training that ends before, up to 10 steps from
-            step 1 on.
+            off. Without this argument, one window of 10 steps or more (``trigger.settled: auto``) is
+            recorded once step times have settled, at step 20 at the latest; of a training that ends
+            before, up to 10 steps from step 1 on.
         topology: the degrees of all axes, and the coordinate of each rank. None means Fleet's
             topology if Fleet is initialised, else that of the ProcessMesh of all ranks, else data
             parallel over all ranks. A topology of

@@ -218,8 +218,11 @@ class TriggersPart(Part):
     def wait(self, ending: Ending) -> None:
         """Log on rank 0 what is saved if the training ended before the end of the settled window."""
         plan = self._triggers.cut_short
-        if plan is not None:
-            saved = self._saved_steps.get(plan.window, range(0))
+        if plan is None:
+            return
+        saved = self._saved_steps.get(plan.window, range(0))
+        least = self._triggers.least_steps
+        if least is None or saved.start < plan.start or len(saved) < least:
             log.warning(f"rank 0: {plan.ending(ending.num_steps, saved)}")
 
 

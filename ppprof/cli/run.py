@@ -42,7 +42,7 @@ LAUNCHER_OPTIONS = (
 )
 """Options of ``paddle.distributed.launch``; each has a value."""
 
-_SETTLED = ("trigger={'settled': 10}", "row_limit=10", "op_detail=False")
+_SETTLED = ("trigger={'settled': auto}", "row_limit=10", "op_detail=False")
 """Without a config: record a window once step times have settled; short tables."""
 _TABLES = ("summary", "detailed", "with_flops", "brief")
 """Keys of the Profiler block that choose the tables to print."""
@@ -56,9 +56,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     parser.description = (
         "Runs a training script that knows nothing of ppprof. Calls of its optimizer end the "
-        "steps. Once their times have settled, at step 20 at the latest, 10 steps are recorded, the "
-        "same ones on all ranks. A script that ends before that leaves its first steps, at most 10 "
-        "from step 1 on. A script that calls ppprof.attach() keeps its own profiler."
+        "steps. Once their times have settled, at step 20 at the latest, 10 steps are recorded (where "
+        "steps are short, as many as take a second, at most 100), the same ones on all ranks. A script "
+        "that ends before that leaves its first steps, at most 10 from step 1 on. A script that calls "
+        "ppprof.attach() keeps its own profiler."
     )
     parser.epilog = (
         "All options of the launcher are passed on to it, such as --devices 0,1 or --master."

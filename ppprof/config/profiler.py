@@ -102,11 +102,12 @@ class TriggerConfig:
     slow_step: Optional[SlowStep] = None
     """Record the steps that follow a slow step. True uses the defaults of its keys; a number sets
     ``times``; blank or False opens no window for slow steps."""
-    settled: Optional[int] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
+    settled: Union[int, Literal["auto"], None] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Record a window of so many steps once, as soon as five steps in a row take about as long, at
-    step 20 at the latest; blank for no such window. Without a ``scheduler``, up to so many steps from
-    step 1 on are recorded, too; they are kept only if the training ends before the window has a
-    step."""
+    step 20 at the latest; blank for no such window. ``auto``: 10 steps; where steps are short, as many
+    as take a second, at most 100 (in a job of several ranks, 10 if step times have not settled before step
+    20). Without a ``scheduler``, up to so many steps (10) from step 1 on are recorded, too; they are kept
+    only if the training ends before the window has a step."""
     steps: int = knob(4, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Steps of any other triggered window, unless the request gives a number."""
     ranks: Any = "all"

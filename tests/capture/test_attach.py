@@ -94,13 +94,15 @@ def test_without_paddle_the_log_says_what_to_install(
 @pytest.mark.parametrize(
     ("num_steps", "recorded", "message"),
     [
-        # Once ahead of step 6 five steps have been alike, step 6 is the window's warm-up.
-        (40, range(7, 17), ""),
+        # Once ahead of step 6 five steps have been alike, step 6 is the window's warm-up. Steps of 1 ms
+        # have a window of 100.
+        (120, range(7, 107), ""),
+        (40, range(7, 40), ""),
         (9, range(7, 9), "after 9 steps, only steps 7 to 8 were recorded; "),
         (
             7,
             range(1, 6),
-            "after 7 steps, before window 0, steps 7 to 16: steps 1 to 5 were recorded",
+            "after 7 steps, before window 0, steps 7 to 106: steps 1 to 5 were recorded",
         ),
         (
             4,

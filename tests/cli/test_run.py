@@ -17,7 +17,7 @@ from ppprof.errors import NO_PADDLE
 
 PROGRAM = str(run_command._PROGRAM)
 SETTLED = [
-    *("-o", "Profiler.enable=True", "-o", "Profiler.trigger={'settled': 10}"),
+    *("-o", "Profiler.enable=True", "-o", "Profiler.trigger={'settled': auto}"),
     *("-o", "Profiler.row_limit=10", "-o", "Profiler.op_detail=False"),
     *("-o", "Profiler.brief=True"),
 ]

@@ -186,6 +186,9 @@ earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
+_LONGER = "profiler-overhead"
+"""Says that costs are too large, not that they are wrong."""
+
 _OF_LENGTHS = frozenset(
     ("slow-product", "wider-dtype", "wide-vocabulary", "fusible", "tiny-kernels")
 )
@@ -218,8 +221,8 @@ def advise(evidence: Evidence) -> Findings:
     Findings that rest on device events which are missing or wrong are left out, and
     ``Findings.withheld`` names their rules.
 
-    Major findings about trust come before all other findings. Findings without a cost come after
-    the findings of their severity with a cost.
+    Major findings about trust come before all other findings, but for the profiler's overhead. Findings
+    without a cost come after the findings of their severity with a cost.
     """
     undermined = frozenset().union(*(_UNDERMINED[doubt] for doubt in evidence.doubts))
     found = [finding for rule in RULES for finding in rule.find(evidence)]
@@ -228,7 +231,7 @@ def advise(evidence: Evidence) -> Findings:
 
     def sort_key(finding: Finding) -> tuple[int, bool, float]:
         severity = SEVERITIES.index(finding.severity)
-        is_major_doubt = severity == 0 and finding.rule in _TRUST
+        is_major_doubt = severity == 0 and finding.rule in _TRUST - {_LONGER}
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
     findings = [evidence.with_source(finding) for finding in sorted(findings, key=sort_key)]

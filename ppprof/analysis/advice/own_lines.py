@@ -20,10 +20,10 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.intervals import Intervals, contains, together
+from ppprof.analysis.profile.intervals import Intervals, contains, covered, difference, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
-from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
@@ -32,8 +32,10 @@ _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
 _MOST_TRAINING = 0.5
 """So does a line with this share of the training: a loop of which all but some percent is a callback."""
+_MOST = 0.5
+"""An inner line is named in place of the line that calls it if it takes at least this share of its time."""
 _ALMOST_ALL = 0.8
-"""An inner line is named in place of the line that calls it if it takes at least this share."""
+"""A gap without samples has the name of others at its place if a line takes at least this share of them."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _COMPILED = "pd_op."
@@ -65,20 +67,22 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     if sampled is None:
         return nothing
     samples = sampled.samples.filter("is_step")
-    trains = np.zeros(samples.height, bool)
+    trains, waits = np.zeros((2, samples.height), bool)
     thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
-    pauses = together(intervals_of(gaps))
+    waiting = together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses))
+    steps, beside_ns = host_steps(profile), 0
     for number in stepping_threads(profile).tolist():
         own = thread == number
-        trains[own] = contains(_training(profile, number), time_ns[own])
-    trains &= ~contains(pauses, time_ns)
-    waits = contains(
-        together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)), time_ns
-    )
-    chooser = _LineChooser(sampled, samples, trains)
+        training = difference(_training(profile, number), together(intervals_of(gaps)))
+        trains[own], waits[own] = contains(training, time_ns[own]), contains(waiting, time_ns[own])
+        of_thread = intervals_of(steps.filter(pl.col("thread") == number))
+        beside_ns += covered(*difference(of_thread, together(training, waiting)))
     rows = np.flatnonzero(~trains & ~waits)
-    names = chooser.of(rows)
+    names = _LineChooser(sampled, samples, trains).of(rows)
     scale = sampled.step_ns * sampled.num_steps / float(samples["weight_ns"].sum())
+    sampled_ns = scale * float(samples[rows]["weight_ns"].to_numpy().sum())
+    if sampled_ns > beside_ns:  # few samples may miss the training
+        scale *= beside_ns / sampled_ns
     chosen = samples[rows].select(
         *schema,
         name=pl.Series(names, dtype=pl.String),
@@ -207,8 +211,8 @@ class _LineChooser:
         ::
 
             main:52 > loop:12 net(x)           trains
-            main:52 > loop:15 > log:7 > dumps  beside, from loop:15 on; log:7 has almost all of it
-            main:52 > loop:15 > log:6          named loop:15
+            main:52 > loop:15 > log:7 > dumps  beside, from loop:15 on; log:7 has most of it
+            main:52 > loop:15 > log:6          the rest: by the same rule
         """
         groups: dict[Path, list[int]] = defaultdict(list)
         for row in rows.tolist():
@@ -218,24 +222,27 @@ class _LineChooser:
                 groups[path[:first]].append(row)
         names: dict[int, str] = {}
         for outer, members in groups.items():
-            inner = self._inner(outer, members)
-            for row in members:
-                path = inner if self._paths[row][: len(inner)] == inner else outer
-                names[row] = line_name(self._sampled.stacks, path[-1])
+            rest = members
+            while rest:
+                inner = self._inner(outer, rest)
+                length, name = len(inner), line_name(self._sampled.stacks, inner[-1])
+                names.update((row, name) for row in rest if self._paths[row][:length] == inner)
+                rest = [row for row in rest if self._paths[row][:length] != inner]
         return [names.get(row) for row in rows.tolist()]
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
-        """Return the path to the innermost line that has almost all of the time of some samples below a path."""
-        whole = sum(self._weights[row] for row in rows)
+        """Return the path to the innermost line that has most of the time of its caller's samples below a path."""
         while True:
-            inner: dict[Path, int] = defaultdict(int)
+            whole = sum(self._weights[row] for row in rows)
+            inner: dict[Path, list[int]] = defaultdict(list)
             for row in rows:
-                if len(self._paths[row]) > len(path) and self._paths[row][: len(path)] == path:
-                    inner[self._paths[row][: len(path) + 1]] += self._weights[row]
-            best = max(inner, key=lambda each: inner[each], default=path)
-            if not inner or inner[best] < _ALMOST_ALL * whole:
+                if len(self._paths[row]) > len(path):
+                    inner[self._paths[row][: len(path) + 1]].append(row)
+            sums = {each: sum(self._weights[row] for row in inner[each]) for each in inner}
+            best = max(sums, key=lambda each: sums[each], default=path)
+            if not sums or sums[best] < _MOST * whole:
                 return path
-            path = best
+            path, rows = best, inner[best]
 
 
 def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:

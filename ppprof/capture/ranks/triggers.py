@@ -147,6 +147,10 @@ _AHEAD_SECONDS = 0.5
 """How long messages may take, including some lost packets."""
 _TIMED_STEPS = 5
 """Steps to be timed before a window is opened, since the first steps take longer."""
+_WINDOW_NS = 1_000_000_000
+_LEAST_STEPS, _MOST_STEPS = 10, 100
+"""With ``settled: auto``, the window has so many steps that they take a second, within these bounds:
+samples of Python stacks need some time."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -191,6 +195,8 @@ class Triggers:
         """The window for settled step times: at its latest steps until rank 0 moves it up."""
         self._can_move_up = False
         """On rank 0, whether step times may still settle before that window."""
+        self.least_steps: int | None = None
+        """A settled window with so many steps is complete; None: with as many as were planned."""
         self._step = 0
         self._pending_reason = ""
         """On rank 0, the slow step for which a window should open; "" without such a step."""
@@ -215,7 +221,10 @@ class Triggers:
         with self._suppress_and_report():
             if rank == 0 and config.file:
                 triggers.accept_requests(run)
-            if config.settled is not None:
+            if config.settled == "auto":
+                self.least_steps = _LEAST_STEPS
+                self._plan_without_message(_LEAST_STEPS)
+            elif config.settled is not None:
                 self._plan_without_message(config.settled)
 
     def state(self, step: int) -> State:
@@ -402,18 +411,30 @@ class Triggers:
 
     def _move_up_once_settled(self, latest: Plan, step: int, window: int) -> None:
         """Move the window for settled step times up to the first step that all ranks can begin at."""
+        start = step + self._ahead()
         if step >= latest.start - 1:
             self._can_move_up = False
+            if start <= latest.start:  # on one rank
+                num_steps = self._num_steps(latest, step, start)
+                self._plan = self._settled_plan = latest = replace(latest, steps=num_steps)
             self._log_opening(latest, f"step {step} is reached")
             return
-        start = step + self._ahead()
         if not self._times.pace.has_settled or start >= latest.start:
             return
         if why_no_room(self._schedule, step, start + latest.steps) or self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
         self._can_move_up = False
-        self._settled_plan = plan = replace(latest, window=window, start=start)
+        num_steps = self._num_steps(latest, step, start)
+        self._settled_plan = plan = replace(latest, window=window, start=start, steps=num_steps)
         self._open(plan, step, "step times have settled")
+
+    def _num_steps(self, latest: Plan, step: int, start: int) -> int:
+        """Return how many steps the settled window has if it begins at ``start``."""
+        if self.least_steps is None:
+            return latest.steps
+        num_steps = math.ceil(_WINDOW_NS / max(1, self._times.pace.median_ns))
+        num_steps = min(max(num_steps, _LEAST_STEPS), _MOST_STEPS)
+        return latest.steps if why_no_room(self._schedule, step, start + num_steps) else num_steps
 
     def _consume_request(self) -> TriggerRequest | None:
         """Return the pending request; None without one, or if it cannot be deleted (logged once)."""

@@ -391,6 +391,50 @@ def test_a_window_opens_once_when_step_times_have_settled(
     assert job.timeline == [timeline, timeline]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "took_ms", "steps", "first"),
+    [
+        (1, [250], 10, 7),
+        (1, [20], 50, 7),
+        (1, [5], 100, 7),
+        (1, [20, 60], 50, 20),  # never alike
+        (2, [60], 17, 17),
+        (2, [5], 10, 20),  # a message would take too long
+        (2, [20, 60], 10, 20),
+    ],
+)
+def test_short_steps_are_recorded_for_a_second(
+    tmp_path: Path, ranks: int, took_ms: list[float], steps: int, first: int
+) -> None:
+    job = Job(tmp_path, ranks=ranks, settled="auto", file=False)
+    for number in range(130):
+        job.go(1, took_ms[number % len(took_ms)])
+    timelines = set(job.timeline)
+    assert len(timelines) == 1
+    (timeline,) = timelines
+    assert timeline.count("R") + timeline.count("L") == steps
+    assert timeline.index("R") == first
+
+
+def test_a_settled_window_is_not_longer_than_the_schedule_has_room(tmp_path: Path) -> None:
+    schedule = Schedule(closed=39, ready=1, record=2, repeat=1)
+    job = Job(tmp_path, ranks=1, settled="auto", file=False, schedule=schedule).go(60, 5)
+    assert [part for part in job.timeline[0].split(".") if part] == ["rRRRRRRRRRL", "rRL"]
+
+
+def test_a_training_that_ends_in_a_long_settled_window_is_not_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path, ranks=1, settled="auto", file=False).go(40, 5)
+    for saved, num in ((range(12, 40), 0), (range(12, 15), 1)):
+        caplog.clear()
+        part = TriggersPart(job.ranks[0], {0: saved})
+        ending = Ending(None, saved.stop, False, set())
+        part.close(ending)
+        part.wait(ending)
+        assert len(caplog.messages) == num
+
+
 def test_the_times_of_provisional_steps_settle_too_and_the_window_ends_these_steps(
     tmp_path: Path,
 ) -> None:

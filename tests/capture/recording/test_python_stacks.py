@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -161,11 +161,16 @@ def test_the_end_of_a_loop_belongs_to_its_first_line() -> None:
         if each.opname in python_stacks._BACKWARDS
     ]
 
-    def line(instruction: int) -> int | None:
-        return python_stacks._line_of_jump(names["spin"].__code__, instruction)
+    lines = python_stacks._LinesOfCode(names["spin"].__code__)
+    assert [lines.line(each.offset, is_innermost=True) for each in jumps] == [2]
 
-    assert [line(each.offset) for each in jumps] == [2]
-    assert line(0) is None
+
+def test_the_line_of_an_instruction_is_that_of_its_frame() -> None:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        lines = python_stacks._LinesOfCode(frame.f_code)
+        assert lines.line(frame.f_lasti, is_innermost=False) == frame.f_lineno
+        frame = frame.f_back
 
 
 def test_frames_say_whose_they_are(tmp_path: Path, program: ModuleType) -> None:
@@ -325,7 +330,7 @@ def test_a_window_shortens_the_switch_interval_and_restores_it(
     before = sys.getswitchinterval()
     sampler = StackSampler(tmp_path, 1000)
     sampler.started()
-    assert sys.getswitchinterval() == 0.001
+    assert sys.getswitchinterval() == pytest.approx(0.0002)
     if own is not None:  # the training sets it meanwhile
         sys.setswitchinterval(own)
     sampler.uninstall()
