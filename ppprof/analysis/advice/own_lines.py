@@ -41,6 +41,8 @@ _LEAST_SAMPLES = 3
 _COMPILED = "pd_op."
 """Beginning of the names of operators in a program of `to_static`. They run on threads of its executor, for which
 the training's thread waits, and no gradient is linked to them."""
+_CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
+"""Ends of the names of functions that clear gradients."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 Path = tuple[Frame, ...]
@@ -69,12 +71,14 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     samples = sampled.samples.filter("is_step")
     trains, waits = np.zeros((2, samples.height), bool)
     thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
+    clears = _clearing(sampled)[samples["stack"].to_numpy()]
     waiting = together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses))
     steps, beside_ns = host_steps(profile), 0
     for number in stepping_threads(profile).tolist():
         own = thread == number
         training = difference(_training(profile, number), together(intervals_of(gaps)))
-        trains[own], waits[own] = contains(training, time_ns[own]), contains(waiting, time_ns[own])
+        trains[own] = contains(training, time_ns[own]) | clears[own]
+        waits[own] = contains(waiting, time_ns[own])
         of_thread = intervals_of(steps.filter(pl.col("thread") == number))
         beside_ns += covered(*difference(of_thread, together(training, waiting)))
     rows = np.flatnonzero(~trains & ~waits)
@@ -124,6 +128,18 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
         for number, place in enumerate(gaps["name"].to_list())
     ]
     return pl.Series(names, dtype=pl.String)
+
+
+def _clearing(sampled: SampledSteps) -> Bool:
+    """Return which stacks are in a call that clears gradients, and False for no stack.
+
+    It has no event, and is where time of ending a step shows: the lock is given away there first.
+    """
+    clears = [
+        frame.function.endswith(_CLEARS) and not frame.is_own for frame in sampled.stacks.frames
+    ]
+    of_stacks = [any(clears[row] for row in stack) for stack in sampled.stacks.stacks]
+    return np.array([*of_stacks, False])
 
 
 def _training(profile: Profile, thread: int) -> Intervals:

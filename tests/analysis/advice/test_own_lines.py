@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -84,6 +85,18 @@ def test_a_loop_that_trains_in_six_percent_of_its_time_is_not_named(tmp_path: Pa
     """Line 15 is model.fit(): all training is in it, and a callback that takes the rest."""
     stacks = in_lines((60, AFTER), (940, DUMPS), every=20)
     assert lines(tmp_path, training(60), stacks) == {LOG: 6 * 940}
+
+
+def test_clearing_gradients_trains(tmp_path: Path) -> None:
+    stacks = in_lines((450, FORWARD), (550, DUMPS))
+    (dumps,) = {frame.function for frame in stacks.frames if "dumps" in frame.function}
+    frames = [
+        msgspec.structs.replace(frame, function="Optimizer.clear_grad")
+        if frame.function == dumps
+        else frame
+        for frame in stacks.frames
+    ]
+    assert lines(tmp_path, training(450), dataclasses.replace(stacks, frames=frames)) == {}
 
 
 def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path) -> None:
