@@ -310,12 +310,13 @@ class _Sampling:
 
     def stacks(self, files: UserFiles, keeps_source: bool) -> PythonStacks:
         """Return the samples as columns, and the stacks that they found."""
-        samples = _as_rows(self._samples)
+        # In this order: the last sample may still be taken.
+        samples, keys = _as_rows(self._samples), list(self._rows)
         lines = {number: _LinesOfCode(code) for number, (code, _) in list(self._codes.items())}
         frame_rows: dict[tuple[int, int], int] = {}
         frames: list[Frame] = []
         stacks: list[list[int]] = []
-        for key in list(self._rows):
+        for key in keys:
             rows = []
             for depth, (code_id, instruction) in enumerate(zip(key[::2], key[1::2])):
                 code, module = self._codes[code_id]
