@@ -93,7 +93,8 @@ def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -
     assert first == second
     assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
     recorded = recorded_steps(log, 0)
-    assert recorded == recorded_steps(log, 1) == list(range(recorded[0], recorded[0] + 10))
+    assert recorded == recorded_steps(log, 1) == list(range(recorded[0], recorded[-1] + 1))
+    assert len(recorded) >= 10  # so many that they take a second, if step times settled early
     assert 6 <= recorded[0] <= 20
     assert "<html" in (tmp_path / "page.html").read_text()[:300]
 
