@@ -199,7 +199,7 @@ class WindowCalls:
         calls, node_of = self.calls_of_nodes, self._node_of
         if calls is None or node_of is None:
             return []
-        begin = time.monotonic_ns()
+        begin = time.thread_time_ns()
         try:
             freed = [self._freed.pop(id(tensor), None) for tensor in tensors]
             roots = [pair[1] if pair else node_of(tensor) for tensor, pair in zip(tensors, freed)]
@@ -210,7 +210,7 @@ class WindowCalls:
                 log.debug("the graph of gradients is not recorded", exc_info=True)
             self.stop_looking_at_graphs()
             return []
-        self._walked_ns += time.monotonic_ns() - begin
+        self._walked_ns += time.thread_time_ns() - begin
         # Once it has run, another node may lie there.
         return [
             (
