@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     page = _Page(watch.run)
     with _full_screen() as descriptor:
         _show(watch, page, args, descriptor)
-    if page.path.exists():
+    if page.path is not None and page.path.exists():
         print(page.path)
     return 0
 
@@ -112,7 +112,7 @@ class _Page:
 
     def __init__(self, run: Path) -> None:
         self.note = ""
-        self.path = Path(tempfile.gettempdir()) / f"ppprof-{os.getpid()}" / "report.html"
+        self.path: Path | None = None
         self._run = run
         self._request = ""
         self._window: int | None = None
@@ -165,7 +165,8 @@ class _Page:
             self.note = f"window {self._window} is ready: p opens its page"
 
     def _make(self) -> None:
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        if self.path is None:  # others may write into the folder for temporary files, too
+            self.path = Path(tempfile.mkdtemp(prefix="ppprof-")) / "report.html"
         command = [sys.executable, "-m", "ppprof", "report", str(self._run), "--force"]
         command += ["--window", str(self._window), "-o", str(self.path)]
         quiet = subprocess.DEVNULL
@@ -175,7 +176,7 @@ class _Page:
     def _made(self, code: int) -> None:
         self._process, self._wants_page = None, False
         self._request = ""
-        if code:
+        if code or self.path is None:
             self.note = f"no page: try ppprof report {self._run} --window {self._window}"
             return
         self.note = f"window {self._window}: {self.path}"

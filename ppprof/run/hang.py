@@ -155,7 +155,7 @@ class Hang:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all ranks have ended their sessions in peace, and wait for no rank."""
+        """Whether no rank of the run has an open session or failed, and none waits for another one."""
         return not (self.states or self.waiting or self.mismatches or self.problems)
 
     @property
@@ -210,7 +210,10 @@ class Hang:
                 "the devices"
             )
         if self.has_ended:
-            return "the job does not hang: the sessions of all ranks have ended without an error"
+            return (
+                "no rank waits: the sessions of all ranks have ended without an error, and nothing "
+                "is noted after that"
+            )
         if not self.last:
             return (
                 "unknown: no rank has called a communication operation from Python "

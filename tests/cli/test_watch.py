@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ppprof.cli import watch as watch_command
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.watch import screen
 from ppprof.run.watch import Watch
@@ -21,6 +22,7 @@ from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from tests.conftest import Cli
+from tests.jobs.planted import COMMITTED
 
 GRID = Topology.of(dp=2, pp=2, mp=2)
 STEP_NS = 400_000_000
@@ -177,3 +179,26 @@ def test_keys_in_a_terminal(tmp_path: Path) -> None:
     read_until(b"\x1b[?1049l")  # the screen from before
     assert child.wait() == 0
     os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [(0, "window 0: {page}"), (7, "no page: try ppprof report {run} --window 7")],
+)
+def test_the_page_of_a_window_is_in_a_folder_that_others_cannot_foresee(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, window: int, says: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    run = COMMITTED / "slow_rank_and_link"
+    page = watch_command._Page(run)
+    page._request, page._window, page._wants_page = "requested", window, True
+    while page._wants_page:
+        page.look()
+        time.sleep(0.05)
+    assert page.path is not None
+    assert page.note == says.format(page=page.path, run=run)
+    assert page.path.exists() == (window == 0)
+    assert page.path.parent.stat().st_mode & 0o777 == 0o700
+    assert page.path.parent.name != f"ppprof-{os.getpid()}"

@@ -162,6 +162,12 @@ def test_a_healthy_job_has_no_cause(job: Job) -> None:
     assert "the sessions of all ranks have ended without an error" in hang.verdict()
 
 
+def test_a_failed_job_has_not_ended_in_peace(job: Job) -> None:
+    job.rank(0, (0, "all_reduce"))
+    LivenessRegistry(job.run, Topology.of(), 0).mark_failed(RuntimeError("boom"))
+    assert not job.hang().has_ended
+
+
 def test_a_running_job_has_no_cause(job: Job) -> None:
     job.rank(0, (0, "all_reduce"))
     LivenessRegistry(job.run, Topology.of(), 0)
