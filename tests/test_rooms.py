@@ -29,10 +29,11 @@ MAY_IMPORT = {
     "train": LEAVES | {"config", "rundir", "capture"},
     "integrations": LEAVES | {"config", "rundir", "capture"},
     "remote": LEAVES | {"config", "rundir", "capture"},
+    "selftest": LEAVES | {"rundir", "trace", "analysis", "run", "capture"},
 }
-INSIDE_FUNCTIONS = {"cli/doctor.py": {"capture"}}
+INSIDE_FUNCTIONS = {"cli/doctor.py": {"capture", "selftest"}}
 """More rooms that a file may import, but only inside its functions: the import loads a lot."""
-MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
+MAY_IMPORT_PADDLE = {"capture", "train", "integrations", "selftest"}
 PUBLIC = {"capture", "cli", "remote", "report", "run"}
 TRAINERS = {"paddlenlp", "paddleformers"}
 LIGHT = {"choices", "cli", "errors", "messages", "paths", "remote_names", "topology", "units"}

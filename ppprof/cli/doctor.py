@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = {
     "ppprof doctor": "a line for each check: ok, warning or PROBLEM, and what to do",
     "ppprof doctor --nproc 8 /data/log": "also 8 ranks that communicate, and this disk",
+    "ppprof doctor --selftest": "does ppprof record this device rightly? One file for a bug report",
 }
 _MOST_RANKS = 256
 _WIDTH = 100
@@ -34,7 +36,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Checks Paddle, the device and its profiler, the run directory's disk and memory, in "
-        "under 30 seconds. Child processes do what may crash or hang. Nothing stays on disk."
+        "under 30 seconds. Child processes do what may crash or hang. Without --selftest, nothing "
+        "stays on disk."
     )
     parser.epilog = (
         "Exit codes: 0 no problem, perhaps warnings; 1 a problem, which would lose a recording "
@@ -53,6 +56,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--measure",
         action="store_true",
         help="also measure FLOP/s and GB/s of the device, in 15 seconds more on an idle one",
+    )
+    add(
+        "--selftest",
+        action="store_true",
+        help="also train small nets on the device, in 5 minutes, compare their recordings with what "
+        "must hold, and write all into one file for a bug report: ppprof-selftest-TIME.zip",
     )
     add("--format", choices=("text", "json"), default="text", help="default: text")
     add_layout(parser, tables=False)
@@ -85,8 +94,24 @@ def run(args: argparse.Namespace) -> int:
     found = examine(Path(log_dir), args.nproc)
     if args.measure:
         found += peak_checks(measure_peaks())
+    if args.selftest:
+        _selftest(found, args.layout)
     print(_as_json(found) if args.format == "json" else _as_text(found, args.layout))
     return int(any(check.status == PROBLEM for check in found))
+
+
+def _selftest(found: list[Check], layout: Layout) -> None:
+    """Add the checks of the self-test, and write the file for a bug report."""
+    from ppprof.capture.children import temporary_folder
+    from ppprof.selftest.report import archive, selftest
+
+    log.info("training small nets on the device; this takes up to 5 minutes")
+    window = next((check for check in found if check.name == "window"), None)
+    file = Path(time.strftime("ppprof-selftest-%Y%m%dT%H%M%S.zip"))
+    with temporary_folder() as folder:
+        found += selftest(window, Path(folder))
+        archive(file, Path(folder), found, _as_text(found, layout))
+    log.info(f"attach {file} to a bug report; it holds the names of this host and of its folders")
 
 
 def _as_json(found: Sequence[Check]) -> str:

@@ -1143,6 +1143,13 @@ void gemm(bool tx, bool ty, int m, int n, int k, const double* x, const double* 
   cblas_dgemm(101, tx ? 112 : 111, ty ? 112 : 111, m, n, k, 1, x, tx ? m : k, y, ty ? k : n, beta, out, n);
 }
 
+void gemm(bool tx, bool ty, int m, int n, int k, const phi::dtype::float16* x, const phi::dtype::float16* y,
+          phi::dtype::float16 beta, phi::dtype::float16* out) {
+  std::vector<float> a(x, x + m * k), b(y, y + k * n), c(out, out + m * n);
+  gemm(tx, ty, m, n, k, a.data(), b.data(), static_cast<float>(beta), c.data());
+  std::copy(c.begin(), c.end(), out);
+}
+
 // The matrices of a batched product, and which of them belong together.
 struct Product {
   int m, n, k;
@@ -1184,7 +1191,9 @@ void MatmulKernel(const Context& context, const DenseTensor& x, const DenseTenso
   context.template Alloc<T>(out);
   DenseTensor a = x, b = y, result = *out;
   bool is_stuck = ++matmuls == switches.stuck;
-  launch(stream_of(context), tx ? "ampere_sgemm_128x64_tn" : "ampere_sgemm_128x64_nn", [=]() mutable {
+  bool is_half = std::is_same_v<T, phi::dtype::float16>;
+  const char* name = is_half ? "ampere_fp16_s16816gemm_fp16_128x64" : tx ? "ampere_sgemm_128x64_tn" : "ampere_sgemm_128x64_nn";
+  launch(stream_of(context), name, [=]() mutable {
     if (is_stuck) be_stuck();
     sleep_ms(switches.kernel_ms + (trace.number ? switches.slows_ms : 0));
     Product p(a, b, tx, ty);
@@ -1525,7 +1534,7 @@ PD_REGISTER_PLUGIN_KERNEL(one_hot, TEST_DEVICE, ALL_LAYOUT, OneHotKernel, int32_
   kernel->OutputAt(0).SetDataType(phi::DataType::FLOAT32);
 }
 PD_REGISTER_PLUGIN_KERNEL(split, TEST_DEVICE, ALL_LAYOUT, SplitKernel, float, double, int32_t, int64_t) {}
-PD_REGISTER_PLUGIN_KERNEL(matmul, TEST_DEVICE, ALL_LAYOUT, MatmulKernel, float, double) {}
+PD_REGISTER_PLUGIN_KERNEL(matmul, TEST_DEVICE, ALL_LAYOUT, MatmulKernel, float, double, phi::dtype::float16) {}
 PD_REGISTER_PLUGIN_KERNEL(matmul_grad, TEST_DEVICE, ALL_LAYOUT, MatmulGradKernel, float, double) {}
 PD_REGISTER_PLUGIN_KERNEL(add, TEST_DEVICE, ALL_LAYOUT, AddKernel, float, double, int32_t, int64_t) {}
 PD_REGISTER_PLUGIN_KERNEL(multiply, TEST_DEVICE, ALL_LAYOUT, MultiplyKernel, float, double, int32_t, int64_t) {}

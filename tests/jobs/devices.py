@@ -6,28 +6,26 @@ their names.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import ppprof
+from ppprof.selftest import trained as selftest
+from ppprof.selftest.bodies import BODIES, Body
+from ppprof.selftest.trained import Trained
 from tests import device
-from tests.jobs.launching import JOBS, run, workerlogs
 
 GPU = "gpu"
 ON_GPU = pytest.param(GPU, marks=pytest.mark.gpu)
 EACH = [device.NAME, ON_GPU]
 COVERING = [pytest.param(device.NAME, marks=pytest.mark.jobs), ON_GPU]
 """The devices of a test whose run on the test device is in ``make test-jobs``."""
-PROGRAM = JOBS / "gpu_job.py"
 
 
 @cache
@@ -51,42 +49,36 @@ class Machine:
         """Whether it is the test device, whose switches say what is true."""
         return self.name == device.NAME
 
-    def environment(self, processes: int = 0, **switches: object) -> dict[str, str]:
+    def environment(self, num_devices: int = 1, **switches: object) -> dict[str, str]:
         """Return the variables of a program on this device.
 
-        The test is skipped if there are fewer GPUs than processes.
+        The test is skipped if there are fewer GPUs.
 
         Args:
-            processes: ranks.
+            num_devices: devices that the program needs.
             switches: of the test device; a GPU has none.
         """
         if self.is_simulated:
             return self._variables(**switches)
-        if num_gpus() < max(1, processes):
-            pytest.skip(f"needs {max(1, processes)} GPUs, Paddle sees {num_gpus()}")
+        if num_gpus() < num_devices:
+            pytest.skip(f"needs {num_devices} GPUs, Paddle sees {num_gpus()}")
         return {}
 
-    def train(
-        self, training: str, *settings: str, processes: int = 0, **switches: object
-    ) -> tuple[ppprof.Run, dict[str, Any], str]:
-        """Run a training of ``gpu_job.py``; return its run, what it measured, and its output.
+    def check(self, body: str | Body, command: Sequence[str] = (), **switches: object) -> Trained:
+        """Run a body of the self-test, and fail if one of its claims does not hold.
 
         Args:
-            training: name of a function in it.
-            settings: keys of the ``Profiler`` block: ``scheduler=[2, 5]``.
-            processes: ranks; 0 for one without the launcher.
+            body: a body, or its name.
+            command: the program that starts Python.
             switches: of the test device.
         """
-        variables = self.environment(processes, **switches)
-        program = (PROGRAM, training, self.name, *settings)
-        done = run(self.folder, *program, processes=processes, **variables)
-        printed = workerlogs(self.folder)[0] if processes else done.stdout
-        measured = next(line for line in reversed(printed.splitlines()) if line.startswith("{"))
-        return (
-            ppprof.open(self.folder / "log"),
-            json.loads(measured),
-            printed + done.stderr * (not processes),
-        )
+        body = BODIES[body] if isinstance(body, str) else body
+        variables = self.environment(body.num_devices, **switches)
+        trained = body.train(selftest.Machine(self.name, variables, command), self.folder)
+        claims = list(body.check(trained))
+        assert claims
+        assert [claim for claim in claims if not claim.holds] == [], trained.output[-6000:]
+        return trained
 
     def keep(self, test: str) -> None:
         """Copy the captures to ``PPPROF_KEEP_CAPTURES``, if it is set.

@@ -20,7 +20,7 @@ def examined(
     machine: Machine, *options: str, code: int = 0, **switches: object
 ) -> dict[str, dict[str, Any]]:
     """Run ``ppprof doctor``; return its lines by name."""
-    variables = machine.environment(2 if "--nproc" in options else 0, **switches)
+    variables = machine.environment(2 if "--nproc" in options else 1, **switches)
     done = subprocess.run(
         command("-m", "ppprof", "doctor", "log", "--format", "json", *options),
         cwd=machine.folder,

@@ -1,6 +1,6 @@
-"""Trainings for the tests of `test_gpu`, on a GPU or on the test device; one function a training.
+"""The trainings of the self-test; one function a training.
 
-    python -m tests.jobs.gpu_job TRAINING DEVICE [KEY=VALUE...]
+    python -m ppprof.selftest.trainings TRAINING DEVICE [KEY=VALUE...]
 
 KEYs are those of the ``Profiler`` block; the run directory is ``log``. The last line of stdout is a
 JSON object with what the training measured itself, without ppprof.
@@ -21,9 +21,7 @@ import yaml
 from paddle import nn
 
 import ppprof
-
-FLOATS = 1 << 14
-"""Elements of a transfer and of a collective: 64 KiB."""
+from ppprof.selftest import FLOATS, LAST_STEP
 
 
 def on_gpu() -> bool:
@@ -88,13 +86,14 @@ def static(session: Any) -> dict[str, Any]:
 
 
 def mixed_precision(session: Any) -> dict[str, Any]:
-    """Matmuls in bfloat16."""
+    """Matmuls in bfloat16; on devices of plugins, Paddle casts to float16 only."""
     matrix = paddle.ones([256, 256])
+    dtype = "bfloat16" if on_gpu() else "float16"
 
     def step() -> None:
-        with paddle.amp.auto_cast(dtype="bfloat16"):
+        with paddle.amp.auto_cast(dtype=dtype):
             product = paddle.matmul(matrix, matrix)
-        assert product.dtype == paddle.bfloat16
+        assert product.dtype == getattr(paddle, dtype)
 
     train(session, step)
     return {}
@@ -169,7 +168,7 @@ def captures(session: Any) -> dict[str, Any]:
 
 def memory(session: Any) -> dict[str, Any]:
     """Step N holds N + 1 tensors of 4 MiB at once; step 3 and later hold as many as step 3."""
-    peaks = []
+    peaks: list[int] = []
 
     def step() -> None:
         held = [paddle.zeros([1 << 20]) for _ in range(min(len(peaks), 3) + 1)]
@@ -190,7 +189,11 @@ def asynchronous(session: Any) -> dict[str, Any]:
             paddle.matmul(matrix, matrix)
 
     step()
-    train(session, step)
+    train(session, step, 12)
+    while not paddle.device.current_stream().query():
+        time.sleep(0.001)
+    # synchronize() holds Python's lock, and so ppprof would find the end of the last step late.
+    time.sleep(0.5)
     return {"step": seconds(step)}
 
 
@@ -261,8 +264,8 @@ def overlap(session: Any) -> dict[str, Any]:
     return {"compute": seconds(compute), "communicate": communication, "both": seconds(both)}
 
 
-def stuck(session: Any) -> dict[str, Any]:
-    """Rank 1 leaves the fifth all-reduce to rank 0, which waits for it for ever."""
+def stuck(session: Any, rank_1_leaves: bool = False) -> dict[str, Any]:
+    """The fifth all-reduce never ends, on a device that can be made stuck."""
     ones = paddle.ones([1024])
 
     def step() -> None:
@@ -270,30 +273,23 @@ def stuck(session: Any) -> dict[str, Any]:
         ones.numpy()
 
     train(session, step, 4)
-    if dist.get_rank() == 1 and "PPPROF_TEST_DEVICE_STUCK_COMM" not in os.environ:
-        print("rank 1 does not communicate", flush=True)
+    print(LAST_STEP, flush=True)
+    if rank_1_leaves and dist.get_rank() == 1:
         time.sleep(600)
-    print("the next one is stuck", flush=True)
     step()
     return {}
+
+
+def left_alone(session: Any) -> dict[str, Any]:
+    """Rank 1 leaves the fifth all-reduce to rank 0, which waits for it without end."""
+    return stuck(session, rank_1_leaves=True)
 
 
 TRAININGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     training.__name__: training
     for training in (
-        *(
-            kernels,
-            long,
-            static,
-            mixed_precision,
-            flash_attention,
-            graph,
-            captures,
-            memory,
-            asynchronous,
-            copies,
-        ),
-        *(communicate, overlap, stuck),
+        *(kernels, long, static, mixed_precision, flash_attention, graph, captures, memory),
+        *(asynchronous, copies, communicate, overlap, stuck, left_alone),
     )
 }
 
