@@ -1,6 +1,10 @@
-"""Training with ``paddle.DataParallel`` on several ranks; rank 1 sleeps 60 ms in each step."""
+"""Train with ``paddle.DataParallel`` on several ranks; rank 1 sleeps in each step.
+
+python data_parallel_job.py DEVICE SECONDS
+"""
 
 import os
+import sys
 import time
 
 import paddle
@@ -9,10 +13,9 @@ from paddle import nn
 
 import ppprof
 
-SLEEP_S = 0.06
 
-
-def train() -> None:
+def train(device: str, sleep_s: float) -> None:
+    paddle.set_device(device)
     dist.init_parallel_env()
     paddle.seed(0)
     net = paddle.DataParallel(nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)]))
@@ -21,7 +24,7 @@ def train() -> None:
     with ppprof.attach(block) as prof:
         for _ in range(13):
             if dist.get_rank() == 1:
-                time.sleep(SLEEP_S)
+                time.sleep(sleep_s)
             net(paddle.ones([16, 128])).mean().backward()
             optimizer.step()
             optimizer.clear_grad()
@@ -30,4 +33,4 @@ def train() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    train()
+    train(sys.argv[1], float(sys.argv[2]))

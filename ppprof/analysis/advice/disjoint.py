@@ -23,6 +23,11 @@ COMPUTATION = frozenset(
 )
 """Rules about the time in which a device computes, or without a device the host."""
 
+IDLE = frozenset(
+    ("allocation", "blocking-copies", "optimizer-unfused", "tiny-kernels", "host-bound")
+)
+"""Rules about the time in which a device is idle with an empty queue."""
+
 HOST = frozenset(("beside-training", "unexplained"))
 """Rules about the time of the host outside operators, communication and data loading."""
 
@@ -47,13 +52,15 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     Returns:
         The findings in their order, with lower costs where an earlier finding has claimed a part; not
         those of which less than `LEAST_RATIO` of a step is left. The costs add up to a step at most,
-        those of `WAITING` rules to what the rank that waits longest waits, and those of `COMPUTATION`
-        rules to the computation of the median rank.
+        those of `WAITING` rules to what the rank that waits longest waits, those of `COMPUTATION`
+        rules to the computation of the median rank, and those of `IDLE` rules to the idle time of the
+        median device, without that in which a device waits for the excess of a slow rank.
     """
     whole = 1.0
     pools = {
         WAITING: _longest_wait_ns(evidence),
         COMPUTATION: _computation_ns(evidence),
+        IDLE: _idle_ns(evidence),
         HOST: evidence.step_ns,
     }
     kept = []
@@ -76,11 +83,15 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[WAITING] -= _waited_for_data_ns(evidence, finding.facts)
         if finding.rule == "slow-rank":
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
+            pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
             claimed = _of_reason(evidence, finding.facts)
         if share < finding.share:
             severity = severity_of(share)
+            facts = finding.facts
+            if finding.rule == "host-bound":
+                facts = {**facts, "other_idle_ns": evidence.usual("idle_ns") - share * step_ns}
             finding = dataclasses.replace(
-                finding, cost_ns=share * step_ns, share=share, severity=severity
+                finding, cost_ns=share * step_ns, share=share, severity=severity, facts=facts
             )
         kept.append(finding)
     return kept
@@ -128,10 +139,37 @@ def _rest_ns(evidence: Evidence, facts: Mapping[str, object], excess_ns: float) 
     """Return the longest time of the host outside all else, without the excess of a slow rank in it."""
     if "rest_ns" not in evidence.rank_means.columns:
         return evidence.step_ns
-    known = evidence.rank_means.select("rank", pl.col("rest_ns").fill_null(0))
-    is_slow = pl.col("rank") == pl.lit(facts["rank"])
-    own, others = known.filter(is_slow)["rest_ns"], known.filter(~is_slow)["rest_ns"]
-    if own.is_empty() or others.is_empty():
+    known = evidence.rank_means.select("rank", time_ns=pl.col("rest_ns").fill_null(0))
+    more_ns = _more_ns(known, facts["rank"])
+    if more_ns is None:
         return evidence.step_ns
-    more_ns = max(0.0, mean_of(known.filter(is_slow), "rest_ns") - float(others.median()))  # type: ignore[arg-type]
-    return float(known["rest_ns"].to_numpy().max()) - min(excess_ns, more_ns)
+    return float(known["time_ns"].to_numpy().max()) - min(excess_ns, more_ns)
+
+
+def _idle_ns(
+    evidence: Evidence, facts: Mapping[str, object] | None = None, excess_ns: float = 0.0
+) -> float:
+    """Return the idle time of the median device, without the excess of a slow rank; a step without devices.
+
+    ::
+
+        device 0   ########____##     waits for rank 1: no idle time
+        rank 1     ####sleeps!!##     its device is idle for the excess, and no other cause has it
+    """
+    known = evidence.indicator_means.select("rank", time_ns="idle_ns").drop_nulls()
+    if known.is_empty():
+        return evidence.step_ns
+    if facts is not None:
+        less_ns = min(excess_ns, _more_ns(known, facts["rank"]) or 0.0)
+        is_slow = pl.col("rank") == pl.lit(facts["rank"])
+        known = known.with_columns(pl.col("time_ns") - pl.when(is_slow).then(less_ns).otherwise(0))
+    return float(known["time_ns"].median() or 0.0)  # type: ignore[arg-type]
+
+
+def _more_ns(known: pl.DataFrame, rank: object) -> float | None:
+    """Return how much longer a rank's time is than the median of the others; None without either."""
+    is_slow = pl.col("rank") == pl.lit(rank)
+    own, others = known.filter(is_slow)["time_ns"], known.filter(~is_slow)["time_ns"]
+    if own.is_empty() or others.is_empty():
+        return None
+    return max(0.0, mean_of(known.filter(is_slow), "time_ns") - float(others.median()))  # type: ignore[arg-type]

@@ -59,6 +59,20 @@ def test_waiting_for_a_late_rank_is_no_communication(has_args: bool, tmp_path: P
     assert found["slow-rank"].facts["rank"] == 3
 
 
+def test_a_device_that_waits_for_the_excess_of_its_rank_waits_for_no_other_cause(tmp_path: Path):
+    """The late rank's device is idle for 2 ms that the other device waits in the all-reduce::
+
+    device 0   ####____rr______
+    device 1   #____###rr______      idle as long as without the delay: 2 ms of it are the slow rank's
+    """
+    even = by_rule(reducing(tmp_path / "even", [0, 0]))
+    late = by_rule(reducing(tmp_path / "late", [0, 2000]))
+    assert late["slow-rank"].cost_ns == pytest.approx(2000 * US, rel=0.01)
+    idle_ns = even["host-bound"].cost_ns
+    assert late["host-bound"].facts["idle_ns"] == pytest.approx(idle_ns - 1000 * US, rel=0.01)
+    assert late["host-bound"].cost_ns == pytest.approx(idle_ns - 2000 * US, rel=0.01)
+
+
 @given(
     st.lists(st.sampled_from([0.0, 100.0, 400.0, 2000.0]), min_size=2, max_size=4),
     st.booleans(),
