@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -81,6 +82,10 @@ def dask(address: str) -> Iterator[Executor]:
         client = Client(address, timeout=ANSWER_S, set_as_default=False)
     # TimeoutError is an OSError; distributed asserts that its thread starts within 10 s.
     except (OSError, ValueError, AssertionError) as error:
+        # The half-made client stops its loop when it is collected, and waits forever if that happens
+        # while the next client starts one: collect it now.
+        error = error.with_traceback(None)
+        gc.collect()
         raise UsageError(
             f"--dask {address}: no scheduler answers within {ANSWER_S} s: {_line(error)}; expected "
             "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"

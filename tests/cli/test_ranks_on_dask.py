@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -223,6 +224,18 @@ def test_an_address_without_a_scheduler(where, run, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"--dask {where}: no scheduler answers within 1 s: ")
     assert "tcp://10.0.0.1:8786" in line
+
+
+def test_a_client_that_found_no_scheduler_is_not_left_to_be_collected(run, cli, monkeypatch):
+    """Its `__del__` takes a lock that another client holds while it starts: a deadlock."""
+    monkeypatch.setattr(executors, "ANSWER_S", 1)
+    gc.disable()
+    try:
+        cli("ranks", run, "--dask", "tcp://127.0.0.1:9", code=2)
+        kinds = {type(each).__name__ for each in gc.get_objects()}
+    finally:
+        gc.enable()
+    assert "Client" not in kinds
 
 
 def test_a_loop_that_does_not_start(run, cli, monkeypatch):
