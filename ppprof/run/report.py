@@ -105,6 +105,7 @@ def _of_traces(
     costs = costs_of_run(side, [result.map(result.value.costs) for result in results])
     change, baseline_work = _comparison(other, costs, naming, executor)
     indicators = {result.recording.rank: result.value.indicators for result in results}
+    evidence = collect_evidence(run, cluster, indicators)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,
@@ -126,7 +127,8 @@ def _of_traces(
             for result in results
             if result.value.details is not None
         },
-        findings=advise(collect_evidence(run, cluster, indicators)),
+        findings=advise(evidence),
+        typical=evidence.typical_lengths["step"].to_list(),
         targets=_targets(results, cluster),
         flame=_flame(results, cluster),
         module_work=mean_module_work(

@@ -61,7 +61,7 @@ def test_the_finding_of_a_slow_layer_leads_to_the_gap_in_it(slow_layer):
 def test_a_comparison_is_headed_by_its_verdict(slow_layer):
     top = head(slow_layer, words(), Links(slow_layer))
     assert top["title"][0].startswith("Step time: slower, +")
-    assert top["second"][0].startswith("The host does something that is not recorded: ")
+    assert top["second"][0].startswith("Unexplained host time in GPT/Block: ")
     assert top["second"][1].startswith("#t=")
     identity = dict(top["identity"])
     assert identity["Paddle"] == "3.3.1"
@@ -77,7 +77,7 @@ def test_the_top_names_the_config_file(slow_layer):
 
 
 def test_key_figures_say_what_was_recorded_and_leave_out_zeros(slow_layer):
-    basis, tiles, bar = key_figures(slow_layer, words(), Links(slow_layer))
+    basis, bar, tiles = key_figures(slow_layer, words(), Links(slow_layer))
     assert "10 steps outside the window" in basis.text
     details = {tile.term: tile.detail for tile in tiles.tiles}
     assert details["cpu_utilization"] == "recorded"

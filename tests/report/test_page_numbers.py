@@ -17,7 +17,7 @@ import yaml
 
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.messages import Counted
-from ppprof.report.html.blocks import Shares, Words
+from ppprof.report.html.blocks import Block, Gains, Note, Shares, Tiles, Words
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import head, key_figures
 from ppprof.run.report import collect_report_data
@@ -90,26 +90,51 @@ def shown_steps(text: str) -> set[str]:
     return set(re.findall(r"(?:of a|step of) ([\d.,]+ \w+)(?: step)?", text))
 
 
+def top_blocks(report: ReportData, kind: type[Block]) -> list[Block]:
+    """The blocks of one kind at the top of the page."""
+    figures = key_figures(report, Words.in_language("en"), Links(report))
+    return [block for block in figures if isinstance(block, kind)]
+
+
 def test_parts_of_a_step_add_up(report):
     """Also where only some ranks know a part: they are means over the same ranks and steps."""
-    bars = [
-        block
-        for block in key_figures(report, Words.in_language("en"), Links(report))
-        if isinstance(block, Shares)
+    (bar,) = top_blocks(report, Shares)
+    assert sum(share.ratio for share in bar.shares) == pytest.approx(1, abs=0.004)
+    assert all(0 <= share.ratio <= 1 for share in bar.shares)
+
+
+def test_what_findings_cost_adds_up_to_the_step(report):
+    """Slow steps are no part of the typical step; one finding alone is the title's."""
+    costs = [
+        (finding.cost_ns, finding.share)
+        for finding in report.findings
+        if finding.cost_ns is not None and finding.rule != "slow-steps"
     ]
-    for bar in bars:
-        assert sum(share.ratio for share in bar.shares) == pytest.approx(1, abs=0.004)
-        assert all(0 <= share.ratio <= 1 for share in bar.shares)
-    assert len(bars) == 1
+    gains = [gain for bar in top_blocks(report, Gains) for gain in bar.gains]
+    assert bool(gains) == (len(costs) > 1)
+    if gains:
+        *named, rest = gains
+        assert [(gain.text, gain.ratio) for gain in named] == [
+            (format_time(cost_ns), share) for cost_ns, share in costs
+        ]
+        assert 0 <= rest.ratio == pytest.approx(1 - sum(share for _, share in costs))
+
+
+def test_a_finding_names_the_step_of_the_bar(report):
+    """Recorded steps have one time: that of the bar, the mean of all ranks."""
+    (bar,) = top_blocks(report, Shares)
+    (step,) = shown_steps(bar.label)
+    steps = {
+        format_time(finding.facts["step_ns"])
+        for finding in report.findings
+        if finding.facts.get("basis") == "recorded" and finding.rule != "slow-steps"
+    }
+    assert steps <= {step}
 
 
 def test_a_step_is_drawn_for_each_rank_on_one_axis_of_time(report):
     """Each part has its time of that step, but for what a slice rounds; the lanes are equally long."""
-    (bar,) = (
-        block
-        for block in key_figures(report, Words.in_language("en"), Links(report))
-        if isinstance(block, Shares)
-    )
+    (bar,) = top_blocks(report, Shares)
     lengths = {sum(length for _, length in lane.pieces) for lane in bar.lanes}
     number = int(re.search(r"Step (\d+)", bar.about_lanes).group(1))
     steps = report.cluster.steps.filter(step=number)
@@ -131,7 +156,7 @@ def test_a_pause_leaves_a_gap_in_the_drawn_step(report):
         table.filter(pl.int_range(pl.len()).over("step") != 1) for table in report.cluster.slices
     ]
     paused = replace(report, cluster=replace(report.cluster, slices=slices))
-    *_, bar = key_figures(paused, Words.in_language("en"), Links(paused))
+    (bar,) = top_blocks(paused, Shares)
     number = int(re.search(r"Step (\d+)", bar.about_lanes).group(1))
     of_step = [table for table in (every.filter(step=number) for every in slices) if table.height]
     assert len(bar.lanes) == len(of_step)
@@ -147,7 +172,7 @@ def test_a_pause_leaves_a_gap_in_the_drawn_step(report):
 def test_each_step_time_is_named_at_the_top(report):
     """The title, the card and the bar name step times; the first sentence says what each is."""
     words = Words.in_language("en")
-    basis, tiles, bar = key_figures(report, words, Links(report))
+    (basis,), (tiles,), (bar,) = (top_blocks(report, kind) for kind in (Note, Tiles, Shares))
     named = set(re.findall(r"(?:^A step takes|(?<=\.)) ([\d.,]+ \w+):", basis.text))
     card = next(tile.text for tile in tiles.tiles if tile.term == "step_time")
     title = head(report, words, Links(report))["title"][0]

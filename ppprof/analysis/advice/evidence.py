@@ -224,14 +224,10 @@ class Evidence:
 
     @cached_property
     def step_ns(self) -> float:
-        """The run's typical step time: the mean of `typical_lengths`; 0 if none is known."""
-        return mean_of(self.typical_lengths, "step_ns")
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether the typical step is above 1% longer than that of the mean rank."""
-        means = self.rank_means
-        return "step_ns" in means.columns and self.step_ns > 1.01 * mean_of(means, "step_ns")
+        """The run's typical step time: the mean over ranks and typical steps; 0 if none is known."""
+        if not self.all_steps.is_empty():
+            return mean_of(self.steps, "step_ns")
+        return mean_of(self.sound_times.join(self.typical_lengths, "step", "semi"), "batch_cost_ns")
 
     @cached_property
     def rank_means(self) -> pl.DataFrame:
@@ -342,8 +338,6 @@ class Evidence:
             return []
         share = cost_ns / step_ns
         all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, **self._words}
-        if step is None and self.is_uneven:
-            all_facts["step_of"] = "slowest"
         all_facts.update(facts)
         shown = rows.head(MOST_ROWS)
         if confidence == "sure" and self.is_disturbed:

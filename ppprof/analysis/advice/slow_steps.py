@@ -139,7 +139,7 @@ def _place(evidence: Evidence) -> dict[str, Fact]:
     if slow.is_empty():
         return place
     lengths = slow.group_by("window", "step").agg(pl.col("step_ns").max())
-    excess_ns = mean_of(lengths, "step_ns") - evidence.step_ns
+    excess_ns = mean_of(lengths, "step_ns") - mean_of(evidence.typical_lengths, "step_ns")
     lines = _excess(evidence, slow, "beside")
     if lines.height and lines["time_ns"][0] >= excess_ns / 2:
         return {**place, "gap": lines["name"][0], "gap_ns": lines["time_ns"][0], "wording": "line"}

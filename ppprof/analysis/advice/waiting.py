@@ -142,7 +142,7 @@ def input_bound(evidence: Evidence) -> list[Finding]:
             table, basis = known, NOT_RECORDED
     if table.is_empty():
         return []
-    cost_ns, step_ns = (mean_of(_longest_waits(table), name) for name in ("loading_ns", "step_ns"))
+    cost_ns, step_ns = mean_of(_longest_waits(table), "loading_ns"), mean_of(table, "step_ns")
     recorded_ns = mean_of(_longest_waits(recorded), "loading_ns")
     differs = abs(cost_ns - recorded_ns) > DIFFERENT * max(cost_ns, recorded_ns)
     ranks = (

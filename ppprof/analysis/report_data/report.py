@@ -173,6 +173,8 @@ class ReportData:
     times."""
     findings: Sequence[Finding]
     """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
+    typical: Sequence[int] = ()
+    """The numbers of the recorded steps that the findings' times are of: those that are not slow."""
     window: int | None = None
     """The number of the window; None for a run without traces."""
     windows: Sequence[int] = ()

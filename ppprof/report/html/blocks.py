@@ -233,6 +233,29 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a finding costs, drawn as a piece of a bar."""
+
+    title: str
+    severity: str
+    """One of `ppprof.analysis.advice.finding.SEVERITIES`; "" for what no finding names."""
+    text: str
+    """Its time; "" for what no finding names."""
+    ratio: float
+    """Its time as a ratio of the step, in [0, 1]."""
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the findings cost of a step, as one bar; their ratios add up to 1 with the rest."""
+
+    label: str
+    gains: Sequence[Gain]
+    block: str = "gains"
+
+
+@dataclass(frozen=True)
 class Chart:
     """A chart that a script draws from ``data[name]`` of the page."""
 
@@ -264,12 +287,14 @@ class Advice:
     row: FindingRow
     evidence: tuple[Sequence[str], Sequence[Sequence[str]]]
     """The headers, and the rows as lists of cells."""
+    number: int
+    """Counted from 1."""
     href: str = ""
     """A link to the place in the timeline; "" for none."""
     block: str = "advice"
 
 
-Block = Union[Table, Tiles, Shares, Chart, Note, Advice]
+Block = Union[Table, Tiles, Shares, Gains, Chart, Note, Advice]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.finding import SMALL
+from ppprof.analysis.advice.disjoint import BESIDE
+from ppprof.analysis.advice.finding import SMALL, Finding
 from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
@@ -28,6 +29,8 @@ from ppprof.report.html.blocks import (
     Block,
     Cell,
     Chart,
+    Gain,
+    Gains,
     Lane,
     Note,
     Section,
@@ -97,8 +100,8 @@ def _python(report: ReportData, words: Words, links: Links) -> Content | None:
 def _findings(report: ReportData, words: Words, links: Links) -> Content:
     rows = advice.finding_rows(report.findings, words.language)
     blocks: list[Block] = [
-        Advice(row, row.evidence_cells, link_of_finding(finding, links))
-        for finding, row in zip(report.findings, rows)
+        Advice(row, row.evidence_cells, number, link_of_finding(finding, links))
+        for number, (finding, row) in enumerate(zip(report.findings, rows), 1)
     ]
     missing = [note for note in report.unread if getattr(note, "key", "") in NOTES]
     blocks[:0] = [Note(translated(note, words.language)) for note in missing]
@@ -551,23 +554,34 @@ _MODEL_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size"
 
 
 def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
-    """Return ``title`` and ``second``, each a text and its link, and ``identity``.
+    """Return ``title`` and ``second``, each a text and its link; ``do``, ``sure`` and ``identity``.
 
     The title is the change from the baseline, and the first finding comes second; without a
-    baseline, the finding is the title. The identity is a list of pairs: a name and a value.
+    baseline, the finding is the title. ``do`` is what the finding proposes, and ``sure`` how sure it
+    is and which line it names; "" without a finding above minor. The identity is a list of pairs: a
+    name and a value.
     """
     first = report.findings[0] if report.findings else None
     is_slow = first is not None and first.severity not in SMALL
     href = link_of_finding(first, links) if first is not None and is_slow else ""
     finding = (advice.headline(report.findings, words.language, "first_alone"), href)
+    row = advice.finding_rows(report.findings[:1], words.language)[0] if is_slow else None
     changed = None
     if report.diff is not None:
         changed = (words("page.changed", verdict=verdict_text(report.diff, words)), "")
     return {
         "title": changed or finding,
         "second": finding if changed else None,
+        "do": row.do if row else "",
+        "sure": _sure(row, first, words) if row and first else "",
         "identity": list(_identity(report, words)),
     }
+
+
+def _sure(row: advice.FindingRow, finding: Finding, words: Words) -> str:
+    """Return how sure a finding is, and the line that it names."""
+    sure = f"{words.term('confidence')}: {row.confidence_text}"
+    return sure if finding.place is None else "{} · {}:{}".format(sure, *finding.place)
 
 
 def _identity(report: ReportData, words: Words) -> Iterator[tuple[str, str]]:
@@ -679,7 +693,21 @@ def key_figures(report: ReportData, words: Words, links: Links) -> Sequence[Bloc
             detail = f"{value / step_time - 1:+.1%}"
         tiles.append(Tile(metric, text, detail))
     basis = [Note(_basis(report, words, step_time))] if isinstance(step_time, float) else []
-    return [*basis, Tiles(tiles), *_step_parts(report, words, links)]
+    return [*basis, *_step_parts(report, words, links), *_gains(report, words), Tiles(tiles)]
+
+
+def _gains(report: ReportData, words: Words) -> Iterator[Gains]:
+    """Yield the bar of what findings cost, if several cost time; slow steps are no part of it."""
+    rows = advice.finding_rows(report.findings, words.language)
+    gains = [
+        Gain(row.short, row.severity, format_time(row.cost_ns), row.share, f"#finding-{number}")
+        for number, row in enumerate(rows, 1)
+        if row.cost_ns is not None and row.share is not None and row.rule != BESIDE
+    ]
+    if len(gains) > 1:
+        left = max(0.0, 1.0 - sum(gain.ratio for gain in gains))
+        label = words("about.gains", share=format_ratio(1 - left))
+        yield Gains(label, [*gains, Gain(words("about.no_finding"), "", "", left)])
 
 
 def _basis(report: ReportData, words: Words, step_time: float) -> str:
@@ -689,11 +717,13 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
     of = words(f"about.step_{basis.split()[0]}", num=num, ranks=words.ranks(report.ranks))
     names = {format_time(step_time): of}
     if recorded := _mean_recorded(report):
-        names.setdefault(format_time(recorded), words("about.step_in_window"))
+        num, num_slow = len(report.steps), len(report.steps) - len(report.typical)
+        in_window = "step_in_window" if num_slow in (0, num) else "step_without_slow"
+        of = words(f"about.{in_window}", num=num_slow)
+        names.setdefault(format_time(recorded), of)
     for finding in report.findings[:1]:
-        if isinstance(step_ns := finding.facts.get("step_ns"), (int, float)):
-            of = advice.basis_of(finding, words.language)
-            names.setdefault(format_time(step_ns), words("about.step_of_finding", basis=of))
+        if finding.rule == BESIDE and isinstance(finding.facts["step_ns"], float):
+            names.setdefault(format_time(finding.facts["step_ns"]), words("about.step_with_slow"))
     (first, *others) = names.items()
     text = words("about.step", step=first[0], of=first[1])
     return "".join(
@@ -701,8 +731,14 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
     )
 
 
+def _typical(report: ReportData) -> pl.DataFrame:
+    """Return the costs of the steps that findings are about: the typical ones, with known parts."""
+    steps = report.costs.steps.filter(pl.col("rest_ns").is_not_null())
+    return steps.filter(pl.col("step").is_in(report.typical)) if report.typical else steps
+
+
 def _mean_recorded(report: ReportData) -> float | None:
-    mean = report.costs.steps.filter(pl.col("rest_ns").is_not_null())["step_ns"].mean()
+    mean = _typical(report)["step_ns"].mean()
     return float(mean) if isinstance(mean, (int, float)) else None
 
 
@@ -712,8 +748,7 @@ _PART_TERMS = {"exposed": "exposed_communication"}
 
 def _step_parts(report: ReportData, words: Words, links: Links) -> list[Block]:
     """Return the bar with the parts of a recorded step, which add up to it; empty if unknown."""
-    steps = report.costs.steps.filter(pl.col("rest_ns").is_not_null())
-    step_ns = _mean_recorded(report)
+    steps, step_ns = _typical(report), _mean_recorded(report)
     if not step_ns:
         return []
     shares = []

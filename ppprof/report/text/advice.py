@@ -41,7 +41,9 @@ class FindingRow:
     """One of `ppprof.analysis.advice.finding.SEVERITIES`; ``severity_text`` is translated."""
     severity_text: str
     title: str
-    """The problem in a few words."""
+    """The problem in a few words, the same for all findings of a rule."""
+    short: str
+    """The problem in a few words, with what and where it is."""
     cost_ns: float | None
     """Possible gain per step; None if the finding is not about time."""
     share: float | None
@@ -97,6 +99,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 finding.severity,
                 words["severity"][finding.severity],
                 _text(texts, "title", finding),
+                _short(finding, catalogue),
                 finding.cost_ns,
                 finding.share,
                 _cost(finding, words),
@@ -127,7 +130,8 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
 
     Notes do not count. If there is no finding, or the first one is at most ``minor``, the line reports only
     that no finding is above minor. The findings are sorted as `ppprof.analysis.advice.advise`
-    returns them. ``text`` ``first_alone`` leaves out the number and the severity.
+    returns them. ``text`` ``first_alone`` leaves out the number and the severity, and says what and
+    where the finding is.
 
     Raises:
         UsageError: unknown language.
@@ -143,7 +147,8 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     if first.severity in SMALL:
         nothing = words["nothing_above_minor"].format(num=num) if num else words["nothing"]
         return str(nothing) + _largest(findings, words)
-    facts = {"num": num, "severity": row.severity_text, "title": row.title}
+    title = row.short[:1].upper() + row.short[1:] if text == "first_alone" else row.title
+    facts = {"num": num, "severity": row.severity_text, "title": title}
     if first.cost_ns is None or first.share is None:
         return str(words[text]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
@@ -207,14 +212,10 @@ def verdict(
         share = finding.share or 0.0
         if finding.severity not in SMALL and len(parts) < _MOST_IN_VERDICT and share <= left + 1e-9:
             left -= share
-            text = _text(catalogue["rules"][finding.rule], "short", finding)
-            facts = _facts(finding, words)
-            known = {
-                name: facts[name] for name, value in finding.facts.items() if value is not None
-            }
-            short = _without_unknown(text, known).format_map(facts)
+            short = _short(finding, catalogue)
             if finding.facts.get("basis") == NOT_RECORDED:
-                short = str(words["verdict_other"]).format(part=short, basis=facts["basis"])
+                basis = words["basis"][NOT_RECORDED]
+                short = str(words["verdict_other"]).format(part=short, basis=basis)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
     shown = ", ".join(parts) or words["verdict_nothing"] + _largest(
         findings, words, "verdict_largest"
@@ -222,6 +223,13 @@ def verdict(
     text = words["verdict_without_slow" if num_slow else "verdict"]
     step = format_time(step_ns)
     return str(text).format(step=step, parts=shown, num_slow=num_slow, num_steps=num_steps)
+
+
+def _short(finding: Finding, catalogue: Mapping[str, Any]) -> str:
+    facts = _facts(finding, catalogue["words"])
+    known = {name: facts[name] for name, value in finding.facts.items() if value is not None}
+    text = _text(catalogue["rules"][finding.rule], "short", finding)
+    return _without_unknown(text, known).format_map(facts)
 
 
 def render_findings(
@@ -366,19 +374,12 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     )
 
 
-def basis_of(finding: Finding, language: str = "en") -> str:
-    """Return which steps a finding's step time is of, such as ``recorded, slowest rank``."""
-    return _facts(finding, read_catalogue(language)["words"]).get("basis", "")
-
-
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
     """Return the finding's facts as text; those that are words are translated."""
     texts = format_facts(finding.facts)
     facts: dict[str, str] = {name: Counted(short_name(text)) for name, text in texts.items()}
     if "basis" in facts:
         facts["basis"] = words["basis"][facts["basis"]]
-        if facts.get("step_of") == "slowest":
-            facts["basis"] = words["slowest"].format(basis=facts["basis"])
     if "role" in facts:
         facts["role"] = _role(facts["role"], words)
     if "host" in facts and finding.facts["host"] is None:
