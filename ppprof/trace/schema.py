@@ -341,6 +341,17 @@ class Trace:
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
 
+    @cached_property
+    def framework(self) -> str:
+        """``torch`` or ``paddle``: whose profiler wrote the file, or whose operators it has.
+
+        Kineto adds an event of category Trace to each file.
+        """
+        if self.ignored.get("Trace"):
+            return "torch"
+        names = self.events.filter(pl.col("category") == "Operator")["name"].unique()
+        return "torch" if names.cast(pl.String).str.starts_with("aten::").any() else "paddle"
+
     def unheld(self, *written: str, num_frames: int = 0) -> dict[str, int]:
         """Return kind -> number of events of the file that a writer of the tables cannot write.
 

@@ -15,7 +15,6 @@ from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
-from ppprof.analysis.diff.costs import framework_of
 from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
@@ -254,7 +253,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         kept_memory(profile),
         frozenset(profile.whole.doubts),
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
-        framework_of(profile.trace),
+        profile.trace.framework,
     )
 
 

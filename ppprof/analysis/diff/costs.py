@@ -133,7 +133,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
         pl.concat([modules(profile), unknown]) if is_linked else unattributed,
         unattributed,
         _device(profile),
-        framework_of(profile.trace),
+        profile.trace.framework,
         is_linked,
     )
 
@@ -323,14 +323,3 @@ def _memory(trace: Trace) -> tuple[float | None, int | None]:
     # In float64: 80 GB for a second, in bytes times nanoseconds, is more than an int64 holds.
     mean = float(np.average(level[:-1], weights=np.diff(time)) if whole else level.mean())
     return mean, int(level.max())
-
-
-def framework_of(trace: Trace) -> str:
-    """Return ``torch`` or ``paddle``: whose operators a trace has, or whose profiler wrote its events.
-
-    Kineto adds an event of category Trace to each file.
-    """
-    if trace.ignored.get("Trace"):
-        return "torch"
-    names = trace.events.filter(pl.col("category") == "Operator")["name"].unique().cast(pl.String)
-    return "torch" if names.str.starts_with("aten::").any() else "paddle"

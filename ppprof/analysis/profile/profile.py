@@ -13,7 +13,13 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import grouped, intervals_of
-from ppprof.analysis.profile.intervals import Intervals, covered, difference_by_group
+from ppprof.analysis.profile.intervals import (
+    Intervals,
+    covered,
+    difference_by_group,
+    joined,
+    union,
+)
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps, split_calls
 from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
@@ -232,11 +238,40 @@ class Profile:
 
     @cached_property
     def total_ns(self) -> int:
-        """The time in ns inside steps: the union of all ProfileStep events; 0 without steps.
-
-        The CPU ratios of the tables are shares of this time.
-        """
+        """The time in ns inside steps: the union of all ProfileStep events; 0 without steps."""
         return covered(*intervals_of(self.tree.of_category("ProfileStep")))
+
+    @cached_property
+    def whole_ns(self) -> int:
+        """The time in ns that CPU ratios are shares of: inside steps, and of host events beside them.
+
+        ::
+
+            steps            #### ####
+            operators   ==   ==== ====      whole_ns 10: the first one is in no step
+
+        Paddle counts only steps, and records from the begin of one to the end of one; torch records
+        whole functions. 0 without steps.
+        """
+        if not self._is_beside_counted:
+            return self.total_ns
+        hosts = self.tree.hosts
+        beside = hosts.filter(self.step.gather(hosts["row"]).is_null())
+        steps = intervals_of(self.tree.of_category("ProfileStep"))
+        return covered(*union(*joined(steps, intervals_of(beside))))
+
+    @property
+    def _is_beside_counted(self) -> bool:
+        return bool(self.total_ns) and self.trace.framework == "torch"
+
+    @cached_property
+    def beside_steps(self) -> pl.DataFrame:
+        """The rows of ``tree.devices`` that count beside those of steps (`whole_ns`)."""
+        devices, events = self.tree.devices, self.tree.events
+        is_beside = (events.step < 0)[self.tree.device_rows] & devices[
+            "host"
+        ].is_not_null().to_numpy()
+        return devices.filter(pl.Series(is_beside & self._is_beside_counted, dtype=pl.Boolean))
 
     @cached_property
     def outermost(self) -> pl.DataFrame:

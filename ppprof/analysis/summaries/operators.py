@@ -278,8 +278,9 @@ def memory_manipulation(profile: Profile) -> pl.DataFrame:
 
     Returns:
         name, calls; cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio. GPU times include memory
-        copies and sets. cpu_ratio is the share of the time inside steps (null if that is 0),
-        gpu_ratio the share of the device time of steps (0 if that is 0).
+        copies and sets. cpu_ratio is the share of `Profile.whole_ns` (null if that is 0), gpu_ratio
+        that of the device time of
+        steps and of `Profile.beside_steps` (0 if that is 0).
     """
     spans = profile.tree.of_category("UserDefined", "PythonUserDefined")
     return _with_step_ratios(profile, grouped(spans.filter(_is_copy()), ["name"], gpu="device_ns"))
@@ -308,9 +309,10 @@ def _user_defined(profile: Profile, node: str | None) -> pl.DataFrame:
 def _with_step_ratios(profile: Profile, table: pl.DataFrame) -> pl.DataFrame:
     """Return ``table`` with cpu_ratio and gpu_ratio, as `memory_manipulation` defines them."""
     steps = profile.outermost.filter(pl.col("category") == "ProfileStep")
+    device_ns = int(steps["device_ns"].sum()) + int(profile.beside_steps["gpu_ns"].sum())
     return table.with_columns(
-        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),
-        gpu_ratio=ratio_of("gpu_total_ns", int(steps["device_ns"].sum())),
+        cpu_ratio=ratio_of("cpu_total_ns", profile.whole_ns, if_none=None),
+        gpu_ratio=ratio_of("gpu_total_ns", device_ns),
     )
 
 

@@ -107,8 +107,9 @@ def overview(profile: Profile) -> pl.DataFrame:
     Only the phases are sums: they are not merged where they overlap.
 
     Returns:
-        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (to the time inside steps, on the
-        GPU's side of the device's steps as in `device`; null without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
+        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (to `Profile.whole_ns`, on the
+        GPU's side to the device's steps as in `device` and the device events beside them; null
+        without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
         Paddle's order.
     """
     tree, comm = profile.tree, profile.paddle_communication
@@ -130,12 +131,13 @@ def overview(profile: Profile) -> pl.DataFrame:
     gpu = {name: times[name] for name in in_order["category"].unique(maintain_order=True)}
     if len(comm.device[0]):
         gpu["Communication"] = (num_distinct(comm.device), covered(*comm.device))
+    steps = _device_steps(profile), intervals_of(profile.beside_steps)
     return pl.DataFrame(
         [
             (side, name, calls, time_ns, ratio(time_ns, total_ns))
             for side, total_ns, items in (
-                ("cpu", profile.total_ns, cpu),
-                ("gpu", covered(*_device_steps(profile)), gpu.items()),
+                ("cpu", profile.whole_ns, cpu),
+                ("gpu", covered(*union(*joined(*steps))), gpu.items()),
             )
             for name, (calls, time_ns) in items
         ],
@@ -185,8 +187,9 @@ def model(profile: Profile) -> pl.DataFrame:
 
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
-        kernels launched in the phase, overlapping or not. CPU ratios are relative to the time
-        inside steps (null without steps), GPU ratios to the GPU time of the steps (0 if that is 0).
+        kernels launched in the phase, overlapping or not. CPU ratios are relative to
+        `Profile.whole_ns` (null without steps), GPU ratios to the GPU time of the steps
+        and of `Profile.beside_steps` (0 if that is 0).
         *Others* is the steps without the phases; without those in them, if phases outside of steps
         or beside them take longer than the steps. It has totals and ratios; its other columns are null.
         The row is missing without steps. The table has no rows if the trace has only steps or only one of the phases.
@@ -212,9 +215,10 @@ def model(profile: Profile) -> pl.DataFrame:
             }
         )
     table = pl.DataFrame([{key: row.get(key) for key in STATS} for row in rows], STATS)
+    beside_ns = int(profile.beside_steps.filter(is_kernel())["gpu_ns"].sum())
     return table.with_columns(
-        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),
-        gpu_ratio=ratio_of("gpu_total_ns", steps["gpu_total_ns"] if steps else 0),
+        cpu_ratio=ratio_of("cpu_total_ns", profile.whole_ns, if_none=None),
+        gpu_ratio=ratio_of("gpu_total_ns", steps["gpu_total_ns"] + beside_ns if steps else 0),
     )
 
 
@@ -257,7 +261,7 @@ def distributed(profile: Profile) -> pl.DataFrame:
 
     Returns:
         name (ProfileStep, Communication, Computation, Overlap, Exposed Communication), time_ns,
-        ratio (to the time inside steps; null without steps), computed_by ("kernels", "operators" or
+        ratio (to `Profile.whole_ns`; null without steps), computed_by ("kernels", "operators" or
         "nothing", for which time_ns and ratio are null; null in the first two rows). No rows
         without communication.
     """
@@ -282,7 +286,7 @@ def distributed(profile: Profile) -> pl.DataFrame:
         ("Exposed Communication", exposed_ns, comm.computed_by),
     ]
     table = pl.DataFrame(
-        [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]
+        [(name, ns, ratio(ns, profile.whole_ns), by) for name, ns, by in rows]
         if len(both[0])
         else [],
         DISTRIBUTED,

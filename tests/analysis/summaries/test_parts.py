@@ -99,10 +99,38 @@ def test_no_utilization_is_above_the_whole(
     (share,) = run.summary("device").filter(device="GPU0")["utilization"]
     assert 0 < share <= 1
     kernels = run.summary("overview").filter(side="gpu", event_type="Kernel")
-    if not before:
-        assert (kernels["ratio"] <= 1 + 1e-9).all()
-        if num > 6:  # the device is the slower one
-            assert share == pytest.approx(length / 1000, abs=0.02)
+    assert (kernels["ratio"] <= 1 + 1e-9).all()
+    if not before and num > 6:  # the device is the slower one
+        assert share == pytest.approx(length / 1000, abs=0.02)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 3))
+def test_ratios_count_what_lies_beside_the_steps(
+    tmp_path_factory: pytest.TempPathFactory, before: int, after: int, num_steps: int
+):
+    """As in torch's traces of whole functions: spans of 1 ms, 0.8 ms of each on the device."""
+    trace = TorchTrace()
+    num = before + num_steps + after
+    for i in range(num):
+        at = i * 1000.0
+        if before <= i < before + num_steps:
+            trace.step(i - before, at, 1000)
+        trace.span("user_annotation", "work", at + 10, 900)
+        trace.span("cpu_op", "aten::mm", at + 20, 500)
+        trace.launch(at + 30, "gemm", at + 100, 800)
+    run = ppprof.open(trace.write(tmp_path_factory.mktemp("a") / "a.json"))
+    whole_ms = num_steps + 0.9 * (num - num_steps)
+    overview = {
+        (row["side"], row["event_type"]): row for row in run.summary("overview").rows(named=True)
+    }
+    assert overview["cpu", "ProfileStep"]["ratio"] == pytest.approx(num_steps / whole_ms)
+    assert overview["cpu", "Operator"]["ratio"] == pytest.approx(0.5 * num / whole_ms)
+    assert overview["gpu", "Kernel"]["time_ns"] == num * 800_000
+    assert overview["gpu", "Kernel"]["ratio"] <= 1
+    (work,) = run.summary("udf").rows(named=True)
+    assert work["calls"] == num
+    assert work["cpu_ratio"] == pytest.approx(0.9 * num / whole_ms)
+    assert work["gpu_ratio"] == pytest.approx(1)
 
 
 def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
