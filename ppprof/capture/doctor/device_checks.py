@@ -48,6 +48,11 @@ def window_checks(probe: Probe) -> Iterator[Check]:
     yield Check("device clock", WARNING, reason, action, numbers)
 
 
+_STAYS = (
+    "nothing, unless a message says that steps take longer since: then record in a short job of its own, or "
+    "only when asked (Profiler.trigger), or set TEARDOWN_CUPTI=1, which detaches CUPTI after each window "
+    "(CUDA 12.6 or later; never tried on a GPU)"
+)
 _PROC = Path("/proc")
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
 _REFUSED = {
@@ -89,6 +94,12 @@ def cupti_checks(answers: dict[str, Any], proc: Path = _PROC) -> Iterator[Check]
         yield Check("other profilers", WARNING, reason, "unset CUDA_INJECTION64_PATH")
     elif "calls" in answers:
         yield Check("other profilers", OK, "no other profiler uses CUPTI here")
+    if "calls" in answers:
+        reason = (
+            "CUPTI stays attached until the process ends; steps are compared with those ahead of the "
+            "first window in every job"
+        )
+        yield Check("after a window", OK, reason, _STAYS)
 
 
 def _permission(

@@ -38,7 +38,7 @@ from paddle.profiler import utils as paddle_profiler
 from ppprof.capture.output import text_of
 from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.process import above_standard_streams
-from ppprof.capture.recording import instance
+from ppprof.capture.recording import cupti, instance
 from ppprof.capture.recording.device_work import DeviceWork, watch_streams
 from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
@@ -392,7 +392,10 @@ class Recorder:
         with self._waiting_for_device(brief=brief):
             if self._prepared:  # only a window tears prepared tracers down, here an empty one
                 self._profiler.start()
-            return self._profiler.stop()
+            result = self._profiler.stop()
+            if self._targets.is_gpu and not brief:
+                cupti.detach_on_request()
+            return result
 
     @contextmanager
     def _waiting_for_device(self, *, brief: bool = False) -> Iterator[None]:

@@ -69,8 +69,9 @@ class Targets:
         self._run = run
         self._device = paddle.device.get_device()
         self._names = _usable(wanted, self._device)
-        self._is_gpu = "gpu" in self._names
-        self._is_decided = self._is_gpu
+        self.is_gpu = "gpu" in self._names
+        """Whether windows record an NVIDIA GPU."""
+        self._is_decided = self.is_gpu
         """Whether the probe has accepted the device; a GPU needs none."""
         self._thread: threading.Thread | None = None
         self._warns = True
@@ -82,7 +83,7 @@ class Targets:
         if not self.on_device:
             return
         if run is None:
-            if not self._is_gpu:
+            if not self.is_gpu:
                 self._probe_for_process(probe)
             return
         try:
@@ -91,7 +92,7 @@ class Targets:
             self._give_up(reason(error))
             return
         self._warns = is_first
-        if is_first and not self._is_gpu:
+        if is_first and not self.is_gpu:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
     @property
@@ -117,7 +118,7 @@ class Targets:
         """
         if self.on_device and not self._is_decided:
             self._decide_by_probe(patience_s)
-        refusal = cupti.refusal(loads=self._is_gpu) if self.on_device else ""
+        refusal = cupti.refusal(loads=self.is_gpu) if self.on_device else ""
         if refusal:
             name, _, why, action = probing.cause_of(refusal) or (refusal, "", "CUPTI failed", "")
             self._give_up(f"{why} ({name})", action)

@@ -62,7 +62,8 @@ class LastingCost:
             f"steps take {format_ratio(after / before - 1)} longer since the first window: {format_time(after)}, "
             f"before it {format_time(before)} (medians of {len(self._after)} and {len(self._before)} steps); "
             "the device's profiler may stay attached until the process ends, as CUPTI does: record in a "
-            "short job of its own, or only when asked (Profiler.trigger)"
+            "short job of its own, or only when asked (Profiler.trigger); on an NVIDIA GPU with CUDA 12.6 or "
+            "later, TEARDOWN_CUPTI=1 detaches it after each window"
         )
 
 

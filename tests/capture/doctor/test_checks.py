@@ -152,7 +152,7 @@ def answers(
 def test_cupti_without_permission(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    permission, others = device_checks.cupti_checks(
+    permission, others, attached = device_checks.cupti_checks(
         answers(tmp_path, monkeypatch, enable="35"), proc
     )
     assert (permission.status, permission.action) == ("problem", PERMISSION)
@@ -163,11 +163,14 @@ def test_cupti_without_permission(
     assert "options nvidia NVreg_RestrictProfilingToAdminUsers=0" in permission.action
     assert "docker run --cap-add=SYS_ADMIN" in permission.action
     assert others.status == "ok"
+    assert (attached.name, attached.status) == ("after a window", "ok")
+    assert "Profiler.trigger" in attached.action
+    assert "TEARDOWN_CUPTI=1" in attached.action
     assert device_checks.has_nvidia_driver(proc)
 
 
 def test_another_subscriber(tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    permission, others = device_checks.cupti_checks(
+    permission, others, _ = device_checks.cupti_checks(
         answers(tmp_path, monkeypatch, subscribe="39"), proc
     )
     assert permission.status == "ok"
@@ -179,7 +182,7 @@ def test_cupti_that_works_although_the_driver_is_restricted(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/nsys/libToolsInjection64.so")
-    permission, others = device_checks.cupti_checks(answers(tmp_path, monkeypatch), proc)
+    permission, others, _ = device_checks.cupti_checks(answers(tmp_path, monkeypatch), proc)
     assert permission.status == "ok"
     assert "although the driver lets only administrators profile" in permission.reason
     assert (others.status, others.action) == ("warning", "unset CUDA_INJECTION64_PATH")
