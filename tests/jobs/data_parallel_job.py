@@ -20,9 +20,9 @@ def train(device: str, sleep_s: float) -> None:
     paddle.seed(0)
     net = paddle.DataParallel(nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)]))
     optimizer = paddle.optimizer.SGD(parameters=net.parameters())
-    block = {"enable": True, "scheduler": [3, 11], "profiler_log": "log"}
+    block = {"enable": True, "scheduler": [3, 23], "profiler_log": "log"}
     with ppprof.attach(block) as prof:
-        for _ in range(13):
+        for _ in range(25):
             if dist.get_rank() == 1:
                 time.sleep(sleep_s)
             net(paddle.ones([16, 128])).mean().backward()

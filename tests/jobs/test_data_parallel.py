@@ -19,6 +19,8 @@ from tests import device
 from tests.jobs.launching import JOBS, run
 
 SLEEP_S = 0.1
+ATTEMPTS = 3
+"""On a busy machine, the two runs that are compared may not have had the same time."""
 PYTHON26 = os.environ.get("PPPROF_PADDLE26_PYTHON", "")
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -56,21 +58,30 @@ def test_waiting_in_it_is_communication_and_the_late_rank_is_named(python, tmp_p
 def test_on_a_device_the_late_rank_costs_what_a_step_takes_longer(
     tmp_path: Path, test_device: Callable[..., dict[str, str]]
 ) -> None:
-    """No other finding counts the time again in which the late rank's device is idle."""
-    runs = {}
-    for sleep_s in (0.0, SLEEP_S):
-        folder = tmp_path / str(sleep_s)
-        folder.mkdir()
-        job = (JOBS / "data_parallel_job.py", device.NAME, sleep_s)
-        runs[sleep_s] = run_on(folder, job, test_device(KERNEL_MS=10))
-    even, late = map(costs, runs.values())
-    longer_ns = step_ns(runs[SLEEP_S]) - step_ns(runs[0.0])
-    assert late["slow-rank"].cost_ns == pytest.approx(longer_ns, rel=0.25)
-    idle, usual_idle = (
-        sum(finding.cost_ns for rule, finding in findings.items() if rule in IDLE)
-        for findings in (late, even)
-    )
-    assert idle - usual_idle < 0.2 * longer_ns
+    """No other finding counts the time again in which the late rank's device is idle.
+
+    Both ranks note the memory of their own device, which has the net and its gradients.
+    """
+    for attempt in range(ATTEMPTS):
+        runs = {}
+        for sleep_s in (0.0, SLEEP_S):
+            folder = tmp_path / f"{attempt} {sleep_s}"
+            folder.mkdir()
+            job = (JOBS / "data_parallel_job.py", device.NAME, sleep_s)
+            runs[sleep_s] = run_on(folder, job, test_device(KERNEL_MS=10))
+        peaks = runs[SLEEP_S].step_times.sort("step").group_by("rank").last()["device_peak_bytes"]
+        assert peaks.min() > 2 * 6 * (128 * 128 + 128) * 4
+        longer_ns = step_ns(runs[SLEEP_S]) - step_ns(runs[0.0])
+        even, late = map(costs, runs.values())
+        idle, usual_idle = (
+            sum(finding.cost_ns for rule, finding in findings.items() if rule in IDLE)
+            for findings in (late, even)
+        )
+        cost_ns = late["slow-rank"].cost_ns if "slow-rank" in late else 0
+        is_true = cost_ns == pytest.approx(longer_ns, rel=0.25)
+        if is_true and idle - usual_idle < 0.2 * longer_ns:
+            return
+    pytest.fail(f"a step is {longer_ns} ns longer: {cost_ns}, idle {idle}, usually {usual_idle}")
 
 
 def run_on(folder: Path, job: tuple[object, ...], variables: dict[str, str]) -> Run:

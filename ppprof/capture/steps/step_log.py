@@ -152,13 +152,14 @@ class DeviceMemory(NamedTuple):
 
 _Ask = Callable[[Any, str], Any]
 
+# Without a device, Paddle 3.3.1 asks the first device of a plugin, whichever the training computes on.
 _PEAK: tuple[_Ask, ...] = (
-    lambda paddle, _: paddle.device.max_memory_allocated(),
-    lambda paddle, _: paddle.device.cuda.max_memory_allocated(),  # Paddle 2.6, GPUs only
+    lambda paddle, device: paddle.device.max_memory_allocated(device),
+    lambda paddle, device: paddle.device.cuda.max_memory_allocated(device),  # Paddle 2.6, GPUs only
 )
 _PEAK_RESERVED: tuple[_Ask, ...] = (
-    lambda paddle, _: paddle.device.max_memory_reserved(),
-    lambda paddle, _: paddle.device.cuda.max_memory_reserved(),
+    lambda paddle, device: paddle.device.max_memory_reserved(device),
+    lambda paddle, device: paddle.device.cuda.max_memory_reserved(device),
 )
 _TOTAL: tuple[_Ask, ...] = (
     lambda paddle, device: paddle.device.get_device_properties(device).total_memory,

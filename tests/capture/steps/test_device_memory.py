@@ -25,8 +25,8 @@ def read(module: Any, device: str) -> DeviceMemory:
 def test_a_gpu_of_paddle_3() -> None:
     module = paddle(
         {
-            "max_memory_allocated": lambda: 5,
-            "max_memory_reserved": lambda: 7,
+            "max_memory_allocated": {"gpu:1": 5}.__getitem__,
+            "max_memory_reserved": {"gpu:1": 7}.__getitem__,
             "get_device_properties": {"gpu:1": Fake(total_memory=80)}.__getitem__,
         },
     )
@@ -35,8 +35,8 @@ def test_a_gpu_of_paddle_3() -> None:
 
 def test_a_gpu_of_paddle_2_6() -> None:
     cuda = {
-        "max_memory_allocated": lambda: 5,
-        "max_memory_reserved": lambda: 7,
+        "max_memory_allocated": {"gpu:1": 5}.__getitem__,
+        "max_memory_reserved": {"gpu:1": 7}.__getitem__,
         "get_device_properties": {"gpu:1": Fake(total_memory=80)}.__getitem__,
     }
     assert read(paddle({}, cuda), "gpu:1") == DeviceMemory(5, 7, 80)
@@ -45,7 +45,7 @@ def test_a_gpu_of_paddle_2_6() -> None:
 def test_a_plugin_that_paddle_device_does_not_know() -> None:
     sizes = {("npu", 2): Fake(total_memory=64)}
     module = paddle(
-        {"max_memory_allocated": lambda: 5, "get_device_properties": refuse},
+        {"max_memory_allocated": {"npu:2": 5}.__getitem__, "get_device_properties": refuse},
         get_device_properties=lambda kind, number: sizes[kind, number],
     )
     assert read(module, "npu:2") == DeviceMemory(5, None, 64)
