@@ -8,6 +8,7 @@ import sys
 for name in (
     "start",
     "capture_overhead",
+    "flight_recorder",
     "window_start",
     "window_end",
     "window_length",

@@ -174,7 +174,14 @@ class FlightRing:
 
     def __post_init__(self) -> None:
         file = RunFile(self.run, ring_path(self.rank))
-        file.create(_HEADER.pack(_MAGIC, 0, 0, 0) + bytes(_SIZE - _HEADER.size))
+        try:
+            file.create(_HEADER.pack(_MAGIC, 0, 0, 0) + bytes(_SIZE - _HEADER.size))
+        except FileExistsError:
+            raise
+        except OSError:  # leave the rest of the disk to the recordings
+            with suppress(OSError):
+                file.remove()
+            raise
         with file.updating() as opened:
             self._ring = mmap.mmap(opened.fileno(), _SIZE)
         self.text(_UNKNOWN)

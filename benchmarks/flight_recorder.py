@@ -1,0 +1,82 @@
+"""What the flight recorder adds to a step of eight ranks: dp 2 x mp 2 x pp 2, the harness's tiny GPT.
+
+One job trains; contestants take turns as its profiler, in an order that changes every round: off (``enable:
+False``), attached without the recorder, and attached with it. A ratio compares the median steps of two
+contestants in the same round. The output is the median over the rounds, with quartiles. "off again / off"
+shows the noise. Time is that of the slowest rank; processor time is the sum over all ranks, with all of
+their threads. On fewer than eight quiet cores, ranks wait for processors, and the time says little.
+
+    python -m benchmarks.flight_recorder [--rounds 24] [--steps 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.trace_reading import machine
+
+RANKS = 8
+_RATIOS = (
+    ("attached with the recorder / off", "recorder", "off"),
+    ("attached with the recorder / without", "recorder", "without"),
+    ("attached without the recorder / off", "without", "off"),
+    ("off again / off", "off again", "off"),
+)
+
+
+def measure(rounds: int, steps: int) -> list[tuple[str, str]]:
+    """Run the job; return rows of (name, value)."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(RANKS)]
+        launch += ["--log_dir", f"{folder}/launch"]
+        job = str(Path(__file__).with_name("flight_recorder_job.py"))
+        command = [sys.executable, *launch, job, folder, str(rounds), str(steps)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            logs = Path(folder, "launch").glob("workerlog.*")
+            raise SystemExit("".join(path.read_text()[-2000:] for path in logs) + done.stderr)
+        ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+    def of(name: str) -> list[tuple[float, float]]:
+        """Return the seconds and the seconds of processor time of each round."""
+        rounds_of_ranks = zip(*(rank["medians"][name] for rank in ranks))
+        return [
+            (max(wall for wall, _ in each), sum(busy for _, busy in each))
+            for each in rounds_of_ranks
+        ]
+
+    wall_s, busy_s = (statistics.median(times) for times in zip(*of("off")))
+    operations = [rank["operations"] for rank in ranks]
+    title = f"a step while off, of {rounds} rounds of {steps}"
+    rows = [(title, f"{wall_s * 1e3:.1f} ms, {busy_s * 1e3:.1f} ms of processors, all ranks")]
+    rows.append(("operations a step and rank", f"{min(operations):.0f} to {max(operations):.0f}"))
+    for title, over, under in _RATIOS:
+        ratios = []
+        for clock in (0, 1):
+            pairs = zip(of(over), of(under))
+            quartiles = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
+            ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*quartiles))
+        rows.append((title, f"{ratios[0]}, processor {ratios[1]}"))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of a turn")
+    args = parser.parse_args(argv)
+    print(machine(), end="\n\n")
+    for title, value in measure(args.rounds, args.steps):
+        print(f"{title:<50}{value:>70}")
+
+
+if __name__ == "__main__":
+    main()
