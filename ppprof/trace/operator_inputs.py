@@ -7,7 +7,8 @@ In the events table, all but call stacks are JSON texts without white space, the
     {"transpose_y":true}                        other arguments; ppprof records them, Paddle does not
 
 ppprof names an argument by its keyword, or X0, X1... by its place. A gradient has the inputs of its
-operator, and the attribute `NUM_GRADIENTS`. The protobuf has no attributes.
+operator, and the attribute `NUM_GRADIENTS`. The protobuf has no attributes of operators, but
+those of copies, `SOURCE` and `TARGET`.
 
 Sources: OperatorSupplementEventProto of paddle/fluid/platform/profiler/dump/nodetree.proto, and
 ``input_shapes``, ``input_dtypes`` and ``callstack`` in chrometracing_logger.cc.
@@ -52,6 +53,35 @@ def operator_of_gradient(name: str) -> str | None:
     """
     match = _GRADIENT.fullmatch(name)
     return re.sub(r"(?<!^)(?<![_A-Z])(?=[A-Z])", "_", match[2]).lower() if match else None
+
+
+SOURCE, TARGET = "source", "target"
+"""The attributes of a copy of the device: the kinds of its two memories, such as Pageable and Device."""
+
+
+def memories_of_copies(copies: pl.DataFrame, num_events: int) -> pl.Series:
+    """Return the column ``attributes`` of the device events.
+
+    Args:
+        copies: event (row of the device event), and the texts `SOURCE` and `TARGET`, "" if unknown.
+        num_events: number of device events.
+
+    Returns:
+        Categorical of length ``num_events``: JSON with both, null where one is unknown.
+    """
+    rows = copies.select("event", pl.col(SOURCE, TARGET).cast(pl.String)).filter(
+        (pl.col(SOURCE) != "") & (pl.col(TARGET) != "")
+    )
+    texts = rows.select(pl.struct(SOURCE, TARGET).struct.json_encode()).to_series()
+    attributes = pl.Series([None], dtype=pl.String).new_from_index(0, num_events)
+    column: pl.Series = attributes.scatter(rows["event"], texts).cast(pl.Categorical())
+    return column
+
+
+def memory_of_copy(attributes: pl.Series, side: str) -> pl.Series:
+    """Return `SOURCE` or `TARGET` of each value of the column ``attributes``, String; null without."""
+    kinds: pl.Series = attributes.cast(pl.String).str.json_path_match(f"$.{side}")
+    return kinds
 
 
 def name_of_layer(attributes: str) -> str | None:

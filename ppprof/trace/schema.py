@@ -130,7 +130,8 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "dtypes": (pl.Categorical(), "their element types, likewise"),
     "attributes": (
         pl.Categorical(),
-        "an operator's arguments that are no tensors, likewise; of a layer its name in the model",
+        "an operator's arguments that are no tensors, likewise; of a layer its name in the model; of a "
+        "copy the kinds of its memories, source and target",
     ),
     "callstack": (
         pl.Categorical(),

@@ -486,7 +486,9 @@ class IndicatorBuilder:
         rest = difference(launching, after)
         pageable = events.filter(
             (pl.col("category") == "Memcpy")
-            & pl.col("name").cast(pl.String).str.contains("(?i)pageable")
+            & pl.any_horizontal(
+                pl.col("name", "attributes").cast(pl.String).str.contains("(?i)pageable")
+            )
         )
         self.add_names("pageable", pageable.select("step", "name", time_ns="dur_ns"))
         exposed = difference(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -10,6 +11,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered, intersection, union
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.trace.operator_inputs import SOURCE, TARGET, memory_of_copy
 from ppprof.trace.schema import COPIES
 
 DEVICE_COPIES: dict[str, pl.DataType] = {
@@ -48,6 +50,10 @@ def device_copies(profile: Profile) -> pl.DataFrame:
     """
     events = profile.trace.events.filter(pl.col("category").is_in(COPIES))
     kinds = {str(name): _kind(str(name)) for name in events["name"].unique()}
+    pairs = zip(*(memory_of_copy(events["attributes"], side) for side in (SOURCE, TARGET)))
+    recorded = pl.Series(
+        [_memory([side and side.lower() for side in pair]) for pair in pairs], dtype=pl.String
+    )
     direction, memory = ({name: kind[side] for name, kind in kinds.items()} for side in (0, 1))
     name = pl.col("name").cast(pl.String)
     has_bytes = pl.col("bytes").is_not_null()
@@ -65,7 +71,10 @@ def device_copies(profile: Profile) -> pl.DataFrame:
             "start_ns",
             end_ns=pl.col("start_ns") + pl.col("dur_ns"),
             direction=name.replace_strict(direction, return_dtype=pl.String, default=None),
-            memory=name.replace_strict(memory, return_dtype=pl.String, default=None),
+            memory=pl.coalesce(
+                name.replace_strict(memory, return_dtype=pl.String, default=None),
+                recorded,
+            ),
         )
         .group_by("direction", "memory", maintain_order=True)
         .agg(
@@ -95,5 +104,10 @@ def _kind(name: str) -> tuple[str, str | None]:
         return "memset", "device" if "(Device)" in name else None
     direction, memories = _DIRECTION.search(name), _MEMORIES.search(name)
     sides = [side.lower() for side in memories.groups()] if memories else []
-    memory = next((side for side in _PINNED if side in sides), "device" if sides else None)
-    return direction[0] if direction else name, memory
+    return direction[0] if direction else name, _memory(sides)
+
+
+def _memory(sides: Sequence[str | None]) -> str | None:
+    """Return the kind of a copy's memory on the host, or ``device``; None if it is unknown."""
+    known = [side for side in sides if side]
+    return next((side for side in _PINNED if side in known), "device" if known else None)

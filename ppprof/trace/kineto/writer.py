@@ -242,6 +242,7 @@ class _Writer:
             "reserved memory events": self._trace.memory.filter(_is_reserved()).height,
             "links from gradients to forward events": int(lost.sum()),
             "values of memsets": self._trace.memsets.height,
+            "memories of copies": self._devices["attributes"].count(),
             **self._trace.unheld("gpu_user_annotation", num_frames=self._trace.frames.height),
         }
         return {kind: count for kind, count in counts.items() if count}

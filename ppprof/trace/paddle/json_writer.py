@@ -69,7 +69,7 @@ def write_paddle_json(
 
     Returns:
         Kind -> number of values that the format cannot hold: annotations of launches and device
-        events. Empty if nothing was omitted.
+        events, and the memories of copies. Empty if nothing was omitted.
 
     Raises:
         TooLargeError: the file would exceed the limit.
@@ -78,8 +78,12 @@ def write_paddle_json(
     with open_trace_file(to_path(path)) as file:
         _write(trace, file, most_bytes)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
-    num_omitted = trace.events.filter(is_host.not_() & has_annotations()).height
-    return {"event annotations": num_omitted} if num_omitted else {}
+    others = trace.events.filter(is_host.not_())
+    counts = {
+        "event annotations": others.filter(has_annotations()).height,
+        "memories of copies": others["attributes"].count(),
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:

@@ -88,6 +88,8 @@ class Messages(NamedTuple):
     """`_KERNEL`, the last three as the bits of a float32; event (row of the device event)."""
     memsets: Columns
     """value, event (row of the device event)."""
+    copies: Columns
+    """source and target, texts, the kinds of the two memories; event (row of the device event)."""
     memory: Columns
     """place, `_MEMORY`, event (row of the host event; -1: the root of a thread); sorted by event."""
     inputs: Columns
@@ -140,7 +142,8 @@ def decode_messages(buffer: MessageBuffer) -> Messages:
     devices.numbers["parent"] = device_ranges.owner
     sets = buffer.fields(set_ranges, {1: NUMBER, 3: NUMBER})
     num_bytes = np.full(len(device_ranges), -1, np.int64)
-    num_bytes[copy_ranges.owner] = signed(buffer.fields(copy_ranges, {1: NUMBER}).number(1))
+    copies = buffer.fields(copy_ranges, {1: NUMBER, 3: TEXT, 4: TEXT})
+    num_bytes[copy_ranges.owner] = signed(copies.number(1))
     num_bytes[set_ranges.owner] = signed(sets.number(1))
     devices.numbers["bytes"] = num_bytes
     kernels = _columns(buffer, kernel_ranges, _KERNEL, {})
@@ -156,6 +159,9 @@ def decode_messages(buffer: MessageBuffer) -> Messages:
         devices=devices,
         kernels=kernels,
         memsets=Columns({"value": sets.number(3), "event": set_ranges.owner}, {}),
+        copies=Columns(
+            {"event": copy_ranges.owner}, {"source": copies.texts(3), "target": copies.texts(4)}
+        ),
         memory=memory,
         inputs=inputs,
         version=top.texts(1).decoded()[0],

@@ -21,6 +21,7 @@ from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jum
 from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath.protobuf_messages import PADDING, Bytes
 from ppprof.trace.fastpath.protobuf_native import message_buffer
+from ppprof.trace.operator_inputs import memories_of_copies
 from ppprof.trace.paddle.pb_inputs import decode_dtypes, decode_shapes
 from ppprof.trace.paddle.pb_messages import Columns, Messages, decode_messages
 from ppprof.trace.schema import (
@@ -150,7 +151,9 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
     step = launch_step[messages.devices.numbers["parent"]]
     num_bytes = nullable(messages.devices.numbers.pop("bytes"))
     devices = _on_one_clock(_table(messages.devices), jumps).with_columns(
-        pl.col("parent") + first_launch, bytes=num_bytes
+        pl.col("parent") + first_launch,
+        bytes=num_bytes,
+        attributes=memories_of_copies(_table(messages.copies), len(num_bytes)),
     )
     return jumps, pl.concat([hosts, launches, _with_step(devices, step)])
 

@@ -19,7 +19,7 @@ from ppprof.arrays import Int64
 from ppprof.paths import atomic_writer, to_path
 from ppprof.trace.annotations import annotated_names, has_annotations
 from ppprof.trace.fastpath.protobuf_encode import ByteStrings, Field, encode, header
-from ppprof.trace.operator_inputs import INPUT_KEYS
+from ppprof.trace.operator_inputs import INPUT_KEYS, SOURCE, TARGET, memory_of_copy
 from ppprof.trace.paddle.pb_inputs import encode_dtypes, encode_shapes
 from ppprof.trace.paddle.pb_messages import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
@@ -52,7 +52,7 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         (is_device & pl.col("parent").is_null()).sum().alias("device events without a launch"),
         (has_annotations().sum() - annotated.height).alias("event annotations"),
         pl.col("forward").count().alias("links from gradients to forward events"),
-        pl.col("attributes").count().alias("operators' attributes"),
+        pl.col("attributes").filter(~is_device).count().alias("operators' attributes"),
     ).row(0, named=True)
     counts["inputs of operators"] = _num_without_message(trace.events)
     return {kind: count for kind, count in counts.items() if count}
@@ -266,7 +266,11 @@ def _device_events(devices: pl.DataFrame) -> ByteStrings:
         len(copies),
         [
             Field(1, _numbers(devices["bytes"][copies])),
-            *(Field(number, _NO_TEXT[np.zeros(len(copies), np.int64)]) for number in (2, 3, 4)),
+            Field(2, _NO_TEXT[np.zeros(len(copies), np.int64)]),
+            *(
+                Field(number, _texts(memory_of_copy(devices["attributes"][copies], side)))
+                for number, side in enumerate((SOURCE, TARGET), 3)
+            ),
         ],
     )
     set_info = encode(

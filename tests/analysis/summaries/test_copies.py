@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
+from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
 from tests.fixtures.torch_traces import TorchTrace, training, write_events
 
 KINDS = {
@@ -94,6 +95,40 @@ def test_pageable_copies_of_the_issue(tmp_path, cli):
     text = cli.quiet("summary", path, "--views", "memcpy,copies")
     assert "memcpy: no spans of copies on the host in this trace; --views copies lists" in text
     assert "HtoD        pageable      8         366 MiB     24.00" in text
+
+
+def test_paddles_copies_say_their_memory_beside_their_name(tmp_path, cli):
+    """The protobuf holds the kinds of both memories; the name is MEMCPY_HtoD, as in Paddle's tables."""
+    steps = [
+        span("ProfileStep", f"ProfileStep#{n}", n * 10_000_000, (n + 1) * 10_000_000).around(
+            span("Operator", "memcpy_h2d", begin + 100_000, begin + 400_000).around(
+                launch(
+                    begin + 150_000,
+                    begin + 200_000,
+                    memcpy(begin + 300_000, begin + 3_300_000, 4096),
+                )
+            ),
+            span("Operator", "relu", begin + 500_000, begin + 600_000).around(
+                launch(
+                    begin + 550_000,
+                    begin + 560_000,
+                    kernel("k", begin + 3_400_000, begin + 9_900_000),
+                )
+            ),
+        )
+        for n in range(6)
+        for begin in [n * 10_000_000]
+    ]
+    path = write(tmp_path / "a.pb", Thread(100, "MainThread").around(*steps))
+    (row,) = ppprof.open(path).summary("copies").rows(named=True)
+    assert (row["direction"], row["memory"], row["calls"]) == ("HtoD", "pageable", 6)
+    assert row["gpu_total_ns"] == 18_000_000
+    (finding,) = (
+        each for each in ppprof.advise(ppprof.open(path)) if each.rule == "pageable-copies"
+    )
+    assert finding.cost_ns == 3_000_000
+    err = cli("convert", path, tmp_path / "a.json").err
+    assert "the format cannot hold 6 memories of copies" in err
 
 
 def test_a_trace_without_copies_says_so(tmp_path, cli):

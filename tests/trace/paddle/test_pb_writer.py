@@ -18,8 +18,6 @@ from tests.fixtures.timeline import write
 NOT_IN_A_TRACE = {
     "callback_id",
     "copy_kind",
-    "src_kind",
-    "dst_kind",
     "memory_kind",
     "dynamic_shared_memory",
     "static_shared_memory",
