@@ -133,7 +133,12 @@ def _reason(diff: Diff, words: Words) -> str:
 
 def _overview(diff: Diff, words: Words) -> Table:
     rows = []
-    for row in sorted(diff.overview.rows(named=True), key=lambda row: row["unit"] == "ratio"):
+    # What both runs have comes first, then what only one has; ratios last.
+    in_order = sorted(
+        diff.overview.rows(named=True),
+        key=lambda row: (row["unit"] == "ratio", row["delta"] is None),
+    )
+    for row in in_order:
         name = words.term(row["metric"])
         if row["unit"] == "text":
             texts = [name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]
