@@ -278,6 +278,8 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
+    words = list(argv)  # argparse drops the dashes; all words after them are arguments
+    args.num_after_dashes = len(words) - words.index("--") - 1 if "--" in words else None
     command = import_module(f"ppprof.cli.{args.command}")
     runs = getattr(args, "paths", None) or [getattr(args, "run", None)]
     if runs == [DEFAULT_RUN] and not Path(DEFAULT_RUN).exists():

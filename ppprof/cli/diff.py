@@ -27,12 +27,13 @@ from ppprof.cli.options import (
     whole_number,
 )
 from ppprof.cli.terminal import log
-from ppprof.errors import UsageError
+from ppprof.errors import InputError, UsageError
 from ppprof.topology import parse_selector
 
 EXAMPLES = {
     "ppprof diff base_log new_log": "a verdict on the step time, and the largest changes",
     'ppprof diff base_log new_log --fail-if "step_time > 5%"': "exit code 1 if surely more than 5% slower",
+    "ppprof diff base1 base2 base3 -- new1 new2 new3": "a verdict that knows how much equal runs differ",
 }
 _FAILED = 1
 """Exit code where a threshold of ``--fail-if`` fails."""
@@ -44,11 +45,16 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "Compares EXPERIMENT with BASELINE: step time with an interval and a verdict, operators, "
         "kernels, collectives, runtime calls and modules. Both are run directories or traces of any "
         "kind; without EXPERIMENT, two parts of one run are compared, such as --rank 0 "
-        "--experiment-rank 3."
+        "--experiment-rank 3. With several runs of either side, BASELINE... -- EXPERIMENT..., only the "
+        "step time is compared, by the spread between runs."
     )
     add = parser.add_argument
-    add("baseline", metavar="BASELINE", help="run directory or trace file")
-    add("experiment", metavar="EXPERIMENT", nargs="?", help="the same; default: BASELINE")
+    add(
+        "sides",
+        metavar="RUN",
+        nargs="+",
+        help="BASELINE [EXPERIMENT]: run directories or trace files; or BASELINE... -- EXPERIMENT...: several run directories of either",
+    )
     add("--views", metavar="V,...", help=f"some of {','.join(DIFF_VIEWS)}; default: all")
     add_selection(parser, names=False)
     for name in ("rank", "window", "steps"):
@@ -91,6 +97,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
+    num_experiments = args.num_after_dashes or len(args.sides) - 1
+    baselines = args.sides[: len(args.sides) - num_experiments]
+    args.sides = (baselines, args.sides[len(baselines) :])
+    if args.num_after_dashes is None and num_experiments > 1:
+        raise UsageError(
+            f"{num_experiments + 1} runs; expected BASELINE EXPERIMENT, or BASELINE... -- EXPERIMENT..."
+        )
+    if not baselines:
+        raise UsageError("no run before --; expected BASELINE... -- EXPERIMENT...")
+    if len(baselines) > 1 or num_experiments > 1:
+        _check_several(args, checks)
+        return
+    args.baseline, args.experiment = baselines[0], next(iter(args.sides[1]), None)
     part = (args.experiment_rank, args.experiment_window, args.experiment_steps)
     checks.selection()
     checks.parse("experiment_rank", parse_selector, args.rank)
@@ -122,6 +141,34 @@ def check(args: argparse.Namespace) -> None:
     checks.done()
 
 
+def _check_several(args: argparse.Namespace, checks: Checks) -> None:
+    checks.no_effect(_OF_A_PAIR, "on several runs, of which only the step time is compared")
+    if args.exact:
+        checks.problems.append("--exact: has no effect on several runs")
+    if args.format == "csv":
+        checks.problems.append(
+            "--format csv: has no effect on several runs; expected json, md or table"
+        )
+    limits = [checks.parsed("--fail-if", rule, Threshold.parse, None) for rule in args.fail_if]
+    args.fail_if = [limit for limit in limits if limit is not None]
+    checks.problems += [
+        f"--fail-if {limit.text!r}: of several runs, only step_time in % is compared"
+        for limit in args.fail_if
+        if limit.target != "step_time" or not limit.is_ratio
+    ]
+    checks.layout()
+    checks.output([path for side in args.sides for path in side])
+    checks.done()
+
+
+_OF_A_PAIR = (
+    *("views", "rank", "window", "steps", "step_mark", "experiment_rank", "experiment_window"),
+    *("experiment_steps", "sorted_by", "filter", "row_limit", "min_delta", "all", "names"),
+    *("time_unit", "workers"),
+)
+"""Options that select parts and tables of two runs."""
+
+
 def _views(text: str) -> tuple[str, ...]:
     names = names_in(text, DIFF_VIEWS)
     return tuple(view for view in DIFF_VIEWS if view in names)
@@ -147,6 +194,8 @@ def _sort_key(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the comparison was shown, 1 where a threshold of ``--fail-if`` fails."""
+    if max(map(len, args.sides)) > 1:
+        return _run_several(args)
     from ppprof.analysis.diff.gate import check as check_thresholds
     from ppprof.cli.executors import processes
     from ppprof.cli.output import show
@@ -195,4 +244,56 @@ def run(args: argparse.Namespace) -> int:
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
             log.info("%s", outcome)
+    return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0
+
+
+def _run_several(args: argparse.Namespace) -> int:
+    """Compare several runs of either side, as `run` compares two."""
+    from dataclasses import asdict
+
+    from ppprof.analysis.diff.gate import interval_outcome
+    from ppprof.analysis.diff.several_runs import RunTime, run_time, runs_change, wait_difference
+    from ppprof.cli.output import show
+    from ppprof.cli.runs import open_run
+    from ppprof.report.text.several_runs import several_runs_text
+    from ppprof.rundir.summaries import dumps
+
+    sides: list[dict[str, RunTime]] = []
+    for paths in args.sides:
+        read = {path: run_time(open_run(path).step_times) for path in paths}
+        lacking = [path for path, time in read.items() if time is None or not time.quiet_ns]
+        if lacking:
+            raise InputError(f"{lacking[0]}: no times of steps outside windows (steps/*.jsonl)")
+        sides.append({path: time for path, time in read.items() if time is not None})
+    if sum(map(len, sides)) < sum(map(len, args.sides)) or sides[0].keys() & sides[1].keys():
+        raise UsageError("the same run is named twice; expected different runs: each counts as one")
+    times = [list(side.values()) for side in sides]
+    change = runs_change(*([time.median_ns for time in side] for side in times))
+    quiet = runs_change(*([time.quiet_ns for time in side] for side in times))
+    outcomes = [
+        interval_outcome(limit, change.ratio, change.low, change.high, "2 runs a side give one")
+        for limit in args.fail_if
+    ]
+    waits = wait_difference(times[0], times[1])
+    if args.format == "json":
+        text = dumps(
+            {
+                "change": {**asdict(change), "verdict": change.verdict},
+                "quiet_steps": {**asdict(quiet), "verdict": quiet.verdict},
+                "wait_difference": waits or None,
+                "runs": [
+                    {"side": name, "run": path, **asdict(time)}
+                    for name, side in zip(("baseline", "experiment"), sides)
+                    for path, time in side.items()
+                ],
+                "thresholds": [outcome._asdict() for outcome in outcomes],
+            }
+        )
+        text += "\n"
+    else:
+        text = several_runs_text(sides[0], sides[1], change, quiet, waits)
+        text = f"```\n{text}```\n" if args.format == "md" else text
+    show(args, [text])
+    for outcome in outcomes:
+        log.info("%s", outcome)
     return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0

@@ -208,3 +208,72 @@ def test_processes_give_the_same(tmp_path, cli):
     path = run(tmp_path / "a", [training(gpt(), jitter=999), training(gpt(linear=6.0))])
     other = run(tmp_path / "b", [training(gpt(4), jitter=999), training(gpt(linear=7.0))])
     assert cli("diff", path, other) == cli("diff", path, other, "--workers", "2")
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Three runs that differ by 2%, and three that take 20% longer."""
+    means = {"base": (98e6, 100e6, 102e6), "slow": (118e6, 120e6, 122e6)}
+    return {
+        name: [
+            run(tmp_path / f"{name}{number}", (), step_lines=[step_lines(mean)])
+            for number, mean in enumerate(of_side)
+        ]
+        for name, of_side in means.items()
+    }
+
+
+def test_several_runs_of_either_side(several, cli):
+    base, slow = several["base"], several["slow"]
+    out, err = cli("diff", "--fail-if", "step_time > 5%", *base, "--", *slow, code=1)
+    assert "Step time: slower: +20.0% (95% interval +14." in out
+    assert "Quiet steps (10% quantile): slower: +20.0%" in out
+    last_words = [line.split()[-1] for line in out.splitlines() if line]
+    pictures = [word for word in last_words if set(word) == {".", "o"}]
+    assert [picture.count("o") for picture in pictures] == [3, 3]
+    assert pictures[0].rindex("o") < pictures[1].index("o")
+    assert "failed: step_time > 5%: +20.0%" in err
+    out, _ = cli("diff", "--fail-if", "step_time > 5%", "--format", "json", *slow, "--", *base)
+    document = json.loads(out)
+    assert document["change"]["verdict"] == "faster"
+    assert [row["side"] for row in document["runs"]] == ["baseline"] * 3 + ["experiment"] * 3
+    assert [limit["status"] for limit in document["thresholds"]] == ["pass"]
+
+
+def test_one_run_against_several_is_inconclusive(several, cli):
+    line = ("diff", "--fail-if", "step_time > 5%", several["base"][0], "--", *several["slow"])
+    out, err = cli(*line)
+    assert "1 run is too few: 2 of either side give an interval" in out
+    assert "inconclusive: step_time > 5%" in err
+
+
+def test_a_run_that_is_named_twice_is_one(several, cli):
+    base = several["base"]
+    _, err = cli("diff", *base[:2], "--", *base[1:], code=2)
+    assert "the same run is named twice" in err
+
+
+def test_a_run_without_steps_outside_windows(several, traces, cli):
+    _, err = cli("diff", *several["base"], "--", traces[0], code=3)
+    assert f"{traces[0]}: no times of steps outside windows" in err
+
+
+def test_several_runs_need_dashes_and_step_times(several, cli):
+    base, slow = several["base"], several["slow"]
+    _, err = cli("diff", *base, code=2)
+    assert "3 runs; expected BASELINE EXPERIMENT, or BASELINE... -- EXPERIMENT..." in err
+    _, err = cli("diff", "--", *base, code=2)
+    assert "no run before --" in err
+    options = ("--rank", "0", "--exact", "--format", "csv", "--fail-if", "ips < -5%")
+    _, err = cli("diff", *options, *base, "--", *slow, code=2)
+    for part in (
+        "--rank: has no effect",
+        "--exact: has no effect",
+        "--format csv",
+        "only step_time in %",
+    ):
+        assert part in err
+
+
+def test_dashes_between_two_runs_change_nothing(traces, cli):
+    assert cli("diff", traces[0], "--", traces[1]) == cli("diff", *traces)

@@ -65,16 +65,33 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
     detail = threshold.format(change.value)
     if diff.disturbance and _is_of_host(threshold):
         return Outcome(threshold.text, "inconclusive", f"{detail}; {diff.disturbance}")
-    if change.low is None or change.high is None:
-        beyond = "fail" if change.is_exact else "inconclusive"
-        status = beyond if threshold.is_exceeded_by(change.value) else "pass"
-        if not change.is_exact:
-            detail += f"; no interval: {diff.change.reason or 'one step'}"
-        return Outcome(threshold.text, status, detail)
-    detail += f", 95% interval {threshold.format(change.low)} to {threshold.format(change.high)}"
-    if not threshold.is_exceeded_by(change.value):
+    reason = "" if change.is_exact else diff.change.reason or "one step"
+    return interval_outcome(threshold, change.value, change.low, change.high, reason)
+
+
+def interval_outcome(
+    threshold: Threshold, value: float, low: float | None, high: float | None, reason: str
+) -> Outcome:
+    """Return the outcome of checking a change with its interval against a threshold.
+
+    Args:
+        threshold: the limit.
+        value: the change, in the unit of the limit.
+        low: the low end of its 95% interval; None if it has no interval.
+        high: the high end, as ``low``.
+        reason: why there is no interval; empty for an exact value.
+    """
+    detail = threshold.format(value)
+    if low is None or high is None:
+        beyond = "inconclusive" if reason else "fail"
+        status = beyond if threshold.is_exceeded_by(value) else "pass"
+        return Outcome(
+            threshold.text, status, f"{detail}; no interval: {reason}" if reason else detail
+        )
+    detail += f", 95% interval {threshold.format(low)} to {threshold.format(high)}"
+    if not threshold.is_exceeded_by(value):
         return Outcome(threshold.text, "pass", detail)
-    is_sure = threshold.is_exceeded_by(change.low if threshold.above else change.high)
+    is_sure = threshold.is_exceeded_by(low if threshold.above else high)
     return Outcome(threshold.text, "fail" if is_sure else "inconclusive", detail)
 
 
