@@ -235,6 +235,16 @@ class _Help(argparse.HelpFormatter):
 class _Parser(argparse.ArgumentParser):
     """A parser that names the option that the user may have meant."""
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the arguments, and as ``num_after_dashes`` how many words follow ``--``; None without it.
+
+        argparse drops the dashes; all words after them are positional arguments.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        parsed = super().parse_args(words, namespace)
+        parsed.num_after_dashes = len(words) - words.index("--") - 1 if "--" in words else None
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and end the program with exit code 2."""
         _, is_unknown, words = message.partition("unrecognized arguments: ")
@@ -278,8 +288,6 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
-    words = list(argv)  # argparse drops the dashes; all words after them are arguments
-    args.num_after_dashes = len(words) - words.index("--") - 1 if "--" in words else None
     command = import_module(f"ppprof.cli.{args.command}")
     runs = getattr(args, "paths", None) or [getattr(args, "run", None)]
     if runs == [DEFAULT_RUN] and not Path(DEFAULT_RUN).exists():

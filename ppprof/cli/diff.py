@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.choices import (
@@ -28,6 +29,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
+from ppprof.paths import is_remote
 from ppprof.topology import parse_selector
 
 EXAMPLES = {
@@ -265,7 +267,8 @@ def _run_several(args: argparse.Namespace) -> int:
         if lacking:
             raise InputError(f"{lacking[0]}: no times of steps outside windows (steps/*.jsonl)")
         sides.append({path: time for path, time in read.items() if time is not None})
-    if sum(map(len, sides)) < sum(map(len, args.sides)) or sides[0].keys() & sides[1].keys():
+    paths = [path for side in args.sides for path in side]
+    if len({path if is_remote(path) else os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("the same run is named twice; expected different runs: each counts as one")
     times = [list(side.values()) for side in sides]
     change = runs_change(*([time.median_ns for time in side] for side in times))

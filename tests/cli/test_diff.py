@@ -251,6 +251,8 @@ def test_a_run_that_is_named_twice_is_one(several, cli):
     base = several["base"]
     _, err = cli("diff", *base[:2], "--", *base[1:], code=2)
     assert "the same run is named twice" in err
+    _, err = cli("diff", *base, "--", f"{base[0]}/../{base[0].name}", code=2)
+    assert "the same run is named twice" in err
 
 
 def test_a_run_without_steps_outside_windows(several, traces, cli):
