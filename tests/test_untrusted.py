@@ -50,6 +50,7 @@ NAME = "rank_{:05d}_dp0_pp0_sharding0_mp0_time_20260101T000000_000.paddle_trace.
 ALLOWED = {  # with what is done there
     ("capture/ranks/udp.py", "socket"),  # UDP between the ranks of a job
     ("train/fleet_on_cpu.py", "socket"),  # looks for a free port for Paddle's own store
+    ("selftest/trained.py", "socket"),  # looks for a free port for a launch on this machine
     ("capture/profiled_calls.py", "socket"),  # gethostname
     ("capture/recording/rpc.py", "pickle"),  # pickles functions for Paddle's rpc, as Paddle does
 }

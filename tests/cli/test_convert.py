@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 import ppprof
 from ppprof.trace import read
 from tests.fixtures import gpu_job, gpu_traces
-from tests.fixtures.same_traces import assert_same
+from tests.fixtures.same_traces import assert_same, without_memories
 from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 
@@ -41,7 +41,8 @@ def test_from_any_format_to_any(source, through, suffix, tmp_path, convert):
     between, target = tmp_path / f"between{through}", tmp_path / f"out{suffix}"
     convert(source, between)
     said = convert(between, target)
-    assert_same(read(target), read(source))
+    has_all = through == suffix == ".pb"
+    assert_same(read(target), read(source) if has_all else without_memories(read(source)))
     assert (gzip.decompress(target.read_bytes())[:1] == b"{") if suffix == ".json.gz" else True
     assert said.out == ""
     assert said.err.splitlines()[-1] == f"{target}: 262 events, {target.stat().st_size} bytes"

@@ -197,6 +197,6 @@ def test_traces_that_nothing_says_to_be_of_one_job_are_not_called_ranks(
         assert "ranks 0-1" not in each.out + each.err
     page = tmp_path / "page.html"
     cli("report", *paths, "-o", page)
-    header = page.read_text("utf-8").partition("</header>")[0]
+    header = page.read_text("utf-8").partition('<section id="findings"')[0]
     assert "traces 0-1" in header
     assert "ranks 0-1" not in header

@@ -49,7 +49,7 @@ from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.paddle_json import repaired
 from tests.fixtures.random_traces import traces
-from tests.fixtures.same_traces import TABLES, assert_same
+from tests.fixtures.same_traces import TABLES, assert_same, without_memories
 from tests.fixtures.timeline import Thread, span, write
 
 EXACT_NS = 16_000_000
@@ -186,12 +186,6 @@ def ours(directory: Path, *threads: Thread) -> tuple[Trace, Path]:
     num = exact.events.filter(pl.col("category") == "Memcpy")["attributes"].count()
     assert omitted.get("memories of copies", 0) == num
     return without_memories(exact), directory / "ours.json"
-
-
-def without_memories(trace: Trace) -> Trace:
-    """The trace as JSON has it: without the kinds of memory that a copy joins."""
-    own = pl.when(pl.col("device").is_null()).then("attributes")
-    return dataclasses.replace(trace, events=trace.events.with_columns(attributes=own))
 
 
 @pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
