@@ -150,8 +150,10 @@ def captures(session: Any) -> dict[str, Any]:
 
     matrix = paddle.ones([256, 256])
     product = paddle.matmul(matrix, matrix)
+    kept = []  # a graph that is freed while another one is captured breaks the capture
     for number in range(8):
         recorded = CUDAGraph()
+        kept += [recorded, product]
         recorded.capture_begin()
         for _ in range(3):
             product = paddle.matmul(matrix, matrix)

@@ -59,6 +59,23 @@ SOURCE, TARGET = "source", "target"
 """The attributes of a copy of the device: the kinds of its two memories, such as Pageable and Device."""
 
 
+_MEMORIES = {
+    "MEMCPY_HtoD": "Pageable",
+    "MEMCPY_DtoH": "Pinned",
+    "MEMCPY_HtoA": "Device",
+    "MEMCPY_AtoH": "Array",
+    "MEMCPY_AtoA": "Managed",
+    "MEMCPY_AtoD": "Device Static",
+    "MEMCPY_DtoA": "Managed Static",
+}
+"""Text of Paddle for a kind of memory -> CUPTI's name of it.
+
+Paddle looks the number of a memory, 1 to 7 in ``CUpti_ActivityMemoryKind``, up among the kinds of copies,
+``CUpti_ActivityMemcpyKind``. Seen with 2.6.2 on an H100: a copy from pageable memory of the host to the
+device has the memories MEMCPY_HtoD and MEMCPY_HtoA.
+"""
+
+
 def memories_of_copies(copies: pl.DataFrame, num_events: int) -> pl.Series:
     """Return the column ``attributes`` of the device events.
 
@@ -72,6 +89,7 @@ def memories_of_copies(copies: pl.DataFrame, num_events: int) -> pl.Series:
     rows = copies.select("event", pl.col(SOURCE, TARGET).cast(pl.String)).filter(
         (pl.col(SOURCE) != "") & (pl.col(TARGET) != "")
     )
+    rows = rows.with_columns(pl.col(SOURCE, TARGET).replace(_MEMORIES))
     texts = rows.select(pl.struct(SOURCE, TARGET).struct.json_encode()).to_series()
     attributes = pl.Series([None], dtype=pl.String).new_from_index(0, num_events)
     column: pl.Series = attributes.scatter(rows["event"], texts).cast(pl.Categorical())

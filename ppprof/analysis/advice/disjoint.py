@@ -26,7 +26,7 @@ COMPUTATION = frozenset(
 IDLE = frozenset(
     ("allocation", "blocking-copies", "optimizer-unfused", "tiny-kernels", "host-bound")
 )
-"""Rules about the time in which a device is idle with an empty queue."""
+"""Rules about the time in which a device is idle with an empty queue, or copies to a host that waits for it."""
 
 HOST = frozenset(("beside-training", "unexplained"))
 """Rules about the time of the host outside operators, communication and data loading."""
@@ -151,12 +151,16 @@ def _idle_ns(
 ) -> float:
     """Return the idle time of the median device, without the excess of a slow rank; a step without devices.
 
+    Copies to the host that the host waits for count as idle time.
+
     ::
 
         device 0   ########____##     waits for rank 1: no idle time
         rank 1     ####sleeps!!##     its device is idle for the excess, and no other cause has it
     """
-    known = evidence.indicator_means.select("rank", time_ns="idle_ns").drop_nulls()
+    known = evidence.indicator_means.select(
+        "rank", time_ns=pl.col("idle_ns") + pl.col("exposed_reads_ns")
+    ).drop_nulls()
     if known.is_empty():
         return evidence.step_ns
     if facts is not None:

@@ -36,7 +36,7 @@ from ppprof.analysis.profile.python_lines import (
     sampled_steps,
     samples_by_line,
 )
-from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind
+from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind, name_of_call
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
@@ -58,6 +58,10 @@ _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelt
 
 _COPIES = "^gpumemcpysync"
 """Paddle's span around a copy for which the host waits (paddle/phi/core/memory/memcpy.cc)."""
+
+_FROM_PAGEABLE = r'(?i)pageable ?->|"source": ?"pageable"'
+_TO_PAGEABLE = r'(?i)-> ?pageable|"target": ?"pageable"'
+"""In the name or the attributes of a copy: the kind of memory of the host, if it is not pinned."""
 
 _ALLOCATES = r"malloc|(^|[a-z])free|hostalloc|hostregister|hostunregister|memalloc|memfree"
 _LOADS = r"moduleload|moduleunload|libraryload|modulegetfunction|librarygetkernel|funcload"
@@ -86,6 +90,7 @@ STEPS = {
     "num_pageable_copies": pl.Int64,
     "pageable_copies_ns": pl.Int64,
     "exposed_pageable_ns": pl.Int64,
+    "exposed_reads_ns": pl.Int64,
     "accumulation_ns": pl.Int64,
     "recompute_ns": pl.Int64,
     "optimizer_ns": pl.Int64,
@@ -108,8 +113,9 @@ STEPS = {
   two tiny kernels;
 - ``num_blocking_copies``, ``blocking_copies_ns``: copies for which the stepping thread waits, and its
   other waits for a device that works;
-- ``num_pageable_copies``, ``pageable_copies_ns``, ``exposed_pageable_ns``: copies between the device
-  and memory that is not pinned; their time, and the part of it in which no kernel runs;
+- ``num_pageable_copies``, ``pageable_copies_ns``, ``exposed_pageable_ns``: copies to the device from
+  memory that is not pinned; their time, and the part of it in which no kernel runs;
+- ``exposed_reads_ns``: the time of copies to such memory in which no kernel runs;
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
 - ``recompute_ns``: the time of Forward events in a Backward;
 - ``optimizer_ns``: the time in Optimization phases;
@@ -146,7 +152,7 @@ line of the user's code beside the training; calls are samples: `ppprof.analysis
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
 `ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
-itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from or to
+itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
@@ -467,7 +473,7 @@ class IndicatorBuilder:
             counts = (
                 *("num_kernels", "num_tiny_kernels", "num_blocking_copies", "blocking_copies_ns"),
                 *("num_pageable_copies", "pageable_copies_ns", "exposed_pageable_ns"),
-                "outlived_ns",
+                *("exposed_reads_ns", "outlived_ns"),
             )
             return {**nothing, **dict.fromkeys(counts)}
         events = self.profile.trace.events
@@ -484,16 +490,14 @@ class IndicatorBuilder:
         launching = difference(launching, in_calls)
         after = _containing(launching, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(launching, after)
-        pageable = events.filter(
-            (pl.col("category") == "Memcpy")
-            & pl.any_horizontal(
-                pl.col("name", "attributes").cast(pl.String).str.contains("(?i)pageable")
-            )
-        )
+        copied = events.filter(category="Memcpy")
+        text = pl.concat_str(pl.col("name", "attributes").cast(pl.String), ignore_nulls=True)
+        pageable = copied.filter(text.str.contains(_FROM_PAGEABLE))
         self.add_names("pageable", pageable.select("step", "name", time_ns="dur_ns"))
-        exposed = difference(
-            union(*intervals_of(_with_end(pageable))), union(*intervals_of(_with_end(kernels)))
-        )
+        beside = union(*intervals_of(_with_end(kernels)))
+        exposed = difference(union(*intervals_of(_with_end(pageable))), beside)
+        reads = copied.filter(text.str.contains(_TO_PAGEABLE))
+        reading = difference(union(*intervals_of(_with_end(reads))), beside)
         in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
         return {
@@ -510,6 +514,7 @@ class IndicatorBuilder:
             "num_pageable_copies": self.count_by_step(pageable["step"]),
             "pageable_copies_ns": self.sum_by_step(pageable["step"], pageable["dur_ns"].to_numpy()),
             "exposed_pageable_ns": self.within(exposed),
+            "exposed_reads_ns": self.within(reading),
             "outlived_ns": self.steps["outlived_ns"].to_numpy(),
         }
 
@@ -533,7 +538,8 @@ class IndicatorBuilder:
         allocates = pl.Series(matching(names, _ALLOCATES))
         long = pl.col("end_ns") - pl.col("start_ns") >= LOADING_NS
         chosen = calls.filter(allocates | loads | (is_launch & long))
-        self.add_names("call", self._with_step(chosen))
+        named = pl.Series("name", map(name_of_call, chosen["name"].cast(pl.String)), pl.String)
+        self.add_names("call", self._with_step(chosen).with_columns(named))
         return chosen
 
     def _with_step(self, spans: pl.DataFrame) -> pl.DataFrame:
@@ -589,7 +595,8 @@ class IndicatorBuilder:
         is_plain = hosts["category"].is_in(CONTAINERS).to_numpy()[callers]
         callers = np.where(is_plain, -1, callers)
         names = hosts["name"].cast(pl.String).gather(np.maximum(callers, 0))
-        own = [*hosts["name"].cast(pl.String).gather(rows), *calls["name"].cast(pl.String)]
+        of_calls = map(name_of_call, calls["name"].cast(pl.String))
+        own = [*hosts["name"].cast(pl.String).gather(rows), *of_calls]
         start, end = (
             np.concatenate((hosts[name].to_numpy()[rows], calls[name].to_numpy()))
             for name in ("start_ns", "end_ns")

@@ -82,16 +82,20 @@ def tiny_kernels(evidence: Evidence) -> list[Finding]:
 
 
 def blocking_copies(evidence: Evidence) -> list[Finding]:
-    """Report copies and other work that the host waits for; the cost is the devices' idle time afterwards.
+    """Report copies and other work that the host waits for.
 
-    The host launches nothing ahead while it waits.
+    The cost is the devices' idle time afterwards, since the host launches nothing ahead while it waits,
+    and the time of copies to memory of the host that is not pinned, as far as no kernel runs: reads.
     """
-    cost_ns = idle_costs(evidence).get("blocking-copies", 0.0)
+    idle_ns = idle_costs(evidence).get("blocking-copies", 0.0)
+    reads_ns = evidence.usual("exposed_reads_ns")
+    cost_ns = idle_ns + reads_ns
     copies = evidence.names("copy", "calls")
     facts = {
         "num_copies": evidence.usual("num_blocking_copies"),
         "copies_ns": evidence.usual("blocking_copies_ns"),
-        "idle_ns": cost_ns,
+        "idle_ns": idle_ns,
+        "reads_ns": reads_ns or None,
         "caller": copies["name"][0] if copies.height else None,
         "line": evidence.first_name("read"),
         "logging_freq": evidence.number("Engine.logging_freq"),
@@ -113,7 +117,7 @@ def allocation(evidence: Evidence) -> list[Finding]:
 
 
 def pageable_copies(evidence: Evidence) -> list[Finding]:
-    """Report copies from or to memory that is not pinned; the cost is their time without a kernel."""
+    """Report copies to the device from memory that is not pinned; the cost is their time without a kernel."""
     cost_ns = evidence.usual("exposed_pageable_ns")
     copies = evidence.names("pageable")
     facts: dict[str, Fact] = {

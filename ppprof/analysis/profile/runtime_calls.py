@@ -42,6 +42,7 @@ _NAMES = {
 Source: the enumerations ``CUpti_runtime_api_trace_cbid`` and ``CUpti_driver_api_trace_cbid``.
 """
 _NUMBERED = re.compile(r"runtime api ([0-9]{1,9})")
+_VERSION = re.compile(r"(?<=[a-z0-9])(_pts[zk])?_v[0-9]{4,5}\Z", re.IGNORECASE)
 _KINDS = {
     WAIT: re.compile(r"synchroni[sz]e|queuesync|syncdevice|^xpu_?wait"),
     LAUNCH: re.compile(r"launch(?!hostfunc)"),
@@ -52,14 +53,18 @@ _KINDS = {
 
 
 def name_of_call(name: str) -> str:
-    """Return the name of a runtime call, also of one that Paddle knows the number of alone.
+    """Return the name of a runtime call as in CUDA's documentation.
 
-    >>> name_of_call("Runtime API 137"), name_of_call("cudaLaunchKernel"), name_of_call("Runtime API 9")
-    ('cudaEventSynchronize (Runtime API 137)', 'cudaLaunchKernel', 'Runtime API 9')
+    Paddle adds the version of CUDA that introduced it, and knows some by their numbers alone.
+
+    >>> name_of_call("Runtime API 137"), name_of_call("cudaMemcpyAsync_v3020"), name_of_call("Runtime API 9")
+    ('cudaEventSynchronize (Runtime API 137)', 'cudaMemcpyAsync', 'Runtime API 9')
+    >>> name_of_call("cudaLaunchKernel_ptsz_v7000"), name_of_call("cuMemAlloc_v2")
+    ('cudaLaunchKernel', 'cuMemAlloc_v2')
     """
     numbered = _NUMBERED.fullmatch(name.lower())
     known = _NAMES.get(int(numbered[1])) if numbered else None
-    return f"{known} ({name})" if known else name
+    return f"{known} ({name})" if known else _VERSION.sub("", name)
 
 
 @lru_cache(1024)

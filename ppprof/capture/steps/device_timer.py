@@ -221,7 +221,8 @@ class DeviceStepTimer(StepTimer):
     ``batch_cost_ns``, and `take` returns the cost later, in order. The reader cost is the host's.
 
     The thread sleeps while the device is idle, and until half of the time is over that the next step
-    takes at least. From then on, it halves the rest each time, down to 1 ms. If it finds several
+    takes at least. From then on, it halves the rest each time, down to 1 ms; and at once when `finish`
+    waits for it. If it finds several
     steps done at once, because another thread held Python's lock meanwhile, these steps divide the
     time since the last query equally.
 
@@ -251,6 +252,7 @@ class DeviceStepTimer(StepTimer):
         self._lock = threading.RLock()  # of marks that leave the queue
         self._wake = threading.Event()
         self._closed = threading.Event()
+        self._hurries = threading.Event()
         self._watcher: threading.Thread | None = None
         self._pending: deque[_Mark] = deque()
         self._known: deque[StepCost] = deque()
@@ -321,11 +323,13 @@ class DeviceStepTimer(StepTimer):
         waits = waits and not self._events.is_capturing()
         patience_ns = max(PATIENCE_S * 1e9, 2 * max(self._latest, default=0))
         deadline = self._clock() + (patience_ns if waits else 0)
+        self._hurries.set()
         while waits and self._pending and not self._fails and self._clock() < deadline:
             if self._watcher is None or not self._watcher.is_alive():
                 self.poll()  # otherwise its thread does, which traces leave out
             if self._pending:
                 self._sleep(_LEAST_POLL_S)
+        self._hurries.clear()
         self._drop_pending()
 
     def close(self) -> None:
@@ -333,6 +337,7 @@ class DeviceStepTimer(StepTimer):
         super().close()
         self._fails = True
         self._closed.set()
+        self._hurries.set()
         self._wake.set()
         if self._watcher is not None:
             self._watcher.join(1)
@@ -370,7 +375,10 @@ class DeviceStepTimer(StepTimer):
                 if not self._pending:
                     self._wake.wait()
                 self._wake.set()
-                self._closed.wait(self._pause_s())
+                if self._hurries.is_set():
+                    self._closed.wait(_LEAST_POLL_S)
+                else:
+                    self._hurries.wait(self._pause_s())
                 self.poll()
         except Exception as error:
             self._give_up(f"an event failed: {reason(error)}")
@@ -447,7 +455,8 @@ class DeviceStepTimer(StepTimer):
             self._done.resume(now)
         else:
             batch_cost_ns = self._done.step(now)
-            self._latest.append(batch_cost_ns)
+            if cost == _ON_DEVICE:  # the others say nothing of how long the device needs for a step
+                self._latest.append(batch_cost_ns)
             self._known.append(StepCost(batch_cost_ns, *cost))
 
     def _drop_pending(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 import pytest
@@ -333,6 +334,39 @@ def test_an_end_that_is_found_late_in_a_stall_is_excluded(
         StepCost(35 * MS, device_timed=True, excluded=True),
         StepCost(20 * MS, device_timed=True),
     ]
+
+
+def test_an_end_that_is_found_late_does_not_delay_the_next_query(
+    timer: DeviceStepTimer, device: Device
+) -> None:
+    """The profiler's start stalls a training for half a second, in which the device does three short steps."""
+    timer.stall(begins=True)
+    for _ in range(3):
+        device.launch(5 * MS)
+        timer.step()
+    device.now += 500 * MS
+    timer.stall(begins=False)
+    device.launch(5 * MS)
+    timer.step()
+    assert timer._pause_s() == 0.001
+
+
+def test_finishing_does_not_wait_for_the_next_planned_query(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceStepTimer, "_pause_s", lambda _timer: 600.0)
+
+    def sleep(seconds: float) -> None:
+        device.sleep(seconds)
+        time.sleep(0.001)
+
+    timer = DeviceStepTimer(device, device.clock, sleep)
+    device.launch(50 * MS)
+    timer.step()
+    timer.finish()
+    (cost,) = timer.take()
+    assert cost.device_timed
+    timer.close()
 
 
 def test_a_forked_child_records_no_event(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
 import random
 import struct
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, to_proto
 from tests.fixtures.words import words
 
+RECORDED = Path(__file__).parents[2] / "fixtures" / "paddle" / "h100"
 EVENT_NAMES = {number: name for name, number in EVENT_TYPES.items()}
 MEMORY_NAMES = {number: name for name, number in MEMORY_TYPES.items()}
 
@@ -130,6 +133,14 @@ def assert_read_as(trace, trees) -> None:
     assert trace.span == trees.span_index
     assert trace.extra_info == {entry.key: entry.value for entry in trees.extra_info}
     assert [device["name"] for device in trace.devices] == [p.name for p in trees.device_property]
+
+
+@pytest.mark.parametrize("name", ["copies", "reads"])
+def test_a_recording_of_a_gpu(name: str, tmp_path) -> None:
+    raw = lzma.decompress((RECORDED / f"{name}.pb.xz").read_bytes())
+    trees = NodeTrees()
+    trees.ParseFromString(raw)
+    assert_read_as(read_bytes(tmp_path, raw), trees)
 
 
 def read_bytes(tmp_path, raw: bytes):
