@@ -16,7 +16,7 @@ WARM_UP_RATIO = 1.5
 """Limit of a first step's time over the median of the other steps. Compiling, autotuning and
 growing memory pools make a first step several times as long; noise rarely does."""
 
-LEAST_OTHERS = 3
+LEAST_OTHERS = 2
 """Number of steps after the first step that are needed to know the usual time."""
 
 OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
