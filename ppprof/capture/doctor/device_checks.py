@@ -51,7 +51,7 @@ def window_checks(probe: Probe) -> Iterator[Check]:
 _STAYS = (
     "nothing, unless a message says that steps take longer since: then record in a short job of its own, or "
     "only when asked (Profiler.trigger), or set TEARDOWN_CUPTI=1, which detaches CUPTI after each window "
-    "(CUDA 12.6 or later; never tried on a GPU)"
+    "(meant for CUDA 12.6 or later; tried once, on an H100)"
 )
 _PROC = Path("/proc")
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
