@@ -36,6 +36,7 @@ from ppprof.cli.terminal import (
 from ppprof.errors import InputError, PpprofError, UsageError
 
 COMMANDS = {
+    "demo": "show what you would get: a recorded run and its page, without Paddle",
     "run": "run a training script and record some of its steps, without any config",
     "config": "print the resolved config, or every problem in it",
     "summary": "print the tables of a run or of a trace file",
