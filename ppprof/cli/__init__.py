@@ -53,6 +53,7 @@ COMMANDS = {
     "doctor": "check what this machine can record, and what is missing",
     "trigger": "open a window in a running job that was started with Profiler.trigger",
     "finish": "make traces and tables of raw captures, as after a killed run",
+    "schema": "print the JSON Schema of what a command prints with --format json",
     "completion": "print a script that lets your shell complete what you type",
 }
 """Modules of this package, in the order of the help, and what each command does."""
@@ -302,7 +303,7 @@ def _run(argv: Sequence[str]) -> int:
             # numpy would start a thread for each processor; they wait in a loop, a tenth of a command.
             stack.enter_context(one_thread("OPENBLAS_NUM_THREADS"))
             stack.enter_context(_begun_reading(args))
-        if args.command != "completion":  # a script for a shell
+        if args.command not in ("completion", "schema"):  # for programs
             args.layout = layout_of(args)
             if sys.stdout.isatty() or not is_data(args):
                 terminal = cast(TextIO, Terminal(sys.stdout, args.layout))

@@ -257,6 +257,7 @@ def _run_several(args: argparse.Namespace) -> int:
     from ppprof.analysis.diff.several_runs import RunTime, run_time, runs_change, wait_difference
     from ppprof.cli.output import show
     from ppprof.cli.runs import open_run
+    from ppprof.report.diff_rows import SCHEMA_VERSION
     from ppprof.report.text.several_runs import several_runs_text
     from ppprof.rundir.summaries import dumps
 
@@ -281,6 +282,7 @@ def _run_several(args: argparse.Namespace) -> int:
     if args.format == "json":
         text = dumps(
             {
+                "schema_version": SCHEMA_VERSION,
                 "change": {**asdict(change), "verdict": change.verdict},
                 "quiet_steps": {**asdict(quiet), "verdict": quiet.verdict},
                 "wait_difference": waits or None,

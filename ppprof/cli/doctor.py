@@ -26,6 +26,9 @@ EXAMPLES = {
     "ppprof doctor --nproc 8 /data/log": "also 8 ranks that communicate, and this disk",
     "ppprof doctor --selftest": "does ppprof record this device rightly? One file for a bug report",
 }
+SCHEMA_VERSION = 1
+"""Version of the JSON document. It increases when older readers would misread the document."""
+
 _MOST_RANKS = 256
 _WIDTH = 100
 _MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
@@ -116,7 +119,8 @@ def _selftest(found: list[Check], layout: Layout) -> None:
 
 def _as_json(found: Sequence[Check]) -> str:
     lines = list(map(asdict, found))
-    return json.dumps({"checks": lines}, indent=2, ensure_ascii=False, default=str)
+    document = {"schema_version": SCHEMA_VERSION, "checks": lines}
+    return json.dumps(document, indent=2, ensure_ascii=False, default=str)
 
 
 def _as_text(found: Sequence[Check], layout: Layout) -> str:

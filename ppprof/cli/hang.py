@@ -22,6 +22,9 @@ EXAMPLES = {
     "ppprof hang profiler_log --stacks": "and the Python stacks of the ranks that others wait for",
     "ppprof hang profiler_log --format json": "the same as data",
 }
+SCHEMA_VERSION = 1
+"""Version of the JSON document. It increases when older readers would misread the document."""
+
 _MOST_WAITING = 16
 _QUIET_S = 10.0
 """A shorter time without any operation is no hang: ranks compute in between."""
@@ -142,6 +145,7 @@ def _document(hang: Hang) -> str:
         return groups.setdefault(value, len(groups))
 
     document: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION,
         "run": str(hang.run),
         "verdict": hang.verdict(),
         "idle_s": hang.idle_s,

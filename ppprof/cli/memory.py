@@ -22,6 +22,9 @@ EXAMPLES = {
     "ppprof memory profiler_log --rank 3 --row-limit 40": "the window of rank 3, 40 rows",
 }
 
+SCHEMA_VERSION = 1
+"""Version of the JSON document. It increases when older readers would misread the document."""
+
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -137,6 +140,7 @@ def _document(memory: MemoryUse) -> str:
     """Return everything as JSON, in bytes."""
     window = memory.window
     document = {
+        "schema_version": SCHEMA_VERSION,
         "failures": [asdict(memory.failures[rank]) for rank in sorted(memory.failures)],
         "peaks": memory.peaks.to_dicts(),
         "window": window

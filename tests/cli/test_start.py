@@ -35,6 +35,7 @@ USAGE_ERRORS = {
     "doctor": ["--nproc", "0"],
     "trigger": ["run", "--timeout", "5"],
     "finish": ["run", "--rank", "x", "--then", "'"],
+    "schema": ["run"],
     "completion": ["fish"],
 }
 """Arguments that argparse or the command's own checks reject, keyed by command."""

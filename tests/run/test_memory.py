@@ -20,6 +20,8 @@ from ppprof.run.memory import memory_of, remedies
 from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
 from ppprof.topology import Topology
 from tests.conftest import Cli
+from tests.fixtures.run_directories import run as run_of_traces
+from tests.fixtures.timeline import Thread, reserve, span
 from tests.jobs.launching import ROOT
 
 MANIFEST = '{"schema_version": 2}'
@@ -179,6 +181,13 @@ def test_the_rank_that_is_asked_for_is_shown(tmp_path: Path, cli: Cli) -> None:
     assert re.search(r"\b1,000 B +10.0%  gradient", out)
     assert "no trace in it" in cli("memory", tmp_path, "--rank", "2", code=3).err
     assert "no trace in it" in cli("memory", tmp_path, "--window", "0", code=3).err
+
+
+def test_a_trace_of_reserved_memory_alone(tmp_path: Path, cli: Cli) -> None:
+    """Memory is taken from the device, and no tensor is allocated."""
+    spans = (span("ProfileStep", "ProfileStep#0", 0, 1_000_000, reserve(1, 1 << 30)),)
+    path = run_of_traces(tmp_path / "log", [Thread(1, "main", spans)])
+    assert "nothing is known about its memory" in cli("memory", path, code=3).err
 
 
 def test_ranks_and_runs_that_do_not_exist(tmp_path: Path) -> None:

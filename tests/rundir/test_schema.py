@@ -17,24 +17,15 @@ from ppprof.errors import InputError
 from ppprof.rundir import summaries, triggers
 from ppprof.rundir.clocks import Reading
 from ppprof.rundir.manifest import SCHEMA_VERSION, read_manifest
+from tests.fixtures.json_schemas import validate
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs/run-directory.schema.json").read_text(encoding="utf-8"))
 RUNS = sorted((ROOT / "tests/fixtures/runs").iterdir())
 
 
-def closed(schema: Any) -> Any:
-    """Return a schema that rejects the properties that it does not name."""
-    if isinstance(schema, dict):
-        schema = {key: closed(value) for key, value in schema.items()}
-        if "properties" in schema and schema.get("type") == "object":
-            schema.setdefault("additionalProperties", False)
-    return schema
-
-
 def check(kind: str, value: Any, schema: Any = SCHEMA) -> None:
-    described = {**closed(schema["$defs"][kind]), "$schema": schema["$schema"]}
-    jsonschema.Draft202012Validator(described).validate(value)
+    validate(value, {**schema["$defs"][kind], "$schema": schema["$schema"]})
 
 
 def lines(run: Path, folder: str) -> Iterator[Any]:

@@ -234,5 +234,7 @@ def advise(evidence: Evidence) -> Findings:
         is_major_doubt = severity == 0 and finding.rule in _TRUST - {_LONGER}
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    findings = [evidence.with_source(finding) for finding in sorted(findings, key=sort_key)]
+    findings = [
+        evidence.with_time(evidence.with_source(each)) for each in sorted(findings, key=sort_key)
+    ]
     return Findings(findings, evidence.largest, tuple(withheld))

@@ -17,6 +17,7 @@ from ppprof.analysis.advice.finding import (
     Fact,
     Finding,
     StepPart,
+    StepTime,
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
@@ -278,6 +279,27 @@ class Evidence:
             .drop("is_usual")
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
+
+    def with_time(self, finding: Finding) -> Finding:
+        """Return a finding with the longest step that shows it; unchanged without a trace."""
+        steps = self._times_of_steps
+        for name, value in (("rank", finding.rank), ("step", finding.step)):
+            if value is not None:
+                steps = steps.filter(pl.col(name) == value)
+        if steps.is_empty():
+            return finding
+        longest = steps.row(int((steps["end_ns"] - steps["start_ns"]).arg_max() or 0), named=True)
+        return dataclasses.replace(finding, time=StepTime(**longest))
+
+    @cached_property
+    def _times_of_steps(self) -> pl.DataFrame:
+        """The columns of `StepTime`, one row per rank and step; no rows without traces."""
+        columns = ("rank", "step", "start_ns", "end_ns")
+        nothing = pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+        if self.cluster is None or self.all_steps.is_empty():
+            return nothing
+        steps = [each.filter(kind="step").select(columns) for each in self.cluster.passes]
+        return pl.concat([nothing, *steps]).join(self.all_steps, ["rank", "step"], "semi")
 
     def with_source(self, finding: Finding) -> Finding:
         """Return a finding with the lines of source around the place that it names, if they were kept."""

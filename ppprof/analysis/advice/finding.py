@@ -41,6 +41,16 @@ MOST_ROWS = 10
 
 
 @dataclass(frozen=True)
+class StepTime:
+    """When a rank was in a step, on the clock of the rank's trace."""
+
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
 class Finding:
     """A change to make, or a reason to doubt the numbers."""
 
@@ -63,6 +73,33 @@ class Finding:
     source: tuple[tuple[int, str], ...] = ()
     """Number and text of the lines of source around the place that the finding names; empty if it
     names none, or if no source was kept."""
+
+    time: StepTime | None = None
+    """The longest step, of the rank if the finding names one: where a trace shows it. None without one."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the finding names; None if it is about several or all ranks."""
+        return self._number("rank")
+
+    @property
+    def step(self) -> int | None:
+        """The step that the finding names; None if it is about all steps."""
+        return self._number("step")
+
+    @property
+    def module(self) -> str | None:
+        """The module that the finding names, such as ``GPT/Block``; None without one."""
+        gap = self.facts.get("reason") if self.facts.get("reason_kind") == "gap" else None
+        for name in (self.facts.get("layer"), self.facts.get("gap"), gap):
+            module = str(name or "").partition(",")[0]
+            if module not in ("", "step") and not _PLACE.search(module):
+                return module
+        return None
+
+    def _number(self, name: str) -> int | None:
+        value = self.facts.get(name)
+        return value if isinstance(value, int) else None
 
     @property
     def place(self) -> tuple[str, int] | None:

@@ -40,7 +40,7 @@ class HeldMemory(NamedTuple):
 
 
 def held_at_peak(profile: Profile) -> HeldMemory | None:
-    """Return what is alive at the peak of the place that holds the most; None without memory events.
+    """Return what is alive at the peak of the place that holds the most; None without allocations.
 
     ::
 
@@ -52,11 +52,11 @@ def held_at_peak(profile: Profile) -> HeldMemory | None:
     ``table`` and ``before_bytes`` add up to ``allocated_bytes``.
     """
     memory = profile.trace.memory.filter(pl.col("current_allocated").is_not_null())
-    if memory.is_empty():
-        return None
     changes = memory.filter(pl.col("kind").is_in(["Allocate", "Free"])).sort(
         "time_ns", maintain_order=True
     )
+    if changes.is_empty():
+        return None
     number = int(changes["current_allocated"].arg_max() or 0)
     peak = changes.row(number, named=True)
     of_place = changes.head(number + 1).filter(pl.col("place") == peak["place"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -26,6 +26,9 @@ from ppprof.units import format_ratio, format_time, format_value, short_name, sh
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""
+
+_PROPOSED = "proposed_"
+"""How the names of facts begin that a finding proposes."""
 
 _MEANINGS = {"major": "bad", "moderate": "warning"}
 """How a terminal shows a severity: one of the meanings of `Layout.paint`."""
@@ -319,7 +322,10 @@ def findings_document(
                 "cost_ns": finding.cost_ns,
                 "share": finding.share,
                 "confidence": finding.confidence,
+                "basis": finding.facts.get("basis") if finding.cost_ns is not None else None,
                 **texts,
+                "where": _where(finding),
+                "proposal": _proposal(finding, row.do),
                 "facts": dict(finding.facts),
                 "evidence": finding.evidence.rows(named=True),
                 "source": [{"line": number, "text": text} for number, text in finding.source],
@@ -332,6 +338,30 @@ def findings_document(
         "findings": entries,
         "withheld": list(findings.withheld) if isinstance(findings, Findings) else [],
     }
+
+
+def _where(finding: Finding) -> dict[str, Any]:
+    """Return the place that a finding names; None for what it does not name."""
+    file, line = finding.place or (None, None)
+    return {
+        "rank": finding.rank,
+        "step": finding.step,
+        "module": finding.module,
+        "file": file,
+        "line": line,
+        "time": finding.time and asdict(finding.time),
+    }
+
+
+def _proposal(finding: Finding, text: str) -> dict[str, Any]:
+    """Return what a finding proposes to change, with the proposed values by their names."""
+    values = {
+        name.removeprefix(_PROPOSED): value
+        for name, value in finding.facts.items()
+        if name.startswith(_PROPOSED) and value is not None
+    }
+    place = str(finding.facts["remedy"]).partition("-")[0]
+    return {"to": "config" if place == "config" else "code", "text": text, "values": values}
 
 
 @cache
