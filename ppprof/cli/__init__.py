@@ -36,7 +36,6 @@ from ppprof.cli.terminal import (
 from ppprof.errors import InputError, PpprofError, UsageError
 
 COMMANDS = {
-    "demo": "show what you would get: a recorded run and its page, without Paddle",
     "run": "run a training script and record some of its steps, without any config",
     "config": "print the resolved config, or every problem in it",
     "summary": "print the tables of a run or of a trace file",
@@ -50,6 +49,7 @@ COMMANDS = {
     "watch": "show a running job in the terminal: speed, waits, each rank, what needs a look",
     "hang": "name the rank that a job waits for, and the operation it has not come to",
     "memory": "name who holds the memory, when it ran out or at the peak of a window",
+    "demo": "show what you would get: a recorded run and its page, without Paddle",
     "doctor": "check what this machine can record, and what is missing",
     "trigger": "open a window in a running job that was started with Profiler.trigger",
     "finish": "make traces and tables of raw captures, as after a killed run",
@@ -100,10 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a locale cannot
-    with logging_to_stderr():
+    arguments = sys.argv[1:] if argv is None else argv
+    with logging_to_stderr(arguments):
         try:
             with _late_interrupts():
-                code = _run(sys.argv[1:] if argv is None else argv)
+                code = _run(arguments)
             sys.stdout.flush()
         except PpprofError as error:
             log.error("%s", error)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,14 +25,27 @@ LEAST_WIDTH = 40
 
 
 class _StderrHandler(logging.Handler):
-    """Writes a message to the current ``sys.stderr``, with terminal control characters escaped."""
+    """Writes a message to the current ``sys.stderr``, with terminal control characters escaped.
+
+    Args:
+        arguments: of the command line, in which line breaks are escaped, too: a path is one line.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        super().__init__(logging.INFO)
+        values = (part for text in arguments for part in (text, text.partition("=")[2]))
+        paths = {os.path.normpath(value) for value in values if set("\n\t") & set(value)}
+        self._escaped = {path: escape_cell(path) for path in sorted(paths, key=len, reverse=True)}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message; a stderr that is closed or full does not end the command."""
         if sys.stderr is None:
             return
+        text = record.getMessage()
+        for path, escaped in self._escaped.items():
+            text = text.replace(path, escaped)
         with contextlib.suppress(OSError, ValueError):
-            print(fit_message(record.getMessage()), file=sys.stderr, flush=True)
+            print(fit_message(text), file=sys.stderr, flush=True)
 
 
 def fit_message(text: str) -> str:
@@ -60,10 +73,10 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 @contextlib.contextmanager
-def logging_to_stderr() -> Iterator[None]:
-    """Send the library's messages to stderr, and nowhere else, while a command runs."""
+def logging_to_stderr(arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Send the library's messages to stderr, and nowhere else, while a command with these arguments runs."""
     handlers, level, propagates = log.handlers, log.level, log.propagate
-    log.handlers, log.propagate = [_StderrHandler(logging.INFO)], False
+    log.handlers, log.propagate = [_StderrHandler(arguments)], False
     log.setLevel(logging.INFO)
     try:
         yield

@@ -294,3 +294,13 @@ def test_an_unknown_word_names_the_nearest(words, message, capsys) -> None:
 @pytest.mark.parametrize("command", ["summary", "ranks", "advise"])
 def test_a_width_without_effect_is_an_error(command, options, message, cli) -> None:
     assert message in cli(command, "x", *options, code=2).err
+
+
+@pytest.mark.parametrize("command", ["summary", "advise", "ranks", "report", "watch", "finish"])
+def test_an_error_about_a_path_with_a_line_break_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a\nppprof: all is well\x1b[31m"
+    assert main([command, str(path)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r"a\nppprof: all is well\x1b[31m" in line
