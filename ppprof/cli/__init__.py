@@ -43,6 +43,7 @@ COMMANDS = {
     "path": "print what a step's length depends on, across ranks, and what a change would win",
     "merge": "put all ranks into one timeline, on one clock",
     "diff": "print what changed between two runs, the biggest change on top",
+    "bench": "run two trainings in turn, and say whether their steps differ",
     "advise": "print what is slow, what that costs a step, and what to change",
     "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
     "convert": "write a trace in another format, or mend a broken one",

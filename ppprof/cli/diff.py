@@ -151,16 +151,22 @@ def _check_several(args: argparse.Namespace, checks: Checks) -> None:
         checks.problems.append(
             "--format csv: has no effect on several runs; expected json, md or table"
         )
-    limits = [checks.parsed("--fail-if", rule, Threshold.parse, None) for rule in args.fail_if]
-    args.fail_if = [limit for limit in limits if limit is not None]
-    checks.problems += [
-        f"--fail-if {limit.text!r}: of several runs, only step_time in % is compared"
-        for limit in args.fail_if
-        if limit.target != "step_time" or not limit.is_ratio
-    ]
+    args.fail_if = limits_of_several(args, checks)
     checks.layout()
     checks.output([path for side in args.sides for path in side])
     checks.done()
+
+
+def limits_of_several(args: argparse.Namespace, checks: Checks) -> list[Threshold]:
+    """Return the limits of ``--fail-if`` for several runs of either side."""
+    limits = [checks.parsed("--fail-if", rule, Threshold.parse, None) for rule in args.fail_if]
+    known = [limit for limit in limits if limit is not None]
+    checks.problems += [
+        f"--fail-if {limit.text!r}: of several runs, only step_time in % is compared"
+        for limit in known
+        if limit.target != "step_time" or not limit.is_ratio
+    ]
+    return known
 
 
 _OF_A_PAIR = (

@@ -18,6 +18,7 @@ HEAVY = (
 """Modules that take long to import, or that import such modules."""
 
 USAGE_ERRORS = {
+    "bench": ["-n", "1", "--", "a.py"],
     "demo": ["-o", "tests"],
     "run": ["--steps", "5:", "--nproc", "0", "nosuch.py"],
     "config": ["a.yaml", "--world-size", "x"],

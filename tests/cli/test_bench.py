@@ -1,0 +1,81 @@
+"""``ppprof bench``: trainings in turn, and the verdict over all of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppprof.cli import main
+
+SCRIPT = """
+import sys, time
+import paddle
+
+net = paddle.nn.Linear(8, 8)
+optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
+for step in range(1000):
+    net(paddle.randn([8, 8])).mean().backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.paddle
+@pytest.mark.jobs
+def test_a_slower_training_is_found_and_equal_ones_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    limit = ["--fail-if", "step_time > 10%"]
+    slower = ["--", "train.py", "0.02", "--", "train.py", "0.03"]
+    assert main(["bench", "-n", "3", "--steps", "30", *limit, *slower]) == 1
+    shown = capsys.readouterr()
+    change = re.search(r"^Step time: slower: \+([\d.]+)%", shown.out, re.MULTILINE)
+    assert change is not None
+    assert 30 < float(change[1]) < 60
+    assert "round 3 of 3: a " in shown.err
+    assert len((tmp_path / "ppprof_bench/a1/steps/rank_00000.jsonl").read_text().splitlines()) == 30
+
+    command = [sys.executable, "-m", "ppprof", "run", "--timer-only", "--log", "{log}"]
+    own = [*command, "-o", "scheduler=[29,30]", "-o", "stop_training=True", "train.py", "0.02"]
+    assert main(["bench", "-n", "3", "--log", "equal", *limit, "--", *own, "--", *own]) == 0
+
+
+def test_a_command_that_fails_ends_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("random.sample", lambda names, num: list(names)[:num])
+    fails = [sys.executable, "-c", "print('no {log}'); raise SystemExit(7)"]
+    assert main(["bench", "--", *fails, "--", *fails]) == 3
+    said = capsys.readouterr().err
+    assert "exit code 7" in said
+    assert f"which ends: no {Path('ppprof_bench/a1')}" in said
+    assert sorted(path.name for path in Path("ppprof_bench").iterdir()) == ["a1.out"]
+
+
+def test_a_command_without_steps_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    idle = [sys.executable, "-c", "'{log}'"]
+    assert main(["bench", "--", *idle, "--", *idle]) == 3
+    assert re.search(r"ppprof_bench/[ab]1: ", capsys.readouterr().err)
+
+
+def test_wrong_command_lines_say_what_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").touch()
+    line = ["bench", "-n", "1", "--log", "kept", "--fail-if", "ips < 1%", "--", "a.py"]
+    assert main(line) == 2
+    said = capsys.readouterr().err
+    for part in ("--runs", "expected two commands", "--log kept: it exists", "only step_time"):
+        assert part in said
