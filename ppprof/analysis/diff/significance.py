@@ -16,6 +16,10 @@ MARGIN = 0.05
 """Changes up to this are no difference: they are within the noise between two runs of one config on a
 shared machine, as `ppprof.analysis.advice.finding.MODERATE_RATIO`."""
 
+BETWEEN_RUNS = 0.03
+"""What a pair of runs has to exceed: the interval knows the noise within a run, and the medians of equal runs
+spread by 3.3% on a quiet machine (standard deviation of 190 pairs)."""
+
 _CHANCE = 2.6
 """The 95% quantile of a variance of 4 means over its expectation (chi-square, 3 degrees of freedom)."""
 _MOST_NEEDED = 1_000_000
@@ -62,20 +66,28 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """``slower`` if the interval is above 0, ``faster`` if below.
+        """``slower`` if the interval is above 0, ``faster`` if below, and the change exceeds `BETWEEN_RUNS`.
 
         Else ``no difference seen`` if the interval lies within `MARGIN` of 0, and the steps are not
         separated; else ``inconclusive``, also without an interval.
         """
         verdict = verdict_of(self.low, self.high)
-        is_small = verdict == "no difference seen"
-        return "inconclusive" if is_small and self.is_separated else verdict
+        is_small = verdict == "no difference seen" and self.is_separated
+        return "inconclusive" if is_small or self.is_within_runs else verdict
+
+    @property
+    def is_within_runs(self) -> bool:
+        """Whether there is a change, which equal runs may have, too."""
+        is_change = verdict_of(self.low, self.high) in ("slower", "faster")
+        return is_change and self.ratio is not None and abs(self.ratio) <= BETWEEN_RUNS
 
     @property
     def advice(self) -> str:
         """What would decide an ``inconclusive`` verdict that has an interval; else empty."""
         if self.verdict != "inconclusive" or self.noise is None:
             return ""
+        if self.is_within_runs:
+            return f"equal runs differ by {BETWEEN_RUNS:.0%}, too: ppprof bench compares several"
         if self.needed_steps is not None:
             return f"some {Counted(self.needed_steps):step|steps} of either run would decide"
         return (

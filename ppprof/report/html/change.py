@@ -9,6 +9,7 @@ import polars as pl
 from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
+from ppprof.analysis.diff.significance import BETWEEN_RUNS
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.columns import Column, Row, Source
@@ -105,6 +106,8 @@ def verdict_text(diff: Diff, words: Words) -> str:
         return text
     key = "more_steps" if change.needed_steps is not None else "quieter"
     noise = f"{change.noise:.1%}"
+    if change.is_within_runs:
+        key, noise = "within_runs", f"{BETWEEN_RUNS:.0%}"
     return f"{text}; {words(f'verdicts.{key}', num=change.needed_steps, noise=noise)}"
 
 

@@ -206,3 +206,14 @@ def test_units_do_not_matter(scale):
     found, expected = step_change(*scaled), step_change(one, other)
     assert found.ratio == pytest.approx(expected.ratio, rel=1e-6)
     assert found.low == pytest.approx(expected.low, rel=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "verdict"), [(102e6, "inconclusive"), (106e6, "slower")])
+def test_a_small_change_is_within_the_spread_of_equal_runs(mean: float, verdict: str) -> None:
+    change = step_change(run(1, noise=0.001), run(2, mean=mean, noise=0.001))
+    assert change.low is not None
+    assert change.low > 0
+    assert change.verdict == verdict
+    assert ("ppprof bench" in str(change)) == (verdict == "inconclusive")
+    back = step_change(run(2, mean=mean, noise=0.001), run(1, noise=0.001))
+    assert back.verdict == {"slower": "faster"}.get(verdict, verdict)
