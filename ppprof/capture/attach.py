@@ -78,6 +78,7 @@ def attach(
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
     device_peak_gbps: float | None = None,
+    first_step: int = 0,
 ) -> ProfilerSession:
     """Return the profiler session of a training loop.
 
@@ -106,6 +107,10 @@ def attach(
             known (`ppprof.hardware`), else no MFU.
         device_peak_gbps: bandwidth of one device's memory in GB/s, for the efficiency of operators;
             it is written into the manifest. None means the vendor's number if the device is known.
+        first_step: number of the first step, the same on all ranks. A training that resumes from a
+            checkpoint passes the number of steps that it has trained before, and its steps go on from
+            there in all files. ``Profiler.scheduler`` counts from the first step: ``[10, 20]`` records ten
+            steps of a resumed training, too.
 
     Returns:
         A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
@@ -117,7 +122,8 @@ def attach(
     Raises:
         ConfigError: the mapping or the file is not a valid ``Profiler`` block.
         UsageError: ``profiler`` is something else; ``ranks``, ``print_ranks`` or ``trigger.ranks``
-            name ranks that the job does not have; or ``device_peak_flops`` or ``device_peak_gbps`` is not a positive, finite number.
+            name ranks that the job does not have; ``device_peak_flops`` or ``device_peak_gbps`` is
+            not a positive, finite number; or ``first_step`` is not a whole number from 0.
 
         Any exception that a signal handler of the training raises meanwhile is raised, too.
     """
@@ -139,6 +145,8 @@ def attach(
     ):
         if peak is not None and not _is_positive(peak):
             raise UsageError(f"{name}: {peak!r}: expected {usual}")
+    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
+        raise UsageError(f"first_step: {first_step!r}: expected a whole number from 0")
     try:
         if device_peak_flops is None:
             device_peak_flops = _device_peak_flops()
@@ -152,7 +160,7 @@ def attach(
             "tf32": _uses_tf32(),
         }
         with above_standard_streams():
-            return _attach(block, topology, manifest)
+            return _attach(block, topology, manifest, first_step)
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -163,12 +171,16 @@ def attach(
         log.warning(f"cannot attach: {why}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
-            WindowClock(Schedule.of(block.scheduler)), stop_training=block.stop_training
+            WindowClock(Schedule.of(block.scheduler, first_step=first_step)),
+            stop_training=block.stop_training,
         )
 
 
 def _attach(
-    profiler: ProfilerConfig, topology: Topology | None, manifest: Mapping[str, Any]
+    profiler: ProfilerConfig,
+    topology: Topology | None,
+    manifest: Mapping[str, Any],
+    first_step: int,
 ) -> RecordingSession:
     """Build the session of this rank: each object from finished ones, the session last.
 
@@ -209,9 +221,11 @@ def _attach(
     def is_paused() -> bool:
         return timer is not None and timer.is_paused()
 
-    flight_recorder = _flight_recorder(profiler, job, run, is_paused) if run is not None else None
+    flight_recorder = None
+    if run is not None:
+        flight_recorder = _flight_recorder(profiler, job, run, is_paused, first_step)
 
-    schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
+    schedule = _schedule(profiler, first_step)
     clock_sync = triggers = None
     if run is not None and not profiler.timer_only:
         clock_sync = _clock_sync(job, run, key, recorded)
@@ -226,13 +240,15 @@ def _attach(
             run, job.rank, prints, background=profiler.background, then=profiler.command
         )
         store = WindowStore(run, job.rank, job.topology, post_processor)
-        windows = _windows(profiler, job, run, store, steps, prints, flight_recorder)
+        windows = _windows(profiler, job, run, store, steps, prints, flight_recorder, schedule)
 
     parts: list[Part | None] = [
         DevicePart(_device),
         _out_of_memory(job, run) if run is not None else None,
         liveness,
-        TriggersPart(triggers, store.saved_steps if store else {}) if triggers else None,
+        TriggersPart(triggers, store.saved_steps if store else {}, first_step)
+        if triggers
+        else None,
         RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
         flight_recorder,
         clock_sync,
@@ -264,6 +280,10 @@ def _attach(
     )
     attached.remember(attached.Attached(session, windows, manifest["profiler"]))
     return session
+
+
+def _schedule(profiler: ProfilerConfig, first_step: int) -> Schedule:
+    return Schedule.of(profiler.scheduler, profiler.trigger is not None, first_step)
 
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
@@ -298,7 +318,7 @@ def _out_of_memory(job: Job, run: Path) -> Part | None:
 
 
 def _flight_recorder(
-    profiler: ProfilerConfig, job: Job, run: Path, is_paused: Callable[[], bool]
+    profiler: ProfilerConfig, job: Job, run: Path, is_paused: Callable[[], bool], first_step: int
 ) -> FlightRecorder | None:
     is_wanted = profiler.flight_recorder and job.topology.world_size > 1
     if not is_wanted and profiler.hang_after is None:
@@ -306,8 +326,8 @@ def _flight_recorder(
     with _without(job.rank, "ppprof hang will not know this rank", Exception):
         from ppprof.capture.ranks.flight_recorder import FlightRecorder
 
-        hang_after, exit_code = profiler.hang_after, profiler.hang_exit_code
-        return FlightRecorder(run, job.topology, job.rank, hang_after, exit_code, is_paused)
+        hang = (profiler.hang_after, profiler.hang_exit_code)
+        return FlightRecorder(run, job.topology, job.rank, *hang, is_paused, first_step)
     return None
 
 
@@ -409,6 +429,7 @@ def _windows(
     steps: StepsPart,
     prints: bool,
     flight_recorder: FlightRecorder | None,
+    schedule: Schedule,
 ) -> Windows | None:
     """Build the windows of this rank, and what observes them, in the order of its calls.
 
@@ -450,9 +471,10 @@ def _windows(
             recorder,
             store,
             observers,
-            budget=_disk_budget(profiler, job, run, prints),
+            budget=_disk_budget(profiler, job, run, prints, schedule),
             long_steps=partial(LongSteps, operators, recorder.end_allocations),
             before_waiting=steps.flush,
+            first_step=schedule.first_step,
         )
     except Exception as error:
         pass_interruption(error)
@@ -460,11 +482,12 @@ def _windows(
         return None
 
 
-def _disk_budget(profiler: ProfilerConfig, job: Job, run: Path, prints: bool) -> DiskBudget | None:
+def _disk_budget(
+    profiler: ProfilerConfig, job: Job, run: Path, prints: bool, schedule: Schedule
+) -> DiskBudget | None:
     """Return the limit of this rank's traces: the config's, or that of a schedule without end."""
     if profiler.max_trace_mb is not None:
         return DiskBudget(run, job.rank, profiler.max_trace_mb * MEGABYTE, profiler.formats)
-    schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
     if schedule.num_windows is not None:
         return None
     num_ranks = len(job.topology.select(profiler.ranks))

@@ -63,7 +63,7 @@ class OutOfMemoryPart(Part):
         """Write what the rank holds, if its memory ran out."""
         error = ending.error
         if isinstance(error, MemoryError):
-            write_out_of_memory(self._run, self._described(error, ending.num_steps))
+            write_out_of_memory(self._run, self._described(error, ending.step))
             log.warning(
                 f"rank {self._rank}: the memory ran out; who held it: ppprof memory {self._run}"
             )

@@ -80,6 +80,8 @@ class Ending:
     """The exception that ends the training; None if the training ends without one."""
     num_steps: int
     """Steps that have ended since `attach`."""
+    step: int
+    """Number of the step that has not ended."""
     is_in_window: bool
     """Whether a window of the job is open, on this rank or only on other ranks."""
     failures: Set[str]
@@ -176,16 +178,19 @@ class TriggersPart(Part):
 
     Args:
         saved_steps: the steps of each window that this rank has saved, by number.
+        first_step: number of the training's first step.
     """
 
     task = "triggers"
 
-    def __init__(self, triggers: Triggers, saved_steps: Mapping[int, range]) -> None:
+    def __init__(
+        self, triggers: Triggers, saved_steps: Mapping[int, range], first_step: int = 0
+    ) -> None:
         self._triggers = triggers
         self._saved_steps = saved_steps
         self._working: deque[FinishedStep] = deque()
         """Steps without a cost, the oldest first."""
-        triggers.advance(0, 0)
+        triggers.advance(first_step, 0)
 
     def on_step(self, step: FinishedStep) -> None:
         """Report the step's time to `Triggers`; then exchange messages with the other ranks."""
@@ -322,6 +327,7 @@ class DevicePart(Part):
     def __init__(self, ask: Callable[[], str]) -> None:
         self._ask = ask
         self._device = ask()
+        self._num_begun = 0
         self._is_compared = False
 
     def is_idle(self) -> bool:
@@ -330,7 +336,8 @@ class DevicePart(Part):
 
     def on_transition(self, transition: Transition) -> int:
         """Compare the devices after the first step."""
-        if transition.step == 1:
+        self._num_begun += 1
+        if self._num_begun == 2:
             self._is_compared = True
             self._compare()
         return 0

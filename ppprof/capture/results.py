@@ -100,7 +100,7 @@ class Results(Part):
         training: the exception explains the missing steps.
         """
         schedule, window = self.window_clock.schedule, self.window_clock.window
-        num_recorded = schedule.num_recorded(ending.num_steps)
+        num_recorded = schedule.num_recorded(ending.step)
         store = self.store
         saved = {name.window for name in store.saved} - store.cut if store is not None else ()
         if not ending.num_steps and not ending.failed:
@@ -109,7 +109,7 @@ class Results(Part):
             steps = f"{num_recorded} of {schedule.record} steps"
             log.warning(
                 f"window {window} was cut short by the end of the training: "
-                f"it has {steps}, the last of them {ending.num_steps - 1}"
+                f"it has {steps}, the last of them {ending.step - 1}"
             )
 
     def _print_summary(self) -> None:

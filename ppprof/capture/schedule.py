@@ -65,10 +65,16 @@ class Schedule:
     """Number of windows; 0 for an unlimited number."""
     skip_first: int = 0
     """Steps before the first period."""
+    first_step: int = 0
+    """Number of the training's first step, from which all steps above are counted. A training that
+    resumes from a checkpoint goes on with that one's numbers."""
 
     @classmethod
     def of(
-        cls, scheduler: tuple[int, int] | WindowSchedule | None, on_demand: bool = False
+        cls,
+        scheduler: tuple[int, int] | WindowSchedule | None,
+        on_demand: bool = False,
+        first_step: int = 0,
     ) -> Schedule:
         """Return the schedule of a config's ``scheduler``.
 
@@ -77,20 +83,29 @@ class Schedule:
                 period; or None, which records every step in one window.
             on_demand: whether windows open on demand as well. If so, None for ``scheduler`` means
                 that the schedule has no window.
+            first_step: the number of the training's first step.
         """
         if scheduler is None:
-            return cls(closed=0, ready=0, record=0 if on_demand else None, repeat=1)
+            record = 0 if on_demand else None
+            return cls(closed=0, ready=0, record=record, repeat=1, first_step=first_step)
         if isinstance(scheduler, tuple):
             start, stop = scheduler
             ready = min(start, 1)  # one step of warm-up, unless the window starts at step 0
-            return cls(closed=start - ready, ready=ready, record=stop - start, repeat=1)
+            closed, record = start - ready, stop - start
+            return cls(closed, ready, record, repeat=1, first_step=first_step)
         return cls(
             closed=scheduler.closed,
             ready=scheduler.ready,
             record=scheduler.record,
             repeat=scheduler.repeat,
             skip_first=scheduler.skip_first,
+            first_step=first_step,
         )
+
+    @property
+    def _start(self) -> int:
+        """Number of the first period's first step."""
+        return self.first_step + self.skip_first
 
     @property
     def num_windows(self) -> int | None:
@@ -100,13 +115,13 @@ class Schedule:
         return self.repeat if self.record is not None and self.repeat else None
 
     def state(self, step: int) -> State:
-        """Return the state of a step; steps are counted from 0."""
+        """Return the state of a step, by its number."""
         if self.record is None:
             return State.RECORD
-        if not self.record or step < self.skip_first:
+        if not self.record or step < self._start:
             return State.CLOSED
         period = self.closed + self.ready + self.record
-        window, position = divmod(step - self.skip_first, period)
+        window, position = divmod(step - self._start, period)
         if (self.repeat and window >= self.repeat) or position < self.closed:
             return State.CLOSED
         if position < self.closed + self.ready:
@@ -123,9 +138,9 @@ class Schedule:
             return step
         if not self.record or self.is_over(step):
             return FOREVER
-        if step < self.skip_first:
-            return self.skip_first + self.closed
-        position = (step - self.skip_first) % (self.closed + self.ready + self.record)
+        if step < self._start:
+            return self._start + self.closed
+        position = (step - self._start) % (self.closed + self.ready + self.record)
         return step + max(self.closed - position, 0)
 
     def num_recorded(self, step: int) -> int:
@@ -139,8 +154,8 @@ class Schedule:
         if not self.state(step).records:
             return 0
         if self.record is None:
-            return step
-        position = (step - self.skip_first) % (self.closed + self.ready + self.record)
+            return step - self.first_step
+        position = (step - self._start) % (self.closed + self.ready + self.record)
         return position - self.closed - self.ready
 
     def num_left(self, step: int) -> int:
@@ -159,7 +174,7 @@ class Schedule:
         """
         if not self.record or not self.repeat:
             return False
-        return step >= self.skip_first + self.repeat * (self.closed + self.ready + self.record)
+        return step >= self._start + self.repeat * (self.closed + self.ready + self.record)
 
     def __str__(self) -> str:
         """Return the schedule in words, for messages.
@@ -171,7 +186,7 @@ class Schedule:
             return "every step"
         if not self.record:
             return "no step"
-        first = self.skip_first + self.closed + self.ready
+        first = self._start + self.closed + self.ready
         words = f"steps {first} to {first + self.record - 1}"
         if self.repeat == 1:
             return words
@@ -196,9 +211,11 @@ class Plan:
     is_held: bool
     """Whether the window is deleted unless one of its steps is slow."""
     num_provisional: int = 0
-    """Most steps that are recorded ahead of the window, from step 1 on. They are kept only if the
-    training ends before the window has a step. Step 0 is left out: it warms the device up, and
-    ``ppprof run`` sees its end only."""
+    """Most steps that are recorded ahead of the window, from the training's second step on. They are kept
+    only if the training ends before the window has a step. The first one is left out: it warms the device
+    up, and ``ppprof run`` sees its end only."""
+    first_step: int = 0
+    """Number of the training's first step."""
 
     @property
     def end(self) -> int:
@@ -208,13 +225,14 @@ class Plan:
     def state(self, step: int) -> State:
         """Return the job's state at a step.
 
-        READY for one step, RECORD, then LAST; before that, PROVISIONAL from step 1 on; else CLOSED.
+        READY for one step, RECORD, then LAST; before that, PROVISIONAL from the training's second step
+        on; else CLOSED.
         """
         if self.start <= step < self.end:
             return State.LAST if step == self.end - 1 else State.RECORD
         if step == self.start - 1:
             return State.READY
-        is_provisional = 1 <= step <= self.num_provisional and step < self.start
+        is_provisional = 1 <= step - self.first_step <= self.num_provisional and step < self.start
         return State.PROVISIONAL if is_provisional else State.CLOSED
 
     def ending(self, num_steps: int, recorded: range) -> str:
@@ -229,7 +247,7 @@ class Plan:
             what = f"only {what} recorded"
         else:
             instead = " instead" * bool(recorded)
-            place = "within" if num_steps > self.start else "before"
+            place = "within" if self.first_step + num_steps > self.start else "before"
             what = f"{place} {self}: {what} recorded{instead}"
         ended = f"the training ended after {num_steps} step{'s' * (num_steps != 1)}"
         return (
@@ -245,20 +263,21 @@ def latest_plan(steps: int, ranks: RankSelector, schedule: Schedule) -> Plan | N
     """Return the window for settled step times that all ranks begin without any message.
 
     Returns:
-        A window that starts at step 20, or as soon after it as the schedule has room; None if it has
+        A window that starts after 20 steps, or as soon after it as the schedule has room; None if it has
         none in 20,000 steps. Unless the schedule has windows, as many provisional steps as the window
         has steps come ahead of it: no recording takes more memory than the window's own.
     """
     num_closed = window = 0
-    for step in range(_SEARCHED_STEPS):
+    first_step = schedule.first_step
+    for step in range(first_step, first_step + _SEARCHED_STEPS):
         state = schedule.state(step)
         window += state is State.LAST
-        is_free = state is State.CLOSED and step >= _LATEST_START - 1
+        is_free = state is State.CLOSED and step >= first_step + _LATEST_START - 1
         num_closed = num_closed + 1 if is_free else 0
         if num_closed > steps:  # a step to warm up, then those of the window
             num_provisional = 0 if schedule.record else steps
             start = step + 1 - steps
-            return Plan(window, start, steps, ranks, False, num_provisional)
+            return Plan(window, start, steps, ranks, False, num_provisional, first_step)
     return None
 
 

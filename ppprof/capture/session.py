@@ -153,7 +153,7 @@ class RecordingSession(ProfilerSession):
         self._timer = timer or StepTimer()
         self._rank = rank
         self._stop_training = stop_training
-        self._step = 0
+        self._first_step = self._step = window_clock.schedule.first_step
         self._next_change = 0
         """The first step ahead of which a part may need a transition."""
         self._stall_ns = 0
@@ -406,7 +406,8 @@ class RecordingSession(ProfilerSession):
             self._training_failed = error is not None
             atexit.unregister(self._at_exit)
             is_in_window = self._window_clock.state.records
-            ending = Ending(error, self._step, is_in_window, self._failures)
+            num_steps = self._step - self._first_step
+            ending = Ending(error, num_steps, self._step, is_in_window, self._failures)
             self._end_timing(waits=error is None)
             self._call_parts(lambda part: part.close(ending), data_first=ending.failed)
             if self._guard is not None:

@@ -44,10 +44,14 @@ class CallbackSession:
         self.session: ProfilerSession = NoopSession()
         """The session of `ppprof.attach`; outside of the training, a session that does nothing."""
 
-    def begin(self) -> None:
-        """Open a session with `ppprof.attach`; first close a session that an exception left open."""
+    def begin(self, first_step: int = 0) -> None:
+        """Open a session with `ppprof.attach`; first close a session that an exception left open.
+
+        Args:
+            first_step: number of the training's first step.
+        """
         self.end()
-        self.session = attach(self._profiler)
+        self.session = attach(self._profiler, first_step=first_step)
 
     def end(self) -> None:
         """Close the session; do nothing without an open session."""
@@ -82,7 +86,9 @@ class CallbackSession:
 class TrainerHooks(CallbackSession):
     """Hooks that record the training of a ``Trainer``.
 
-    A step is a global step of the ``Trainer``: ``gradient_accumulation_steps`` micro-batches. Step
+    A step is a global step of the ``Trainer``: ``gradient_accumulation_steps`` micro-batches. It has the
+    number that ``global_step`` has ahead of it, also after a resume; the schedule counts from the first
+    step after it. Step
     times exclude evaluations and checkpoints between steps. Tokens are those of ``input_ids``, with their
     padding; FLOPs are `flops_of_token` of each.
 
@@ -101,9 +107,12 @@ class TrainerHooks(CallbackSession):
         """Tokens and FLOPs of the micro-batch that was loaded last."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open the session. Paddle has initialized the ranks before this hook is called."""
+        """Open the session. Paddle has initialized the ranks before this hook is called.
+
+        A trainer that resumes has read ``global_step`` from its checkpoint.
+        """
         self._model = kwargs.get("model")
-        self.begin()
+        self.begin(int(getattr(state, "global_step", 0) or 0))
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count step time again if a pause is still open, and the tokens of the micro-batch.

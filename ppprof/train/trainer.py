@@ -42,6 +42,7 @@ def train(config: Config) -> None:
         config=config.resolved,
         device_peak_flops=config.Global.device_peak_flops,
         device_peak_gbps=config.Global.device_peak_gbps,
+        first_step=trainer.step,
     )
     with profiler as session:
         trainer.fit(session)
@@ -99,6 +100,11 @@ class Trainer:
         self._engine.distribute()
         for note in (*self._engine.amp.notes, *notes(config.Optimizer)):
             self._log(note)
+
+    @property
+    def step(self) -> int:
+        """Steps that are trained, those before a resume included."""
+        return self._step
 
     def fit(self, profiler: Any) -> None:
         """Run the remaining steps; log, evaluate and save checkpoints as the config says.

@@ -144,6 +144,27 @@ def test_without_arguments_a_window_opens_once_step_times_have_settled(
     assert ("ppprof run --steps FIRST:END" in logged) == bool(message)
 
 
+def test_a_resumed_training_goes_on_with_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step log and in the recording; the schedule counts from the first step after the resume."""
+    monkeypatch.chdir(tmp_path)
+    block = {"enable": True, "scheduler": [2, 4], "formats": ["pb"]}
+    with ppprof.attach(block, first_step=700) as prof:
+        for _ in range(6):
+            paddle.ones([1])
+            prof.step()
+    run = ppprof.open("profiler_log")
+    assert run.step_times["step"].to_list() == list(range(700, 706))
+    assert run.cluster().steps["step"].to_list() == [702, 703]
+
+
+@pytest.mark.parametrize("first_step", [-1, 2.0, True, "7"])
+def test_a_first_step_is_a_whole_number(first_step: Any) -> None:
+    with pytest.raises(UsageError, match=r"first_step: .*: expected a whole number from 0"):
+        ppprof.attach({"enable": True}, first_step=first_step)
+
+
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all steps take as long."""
     from ppprof.capture.steps.timer import StepTime, StepTimer

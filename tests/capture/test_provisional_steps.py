@@ -309,3 +309,19 @@ def test_no_step_is_provisional_beside_a_schedule(tmp_path: Path) -> None:
     assert latest_plan(3, "all", Schedule.of(None, on_demand=True)) == Plan(
         0, 20, 3, "all", is_held=False, num_provisional=3
     )
+
+
+def test_in_a_resumed_training_the_window_has_its_numbers() -> None:
+    for scheduler in ((30, 32), None):
+        whole, resumed = (
+            latest_plan(3, "all", Schedule.of(scheduler, on_demand=True, first_step=first_step))
+            for first_step in (0, 700)
+        )
+        assert whole is not None
+        assert resumed is not None
+        assert resumed.start == 720
+        states = [resumed.state(700 + step) for step in range(40)]
+        assert states == [whole.state(step) for step in range(40)]
+        assert resumed.ending(20, range(0)).startswith(
+            "the training ended after 20 steps, before window 0, steps 720 to 722: nothing was"
+        )

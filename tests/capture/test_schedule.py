@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,24 @@ def test_no_scheduler_records_every_step_and_is_never_over() -> None:
 )
 def test_a_schedule_says_in_words_when_it_records(scheduler: object, words: str) -> None:
     assert str(Schedule.of(scheduler)) == words  # type: ignore[arg-type]
+
+
+@given(
+    st.none()
+    | st.tuples(SMALL, st.integers(1, 4)).map(lambda pair: (pair[0], sum(pair)))
+    | st.builds(Mapping, SMALL, SMALL, st.integers(1, 4), SMALL, SMALL),
+    st.integers(0, 10**6),
+)
+def test_a_schedule_counts_from_the_first_step(scheduler: Any, first_step: int) -> None:
+    whole, resumed = Schedule.of(scheduler), Schedule.of(scheduler, first_step=first_step)
+    for step in range(STEPS):
+        number = first_step + step
+        assert resumed.state(number) is whole.state(step)
+        assert resumed.num_recorded(number) == whole.num_recorded(step)
+        assert resumed.num_left(number) == whole.num_left(step)
+        assert resumed.is_over(number) == whole.is_over(step)
+        opening = whole.next_opening(step)
+        assert resumed.next_opening(number) == opening + first_step * (opening is not FOREVER)
 
 
 @given(

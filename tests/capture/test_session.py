@@ -97,6 +97,30 @@ def test_windows_advance_where_a_state_changes() -> None:
     ]
 
 
+def test_a_resumed_training_goes_on_with_its_numbers(tmp_path: Path) -> None:
+    """The schedule counts from its first step."""
+    path = tmp_path / "steps.jsonl"
+    windows, made = Windows(), PostProcessor(tmp_path, 0, prints=True, command=[])
+    schedule = Schedule.of((2, 4), first_step=700)
+    log = StepLog(run_file(path))
+    with session(windows, schedule, steps=log, post_processor=made, stop_training=True) as prof:
+        stops = []
+        for _ in range(6):
+            prof.step()
+            stops.append(prof.should_stop)
+    assert windows.calls == [
+        ("closed->ready", 701, 0),
+        ("ready->record", 702, 0),
+        ("record->last", 703, 0),
+        ("last->closed", 704, 1),
+        "close(keep_empty=False)",
+    ]
+    assert stops == [False] * 3 + [True] * 3
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(700, 706))
+    assert [line["window"] for line in lines] == [None, None, 0, 0, None, None]
+
+
 @pytest.mark.parametrize("windows", [Windows(), None], ids=["records", "does not record"])
 def test_steps_next_to_a_window_are_marked_on_every_rank(
     tmp_path: Path, windows: Windows | None
@@ -250,7 +274,7 @@ def test_a_training_that_is_too_short_logs_one_line(
     on_demand: Any = SimpleNamespace(cut_short=object() if is_short else None)
     clock = WindowClock(Schedule.of(None, on_demand=True), on_demand)
     results = Results(0, tmp_path, clock, PerfSummary(), store=cast("Any", Windows()))
-    results.wait(Ending(None, 5, False, set()))
+    results.wait(Ending(None, 5, 5, False, set()))
     why = "no window was recorded: the schedule is no step, and 5 steps were seen; "
     expected = [] if is_short else [f"{why}no window was asked for on this rank"]
     assert caplog.messages == expected
@@ -674,6 +698,7 @@ def test_an_earlier_exception_of_a_handler_is_not_raised_again(
         ),
         (Schedule.of(None), 6, None),
         (Schedule.of((1, 3)), 6, None),
+        (Schedule.of((1, 9), first_step=700), 4, "it has 3 of 8 steps, the last of them 703"),
     ],
 )
 def test_a_window_that_is_cut_short_is_a_warning(
@@ -684,7 +709,8 @@ def test_a_window_that_is_cut_short_is_a_warning(
     said: str | None,
 ) -> None:
     windows = Windows()
-    window = schedule.num_recorded(steps) and steps // (schedule.record or steps + 1)
+    num_recorded = schedule.num_recorded(schedule.first_step + steps)
+    window = num_recorded and steps // (schedule.record or steps + 1)
     windows.saved = [TraceName(0, "dp0", datetime(2026, 11, 20), window)]
     with session(windows, schedule, run=tmp_path) as prof:
         for _ in range(steps):

@@ -32,7 +32,7 @@ def test_a_step_counts_its_samples_and_the_last_window_ends_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = RecordingSession()
-    monkeypatch.setattr(callback, "attach", lambda profiler: session)
+    monkeypatch.setattr(callback, "attach", lambda profiler, first_step: session)
     hooks = TrainerHooks({"enable": True})
     args: Any = SimpleNamespace(gradient_accumulation_steps=4, per_device_train_batch_size=2)
     control: Any = SimpleNamespace(
@@ -57,7 +57,7 @@ class Ids:
 def test_tokens_are_those_of_the_steps_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed training loads two micro-batches that it has trained already, and then skips them."""
     session = RecordingSession()
-    monkeypatch.setattr(callback, "attach", lambda profiler: session)
+    monkeypatch.setattr(callback, "attach", lambda profiler, first_step: session)
     hooks = TrainerHooks({"enable": True})
     args: Any = SimpleNamespace(gradient_accumulation_steps=2, per_device_train_batch_size=2)
     control: Any = SimpleNamespace(should_evaluate=False, should_save=False)

@@ -1,6 +1,7 @@
 """A tiny random Llama in the Trainer of a package: ``trainer_job.py PACKAGE FOLDER [MODE]``.
 
-MODE is ``off`` (no callback), ``on``, ``stop`` (``stop_training``), ``accumulate`` or ``fail``.
+MODE is ``off`` (no callback), ``on``, ``stop`` (``stop_training``), ``accumulate``, ``fail`` or
+``resume`` (from the checkpoint of another mode after step 4).
 Leaves ``losses`` in FOLDER, and its run directory ``log``.
 """
 
@@ -88,7 +89,7 @@ if MODE != "off":
     PpprofCallback = import_module(f"ppprof.integrations.{PACKAGE}").PpprofCallback
     block = {
         "enable": True,
-        "scheduler": [1, 90] if MODE == "fail" else [5, 7],
+        "scheduler": {"fail": [1, 90], "resume": [1, 3]}.get(MODE, [5, 7]),
         "profiler_log": str(FOLDER / "log"),
         "stop_training": MODE == "stop",
     }
@@ -99,5 +100,5 @@ trainer.Trainer(
     train_dataset=Tokens(),
     eval_dataset=Tokens(),
     callbacks=callbacks,
-).train()
+).train(resume_from_checkpoint=str(FOLDER / "out/checkpoint-4") if MODE == "resume" else None)
 (FOLDER / "losses").write_text("\n".join(watch.losses))

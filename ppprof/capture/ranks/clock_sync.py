@@ -72,26 +72,29 @@ class ClockSync(Part, ABC):
         self._rank = rank
         self._file = RunFile(run, clocks_path(rank))
         self._has_warned = False
-        self._is_searching = True
+        self._first_step: int | None = None
+        self._num_steps = 0
 
     def on_transition(self, transition: Transition) -> int:
         """Start a reading if a window has ended, or the provisional steps; a thread takes it."""
+        if self._first_step is None:
+            self._first_step = transition.step
+        self._num_steps = transition.step - self._first_step
         before = State.LAST if transition.ends_recording else transition.before
-        self.advance(before, transition.step)
-        self._is_searching = transition.step < _SEARCHED_STEPS
+        self.advance(before, self._num_steps)
         return 0
 
     def is_idle(self) -> bool:
         """Return whether rank 0 was looked for, which takes the first steps."""
-        return not self._is_searching
+        return self._num_steps >= _SEARCHED_STEPS
 
     def wait(self, ending: Ending) -> None:
         """Take a last reading if a window was open, unless an exception ends the training; stop."""
         self.stop(compare=ending.is_in_window, failed=ending.failed)
 
-    def advance(self, before: State, step: int) -> None:
-        """Start a reading if ``step`` is 0 or if a window has ended."""
-        if before is State.LAST or step == 0:
+    def advance(self, before: State, num_steps: int) -> None:
+        """Start a reading before the first step, or if a window has ended."""
+        if before is State.LAST or num_steps == 0:
             self._start_reading()
 
     @abstractmethod
@@ -203,19 +206,19 @@ class ClockClient(ClockSync):
         self._lock = threading.Lock()
         self._is_reading = self._is_wanted = False
 
-    def advance(self, before: State, step: int) -> None:
+    def advance(self, before: State, num_steps: int) -> None:
         """Start a reading if rank 0 was just found, or if a window has ended.
 
-        Before steps 0, 1 and 2, look for rank 0 if it is not found yet. If it is not found by then,
+        Ahead of the first three steps, look for rank 0 if it is not found yet. If it is not found by then,
         this rank's clock is never compared.
         """
-        if self._socket is None and step < _SEARCHED_STEPS:
+        if self._socket is None and num_steps < _SEARCHED_STEPS:
             with self._suppress_and_report():
                 self._look_for_rank_0()
                 if self._socket is not None:
                     self._start_reading()
         elif self._socket is not None:
-            super().advance(before, step)
+            super().advance(before, num_steps)
 
     def stop(self, compare: bool, failed: bool) -> None:
         """Take a last reading, notify rank 0 that this rank leaves, and close the socket.

@@ -84,6 +84,7 @@ class FlightRecorder(Part):
             write none.
         hang_exit_code: what the process ends with then; None to let it run.
         is_paused: returns whether the training has paused its steps: that time does not count.
+        first_step: number of the training's first step.
 
     Raises:
         OSError: the ring cannot be written.
@@ -99,10 +100,11 @@ class FlightRecorder(Part):
         hang_after: float | None,
         hang_exit_code: int | None,
         is_paused: Callable[[], bool],
+        first_step: int = 0,
     ) -> None:
         self._topology = topology
         self._ring = FlightRing(run, rank)
-        self._step = 0
+        self._step = first_step
         self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._sequences: Counter[tuple[int, str, int]] = Counter()
         self._tasks: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -119,7 +121,7 @@ class FlightRecorder(Part):
         self._thread = threading.get_ident()
         self._spent_ns = 0
         self._step_spent_ns = 0
-        self._ring.step(0, time.time_ns())
+        self._ring.step(first_step, time.time_ns())
         self._methods = Patches()
         for kind in process_groups():
             for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
@@ -127,10 +129,10 @@ class FlightRecorder(Part):
                 for each in (method, f"{method}_on_calc_stream"):
                     self._methods.install(kind, each, call)
         self._methods.install(core.task, "wait", self._wait)
-        self._watch = _Watch(run, rank, self.num_steps, hang_after, hang_exit_code, is_paused)
+        self._watch = _Watch(run, rank, self.step_number, hang_after, hang_exit_code, is_paused)
 
-    def num_steps(self) -> int:
-        """Return how many steps have ended."""
+    def step_number(self) -> int:
+        """Return the number of the step that has not ended."""
         return self._step
 
     def on_step(self, step: FinishedStep) -> None:
@@ -324,13 +326,13 @@ class _Watch:
         self,
         run: Path,
         rank: int,
-        num_steps: Callable[[], int],
+        step_number: Callable[[], int],
         hang_after: float | None,
         hang_exit_code: int | None,
         is_paused: Callable[[], bool],
     ) -> None:
         self._run, self._rank = run, rank
-        self._num_steps = num_steps
+        self._step_number = step_number
         self._seconds = hang_after
         self._patience = math.inf if hang_after is None else hang_after + _DUMP_SECONDS
         self._exit_code = hang_exit_code
@@ -358,12 +360,12 @@ class _Watch:
             faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file.fd)
 
     def _look(self) -> None:
-        num_steps, since = self._num_steps(), time.monotonic()
+        step, since = self._step_number(), time.monotonic()
         next_request, answered = since + _REQUEST_SECONDS, ""
         while not self._ends.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            if num_steps != self._num_steps() or self._is_paused():
-                num_steps, since = self._num_steps(), now
+            if step != self._step_number() or self._is_paused():
+                step, since = self._step_number(), now
                 next_request = now + _REQUEST_SECONDS
                 self._arm()
             elif now >= next_request:

@@ -106,6 +106,7 @@ class Windows:
         before_waiting: saves other data: Paddle's profiler is about to wait for the device, perhaps
             forever.
         now: returns the processor time of this thread in seconds; tests pass another function.
+        first_step: number of the training's first step.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Windows:
         long_steps: Callable[[Callable[[str], bool]], WindowObserver] | None = None,
         before_waiting: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.thread_time,
+        first_step: int = 0,
     ) -> None:
         self._now = now
         self._recorder = recorder
@@ -134,6 +136,7 @@ class Windows:
         self._asked: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
         self._created = time.monotonic()
+        self._first_step = first_step
         self._open: _OpenSegment | None = None
         self._length = SegmentLength()
 
@@ -261,7 +264,9 @@ class Windows:
         if not seconds or after is State.PROVISIONAL:
             return bool(seconds)
         num_left = transition.num_left
-        step_seconds = (time.monotonic() - self._created) / max(transition.step, 1)
+        step_seconds = (time.monotonic() - self._created) / max(
+            transition.step - self._first_step, 1
+        )
         return num_left is not None and num_left > 1 and num_left * step_seconds > seconds
 
     def _next_segment(self) -> bool:

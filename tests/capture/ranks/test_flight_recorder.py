@@ -27,7 +27,7 @@ from ppprof.topology import Topology  # noqa: E402
 def recorder(tmp_path: Path) -> Iterator[FlightRecorder]:
     recorder = FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False)
     yield recorder
-    recorder.close(Ending(None, 0, False, set()))
+    recorder.close(Ending(None, 0, 0, False, set()))
 
 
 class Reduced(PyLayer):  # type: ignore[misc]

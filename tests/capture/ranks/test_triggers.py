@@ -429,7 +429,7 @@ def test_a_training_that_ends_in_a_long_settled_window_is_not_warned_about(
     for saved, num in ((range(12, 40), 0), (range(12, 15), 1)):
         caplog.clear()
         part = TriggersPart(job.ranks[0], {0: saved})
-        ending = Ending(None, saved.stop, False, set())
+        ending = Ending(None, saved.stop, saved.stop, False, set())
         part.close(ending)
         part.wait(ending)
         assert len(caplog.messages) == num
@@ -549,7 +549,7 @@ def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(steps)
     caplog.clear()
     part = TriggersPart(job.ranks[0], {0: recorded})
-    ending = Ending(None, steps, False, set())
+    ending = Ending(None, steps, steps, False, set())
     part.close(ending)
     assert not caplog.messages  # not before all windows are saved
     part.wait(ending)
