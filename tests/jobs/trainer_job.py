@@ -51,6 +51,8 @@ class Watch(trainer.TrainerCallback):
             raise ValueError("the training's own")
 
 
+if MODE == "resume" and PACKAGE == "paddleformers":  # it loads a checkpoint by Fleet's topology
+    paddle.distributed.fleet.init(is_collective=True)
 paddle.seed(0)
 model = transformers.LlamaForCausalLM(
     transformers.LlamaConfig(
