@@ -54,6 +54,7 @@ COMMANDS = {
     "doctor": "check what this machine can record, and what is missing",
     "trigger": "open a window in a running job that was started with Profiler.trigger",
     "finish": "make traces and tables of raw captures, as after a killed run",
+    "mcp": "answer an assistant's questions about runs (Model Context Protocol, stdio)",
     "schema": "print the JSON Schema of what a command prints with --format json",
     "completion": "print a script that lets your shell complete what you type",
 }
@@ -305,7 +306,7 @@ def _run(argv: Sequence[str]) -> int:
             # numpy would start a thread for each processor; they wait in a loop, a tenth of a command.
             stack.enter_context(one_thread("OPENBLAS_NUM_THREADS"))
             stack.enter_context(_begun_reading(args))
-        if args.command not in ("completion", "schema"):  # for programs
+        if args.command not in ("completion", "mcp", "schema"):  # for programs
             args.layout = layout_of(args)
             if sys.stdout.isatty() or not is_data(args):
                 terminal = cast(TextIO, Terminal(sys.stdout, args.layout))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppprof.analysis.path.change_language import parse_change
 from ppprof.choices import PATH_GROUPS
@@ -106,17 +107,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_of(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFrame | None) -> str:
-    from ppprof.rundir.summaries import document, dumps, rows_of
+    from ppprof.rundir.summaries import dumps
 
     if args.format == "table":
         return _tables(args, run, graph, changes)
-    table = graph.on_path(args.by or _DATA_GROUPS)
     if args.format == "json":
-        tables = {"path": table, "steps": graph.steps.drop("node")}
-        if changes is not None:
-            tables["what_if"] = changes
-        return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
+        return f"{dumps(path_document(run, graph, args.by, changes))}\n"
+    table = graph.on_path(args.by or _DATA_GROUPS)
     return csv_or_markdown(table if changes is None else changes, args.format)
+
+
+def path_document(
+    run: Run, graph: Graph, by: Sequence[str] | None, changes: pl.DataFrame | None
+) -> dict[str, Any]:
+    """Return what ``--format json`` prints, as values; ``ppprof schema path`` describes it."""
+    from ppprof.rundir.summaries import document, rows_of
+
+    tables = {"path": graph.on_path(by or _DATA_GROUPS), "steps": graph.steps.drop("node")}
+    if changes is not None:
+        tables["what_if"] = changes
+    return document(rows_of(tables), run=str(run.path))
 
 
 def _tables(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFrame | None) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.choices import GROUPS
@@ -153,12 +154,11 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:
-    from ppprof.analysis.ranks.step_table import group_steps
-
-    is_ungrouped = set(args.by) == {"rank", "step"}
-    table = cluster.steps.sort(args.by) if is_ungrouped else group_steps(cluster.steps, args.by)
     if args.format == "json":
-        return _json(args, run, cluster, table)
+        from ppprof.rundir.summaries import dumps
+
+        return f"{dumps(ranks_document(run, cluster, args.by, args.what_if))}\n"
+    table = _breakdown(cluster, args.by)
     if args.format != "table":
         return csv_or_markdown(table, args.format)
     return _tables(args, run, cluster, table)
@@ -228,12 +228,23 @@ def _slowest(steps: pl.DataFrame) -> str:
     )
 
 
-def _json(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFrame) -> str:
+def _breakdown(cluster: Cluster, by: Sequence[str]) -> pl.DataFrame:
+    """Return the parts of steps, a row for each group of ``by``."""
+    from ppprof.analysis.ranks.step_table import group_steps
+
+    is_ungrouped = set(by) == {"rank", "step"}
+    return cluster.steps.sort(by) if is_ungrouped else group_steps(cluster.steps, by)
+
+
+def ranks_document(
+    run: Run, cluster: Cluster, by: Sequence[str], with_what_if: bool
+) -> dict[str, Any]:
+    """Return what ``--format json`` prints, as values; ``ppprof schema ranks`` describes it."""
     from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
-    from ppprof.rundir.summaries import document, dumps, rows_of
+    from ppprof.rundir.summaries import document, rows_of
 
     tables = {
-        "breakdown": table,
+        "breakdown": _breakdown(cluster, by),
         "collectives": cluster.groups,
         "bandwidths": cluster.bandwidths,
         "slow_ranks": cluster.slow_ranks,
@@ -241,12 +252,12 @@ def _json(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFr
         "slow_groups": cluster.slow_groups,
         "queue": cluster.queue,
     }
-    if args.what_if:
+    if with_what_if:
         tables["what_if"] = cluster.what_if
     by_starts = offsets_by_starts(cluster.collectives)
     identity = {
         "run": str(run.path),
-        "by": list(args.by),
+        "by": list(by),
         "steps": sorted(cluster.steps["step"].unique()),
         "clocks": {
             str(rank): {
@@ -259,4 +270,4 @@ def _json(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.DataFr
             for rank, clock in sorted(cluster.clocks.items())
         },
     }
-    return f"{dumps(document(rows_of(tables), **identity))}\n"
+    return document(rows_of(tables), **identity)

@@ -36,6 +36,7 @@ USAGE_ERRORS = {
     "doctor": ["--nproc", "0"],
     "trigger": ["run", "--timeout", "5"],
     "finish": ["run", "--rank", "x", "--then", "'"],
+    "mcp": ["run", "--rank", "0"],
     "schema": ["run"],
     "completion": ["fish"],
 }

@@ -1,0 +1,144 @@
+"""What ``ppprof mcp`` answers, without the protocol."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as some
+
+from ppprof.cli.answers import MOST_CHARACTERS, Answers, bounded, definitions
+from ppprof.errors import InputError, UsageError
+from tests.fixtures.findings import TRIGGERS, evaluating
+from tests.fixtures.json_schemas import validate
+from tests.fixtures.run_directories import run
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests/fixtures/runs"
+
+
+def asked(tool: Any, **arguments: Any) -> dict[str, Any]:
+    return json.loads(tool(**arguments))
+
+
+@pytest.fixture
+def slow_steps(tmp_path: Path) -> Answers:
+    """12 steps of 1 ms, of which steps 3, 6 and 9 take 5 ms, all of it in an operator but 10 us."""
+    return Answers([str(run(tmp_path / "log", [evaluating(every=3)]))])
+
+
+def test_answers_are_the_documents_of_the_commands() -> None:
+    answers = Answers([str(RUNS / "nothing"), str(RUNS / "slow_layer")])
+    for command, answer in (
+        ("ranks", asked(answers.ranks, what_if=True)),
+        ("path", asked(answers.path, what_if=["matmul: 0.5x"])),
+        ("summary", [asked(answers.tables, view="op,layer")]),
+        ("summary", [asked(answers.tables, view="op", by="name")]),
+        ("advise", asked(answers.findings)),
+        ("diff", asked(answers.diff, baseline=answers.runs[0], experiment=answers.runs[1])),
+    ):
+        for document in answer if isinstance(answer, list) else [answer]:
+            for added in ("left_off", "messages", "runs", "recorded"):
+                document.pop(added, None)
+        schema = json.loads((ROOT / f"ppprof/schemas/{command}.json").read_text("utf-8"))
+        validate(answer, schema)
+
+
+@hypothesis.given(
+    some.lists(some.lists(some.text(max_size=300), max_size=400), max_size=60),
+    some.integers(1, 200),
+)
+def test_shown_and_left_off_add_up(rows: list[list[str]], most: int) -> None:
+    text = bounded({"rows": rows}, most)
+    assert len(text) <= MOST_CHARACTERS
+    answer = json.loads(text)
+    shown = answer["rows"]
+    left_off = answer["left_off"].get("rows", 0)
+    cut = len(rows) - len(shown) + sum(len(row) for row in rows[: len(shown)])
+    assert cut - sum(map(len, shown)) == left_off
+    assert all(len(each) <= most for each in [shown, *shown])
+
+
+def test_long_texts_and_many_keys_are_cut() -> None:
+    answer = json.loads(bounded({"text": "x" * 5000, "clocks": dict.fromkeys(range(1000), 1)}, 5))
+    assert answer["text"].endswith("xxx... (4,000 more characters)")
+    assert len(answer["clocks"]) == 200
+    assert answer["left_off"] == {"clocks": 800}
+    with pytest.raises(UsageError, match="too long"):
+        bounded({str(number): "x" * 900 for number in range(200)}, 5)
+
+
+def test_whole_numbers_stay_exact() -> None:
+    time = 1_795_309_982_125_231_374
+    assert bounded({"ns": time, "ratio": 1 / 3}, 1) == (
+        f'{{"ns":{time},"ratio":0.333333,"left_off":{{}}}}'
+    )
+
+
+def test_a_timeline_shows_the_longest_events_in_order(slow_steps: Answers) -> None:
+    place = asked(slow_steps.findings)["findings"][0]["where"]["time"]
+    answer = asked(slow_steps.timeline, rank=place["rank"], step=place["step"])
+    assert (answer["origin_ns"], answer["length_ns"]) == (place["start_ns"], 5_000_000)
+    shown = [(e["name"], e["start_ns"], e["dur_ns"], e["self_ns"]) for e in answer["events"]]
+    assert shown == [
+        (f"ProfileStep#{place['step']}", 0, 5_000_000, 10_000),
+        ("matmul dygraph", 0, 4_990_000, 4_990_000),
+    ]
+    by_time = asked(slow_steps.timeline, start_ns=place["start_ns"], end_ns=place["end_ns"])
+    assert by_time["events"] == answer["events"]
+    one = asked(slow_steps.timeline, step=place["step"], name="matmul", rows=1)
+    assert [event["name"] for event in one["events"]] == ["matmul dygraph"]
+    short = asked(slow_steps.timeline, step=place["step"], rows=1)
+    assert short["num_shorter_events"] == 1
+    assert asked(slow_steps.timeline)["step"] in (3, 6, 9)
+
+
+def test_source_lines_have_their_sampled_times(tmp_path: Path) -> None:
+    path = run(tmp_path / "log", **TRIGGERS["beside-training"][0])
+    answers = Answers([str(path)])
+    where = asked(answers.findings)["findings"][0]["where"]
+    assert (where["file"], where["line"]) == ("train.py", 7)
+    lines = asked(answers.source, file=where["file"], line=where["line"])["lines"]
+    (line,) = (each for each in lines if each["line"] == 7)
+    assert line["text"].strip() == "file.write(json.dumps(weights))"
+    assert line["total_ns"] > 0
+    with pytest.raises(
+        UsageError, match=r"other.py: no source of it was recorded; recorded: .*train.py"
+    ):
+        answers.source(file="other.py", line=1)
+
+
+def test_other_runs_ranks_and_steps_are_refused(slow_steps: Answers, tmp_path: Path) -> None:
+    other = str(run(tmp_path / "other", [evaluating(every=2)]))
+    for tool, arguments, message in (
+        (slow_steps.findings, {"run": other}, "expected one of"),
+        (slow_steps.diff, {"baseline": slow_steps.runs[0], "experiment": other}, "expected one of"),
+        (slow_steps.timeline, {"step": 99}, "no step 99; there are steps 0-11"),
+        (slow_steps.timeline, {"rank": 7}, "no rank 7"),
+        (slow_steps.tables, {"view": "ops"}, "'ops': expected some of device, overview"),
+        (slow_steps.ranks, {"by": "colour!"}, "'colour!': expected some of rank, step"),
+        (slow_steps.ranks, {"rows": 0}, "rows 0: expected 1 to 200"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            tool(**arguments)
+    with pytest.raises((InputError, FileNotFoundError)):
+        Answers([str(tmp_path / "missing")]).findings()
+
+
+def test_messages_about_unreadable_parts_are_in_the_answer(tmp_path: Path) -> None:
+    path = run(tmp_path / "log", [evaluating(every=3), evaluating(every=3)])
+    trace = next((path / "raw").glob("rank_00001*.pb"))
+    trace.write_bytes(trace.read_bytes()[:100])
+    (message, *_) = asked(Answers([str(path)]).ranks)["messages"]
+    assert str(trace) in message
+
+
+def test_definitions_name_rules_and_terms() -> None:
+    text = definitions()
+    assert "- **Exposed**: Communication over this axis that no computation hides." in text
+    assert all(f"- **{rule}** (" in text for rule in TRIGGERS)
+    assert "{" not in text
+    assert len(text) < MOST_CHARACTERS
