@@ -38,6 +38,7 @@ from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSessio
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
+from ppprof.capture.steps.metrics import Metrics
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog, memory_reader
 from ppprof.capture.steps.timer import StepTimer
@@ -232,8 +233,9 @@ def _attach(
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
     window_clock = WindowClock(schedule, triggers, profiler.timer_only)
 
-    summary = PerfSummary(manifest["device_peak_flops"])
-    steps = _steps(profiler, job, run, summary, printing, flight_recorder)
+    peak_flops = manifest["device_peak_flops"]
+    summary = PerfSummary(peak_flops)
+    steps = _steps(profiler, job, run, summary, printing, flight_recorder, peak_flops)
     post_processor = store = windows = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
@@ -400,11 +402,15 @@ def _steps(
     summary: PerfSummary,
     printing: Collection[int],
     flight_recorder: FlightRecorder | None,
+    peak_flops: float | None,
 ) -> StepsPart:
     import paddle
 
-    step_log = scalars = None
+    step_log = scalars = metrics = None
     if run is not None:
+        if profiler.export == "prometheus":
+            file = RunFile(run, rundir.metrics_path(job.rank))
+            metrics = Metrics(file, job.rank, peak_flops)
         step_log = StepLog(RunFile(run, rundir.steps_path(job.rank)))
         # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
         if profiler.visualdl_scalars and job.rank in printing:
@@ -418,6 +424,7 @@ def _steps(
         memory_reader(paddle, _device()),
         LastingCost() if is_judged else None,
         flight_recorder.communication_ns if flight_recorder else lambda: None,
+        metrics,
     )
 
 

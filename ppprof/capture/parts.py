@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
     from ppprof.capture.steps.lasting_cost import LastingCost
+    from ppprof.capture.steps.metrics import Metrics
     from ppprof.capture.steps.perf_summary import PerfSummary
     from ppprof.capture.steps.step_log import StepLog
     from ppprof.capture.steps.timer import StepCost
@@ -364,6 +365,7 @@ class StepsPart(Part):
         device_memory: returns the memory of the device now; None without a device.
         lasting_cost: compares steps before and after the first window; None without a device.
         communication_ns: returns the step's time in communication, once it has ended; None if unknown.
+        metrics: the file for Prometheus; None to write none. Without ``log`` it has no effect.
     """
 
     task = "timing a step"
@@ -377,8 +379,10 @@ class StepsPart(Part):
         device_memory: Callable[[], DeviceMemory] | None = None,
         lasting_cost: LastingCost | None = None,
         communication_ns: Callable[[], int | None] = lambda: None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._summary = summary
+        self._metrics = metrics
         self._communication_ns = communication_ns
         self._log = log
         self._scalars = scalars
@@ -397,7 +401,9 @@ class StepsPart(Part):
         """
         values = self._values(step) if self._log is not None else None
         if step.batch_cost_ns is None:
-            loss = self._scalars.read(step.loss) if self._scalars is not None else None
+            loss = step.loss if isinstance(step.loss, (int, float)) else None
+            if self._scalars is not None:
+                loss = self._scalars.read(step.loss)
             self._working.append((step, StepRecord._make(values) if values else None, loss))
         else:
             self._add(step, values, step.loss)
@@ -467,6 +473,8 @@ class StepsPart(Part):
         self._log.add(values)
         if self._scalars is not None:
             self._scalars.add(StepRecord._make(values), loss)
+        if self._metrics is not None:
+            self._metrics.add(StepRecord._make(values), loss)
 
     def is_idle(self) -> bool:
         """Return True: only the end of a window matters."""
@@ -484,6 +492,8 @@ class StepsPart(Part):
         if self._lasting_cost is not None:
             self._warn(self._lasting_cost.compare())
         self._processors.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self._log is not None:
             self._log.close()
 

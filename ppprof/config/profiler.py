@@ -222,6 +222,10 @@ class ProfilerConfig:
     """Write loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, on
     the ranks that ``print_ranks`` selects. VisualDL shows these values beside the traces; its
     Trace page needs the internet. Needs ``pip install 'ppprof[view]'``."""
+    export: Optional[Literal["prometheus"]] = None
+    """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the run directory every 10
+    seconds, as text files for node_exporter (``--collector.textfile.directory``). They are removed when the
+    training ends."""
     profiler_options: Optional[str] = None
     """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
     profile_path=log``. It enables the profiler. Other keys of the ``Profiler`` block take

@@ -162,6 +162,15 @@ def steps_path(rank: int) -> str:
     return f"steps/rank_{rank:05d}.jsonl"
 
 
+def metrics_path(rank: int) -> str:
+    """Return the path of a rank's metrics for Prometheus, relative to the run directory.
+
+    >>> metrics_path(3)
+    'metrics/rank_00003.prom'
+    """
+    return f"metrics/rank_{rank:05d}.prom"
+
+
 def scalars_path(rank: int, *, is_first: bool) -> str:
     """Return the path of a rank's VisualDL scalars, relative to the run directory.
 

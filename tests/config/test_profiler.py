@@ -51,6 +51,7 @@ DEFAULTS = {
     "max_trace_mb": None,
     "on_window_end": None,
     "visualdl_scalars": False,
+    "export": None,
     "profiler_options": None,
 }
 
@@ -122,6 +123,7 @@ def test_every_key_at_once(profiler):
         "stop_training": True,
         "background": False,
         "visualdl_scalars": True,
+        "export": "prometheus",
         "profiler_options": "batch_range=[3, 4]; profile_path=elsewhere",
     }
     config = profiler(written)

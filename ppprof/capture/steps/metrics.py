@@ -1,0 +1,138 @@
+"""Write the numbers of a rank for Prometheus, as a text file that node_exporter's textfile collector reads.
+
+::
+
+    # HELP ppprof_step_seconds Median of the latest 20 steps outside windows.
+    # TYPE ppprof_step_seconds gauge
+    ppprof_step_seconds{run="profiler_log",rank="3"} 0.412
+
+Source: Prometheus, "Exposition formats", text-based format, version 0.0.4.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from statistics import fmean, median
+from typing import Any
+
+from ppprof.capture.steps.step_log import StepRecord
+from ppprof.rundir.run_file import RunFile
+
+log = logging.getLogger("ppprof")
+
+_EVERY_NS = 10_000_000_000
+_MOST_STEPS = 20
+"""Latest steps that a value is of, as in ``ppprof watch``."""
+_HELP = {
+    "steps_total": "Steps that have ended.",
+    "step_seconds": f"Median of the latest {_MOST_STEPS} steps outside windows.",
+    "reader_seconds": "Wait for the DataLoader in such a step, mean.",
+    "communication_seconds": "Wait of the host in communication in such a step, mean.",
+    "samples_per_second": "Samples of the rank's data-parallel replica.",
+    "tokens_per_second": "Tokens of the rank's data-parallel replica.",
+    "mfu_ratio": "Model FLOPs of the rank over what its device can do.",
+    "device_peak_bytes": "Peak memory in tensors on the device so far.",
+    "device_peak_reserved_bytes": "Peak memory that Paddle has taken from the device so far.",
+    "device_total_bytes": "Size of the device's memory.",
+    "host_peak_bytes": "Peak resident memory of the process so far.",
+    "loss": "The last loss that step() was given as a number.",
+}
+"""Names of the metrics, after ``ppprof_``, and what they are."""
+
+
+class Metrics:
+    """The file of one rank. It is written every ten seconds, and removed at the end: its values are of a running job.
+
+    The first failure is logged and ends the writing.
+
+    Args:
+        file: the file.
+        rank: of this process.
+        peak_flops: FLOP/s that the device can do; None if unknown.
+    """
+
+    def __init__(
+        self,
+        file: RunFile,
+        rank: int,
+        peak_flops: float | None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._file = file
+        self._labels = f'{{run="{_escaped(file.run.name)}",rank="{rank}"}}'
+        self._peak_flops = peak_flops
+        self._clock = clock
+        self._written = clock()
+        self._steps: deque[StepRecord] = deque(maxlen=_MOST_STEPS)
+        self._loss: float | None = None
+        self._failed = False
+
+    def add(self, record: StepRecord, loss: Any) -> None:
+        """Add a step; write the file if that is due."""
+        if isinstance(loss, (int, float)):
+            self._loss = loss
+        if record.window is None and not record.excluded:
+            self._steps.append(record)
+        if self._clock() - self._written >= _EVERY_NS and not self._failed:
+            self._written = self._clock()
+            try:
+                self._file.write("".join(self._lines(record)).encode())
+            except OSError as error:
+                self._failed = True
+                log.warning(f"{self._file}: {error.strerror or error}; Profiler.export has ended")
+
+    def close(self) -> None:
+        """Remove the file."""
+        try:
+            self._file.remove()
+        except OSError as error:
+            log.debug(f"{self._file}: {error.strerror or error}")
+
+    def _lines(self, latest: StepRecord) -> Iterator[str]:
+        for name, value in self._values(latest).items():
+            if value is not None and math.isfinite(value):
+                yield f"# HELP ppprof_{name} {_HELP[name]}\n"
+                kind = "counter" if name.endswith("_total") else "gauge"
+                yield f"# TYPE ppprof_{name} {kind}\n"
+                yield f"ppprof_{name}{self._labels} {value}\n"
+
+    def _values(self, latest: StepRecord) -> dict[str, float | None]:
+        steps = list(self._steps)
+        seconds = sum(step.batch_cost_ns for step in steps) / 1e9
+
+        def per_second(name: str) -> float | None:
+            values = [getattr(step, name) for step in steps]
+            return sum(values) / seconds if seconds and None not in values else None
+
+        def mean_s(name: str) -> float | None:
+            values = [value for step in steps if (value := getattr(step, name)) is not None]
+            return fmean(values) / 1e9 if values else None
+
+        flops = per_second("num_flops")
+        return {
+            "steps_total": latest.step + 1,
+            "step_seconds": median(step.batch_cost_ns for step in steps) / 1e9 if steps else None,
+            "reader_seconds": mean_s("reader_cost_ns"),
+            "communication_seconds": mean_s("communication_ns"),
+            "samples_per_second": per_second("num_samples"),
+            "tokens_per_second": per_second("num_tokens"),
+            "mfu_ratio": flops / self._peak_flops if flops and self._peak_flops else None,
+            "device_peak_bytes": latest.device_peak_bytes,
+            "device_peak_reserved_bytes": latest.device_peak_reserved_bytes,
+            "device_total_bytes": latest.device_total_bytes,
+            "host_peak_bytes": latest.host_peak_bytes,
+            "loss": self._loss,
+        }
+
+
+def _escaped(text: str) -> str:
+    r"""Return a value of a label.
+
+    >>> _escaped('a"b')
+    'a\\"b'
+    """
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,73 @@
+"""The file for Prometheus, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof.capture.steps.metrics import Metrics
+from ppprof.capture.steps.step_log import StepRecord
+from ppprof.rundir.run_file import RunFile
+
+parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
+
+SECOND = 1_000_000_000
+UNKNOWN = dict.fromkeys(StepRecord._fields)
+
+
+def record(step: int, **values: Any) -> StepRecord:
+    known = {"batch_cost_ns": SECOND, "host_peak_bytes": 7, "stall_ns": 0, "excluded": False}
+    return StepRecord(**{**UNKNOWN, "step": step, **known, **values})
+
+
+def values(path: Path) -> dict[str, float]:
+    families = parser.text_string_to_metric_families(path.read_text(encoding="utf-8"))
+    samples = [sample for family in families for sample in family.samples]
+    assert all(sample.labels == {"run": 'a "run"', "rank": "3"} for sample in samples)
+    return {sample.name: sample.value for sample in samples}
+
+
+def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> None:
+    run = tmp_path / 'a "run"'
+    run.mkdir()
+    now = [0]
+    metrics = Metrics(RunFile(run, "metrics/rank_00003.prom"), 3, 1e9, lambda: now[0])
+    path = run / "metrics/rank_00003.prom"
+    for step in range(30):
+        cost_ns = SECOND if step < 10 else 2 * SECOND
+        sizes = {"num_tokens": 1000, "num_samples": None, "num_flops": 10**9}
+        waits = {"reader_cost_ns": SECOND // 4, "communication_ns": SECOND // 2}
+        metrics.add(record(step, batch_cost_ns=cost_ns, **sizes, **waits), 0.5 * step)
+    metrics.add(record(30, window=0, batch_cost_ns=90 * SECOND), None)
+    assert not path.exists()
+    now[0] = 10 * SECOND
+    metrics.add(record(31, excluded=True, batch_cost_ns=90 * SECOND, device_peak_bytes=5), math.nan)
+    found = values(path)
+    assert found == {
+        "ppprof_steps_total": 32,
+        "ppprof_step_seconds": 2,
+        "ppprof_reader_seconds": 0.25,
+        "ppprof_communication_seconds": 0.5,
+        "ppprof_tokens_per_second": 500,
+        "ppprof_mfu_ratio": 0.5,
+        "ppprof_device_peak_bytes": 5,
+        "ppprof_host_peak_bytes": 7,
+    }
+    metrics.close()
+    assert not path.exists()
+
+
+def test_a_failure_is_said_once_and_the_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "metrics").write_text("no folder", encoding="utf-8")
+    now = [0]
+    metrics = Metrics(RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, lambda: now[0])
+    for step in range(3):
+        now[0] += 10 * SECOND
+        metrics.add(record(step), None)
+    metrics.close()
+    assert caplog.text.count("Profiler.export has ended") == 1
