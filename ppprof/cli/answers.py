@@ -311,8 +311,11 @@ class Answers:
         around = timeline_around(opened, rank, step, between, name, rows)
         return {
             **around.identity(),
-            "about": "start_ns counts from origin_ns; self_ns is dur_ns without the events inside",
-            "events": around.events.rows(named=True),
+            "about": "start_ns counts from origin_ns; self_ns is dur_ns without the host events inside",
+            "events": [
+                {key: value for key, value in event.items() if value is not None}
+                for event in around.events.iter_rows(named=True)
+            ],
             "num_shorter_events": around.num_shorter,
         }
 

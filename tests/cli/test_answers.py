@@ -87,6 +87,9 @@ def test_a_timeline_shows_the_longest_events_in_order(slow_steps: Answers) -> No
         (f"ProfileStep#{place['step']}", 0, 5_000_000, 10_000),
         ("matmul dygraph", 0, 4_990_000, 4_990_000),
     ]
+    event = answer["events"][1]
+    assert (event["depth"], event["step"]) == (1, place["step"])
+    assert "stream" not in event  # of the device only
     by_time = asked(slow_steps.timeline, start_ns=place["start_ns"], end_ns=place["end_ns"])
     assert by_time["events"] == answer["events"]
     one = asked(slow_steps.timeline, step=place["step"], name="matmul", rows=1)
