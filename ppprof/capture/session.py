@@ -412,6 +412,8 @@ class RecordingSession(ProfilerSession):
             self._call_parts(lambda part: part.close(ending), data_first=ending.failed)
             if self._guard is not None:
                 self._guard.uninstall()
+        if self._guard is not None and not ending.failed:  # an exception is printed first
+            self._guard.end_if_signalled()
         self._call_parts(lambda part: part.wait(ending))
         self._raise_interruption()
 

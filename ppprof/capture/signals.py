@@ -76,7 +76,7 @@ class SignalGuard:
         self._exit_code: int | None = None
         """What `end_process` ends the process with; None without it."""
         self._thread: threading.Thread | None = None
-        self._has_warned = False
+        self._has_warned = self._is_uninstalled = False
         self._next_check = 0
         self._next_check_of_writer = 0
         self._open_pipe()
@@ -119,8 +119,18 @@ class SignalGuard:
         global _active
         if threading.current_thread() is threading.main_thread() and _active is self:
             _active = None
+            self._is_uninstalled = True
             self._restore_signals()
             self._writer.close()  # ends the thread, which closes the other end
+
+    def end_if_signalled(self) -> None:
+        """After `uninstall`: let a signal that arrived before it end the process now.
+
+        The guard's thread needs Python's lock for that, and the training may soon keep it in C++, for example
+        where it deletes a stream of a stuck device. Call it without a lock that saving needs.
+        """
+        if self._is_uninstalled and self._thread is not None:
+            self._thread.join(_PATIENCE)
 
     def check(self) -> None:
         """Open a new pipe if the training has closed ours; call this between steps.

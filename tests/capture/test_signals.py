@@ -95,6 +95,23 @@ terminate()
     assert run(body) == (-signal.SIGTERM, "True -1\n")
 
 
+def test_a_signal_ahead_of_the_uninstallation_ends_a_process_that_then_keeps_pythons_lock() -> None:
+    body = """
+def slowly():
+    time.sleep(0.2)
+    save()
+
+sys.setswitchinterval(60)
+guard = signals.SignalGuard.install(slowly)
+terminate()
+guard.uninstall()
+guard.end_if_signalled()
+ctypes.PyDLL(None).sleep(10)  # a call through PyDLL keeps Python's lock
+os.write(1, b"lived on\\n")
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
 def test_a_program_that_minds_its_signals_is_left_alone() -> None:
     body = """
 reader, writer = os.pipe()
