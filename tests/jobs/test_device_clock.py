@@ -110,9 +110,25 @@ def test_a_profiler_that_stays_attached_and_slows_the_device_is_said(
     settings = ("steps=60", "scheduler=[20, 22]", "reads=True")
     _, _, printed = trained(tmp_path, test_device, *settings, SLOWS_MS=slows_ms)
     match = re.search(r"steps take ([\d.]+)% longer since the first window", printed)
-    assert bool(match) == bool(slows_ms)
-    if match is not None:  # 2 ms a kernel, and what else takes time; 22 ms after
-        assert 100 < float(match[1]) <= 1_001
+    ratio = true_ratio(tmp_path / "true", range(3, 20), range(25, 60))
+    assert ratio > 2 or not slows_ms  # 2 ms a kernel, and what else takes time; 22 ms after
+    if match is not None:  # also where other processes take the machine from then on
+        assert float(match[1]) / 100 == pytest.approx(ratio - 1, rel=0.25, abs=0.02)
+    assert match is not None or ratio < 1.5
+
+
+def true_ratio(log: Path, before: range, after: range) -> float:
+    """Return by how much the device's steps after the window are longer than those ahead of it.
+
+    By their medians in the longest log: a child that probes the device has another.
+    """
+    names = ("start", "end", "stream", "correlation_id", "name")
+    logs = (pl.read_csv(file, has_header=False, new_columns=names) for file in log.iterdir())
+    is_matmul = pl.col("name").str.contains("gemm")
+    kernels = max(logs, key=len).sort("start").filter(is_matmul)
+    ends = kernels.gather_every(3, 2)["end"]
+    steps = ends.diff()
+    return float(steps[[*after]].median()) / float(steps[[*before]].median())  # type: ignore[arg-type]
 
 
 def test_queries_of_steps_by_ppprof_fill_no_trace(tmp_path: Path, test_device: Variables) -> None:
