@@ -164,9 +164,9 @@ class Results(Part):
         print_result("".join(f"{line}\n" for line in lines))
 
     def _why_no_window(self, store: WindowStore, ending: Ending) -> str:
-        why = (
-            f"the schedule is {self.window_clock.schedule}, and {ending.num_steps} steps were seen"
-        )
+        num = ending.num_steps
+        seen = f"{num} {'step was' if num == 1 else 'steps were'} seen"
+        why = f"the schedule is {self.window_clock.schedule}, and {seen}"
         if self.window_clock.on_demand is None:
             return why
         if store.num_dropped:

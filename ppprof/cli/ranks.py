@@ -24,6 +24,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.output import csv_or_markdown, show
 from ppprof.cli.terminal import log
+from ppprof.messages import Counted
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
 from ppprof.units import format_ranges
@@ -139,7 +140,7 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         return csv_or_markdown(table, args.format)
     num_steps = table["num_steps"].to_list()
     lines = [
-        f"{run}: no window; by the times of {max(num_steps)} steps, medians in ms:",
+        f"{run}: no window; by the times of {Counted(max(num_steps)):step|steps}, medians in ms:",
         f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers",
     ]
     for row in table.head(args.row_limit or table.height).iter_rows(named=True):

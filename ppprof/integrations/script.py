@@ -278,10 +278,8 @@ class _ScriptSession:
             )
         has_own_session = self._has_own_session or (not self._has_begun and was_attached())
         if error is None and not self._num_steps and not has_own_session:
-            num_optimizers = self._steps.num_optimizers
-            stepped = (
-                f"{num_optimizers} optimizers stepped" if num_optimizers else "no optimizer stepped"
-            )
+            num = self._steps.num_optimizers
+            stepped = f"{num or 'no'} optimizer{'s' * (num > 1)} stepped"
             log.warning(
                 f"no training step was detected: {stepped} in this process, and number "
                 f"{self._optimizer} would end a step; in a script that steps none, such as "

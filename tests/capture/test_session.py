@@ -256,14 +256,15 @@ def test_closing_twice_and_stepping_after_it_do_nothing() -> None:
     assert prof.closed
 
 
+@pytest.mark.parametrize(("num_steps", "seen"), [(1, "1 step was seen"), (4, "4 steps were seen")])
 def test_a_window_that_was_never_reached_is_a_warning(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, num_steps: int, seen: str
 ) -> None:
     with session(Windows(), Schedule.of((5, 8)), run=tmp_path) as prof:
-        for _ in range(4):
+        for _ in range(num_steps):
             prof.step()
     assert capsys.readouterr().err == (
-        "ppprof: no window was recorded: the schedule is steps 5 to 7, and 4 steps were seen\n"
+        f"ppprof: no window was recorded: the schedule is steps 5 to 7, and {seen}\n"
     )
 
 

@@ -76,6 +76,13 @@ def test_who_comes_last_is_named_with_what_it_costs(run, cli):
     assert "Slow link" not in out
 
 
+def test_one_clock_that_was_measured_is_no_plural(run, cli):
+    for rank in (2, 3):
+        (run / clocks_path(rank)).unlink()
+    (run / clocks_path(0)).unlink()
+    assert "Clocks of 1 rank measured: known to 0.01 ms.\n" in cli("ranks", run).out
+
+
 def test_clocks_without_measurements_are_bound_by_the_collectives(run, cli):
     for file in run.glob("clocks/*"):
         file.unlink()

@@ -89,10 +89,15 @@ def test_of_several_ranks_none_begins_before_the_job_is_initialised(monkeypatch,
     assert session.calls == []
 
 
-def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, caplog):
+@pytest.mark.parametrize(
+    ("num", "stepped"),
+    [(0, "no optimizer stepped"), (1, "1 optimizer stepped"), (2, "2 optimizers stepped")],
+)
+def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, caplog, num, stepped):
     watched._steps.begin()
+    watched._steps.num_optimizers = num
     watched.close()
-    assert "no training step was detected: 2 optimizers stepped in this process" in caplog.text
+    assert f"no training step was detected: {stepped} in this process" in caplog.text
 
 
 def test_a_script_that_records_itself_and_steps_no_optimizer_is_no_warning(

@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
+from ppprof.messages import Counted
 from ppprof.report.columns import GROUPS, QUEUE, Column, text_cells, text_columns
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
@@ -280,7 +281,7 @@ def _clock_errors(cluster: Cluster, options: TableOptions) -> list[str]:
         errors = [clock.error_ns for clock in cluster.clocks.values() if clock.method == method]
         if any(errors):
             error = f"{options.time(max(errors))} {options.time_unit}"
-            lines.append(f"Clocks of {len(errors)} ranks {how}: known to {error}.")
+            lines.append(f"Clocks of {Counted(len(errors)):rank|ranks} {how}: known to {error}.")
     return lines
 
 
