@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import ppprof
@@ -91,15 +92,21 @@ def test_global_steps_are_steps_and_the_losses_stay_the_same(
 def test_a_resumed_training_goes_on_with_its_global_steps(
     interpreter: str, package: str, losses: str, tmp_path: Path
 ) -> None:
-    """The schedule counts from the first step after the resume: the window has steps 5 and 6."""
+    """The schedule counts from the first step after the resume: the window has steps 5 to 8.
+
+    The evaluation and the checkpoint after step 7 are spans in it.
+    """
     train(interpreter, package, tmp_path, "off")
     train(interpreter, package, tmp_path, "resume")
     assert (tmp_path / "losses").read_text().splitlines() == losses.splitlines()[4:]
     lines = steps(tmp_path)
     assert [line["step"] for line in lines] == list(range(4, 10))
     assert {line["num_tokens"] for line in lines} == {32}
-    recorded = ppprof.open(tmp_path / "log").cluster().steps
-    assert recorded["step"].to_list() == [5, 6]
+    recorded = ppprof.open(tmp_path / "log")
+    assert recorded.cluster().steps["step"].to_list() == [5, 6, 7, 8]
+    spans = recorded.events().filter(pl.col("name").cast(pl.String).str.starts_with("paused"))
+    assert spans["name"].to_list() == ["paused: evaluation", "paused: checkpoint"]
+    assert spans["dur_ns"][0] > 3_000_000_000  # twenty batches of 0.2 s
 
 
 def test_stop_training_ends_the_trainer_after_the_last_window(

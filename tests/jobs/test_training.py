@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ppprof.rundir.step_times import read_step_times
 from tests.jobs.launching import NO_DROPOUT, SMALL, losses, train, workerlogs
 
 EVAL = "Engine.eval_freq=10"
@@ -48,9 +49,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], s
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
     saved: tuple[dict[int, float], str], tmp_path: Path
 ) -> None:
+    """Its steps, too: those of the step log are counted from 0, those of the losses from 1."""
     through, ckpt = saved
-    resumed = losses(train(tmp_path, *SMALL, f"{ckpt}00000005"))
+    profiling = ("Profiler.enable=True", "Profiler.timer_only=True", "Profiler.profiler_log=log")
+    resumed = losses(train(tmp_path, *SMALL, *profiling, f"{ckpt}00000005"))
     assert resumed == {step: through[step] for step in range(6, 11)}
+    assert read_step_times(tmp_path / "log")["step"].to_list() == [5, 6, 7, 8, 9]
 
 
 def test_a_run_that_is_done_says_that_nothing_is_left(

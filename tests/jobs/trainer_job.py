@@ -91,7 +91,7 @@ if MODE != "off":
     PpprofCallback = import_module(f"ppprof.integrations.{PACKAGE}").PpprofCallback
     block = {
         "enable": True,
-        "scheduler": {"fail": [1, 90], "resume": [1, 3]}.get(MODE, [5, 7]),
+        "scheduler": {"fail": [1, 90], "resume": [1, 5]}.get(MODE, [5, 7]),
         "profiler_log": str(FOLDER / "log"),
         "stop_training": MODE == "stop",
     }
