@@ -60,7 +60,8 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
 
     A step ends when the host has ended it and all device events are over that it or an earlier step
     launched. It begins where the step before it ends; the first begins where the host begins it, or
-    when the device events are over that ran before its own. A step after a lost one
+    when the device events are over that ran before its own. If it outlives the host's, the first begins ahead of its
+    own device events by as much as the others do at the median. A step after a lost one
     (`ppprof.analysis.profile.wholeness`) begins where the host begins it or, if the device is behind,
     with its own first device event.
 
@@ -88,6 +89,10 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
         is_earlier = ~is_own & (begin < begin[is_own].min())
         first = max(int(start[0]), int(over[is_earlier].max(initial=0)))
         own = np.where(outlived > 0, np.append(early, 0)[position], start)
+        if outlived[0] > 0 and (outlived[1:] > 0).any():
+            # The profiler waited for the device before the window: it is idle for longer than ahead of later steps.
+            idle = np.maximum(own[1:] - end[:-1], 0)[outlived[1:] > 0]
+            first = max(first, int(own[0]) - int(np.median(idle)))
         start = np.append(min(first, end[0]), end[:-1])
         num_lost = np.searchsorted(profile.whole.lost_steps, step)
         after_lost = np.diff(num_lost, prepend=0) > 0

@@ -461,18 +461,12 @@ def hidden_loading(lines, *, recorded_ns):
     return {"threads": [thread(make)], "step_lines": [[*inside, *lines[0]]]}
 
 
-def test_data_that_a_device_hides_cost_nothing(tmp_path):
-    """Of 480 us of waiting, 80 are exposed: those of the first step, before the first kernel."""
+@pytest.mark.parametrize("recorded_ns", [480 * US, None])
+def test_data_that_a_device_hides_cost_nothing(recorded_ns, tmp_path):
+    """The device works during 480 us of waiting. It idles ahead of the first step alone, since the window began."""
     lines = waited(480 * US, 1000 * US)
-    found = findings(tmp_path, **hidden_loading(lines, recorded_ns=480 * US))
-    reading = one("input-bound", found)
-    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "outside the window")
-
-
-def test_data_of_a_device_without_a_recorded_reader_cost(tmp_path):
-    found = findings(tmp_path, **hidden_loading(waited(480 * US, 1000 * US), recorded_ns=None))
-    reading = one("input-bound", found)
-    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "recorded")
+    found = findings(tmp_path, **hidden_loading(lines, recorded_ns=recorded_ns))
+    assert "input-bound" not in [finding.rule for finding in found]
 
 
 def test_step_times_of_a_device_alone_leave_open_what_it_hides(tmp_path):

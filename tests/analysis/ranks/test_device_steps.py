@@ -118,3 +118,24 @@ def test_steps_follow_each_other_and_end_no_earlier_than_the_hosts(
     launched = profile.trace.events.filter(pl.col("device").is_not_null()).drop_nulls("step")
     last = (launched["start_ns"] + launched["dur_ns"]).max()
     assert steps["end_ns"][-1] >= last
+
+
+def test_the_first_step_is_idle_for_as_long_as_the_others_at_its_begin(tmp_path: Path) -> None:
+    """The profiler has waited for the device: the first kernel comes 25 after the step, the later ones 2 after the last.
+
+    ::
+
+        host    |1 |2 |3 |
+        device      ....111111..222222..333333
+    """
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 40).around(launch(10, 20, kernel("gemm", 25, 85))),
+        span("ProfileStep", "ProfileStep#1", 40, 60).around(
+            launch(45, 50, kernel("gemm", 87, 147))
+        ),
+        span("ProfileStep", "ProfileStep#2", 60, 80).around(
+            launch(65, 70, kernel("gemm", 149, 209))
+        ),
+    )
+    steps = steps_of_rank(Profile(read(write(tmp_path / "a.pb", main))))
+    assert (steps["end_ns"] - steps["start_ns"]).to_list() == [62, 62, 62]

@@ -43,6 +43,9 @@ def test_wait_of_each_step_and_shares_twice_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc = FakeProc(tmp_path, monkeypatch)
+    monkeypatch.setattr(
+        processors.time, "thread_time_ns", lambda: 0
+    )  # of readings, on a busy machine
     proc.advance(100, 1000, "0 0 0 0 0 0 0 0")
     processor_use = Processors(tmp_path)
     proc.advance(100, 3000, "9 0 0 1 0 0 0 0")
