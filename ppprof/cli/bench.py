@@ -16,7 +16,6 @@ from ppprof.cli.diff import limits_of_several
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import to_path
 from ppprof.units import format_time
 
 EXAMPLES = {
@@ -82,10 +81,7 @@ def check(args: argparse.Namespace) -> None:
         num = len(args.commands)
         checks.problems.append(f"expected two commands, -- A ... -- B ...; there are {num}")
     limits_of_several(args, checks)
-    folder = to_path(args.log)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        checks.problems.append(f"--log {folder}: it exists; name a new directory, or remove it")
-    args.log = folder
+    args.log = checks.new_folder("--log", args.log)
     checks.done()
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ppprof.cli.options import Checks
 from ppprof.errors import UsageError
-from ppprof.paths import to_path
 
 EXAMPLES = {
     "ppprof demo": "a run of four ranks in ppprof_demo, and its page in a browser",
@@ -45,10 +44,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the text of the directory by its path, or raise UsageError."""
     checks = Checks(args)
-    folder = to_path(args.output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        checks.problems.append(f"-o {folder}: it exists; name a new directory, or remove it")
-    args.output = folder
+    args.output = checks.new_folder("-o", args.output)
     checks.done()
 
 

@@ -313,6 +313,13 @@ class Checks:
         elif problem := problem_of_output(args.output, sources, args.force):
             self.problems.append(f"-o {args.output}: {problem}")
 
+    def new_folder(self, flag: str, text: str) -> Path:
+        """Return the path of a directory that the command makes; add a problem if it exists and is not empty."""
+        folder = to_path(text)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            self.problems.append(f"{flag} {folder}: it exists; name a new directory, or remove it")
+        return folder
+
     def done(self) -> None:
         """Raise UsageError if there are problems; its message has one line for each problem."""
         if self.problems:
