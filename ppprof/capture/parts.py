@@ -503,8 +503,10 @@ class StepsPart(Part):
             self._lasting_cost = None
 
     def rescue(self) -> None:
-        """Write all steps to disk, the same as `close`."""
+        """Write all steps to disk, and remove the metrics, the same as `close`."""
         self.flush()
+        if self._metrics is not None:
+            self._metrics.close()
 
     def flush(self) -> None:
         """Write all steps to disk."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from ppprof.capture.parts import StepsPart
 from ppprof.capture.steps.metrics import Metrics
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepRecord
 from ppprof.rundir.run_file import RunFile
 
@@ -71,3 +73,14 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
         metrics.add(record(step), None)
     metrics.close()
     assert caplog.text.count("Profiler.export has ended") == 1
+
+
+def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> None:
+    now = [0]
+    metrics = Metrics(RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, lambda: now[0])
+    now[0] = 10 * SECOND
+    metrics.add(record(0), None)
+    path = tmp_path / "metrics/rank_00000.prom"
+    assert path.exists()
+    StepsPart(PerfSummary(), metrics=metrics).rescue()
+    assert not path.exists()
