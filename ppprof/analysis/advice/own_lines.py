@@ -69,7 +69,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     if sampled is None:
         return nothing
     samples = sampled.samples.filter("is_step")
-    trains, waits = np.zeros((2, samples.height), bool)
+    trains = np.zeros(samples.height, bool)
+    is_beside = trains.copy()
     thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
     clears = _clearing(sampled)[samples["stack"].to_numpy()]
     waiting = together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses))
@@ -77,16 +78,14 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     for number in stepping_threads(profile).tolist():
         own = thread == number
         training = difference(_training(profile, number), together(intervals_of(gaps)))
-        trains[own] = contains(training, time_ns[own]) | clears[own]
-        waits[own] = contains(waiting, time_ns[own])
+        trains[own] = contains(training, time_ns[own])
+        is_beside[own] = ~trains[own] & ~contains(waiting, time_ns[own])
         of_thread = intervals_of(steps.filter(pl.col("thread") == number))
         beside_ns += covered(*difference(of_thread, together(training, waiting)))
-    rows = np.flatnonzero(~trains & ~waits)
-    names = _LineChooser(sampled, samples, trains).of(rows)
-    scale = sampled.step_ns * sampled.num_steps / float(samples["weight_ns"].sum())
-    sampled_ns = scale * float(samples[rows]["weight_ns"].to_numpy().sum())
-    if sampled_ns > beside_ns:  # few samples may miss the training
-        scale *= beside_ns / sampled_ns
+    # Samples say whose the time beside is, and events how much it is: a late sample may be of a later line.
+    scale = beside_ns / max(1.0, float(samples.filter(is_beside)["weight_ns"].to_numpy().sum()))
+    rows = np.flatnonzero(is_beside & ~clears)
+    names = _LineChooser(sampled, samples, trains | clears).of(rows)
     chosen = samples[rows].select(
         *schema,
         name=pl.Series(names, dtype=pl.String),

@@ -72,6 +72,18 @@ def test_lines_take_no_more_than_the_time_beside_the_training(tmp_path: Path) ->
     }
 
 
+def test_lines_take_all_time_beside_the_training(tmp_path: Path) -> None:
+    """dumps() kept the lock in three of six steps, whose samples came late: in the next forward."""
+    stacks = in_lines((450, FORWARD), (550, DUMPS))
+    samples = stacks.samples.copy()
+    step = (samples[:, 1] - EPOCH_NS) // (1000 * US)
+    is_late = (samples[:, 3] == DUMPS) & (step % 2 == 0)
+    samples[is_late, 1] = EPOCH_NS + (step[is_late] + 1) * 1000 * US
+    samples[is_late, 3] = FORWARD
+    found = lines(tmp_path, training(450), dataclasses.replace(stacks, samples=samples))
+    assert found == {LOG: pytest.approx(6 * 550, abs=3 * 11)}
+
+
 @pytest.mark.parametrize("line", [FORWARD, DUMPS])
 def test_time_of_the_training_is_nobodys(tmp_path: Path, line: int) -> None:
     assert lines(tmp_path, training(1000), in_lines((1000, line))) == {}
