@@ -117,7 +117,8 @@ STEPS = {
   memory that is not pinned; their time, and the part of it in which no kernel runs;
 - ``exposed_reads_ns``: the time of copies to such memory in which no kernel runs;
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
-- ``recompute_ns``: the time of Forward events in a Backward;
+- ``recompute_ns``: the time of Forward events in a Backward; without device events, with the time
+  in the gradient node around them in which nothing works;
 - ``optimizer_ns``: the time in Optimization phases;
 - ``optimizer_overhead_ns``: the time from the first to the last update of parameters, outside
   kernels; null in a trace with device events, and if no kernel launch in an Optimization is
@@ -633,13 +634,44 @@ class IndicatorBuilder:
         backward = self.phase("Backward")["row"].to_numpy()
         is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
         outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
-        recomputed = self.hosts(np.flatnonzero(outermost))
-        self.add_names("recomputed", recomputed.select("step", "name", time_ns=time))
+        rows = np.flatnonzero(outermost)
+        recomputed = self.hosts(rows).with_columns(time_ns=time)
+        if not self.on_device:
+            around = pl.Series(self._around_recomputed(rows, backward), dtype=pl.Int64)
+            recomputed = recomputed.with_columns(pl.col("time_ns") + around)
+        self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
         self._add_lines_of_layers(recomputed["name"], backward)
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
-            "recompute_ns": self.sum_by_step(recomputed["step"], recomputed[time].to_numpy()),
+            "recompute_ns": self.sum_by_step(recomputed["step"], recomputed["time_ns"].to_numpy()),
         }
+
+    def _around_recomputed(self, rows: Int64, backward: Int64) -> Int64:
+        """Return the time of the gradient node around each recomputed layer outside all work in it.
+
+        There, Python restores the random state and starts a Backward of its own. The first layer in a
+        node has it::
+
+            node        ######################
+              Forward       ####                    recomputed
+              Backward              #########
+                work                 ### ###
+            out         ####    #####   #   #
+        """
+        tree, hosts = self.tree, self.tree.hosts
+        is_node = tree.is_outermost_operator & tree.below(backward)
+        node, first = np.unique(tree.enclosing(is_node)[rows], return_index=True)
+        node, first = node[node >= 0], first[node >= 0]
+        is_work = hosts["category"].is_in(CONTAINERS).not_().to_numpy() & tree.below(node)
+        is_work[rows] = True
+        work = np.flatnonzero(is_work)
+        is_work &= ~tree.below(work)
+        around = np.zeros(len(rows), np.int64)
+        cpu_ns = hosts["cpu_ns"].to_numpy()
+        inside = np.zeros(len(cpu_ns), np.int64)
+        np.add.at(inside, tree.enclosing(is_node)[is_work], cpu_ns[is_work])
+        around[first] = cpu_ns[node] - inside[node]
+        return around
 
     def _add_lines_of_layers(self, names: pl.Series, backward: Int64) -> None:
         """Add the lines that call the operators of layers ahead of a Backward: kind ``of_layer``."""

@@ -192,6 +192,22 @@ def test_an_embedding_of_many_rows_is_a_wide_vocabulary(rows, remedies, tmp_path
     assert wide == remedies
 
 
+def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp_path):
+    """A node of 500, in which gradients take 60 + 40, and Paddle's Backward between them nothing."""
+
+    def make(at):
+        block = op(at, 350, 500, "Block", op(at, 360, 480), category="Forward")
+        gradients = [op(at, 600, 660, "Global_A"), op(at, 680, 720, "Global_B")]
+        backward = op(at, 560, 740, "backward", *gradients, category="UserDefined")
+        node = op(at, 300, 800, "Global_GradNodePyLayer_RecomputeFunction", block, backward)
+        yield op(at, 0, 200)
+        yield op(at, 250, 950, "Backward", op(at, 250, 290), node, category="Backward")
+
+    finding = one("recompute", findings(tmp_path, threads=[thread(make)]))
+    assert finding.cost_ns == (500 - 60 - 40) * US
+    assert finding.evidence["time_ns"].to_list() == [400 * US]
+
+
 @pytest.mark.parametrize("rule", NEARLY)
 def test_a_rule_is_not_triggered_below_its_threshold(rule, tmp_path):
     assert rule not in [finding.rule for finding in findings(tmp_path, **NEARLY[rule])]
