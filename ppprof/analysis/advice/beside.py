@@ -6,6 +6,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.indicators import BESIDE
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""
@@ -17,44 +18,63 @@ SURE_SAMPLES = 30
 
 
 def beside_training(evidence: Evidence) -> list[Finding]:
-    """Report lines of the user's code that take time beside the training, one finding for each.
+    """Report statements of the training that take time beside it, one finding for each.
 
-    Only in traces without device events: with them, such time costs what the device idles, which
-    `ppprof.analysis.advice.launches.host_bound` reports.
+    A finding names the line with most of its statement's time. Only in traces without device events:
+    with them, such time costs what the device idles, which `ppprof.analysis.advice.launches.host_bound`
+    reports.
     """
     lines = lines_beside(evidence)
-    if evidence.indicator_means["idle_ns"].count() or lines.is_empty():
+    if evidence.indicator_means["idle_ns"].count():
         return []
     findings: list[Finding] = []
-    reads = dict(evidence.names("read", "calls").select("name", "calls").iter_rows())
-    for row in lines.iter_rows(named=True):
-        if row["time_ns"] < LEAST_BESIDE * evidence.step_ns:
+    reads = evidence.names("read", "calls")
+    for (statement,), own in lines.group_by("statement", maintain_order=True):
+        time_ns, samples = float(own["time_ns"].sum()), int(own["samples"].sum())
+        if time_ns < LEAST_BESIDE * evidence.step_ns:
             continue
+        line = own["name"][0]
+        is_alone = own.height == 1
         facts: dict[str, Fact] = {
-            "num_reads": reads.get(row["name"]),
-            "line": row["name"],
-            "beside_ns": row["time_ns"],
-            "samples": row["samples"],
+            "num_reads": _sum_or_none(reads.join(own, "name", "semi")["calls"]),
+            "line": line,
+            "line_ns": None if is_alone else own["time_ns"][0],
+            "statement": None if is_alone else str(statement),
+            "beside_ns": time_ns,
+            "samples": samples,
         }
-        confidence = "likely" if row["samples"] >= SURE_SAMPLES else "possible"
+        confidence = "likely" if samples >= SURE_SAMPLES else "possible"
         findings += evidence.time_finding(
-            "beside-training", row["time_ns"], confidence, facts, lines
+            "beside-training", time_ns, confidence, facts, own.drop("statement")
         )
     return findings
 
 
 def lines_beside(evidence: Evidence) -> pl.DataFrame:
-    """Return the lines beside the training with at least `FEW_SAMPLES`: name, samples and time_ns.
+    """Return the lines beside the training with at least `FEW_SAMPLES`: statement, name, samples, time_ns.
 
-    If other processes disturb the job, with several times as many: a thread that has no processor
-    keeps the interpreter's lock, so that its time may count for the line in which it gives it away.
+    The largest first. If other processes disturb the job, with several times as many samples: a thread
+    that has no processor keeps the interpreter's lock, so that its time may count for the line in which it
+    gives it away.
     """
     least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
     num = sum(own.steps.height for own in evidence.typical_indicators.values())
-    lines = evidence.names("beside").select(
-        "name", samples=(pl.col("calls") * num).round().cast(pl.Int64), time_ns="time_ns"
+    samples = (pl.col("calls") * num).round().cast(pl.Int64)
+    schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
+    lines = [
+        evidence.names(kind).select(
+            "name", "time_ns", samples=samples, statement=pl.lit(kind.removeprefix(BESIDE))
+        )
+        for kind in evidence.kinds(BESIDE)
+    ]
+    found = pl.concat([pl.DataFrame(schema=schema), *(each.select(*schema) for each in lines)])
+    return found.filter(pl.col("samples") >= least).sort(
+        "time_ns", "name", descending=[True, False]
     )
-    return lines.filter(pl.col("samples") >= least)
+
+
+def _sum_or_none(numbers: pl.Series) -> float | None:
+    return float(numbers.sum()) if len(numbers) else None
 
 
 def interpreter_lock(evidence: Evidence) -> list[Finding]:

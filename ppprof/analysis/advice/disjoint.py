@@ -64,7 +64,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         HOST: evidence.step_ns,
     }
     kept = []
-    claimed: Mapping[str, float] = {}
+    claimed: dict[str, float] = {}
     for finding in findings:
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
             kept.append(finding)
@@ -72,7 +72,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         step_ns = finding.cost_ns / finding.share
         pool = next((rules for rules in pools if finding.rule in rules), None)
         left_ns = whole * step_ns if pool is None else min(whole * step_ns, pools[pool])
-        cost_ns = finding.cost_ns - claimed.get(str(finding.facts.get("line")), 0.0)
+        cost_ns = finding.cost_ns - sum(claimed.get(line, 0.0) for line in _lines_of(finding))
         share = min(cost_ns, left_ns) / step_ns
         if share < LEAST_RATIO:
             continue
@@ -84,7 +84,9 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         if finding.rule == "slow-rank":
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
             pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
-            claimed = _of_reason(evidence, finding.facts)
+            claimed.update(_of_reason(evidence, finding.facts))
+        if finding.rule == "beside-training":
+            claimed.update(finding.evidence.select("name", "time_ns").iter_rows())
         if share < finding.share:
             severity = severity_of(share)
             facts = finding.facts
@@ -125,6 +127,13 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
     if own.is_empty() or own[0] is None or least is None:
         return 0.0
     return float(max(0.0, own[0] - least))
+
+
+def _lines_of(finding: Finding) -> list[str]:
+    """Return the lines whose time a finding is."""
+    if finding.rule == "beside-training":
+        return finding.evidence["name"].to_list()
+    return [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
 
 
 def _of_reason(evidence: Evidence, facts: Mapping[str, object]) -> Mapping[str, float]:

@@ -280,6 +280,13 @@ class Evidence:
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
+    def kinds(self, prefix: str) -> list[str]:
+        """Return the kinds of names that begin with a prefix, sorted."""
+        kinds = {
+            each for own in self.typical_indicators.values() for each in own.names["what"].unique()
+        }
+        return sorted(kind for kind in kinds if kind.startswith(prefix))
+
     def with_time(self, finding: Finding) -> Finding:
         """Return a finding with the longest step that shows it; unchanged without a trace."""
         steps = self._times_of_steps

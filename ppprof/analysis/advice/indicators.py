@@ -145,8 +145,9 @@ NAMES = {
 """Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
-neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
-line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`), lock
+neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside STATEMENT (a
+line of the user's code beside the training, and what calls it there; calls are samples:
+`ppprof.analysis.advice.own_lines`), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
 `ppprof.analysis.advice.small_operators`), chain
@@ -159,6 +160,9 @@ threads that end no steps, while data is loaded), communication AXIS (likewise, 
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it)."""
+
+BESIDE = "beside "
+"""What the kinds of lines beside the training begin with."""
 
 MEMORY = {
     "place": pl.String,
@@ -217,7 +221,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.unrecorded_device:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
-        builder.add_names("beside", time.beside.select("step", "name", "calls", time_ns="dur_ns"))
+        for (statement,), lines in time.beside.group_by("statement", maintain_order=True):
+            named = lines.select("step", "name", "calls", time_ns="dur_ns")
+            builder.add_names(f"{BESIDE}{statement}", named)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
         waits_ns += int(time.beside["dur_ns"].sum())
@@ -660,7 +666,8 @@ class IndicatorBuilder:
         """
         tree, hosts = self.tree, self.tree.hosts
         is_node = tree.is_outermost_operator & tree.below(backward)
-        node, first = np.unique(tree.enclosing(is_node)[rows], return_index=True)
+        above = tree.enclosing(is_node).astype(np.int64)
+        node, first = np.unique(above[rows], return_index=True)
         node, first = node[node >= 0], first[node >= 0]
         is_work = hosts["category"].is_in(CONTAINERS).not_().to_numpy() & tree.below(node)
         is_work[rows] = True
@@ -669,7 +676,7 @@ class IndicatorBuilder:
         around = np.zeros(len(rows), np.int64)
         cpu_ns = hosts["cpu_ns"].to_numpy()
         inside = np.zeros(len(cpu_ns), np.int64)
-        np.add.at(inside, tree.enclosing(is_node)[is_work], cpu_ns[is_work])
+        np.add.at(inside, above[is_work], cpu_ns[is_work])
         around[first] = cpu_ns[node] - inside[node]
         return around
 

@@ -58,13 +58,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         bubbles: when the stage waits for other stages.
 
     Returns:
-        thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``),
-        calls (the instants that the sample stands for) and dur_ns (the time). No rows without samples.
+        thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``), statement
+        (the line of the training that calls it, or is it: ``train.py:15: log(step)``), calls (the
+        instants that the sample stands for) and dur_ns (the time). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
-    nothing = pl.DataFrame(
-        schema={**schema, "name": pl.String, "calls": pl.Int64, "dur_ns": pl.Int64}
-    )
+    lines = {"name": pl.String, "statement": pl.String}
+    nothing = pl.DataFrame(schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64})
     sampled = sampled_steps(profile)
     if sampled is None:
         return nothing
@@ -85,14 +85,14 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     # Samples say whose the time beside is, and events how much it is: a late sample may be of a later line.
     scale = beside_ns / max(1.0, float(samples.filter(is_beside)["weight_ns"].to_numpy().sum()))
     rows = np.flatnonzero(is_beside & ~clears)
-    names = _LineChooser(sampled, samples, trains | clears).of(rows)
-    chosen = samples[rows].select(
+    chosen = _LineChooser(sampled, samples, trains | clears).of(rows)
+    found = samples[rows].select(
         *schema,
-        name=pl.Series(names, dtype=pl.String),
+        *pl.DataFrame(chosen, lines, orient="row"),
         calls=sampled.instants,
         dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
     )
-    return chosen.drop_nulls("name")
+    return found.drop_nulls("name")
 
 
 def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
@@ -220,8 +220,8 @@ class _LineChooser:
             path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
         }
 
-    def of(self, rows: Int64) -> list[str | None]:
-        """Return the name of the line for each of these samples; None for a line that trains, too.
+    def of(self, rows: Int64) -> list[tuple[str | None, str | None]]:
+        """Return the names of the line and of the statement for each sample; None for a line that trains, too.
 
         ::
 
@@ -235,15 +235,16 @@ class _LineChooser:
             first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), 0)
             if first:
                 groups[path[:first]].append(row)
-        names: dict[int, str] = {}
+        names: dict[int, tuple[str, str]] = {}
         for outer, members in groups.items():
-            rest = members
+            rest, statement = members, line_name(self._sampled.stacks, outer[-1])
             while rest:
                 inner = self._inner(outer, rest)
                 length, name = len(inner), line_name(self._sampled.stacks, inner[-1])
-                names.update((row, name) for row in rest if self._paths[row][:length] == inner)
+                of_line = [row for row in rest if self._paths[row][:length] == inner]
+                names.update(dict.fromkeys(of_line, (name, statement)))
                 rest = [row for row in rest if self._paths[row][:length] != inner]
-        return [names.get(row) for row in rows.tolist()]
+        return [names.get(row, (None, None)) for row in rows.tolist()]
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
         """Return the path to the innermost line that has most of the time of its caller's samples below a path."""

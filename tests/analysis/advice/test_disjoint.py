@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING
+from ppprof.analysis.advice import Evidence
+from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING, disjoint
 from ppprof.analysis.advice.finding import Finding
 from tests.fixtures.findings import TRIGGERS, US, by_rule, op, thread
 from tests.fixtures.run_directories import run
@@ -154,4 +156,36 @@ def test_what_makes_a_rank_slow_is_not_unexplained_too(tmp_path: Path):
     assert [(finding.rule, finding.cost_ns) for finding in found] == [
         ("slow-rank", 700 * US),
         ("exposed-communication", 100 * US),
+    ]
+
+
+def test_small_operators_of_a_line_beside_the_training_count_once() -> None:
+    step_ns = 1000.0 * US
+    evidence = Evidence(None)
+    lines = pl.DataFrame(
+        {"name": ["a.py:7, log()", "a.py:8, log()"], "time_ns": [300.0 * US, 200.0 * US]}
+    )
+    beside = evidence.time_finding(
+        "beside-training",
+        500 * US,
+        "likely",
+        {"line": lines["name"][0]},
+        lines,
+        (step_ns, "recorded"),
+    )
+    small = [
+        evidence.time_finding(
+            "many-small-operators",
+            250 * US,
+            "possible",
+            {"layer": layer},
+            lines,
+            (step_ns, "recorded"),
+        )
+        for layer in ("a.py:7, log()", "Net/Block")
+    ]
+    found = disjoint([*beside, *small[0], *small[1]], evidence)
+    assert [(each.rule, each.facts.get("layer")) for each in found] == [
+        ("beside-training", None),
+        ("many-small-operators", "Net/Block"),
     ]

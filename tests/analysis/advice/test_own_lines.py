@@ -206,6 +206,21 @@ def _moved(item: Span, by_ns: int, number: int) -> Span:
     )
 
 
+def test_one_finding_has_all_lines_of_a_statement_and_names_the_largest(tmp_path: Path) -> None:
+    """log() takes 300 of each step, and the line that calls it 250; both are train.py:15."""
+    options = {"threads": [training(450)], "stacks": [logging(750)]}
+    findings = ppprof.advise(ppprof.open(run(tmp_path, **options)))
+    (finding,) = (each for each in findings if each.rule == "beside-training")
+    assert finding.cost_ns == pytest.approx(550 * US, rel=0.01)
+    assert finding.place == ("train.py", 7)
+    assert finding.facts["line_ns"] == pytest.approx(300 * US, rel=0.01)
+    assert finding.facts["statement"] == "train.py:15: log(step)"
+    assert dict(finding.evidence.select("name", "samples").iter_rows()) == {
+        LOG: 6 * 6,
+        "train.py:15: log(step)": 6 * 5,
+    }
+
+
 def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pb", training(450))
     trace = dataclasses.replace(read(path), stacks=logging())
