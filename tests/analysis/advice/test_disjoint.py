@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
-from ppprof.analysis.advice import Evidence
 from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING, disjoint
 from ppprof.analysis.advice.finding import Finding
+from ppprof.run.advise import collect_evidence_of_run
 from tests.fixtures.findings import TRIGGERS, US, by_rule, op, thread
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
@@ -159,32 +159,19 @@ def test_what_makes_a_rank_slow_is_not_unexplained_too(tmp_path: Path):
     ]
 
 
-def test_small_operators_of_a_line_beside_the_training_count_once() -> None:
-    step_ns = 1000.0 * US
-    evidence = Evidence(None)
+def test_small_operators_of_a_line_beside_the_training_count_once(tmp_path: Path) -> None:
+    """Steps of 1000 us: 500 in two lines of a statement; operators of one of them and of a layer take 250."""
+    steps = thread(lambda at: (op(at, 0, 1000),))
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
     lines = pl.DataFrame(
         {"name": ["a.py:7, log()", "a.py:8, log()"], "time_ns": [300.0 * US, 200.0 * US]}
     )
-    beside = evidence.time_finding(
-        "beside-training",
-        500 * US,
-        "likely",
-        {"line": lines["name"][0]},
-        lines,
-        (step_ns, "recorded"),
-    )
+    (beside,) = evidence.time_finding("beside-training", 500 * US, "likely", {}, lines)
     small = [
-        evidence.time_finding(
-            "many-small-operators",
-            250 * US,
-            "possible",
-            {"layer": layer},
-            lines,
-            (step_ns, "recorded"),
-        )
+        evidence.time_finding("many-small-operators", 250 * US, "possible", {"layer": layer}, lines)
         for layer in ("a.py:7, log()", "Net/Block")
     ]
-    found = disjoint([*beside, *small[0], *small[1]], evidence)
+    found = disjoint([beside, *small[0], *small[1]], evidence)
     assert [(each.rule, each.facts.get("layer")) for each in found] == [
         ("beside-training", None),
         ("many-small-operators", "Net/Block"),
