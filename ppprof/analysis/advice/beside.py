@@ -6,7 +6,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
-from ppprof.analysis.advice.indicators import BESIDE
+from ppprof.analysis.advice.indicators import BESIDE_IN
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""
@@ -63,9 +63,9 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
     schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
     lines = [
         evidence.names(kind).select(
-            "name", "time_ns", samples=samples, statement=pl.lit(kind.removeprefix(BESIDE))
+            "name", "time_ns", samples=samples, statement=pl.lit(kind.removeprefix(BESIDE_IN))
         )
-        for kind in evidence.kinds(BESIDE)
+        for kind in evidence.kinds(BESIDE_IN)
     ]
     found = pl.concat([pl.DataFrame(schema=schema), *(each.select(*schema) for each in lines)])
     return found.filter(pl.col("samples") >= least).sort(

@@ -145,9 +145,9 @@ NAMES = {
 """Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
-neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside STATEMENT (a
-line of the user's code beside the training, and what calls it there; calls are samples:
-`ppprof.analysis.advice.own_lines`), lock
+neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
+line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
+beside in STATEMENT (likewise, by the statement of the training that calls it), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
 `ppprof.analysis.advice.small_operators`), chain
@@ -161,8 +161,8 @@ an axis or launch that), read (line that reads the values of tensors, with the t
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it)."""
 
-BESIDE = "beside "
-"""What the kinds of lines beside the training begin with."""
+BESIDE_IN = "beside in "
+"""What the kinds of lines beside the training begin with that are of one statement."""
 
 MEMORY = {
     "place": pl.String,
@@ -221,9 +221,10 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.unrecorded_device:
         time = host_time(profile, parts.bubbles)
         builder.add_names("gap", time.gaps)
-        for (statement,), lines in time.beside.group_by("statement", maintain_order=True):
-            named = lines.select("step", "name", "calls", time_ns="dur_ns")
-            builder.add_names(f"{BESIDE}{statement}", named)
+        named = time.beside.select("statement", "step", "name", "calls", time_ns="dur_ns")
+        builder.add_names("beside", named)
+        for (statement,), lines in named.group_by("statement", maintain_order=True):
+            builder.add_names(f"{BESIDE_IN}{statement}", lines)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())
         waits_ns += int(time.beside["dur_ns"].sum())

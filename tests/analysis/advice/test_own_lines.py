@@ -25,7 +25,9 @@ from tests.fixtures.findings import (
     US,
     in_lines,
     logging,
+    thread,
     training,
+    training_step,
 )
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import EPOCH_NS, Span, Thread, span, write
@@ -219,6 +221,29 @@ def test_one_finding_has_all_lines_of_a_statement_and_names_the_largest(tmp_path
         LOG: 6 * 6,
         "train.py:15: log(step)": 6 * 5,
     }
+
+
+def test_slow_steps_name_the_line_that_makes_them_slow(tmp_path: Path) -> None:
+    """Steps of 1 ms; log() takes 4 ms more in each third one."""
+    lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
+    starts = np.cumsum([0, *lengths[:-1]])
+    samples = [
+        (
+            1,
+            EPOCH_NS + int(start + 50 * number + 25) * US,
+            50 * US,
+            DUMPS if number >= 20 else FORWARD,
+        )
+        for start, length in zip(starts, lengths)
+        for number in range(length // 50)
+    ]
+    stacks = dataclasses.replace(logging(), samples=np.array(samples, np.int64))
+    steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
+    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule == "slow-steps")
+    assert finding.facts["gap"] == LOG
+    assert finding.facts["gap_ns"] == pytest.approx(4000 * US, rel=0.01)
+    assert finding.place == ("train.py", 7)
 
 
 def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:
