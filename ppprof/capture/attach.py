@@ -448,6 +448,7 @@ def _windows(
         RpcCalls               x
         OperatorCallRecorder   x                 collects calls      writes them beside it
         StackSampler                             a thread samples    writes them beside it
+        GarbageCollections                       adds spans
         then, by Windows
         DiskBudget                               notes its size      counts the files above
         LongSteps                                a thread watches
@@ -471,9 +472,11 @@ def _windows(
         if operators is not None:
             observers.append(operators)
         if profiler.python_stacks is not False:
+            from ppprof.capture.recording.garbage import GarbageCollections
             from ppprof.capture.recording.python_stacks import StackSampler
 
-            observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
+            stacks = StackSampler(run, profiler.python_stacks, profiler.source)
+            observers += [stacks, GarbageCollections(stacks.note_collection)]
         return Windows(
             recorder,
             store,

@@ -1,9 +1,9 @@
 """Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
 
-The file is one line of JSON, then 4 little-endian int64 for each sample of a thread, and for each read of
-a tensor's values::
+The file is one line of JSON, then 4 little-endian int64 for each sample of a thread, for each read of
+a tensor's values, and for each full garbage collection::
 
-    {"interval_ns": 4000000, "reads": 0,
+    {"interval_ns": 4000000, "reads": 0, "collections": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "threads": {"31": [800000000, 1000000, 1000000000]},
@@ -11,9 +11,10 @@ a tensor's values::
     thread id | time_ns | weight_ns | row of the stack, or -1
 
 A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
-``weight_ns`` of time: as long as a sample was due, on average. The last ``reads`` rows are no samples but
+``weight_ns`` of time: as long as a sample was due, on average. The last rows are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
-call, its duration, and the line that made it. ``threads`` is `PythonStacks.threads`.
+call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
+collector in the oldest generation, likewise: the line is where the thread was. ``threads`` is `PythonStacks.threads`.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class _Header(msgspec.Struct):
     stacks: list[list[int]]
     source: dict[str, dict[str, str]] = {}
     reads: int = 0
+    collections: int = 0
     threads: dict[str, ThreadTime] = {}
 
 
@@ -96,6 +98,8 @@ class PythonStacks:
     """File -> line number -> text, of the lines around those with the most time."""
     reads: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
     """One row per read of a tensor's values, columns as in the file; sorted likewise."""
+    collections: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
+    """One row per full garbage collection, columns as in the file; sorted likewise."""
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
 
@@ -111,10 +115,14 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
         for path, lines in stacks.source.items()
     }
     threads = {str(thread): each for thread, each in stacks.threads.items()}
+    parts = [stacks.samples, stacks.reads, stacks.collections]
     header = _Header(
-        stacks.interval_ns, stacks.frames, stacks.stacks, source, len(stacks.reads), threads
+        *(stacks.interval_ns, stacks.frames, stacks.stacks, source),
+        reads=len(stacks.reads),
+        collections=len(stacks.collections),
+        threads=threads,
     )
-    numbers = np.concatenate([stacks.samples, stacks.reads]).astype("<i8").tobytes()
+    numbers = np.concatenate(parts).astype("<i8").tobytes()
     file.write(b"\n".join([msgspec.json.encode(header), numbers]))
 
 
@@ -136,9 +144,10 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
     if len(rows):
         _check_range(rows[:, 1:3], 0, _LARGEST_NS)
         _check_range(rows[:, 3], -1, len(header.stacks))
-    if not 0 <= header.reads <= len(rows):
-        raise ValueError("more reads than rows")
-    samples, reads = rows[: len(rows) - header.reads], rows[len(rows) - header.reads :]
+    num_samples = len(rows) - header.reads - header.collections
+    if min(header.reads, header.collections, num_samples) < 0:
+        raise ValueError("more reads and collections than rows")
+    parts = np.split(rows, [num_samples, num_samples + header.reads])
     for stack in header.stacks:
         if len(stack) > _MOST_DEPTH or not all(0 <= row < len(header.frames) for row in stack):
             raise ValueError("a frame that does not exist")
@@ -157,14 +166,16 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
         for path, lines in header.source.items()
         if all(_NUMBER.fullmatch(line) for line in lines)
     }
-    samples, reads = (part[np.lexsort((part[:, 1], part[:, 0]))] for part in (samples, reads))
+    samples, reads, collections = (part[np.lexsort((part[:, 1], part[:, 0]))] for part in parts)
     interval_ns = max(0, header.interval_ns)
     threads = {
         int(thread): each
         for thread, each in header.threads.items()
         if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
     }
-    return PythonStacks(interval_ns, frames, header.stacks, samples, source, reads, threads)
+    return PythonStacks(
+        interval_ns, frames, header.stacks, samples, source, reads, collections, threads
+    )
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")

@@ -203,6 +203,9 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
 `ppprof.trace.kineto.names.LEAST_FRAME_NS`; only torch records them (with_stack)."""
 
 
+GARBAGE_COLLECTION = "Python garbage collection"
+"""Name of the spans in which Python looks for garbage: `ppprof.capture.recording.garbage`."""
+
 OVERHEADS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (pl.Categorical(), "what the profiler does: 'Activity Buffer Request'"),
     "start_ns": (pl.Int64(), "as in `EVENTS`"),

@@ -78,10 +78,10 @@ def _joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks | None:
         return None
     frames: list[Frame] = []
     stacks: list[list[int]] = []
-    rows: tuple[list[Int64], list[Int64]] = [], []
+    rows: tuple[list[Int64], ...] = [], [], []
     source: dict[str, Mapping[int, str]] = {}
     for part in parts:
-        for every, of_part in zip(rows, (part.samples, part.reads)):
+        for every, of_part in zip(rows, (part.samples, part.reads, part.collections)):
             own = of_part.copy()
             own[own[:, 3] >= 0, 3] += len(stacks)
             every.append(own)
@@ -89,9 +89,9 @@ def _joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks | None:
         frames += part.frames
         source.update(part.source)
     joined = [np.concatenate(parts) for parts in rows]
-    samples, reads = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
+    samples, reads, collections = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
     interval_ns = sum(part.interval_ns for part in parts) // len(parts)
-    return PythonStacks(interval_ns, frames, stacks, samples, source, reads)
+    return PythonStacks(interval_ns, frames, stacks, samples, source, reads, collections)
 
 
 def _sum(counts: Sequence[object]) -> dict[str, int]:
@@ -135,8 +135,10 @@ def _shifted(trace: Trace, shift_ns: int) -> Trace:
         stacks=trace.stacks
         and replace(
             trace.stacks,
-            samples=trace.stacks.samples + np.array([0, shift_ns, 0, 0]),
-            reads=trace.stacks.reads + np.array([0, shift_ns, 0, 0]),
+            **{
+                name: getattr(trace.stacks, name) + np.array([0, shift_ns, 0, 0])
+                for name in ("samples", "reads", "collections")
+            },
         ),
         frames=trace.frames.with_columns(pl.col("start_ns") + shift_ns),
     )

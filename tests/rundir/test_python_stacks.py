@@ -20,12 +20,15 @@ LOOP = Frame("__main__", "train.py", "<module>", 12, is_own=True)
 NUMPY = Frame("paddle.tensor", "/lib/paddle/tensor.py", "numpy", 9, is_own=False)
 SAMPLES = np.array([[7, 60, 10, 0], [7, 50, 40, 1], [5, 60, 10, -1]], np.int64)
 READS = np.array([[7, 90, 3, 0], [7, 80, 3, -1]], np.int64)
+COLLECTIONS = np.array([[7, 120, 20, 0], [6, 100, 9, -1], [7, 99, 9, 1]], np.int64)
 SOURCE = {"train.py": {11: "for step in range(9):", 12: "    log(step)"}}
 
 
 def written(tmp_path: Path, stacks: PythonStacks | None = None) -> RunFile:
     file = RunFile(tmp_path, "stacks/a.stacks")
-    stacks = stacks or PythonStacks(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS)
+    stacks = stacks or PythonStacks(
+        25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS
+    )
     write_python_stacks(file, stacks)
     return file
 
@@ -35,6 +38,7 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert (stacks.interval_ns, stacks.frames, stacks.stacks) == (25, [LOOP, NUMPY], [[0], [1, 0]])
     assert stacks.samples.tolist() == SAMPLES[[2, 1, 0]].tolist()
     assert stacks.reads.tolist() == READS[[1, 0]].tolist()
+    assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
     assert stacks.source == SOURCE
     assert LOOP.place == "train.py:12"
 

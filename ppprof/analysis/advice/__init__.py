@@ -62,6 +62,7 @@ RULES: tuple[Rule, ...] = (
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
     Rule("interpreter-lock", beside.interpreter_lock, thresholds=_TIME),
+    Rule("garbage-collection", beside.garbage_collection, thresholds=_TIME),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
     Rule(
         "slow-rank",

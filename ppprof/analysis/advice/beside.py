@@ -7,6 +7,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import BESIDE_IN
+from ppprof.trace.schema import GARBAGE_COLLECTION
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""
@@ -75,6 +76,24 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
 
 def _sum_or_none(numbers: pl.Series) -> float | None:
     return float(numbers.sum()) if len(numbers) else None
+
+
+def garbage_collection(evidence: Evidence) -> list[Finding]:
+    """Report Python's full garbage collections.
+
+    Only in traces without device events: with them, such time costs what the device idles.
+    """
+    lines = evidence.names("collection")
+    if lines.is_empty() or evidence.indicator_means["idle_ns"].count():
+        return []
+    time_ns, calls = (float(lines[name].sum()) for name in ("time_ns", "calls"))
+    is_of_line = lines["time_ns"][0] >= time_ns / 2 and lines["name"][0] != GARBAGE_COLLECTION
+    facts: dict[str, Fact] = {
+        "collected_ns": time_ns,
+        "num_collections": calls,
+        "line": lines["name"][0] if is_of_line else None,
+    }
+    return evidence.time_finding("garbage-collection", time_ns, "sure", facts, lines)
 
 
 def interpreter_lock(evidence: Evidence) -> list[Finding]:

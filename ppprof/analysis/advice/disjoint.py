@@ -28,7 +28,7 @@ IDLE = frozenset(
 )
 """Rules about the time in which a device is idle with an empty queue, or copies to a host that waits for it."""
 
-HOST = frozenset(("beside-training", "unexplained"))
+HOST = frozenset(("garbage-collection", "beside-training", "unexplained"))
 """Rules about the time of the host outside operators, communication and data loading."""
 
 BESIDE = "slow-steps"

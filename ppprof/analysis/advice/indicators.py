@@ -43,7 +43,7 @@ from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
 from ppprof.trace.labels import Labels
-from ppprof.trace.schema import is_kernel, nullable
+from ppprof.trace.schema import GARBAGE_COLLECTION, is_kernel, nullable
 from ppprof.trace.steps import steps_at
 
 TINY_NS = 10_000
@@ -147,7 +147,8 @@ a tiny kernel), copy (name of the host event around a blocking copy), accumulati
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
-beside in STATEMENT (likewise, by the statement of the training that calls it), lock
+beside in STATEMENT (likewise, by the statement of the training that calls it), collection (a line in
+which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
 `ppprof.analysis.advice.small_operators`), chain
@@ -383,6 +384,8 @@ class IndicatorBuilder:
         )
         self.add_names("line", of_steps.select(*named, time_ns="dur_ns"))
         self.add_names("read", self._reads(sampled))
+        collections = self._noted(sampled, sampled.stacks.collections)
+        self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
         for axis, calls in self._communication():
@@ -399,16 +402,20 @@ class IndicatorBuilder:
 
     def _reads(self, sampled: SampledSteps) -> pl.DataFrame:
         """Return step, name (the line) and time_ns of the stepping threads' reads of tensors."""
-        lines = sample_lines(sampled)
         reads = sampled.stacks.reads
-        reads = reads[np.isin(reads[:, 0], self.steps["thread"].to_numpy()) & (reads[:, 3] >= 0)]
+        of_steps = np.isin(reads[:, 0], self.steps["thread"].to_numpy())
+        return self._noted(sampled, reads[of_steps]).drop_nulls()
+
+    def _noted(self, sampled: SampledSteps, rows: Int64) -> pl.DataFrame:
+        """Return step, name (the line; null if unknown) and time_ns of what was noted with its line."""
+        lines = sample_lines(sampled)
         return pl.DataFrame(
             {
-                "step": self.step_at(reads[:, 1]),
-                "name": pl.Series([lines[row] for row in reads[:, 3].tolist()], dtype=pl.String),
-                "time_ns": reads[:, 2],
+                "step": self.step_at(rows[:, 1]),
+                "name": pl.Series([lines[row] for row in rows[:, 3].tolist()], dtype=pl.String),
+                "time_ns": rows[:, 2],
             }
-        ).drop_nulls()
+        )
 
     def in_lines(self, operators: pl.DataFrame) -> pl.DataFrame:
         """Return step, name and time_ns of operators, named by the lines that call them where known.

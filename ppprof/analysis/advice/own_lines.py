@@ -55,7 +55,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Args:
         profile: one rank's window.
         gaps: stretches in layers and steps without any event: start_ns and end_ns.
-        bubbles: when the stage waits for other stages.
+        bubbles: when the stage waits for other stages. Nor is a garbage collection beside the training.
 
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``), statement
@@ -73,7 +73,11 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     is_beside = trains.copy()
     thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
     clears = _clearing(sampled)[samples["stack"].to_numpy()]
-    waiting = together(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses))
+    collections = sampled.stacks.collections
+    waiting = together(
+        *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
+        (collections[:, 1] - collections[:, 2], collections[:, 1]),
+    )
     steps, beside_ns = host_steps(profile), 0
     for number in stepping_threads(profile).tolist():
         own = thread == number

@@ -140,6 +140,15 @@ def _place(evidence: Evidence) -> dict[str, Fact]:
         return place
     lengths = slow.group_by("window", "step").agg(pl.col("step_ns").max())
     excess_ns = mean_of(lengths, "step_ns") - mean_of(evidence.typical_lengths, "step_ns")
+    collections = _excess(evidence, slow, "collection")
+    collected_ns = float(collections["time_ns"].sum()) if collections.height else 0.0
+    if collected_ns > excess_ns / 2:
+        return {
+            **place,
+            "gap_ns": collected_ns,
+            "wording": "collection",
+            "remedy": "code-collection",
+        }
     lines = _excess(evidence, slow, "beside")
     if lines.height and lines["time_ns"][0] >= excess_ns / 2:
         return {**place, "gap": lines["name"][0], "gap_ns": lines["time_ns"][0], "wording": "line"}

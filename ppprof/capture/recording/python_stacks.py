@@ -150,6 +150,11 @@ class StackSampler(WindowObserver):
                 setattr(self._tensor, name, wrapper)
                 self._wrapped.append((name, method, wrapper))
 
+    def note_collection(self, begin_ns: int, frame: FrameType) -> None:
+        """Note that Python collected garbage in a frame of this thread, until now."""
+        if self._sampling is not None:
+            self._sampling.note_collection(begin_ns, frame)
+
     def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -197,6 +202,8 @@ class _Sampling:
         self._own_lines = own_lines
         self._reads = array("q")
         """Thread, end and duration of the read, number of its line or -1."""
+        self._collections = array("q")
+        """Likewise, of a garbage collection."""
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
@@ -276,9 +283,16 @@ class _Sampling:
 
     def note_read(self, begin_ns: int, frame: FrameType) -> None:
         """Note that a tensor was read from a frame, until now."""
-        if len(self._reads) < 4 * _MOST_READS:
+        self._note(self._reads, begin_ns, frame)
+
+    def note_collection(self, begin_ns: int, frame: FrameType) -> None:
+        """Note that garbage was collected in a frame, until now."""
+        self._note(self._collections, begin_ns, frame)
+
+    def _note(self, rows: array[int], begin_ns: int, frame: FrameType) -> None:
+        if len(rows) < 4 * _MOST_READS:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
-            self._reads.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line))
+            rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line))
 
     def _row(self, frame: FrameType | None) -> int:
         """Return the row of a stack; -1 if there are too many."""
@@ -335,14 +349,15 @@ class _Sampling:
         is_stepping = samples[:, 0] == self._native_id
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
-        reads = _as_rows(self._reads)
-        for line in np.unique(reads[:, 3]).tolist():
+        num_reads = len(self._reads) // 4
+        noted = _as_rows(self._reads + self._collections)
+        for line in np.unique(noted[:, 3]).tolist():
             if line >= 0:
                 file, name, number = self._own_lines.place(line)
-                reads[reads[:, 3] == line, 3] = -2 - len(stacks)
+                noted[noted[:, 3] == line, 3] = -2 - len(stacks)
                 stacks.append([len(frames)])
                 frames.append(Frame("", file, name, number, is_own=True))
-        reads[:, 3] = np.where(reads[:, 3] < -1, -2 - reads[:, 3], -1)
+        noted[:, 3] = np.where(noted[:, 3] < -1, -2 - noted[:, 3], -1)
         sampled = set(samples[:, 0].tolist())
         threads = {
             thread: each for thread, each in (self._threads or {}).items() if thread in sampled
@@ -352,7 +367,8 @@ class _Sampling:
             frames,
             stacks,
             samples,
-            reads=reads,
+            reads=noted[:num_reads],
+            collections=noted[num_reads:],
             threads=threads,
         )
         if keeps_source:

@@ -35,6 +35,7 @@ from tests.fixtures.findings import (
     beside,
     beside_a_reader,
     calling,
+    collecting,
     computing,
     copying,
     copying_pageable,
@@ -88,6 +89,7 @@ NEARLY = {
     "input-bound": {"threads": [loading(9)]},
     "slow-steps": {"threads": [thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 5, 1490])]},
     "interpreter-lock": {"threads": [training(999)], "stacks": [beside_a_reader(ran=0.4)]},
+    "garbage-collection": {"threads": [training(450)], "stacks": [collecting(9)]},
     "slow-link": {
         "threads": [
             computing(500, reduced=start, peers=peers)

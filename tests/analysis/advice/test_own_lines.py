@@ -13,6 +13,7 @@ import pytest
 import ppprof
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
+from ppprof.report.text.advice import render_findings
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
 from tests.fixtures.findings import (
@@ -23,6 +24,7 @@ from tests.fixtures.findings import (
     LOGS,
     UPDATE,
     US,
+    collecting,
     in_lines,
     logging,
     thread,
@@ -244,6 +246,28 @@ def test_slow_steps_name_the_line_that_makes_them_slow(tmp_path: Path) -> None:
     assert finding.facts["gap"] == LOG
     assert finding.facts["gap_ns"] == pytest.approx(4000 * US, rel=0.01)
     assert finding.place == ("train.py", 7)
+
+
+def test_a_garbage_collection_is_no_time_of_the_line_in_which_it_runs(tmp_path: Path) -> None:
+    """Of the 550 of a step behind the training, 400 are garbage collection; both are in train.py:15."""
+    options = {"threads": [training(450)], "stacks": [collecting(400)]}
+    found = {each.rule: each for each in ppprof.advise(ppprof.open(run(tmp_path, **options)))}
+    assert found["garbage-collection"].cost_ns == 400 * US
+    assert found["beside-training"].cost_ns == pytest.approx(150 * US, rel=0.01)
+
+
+def test_slow_steps_are_slow_by_garbage_collection(tmp_path: Path) -> None:
+    """Each third step is longer by a collection of 4 ms."""
+    lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
+    ends = np.cumsum(lengths)
+    steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
+    rows = [(1, EPOCH_NS + int(end - 1) * US, 4000 * US, -1) for end in ends[2::3]]
+    stacks = dataclasses.replace(logging(), collections=np.array(rows, np.int64))
+    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule == "slow-steps")
+    text = render_findings([finding])
+    assert "In a slow step of the window, Python collects garbage for 4 ms more." in text
+    assert "gc.freeze()" in text
 
 
 def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ppprof.capture import session
-from ppprof.capture.recording import python_stacks
+from ppprof.capture.recording import garbage, python_stacks
 from ppprof.capture.recording.python_stacks import StackSampler
 from ppprof.rundir import TraceName
 from ppprof.rundir.python_stacks import PythonStacks, read_python_stacks
@@ -370,3 +370,41 @@ def test_reads_of_tensors_are_counted_by_their_lines(
     assert counts == {3: 3, 4: 2, 5: 1}
     assert (stacks.reads[:, 1] - stacks.reads[:, 2] >= begin).all()
     assert (stacks.reads[:, 0] == threading.get_native_id()).all()
+
+
+COLLECTS = """\
+import gc
+
+def collect():
+    gc.collect(0)
+    gc.collect()
+    [[] for _ in range(9)], gc.collect()
+"""
+
+
+@pytest.mark.paddle
+def test_full_garbage_collections_are_noted_with_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "collects.py").write_text(COLLECTS, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(COLLECTS, str(tmp_path / "collects.py"), "exec"), names)  # noqa: S102
+    before = list(gc.callbacks)
+    sampler = StackSampler(tmp_path, "auto")
+    observer = garbage.GarbageCollections(sampler.note_collection)
+    for each in (sampler, observer):
+        each.started()
+    observer.started()  # of the window's next segment
+    names["collect"]()
+    for each in (sampler, observer):
+        each.uninstall()
+    assert gc.callbacks == before
+    names["collect"]()
+    sampler.saved(NAME, 1)
+    stacks = read_python_stacks(RunFile(tmp_path, NAME.stacks))
+    found = stacks.collections
+    assert [stacks.frames[stacks.stacks[row][0]].line for row in found[:, 3]] == [5, 6]
+    assert (found[:, 0] == threading.get_native_id()).all()
+    assert (found[:, 2] > 0).all()
