@@ -1,10 +1,10 @@
 """What the flight recorder adds to a step of eight ranks: dp 2 x mp 2 x pp 2, the harness's tiny GPT.
 
 One job trains; contestants take turns as its profiler, in an order that changes every round: off (``enable:
-False``), attached without the recorder, and attached with it. A ratio compares the median steps of two
-contestants in the same round. The output is the median over the rounds, with quartiles. "off again / off"
-shows the noise. Time is that of the slowest rank; processor time is the sum over all ranks, with all of
-their threads. On fewer than eight quiet cores, ranks wait for processors, and the time says little.
+False``), attached without the recorder, and attached with it. A pair is two contestants' median steps in the
+same round. The output is the mean over the pairs, with two standard errors. "off again / off" shows the
+noise. Time is that of the slowest rank; processor time is the sum over all ranks, with all of their threads.
+On fewer than eight quiet cores, ranks wait for processors, and their caches are cold when they go on.
 
     python -m benchmarks.flight_recorder [--rounds 24] [--steps 8]
 """
@@ -58,13 +58,18 @@ def measure(rounds: int, steps: int) -> list[tuple[str, str]]:
     rows = [(title, f"{wall_s * 1e3:.1f} ms, {busy_s * 1e3:.1f} ms of processors, all ranks")]
     rows.append(("operations a step and rank", f"{min(operations):.0f} to {max(operations):.0f}"))
     for title, over, under in _RATIOS:
-        ratios = []
-        for clock in (0, 1):
-            pairs = zip(of(over), of(under))
-            quartiles = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
-            ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*quartiles))
-        rows.append((title, f"{ratios[0]}, processor {ratios[1]}"))
+        pairs = list(zip(of(over), of(under)))
+        wall, busy = ([a[clock] / b[clock] for a, b in pairs] for clock in (0, 1))
+        rows.append((title, f"time {_mean(wall, 3)}, processor time {_mean(busy, 3)}"))
+    pairs = zip(of("recorder"), of("without"))
+    added_us = [(a[1] - b[1]) / sum(operations) * 1e6 for a, b in pairs]
+    rows.append(("the recorder, for an operation", f"{_mean(added_us, 0)} us of processor time"))
     return rows
+
+
+def _mean(values: list[float], digits: int) -> str:
+    error = 2 * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -48,10 +48,9 @@ _RECORDS = np.dtype(
     ]
 )
 """The fields of `_RECORD`."""
-_TIMES = struct.Struct("<qq")
-_TIMES_AT = 24
-"""Offset of the times of return and of waiting in a record."""
 _FIRST = 64
+_RETURNED, _WAITED = _FIRST // 8 + 3, _FIRST // 8 + 4
+"""Where these times stand in the first record, in words of 8 bytes."""
 _TEXTS = _FIRST + MOST_OPERATIONS * _RECORD.size
 _TEXT_BYTES = 1 << 16
 _SIZE = _TEXTS + _TEXT_BYTES
@@ -184,6 +183,7 @@ class FlightRing:
             raise
         with file.updating() as opened:
             self._ring = mmap.mmap(opened.fileno(), _SIZE)
+        self._words = memoryview(self._ring).cast("q")
         self.text(_UNKNOWN)
 
     def text(self, value: object) -> int:
@@ -234,11 +234,15 @@ class FlightRing:
         )
         return number
 
-    def times(self, number: int, returned_ns: int, waited_ns: int) -> None:
-        """Set the times of an operation, unless its record has been overwritten."""
+    def returned(self, number: int, ns: int) -> None:
+        """Set when the call of an operation returned, unless its record has been overwritten."""
         if self._next - number <= MOST_OPERATIONS:
-            offset = _FIRST + (number % MOST_OPERATIONS) * 64 + _TIMES_AT
-            self._replace(offset, _TIMES.pack(returned_ns, waited_ns))
+            self._words[_RETURNED + number % MOST_OPERATIONS * 8] = ns
+
+    def waited(self, number: int, ns: int) -> None:
+        """Set the time of waiting for an operation, unless its record has been overwritten."""
+        if self._next - number <= MOST_OPERATIONS:
+            self._words[_WAITED + number % MOST_OPERATIONS * 8] = ns
 
     def step(self, step: int, now_ns: int) -> None:
         """Note how many steps have ended, and when the last one did."""

@@ -42,6 +42,9 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_p
 from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
+_all_reduce = (
+    _Gloo.all_reduce
+)  # a profiler that wraps the method sees one operation in `_reduce_scatter`
 _SEGMENT_SIZE = 2**8
 """Elements of the smallest parameter that stage 3 divides. Fleet's own 2**20 would divide nothing in
 tiny models."""
@@ -217,7 +220,7 @@ def _reduce_scatter(
     ``sync`` is False.
     """
     whole = whole.detach().clone()
-    task = group.all_reduce(whole, op, True)
+    task = _all_reduce(group, whole, op, True)
     task.wait()
     paddle.assign(whole.split(group.size(), axis=0)[group.rank()], out)
     return task

@@ -48,7 +48,8 @@ class Job:
             )
             is_last = place == len(calls) - 1
             if not (waits and is_last):
-                ring.times(number, self._now + 1, 0 if on_device else self._now + 2)
+                ring.returned(number, self._now + 1)
+                ring.waited(number, 0 if on_device else self._now + 2)
 
     def hang(self) -> Hang:
         return find_hang([self.run])

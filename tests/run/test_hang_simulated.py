@@ -79,7 +79,8 @@ def run(run: Path, programs: Sequence[Sequence[Sequence[Call]]]) -> Truth:
             if rank in inside:
                 call, number, key = inside[rank]
                 if arrived[key] >= members[key]:
-                    ring.times(number, now, now + 1)
+                    ring.returned(number, now)
+                    ring.waited(number, now + 1)
                     del inside[rank]
                     is_moving = True
             elif todo[rank]:

@@ -14,7 +14,7 @@ def note(run: Path) -> None:
     while True:
         sequence += 1
         number = ring.add(7, sequence, sequence, 1, 4096, -1, name, dtype, place, 0)
-        ring.times(number, sequence, 0)
+        ring.returned(number, sequence)
         ring.step(sequence, sequence)
 
 

@@ -43,8 +43,10 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
     ring = FlightRing(tmp_path, 3)
     ring.text(MEMBERS)
     done, waits, inside = (add(ring, sequence) for sequence in (1, 2, 3))
-    ring.times(done, 2_000, 3_000)
-    ring.times(waits, 2_500, -2_600)
+    ring.returned(done, 2_000)
+    ring.waited(done, 3_000)
+    ring.returned(waits, 2_500)
+    ring.waited(waits, -2_600)
     ring.step(5, 9_000)
     (read,) = rings_of(tmp_path).values()
     assert (read.rank, read.step, read.step_ns, read.unreadable) == (3, 5, 9_000, 0)
@@ -64,7 +66,7 @@ def test_the_last_operations_stay(tmp_path: Path) -> None:
     first = add(ring, 1)
     for sequence in range(2, 3 * MOST_OPERATIONS):
         add(ring, sequence)
-    ring.times(first, 1, 1)  # its record is another operation's by now
+    ring.returned(first, 1)  # its record is another operation's by now
     operations = rings_of(tmp_path)[0].operations
     expected = list(range(2 * MOST_OPERATIONS, 3 * MOST_OPERATIONS))
     assert [each.sequence for each in operations] == expected

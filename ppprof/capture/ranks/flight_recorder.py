@@ -19,11 +19,10 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import paddle
 from paddle.base import core
@@ -69,8 +68,35 @@ _LOOK_SECONDS = 1.0
 """How often the watch looks whether steps end."""
 _REQUEST_SECONDS = 5.0
 """How long no step has ended before the watch looks for a request, and how often it does."""
+_Value = TypeVar("_Value")
 _DUMP_SECONDS = 2.0
 """How much later than its stacks a rank ends: others write theirs at nearly the same time."""
+
+
+class _ByObject(dict[int, _Value]):
+    """Values by the id of an object, for as long as it lives: a WeakKeyDictionary hashes it, in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def keep(self, key: Any, value: _Value) -> _Value:
+        """Set and return the value of an object."""
+        self[id(key)] = value
+        self._references[id(key)] = weakref.ref(key, functools.partial(self._forget, id(key)))
+        return value
+
+    def _forget(self, key: int, _: object) -> None:
+        del self[key], self._references[key]
+
+
+class _Group(NamedTuple):
+    """A group of ranks that communicate."""
+
+    number: int
+    ranks: tuple[int, ...]
+    sequences: dict[int, int]
+    """How many collectives it has called, by 0; sends, by the other rank + 1; receives, by its negative."""
 
 
 class FlightRecorder(Part):
@@ -105,19 +131,20 @@ class FlightRecorder(Part):
         self._topology = topology
         self._ring = FlightRing(run, rank)
         self._step = first_step
-        self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self._sequences: Counter[tuple[int, str, int]] = Counter()
-        self._tasks: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._on_host: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._dtypes: dict[int, int] = {}
+        self._groups: _ByObject[_Group | None] = _ByObject()
+        self._tasks: dict[int, int] = {}
+        """Number of the operation of a task that was not waited for, by the task's id."""
+        self._on_device: dict[int, weakref.ref[Any]] = {}
+        """Those of `_tasks` that no host executes."""
+        self._dtypes: dict[int, tuple[int, int]] = {}
+        """Bytes of an element, and number of the text for the name, by `dtype_key`."""
         self._files = UserFiles(Path.cwd())
         self._places: dict[tuple[int, int], int] = {}
-        self._contexts: weakref.WeakKeyDictionary[Layer, dict[str, str]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._names: weakref.WeakKeyDictionary[Layer, str] = weakref.WeakKeyDictionary()
+        self._contexts: _ByObject[dict[str, int]] = _ByObject()
+        """Number of the text for each phase of a layer."""
         self._kinds: dict[int, str] = {}
         self._codes: list[CodeType] = []
-        self._inside = threading.local()
         self._thread = threading.get_ident()
         self._spent_ns = 0
         self._step_spent_ns = 0
@@ -125,10 +152,10 @@ class FlightRecorder(Part):
         self._methods = Patches()
         for kind in process_groups():
             for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
-                call = functools.partial(self._call, self._ring.text(name), name, index)
+                noted = functools.partial(self._noted, name, index)
                 for each in (method, f"{method}_on_calc_stream"):
-                    self._methods.install(kind, each, call)
-        self._methods.install(core.task, "wait", self._wait)
+                    self._methods.replace(kind, each, noted)
+        self._methods.replace(core.task, "wait", self._noted_wait)
         self._watch = _Watch(run, rank, self.step_number, hang_after, hang_exit_code, is_paused)
 
     def step_number(self) -> int:
@@ -151,84 +178,96 @@ class FlightRecorder(Part):
 
     def device_tasks(self) -> list[Any]:
         """Return the operations on a device that were started, and that the training has not waited for."""
-        return [task for task in self._tasks if task not in self._on_host]
+        tasks = [reference() for reference in self._on_device.values()]
+        return [task for task in tasks if task is not None]
 
     def close(self, ending: Ending) -> None:
         """Restore the methods. The ring stays, for a rank that waits for this one."""
         self._methods.uninstall()
         self._watch.close()
 
-    def _call(
-        self,
-        text: int,
-        name: str,
-        index: int | None,
-        method: Callable[..., Any],
-        group: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """Call a method of a process group between two notes."""
-        number = 0
-        if not getattr(self._inside, "call", False):
+    # With eight ranks on two cores, the caches are cold: each function of C that a note calls for the
+    # first time since the rank last ran costs up to 2 us, a further call of it next to nothing.
+
+    def _noted(
+        self, name: str, index: int | None, method: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return a method of a process group that calls ``method`` between two notes."""
+        note, ring = self._note_of(name, index), self._ring
+        tasks, on_device = self._tasks, self._on_device
+        time_ns, get_ident = time.time_ns, threading.get_ident
+
+        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+            number = 0
             try:
-                number = self._note(text, name, index, group, args)
+                number = note(group, args)
             except Exception as error:  # other arguments than those that are known
                 pass_interruption(error)
-        if not number:
-            return method(group, *args, **kwargs)
-        self._inside.call = True
-        called_ns = time.time_ns()
-        try:
+            called_ns = time_ns()
             task = method(group, *args, **kwargs)
-        finally:
-            self._inside.call = False
-        returned_ns = time.time_ns()
-        self._ring.times(number, returned_ns, 0)
-        self._spend(returned_ns - called_ns)
-        if isinstance(task, core.task):
-            self._tasks[task] = number, returned_ns
-            if isinstance(group, _HOST_GROUP):
-                self._on_host.add(task)
-        return task
+            if isinstance(task, core.task):
+                tasks[id(task)] = number
+                if not isinstance(group, _HOST_GROUP):
+                    on_device[id(task)] = weakref.ref(task)
+            if number:
+                returned_ns = time_ns()
+                ring.returned(number, returned_ns)
+                if get_ident() == self._thread:
+                    self._spent_ns += returned_ns - called_ns
+            return task
 
-    def _note(self, text: int, name: str, index: int | None, group: Any, args: Any) -> int:
-        known = self._groups.get(id(group)) or self._group(group)
-        number, ranks = known
-        peer = -1
-        if name in POINT_TO_POINT or (name in _ROOTED and type(args[1]) is int):
-            peer = ranks[args[1]]
-        key = number, name if name in POINT_TO_POINT else "", peer if name in POINT_TO_POINT else -1
-        self._sequences[key] += 1
-        size = dtype = 0
-        if index is not None:
-            data = args[index]
-            tensors = data if isinstance(data, (list, tuple)) else (data,)
-            for tensor in tensors:
-                size += math.prod(tensor.shape) * tensor.element_size()  # `size` takes 5 us
-            if tensors:
-                dtype = self._dtype(tensors[0].dtype)
-        return self._ring.add(
-            *(number, self._sequences[key], self._step, time.time_ns(), size, peer),
-            *(text, dtype, *self._origin()),
-        )
+        return noted
 
-    def _group(self, process_group: Any) -> tuple[int, tuple[int, ...]]:
-        """Return the number and the ranks of a group, which is noted when it is first used."""
+    def _note_of(self, name: str, index: int | None) -> Callable[[Any, tuple[Any, ...]], int]:
+        """Return a function that notes a call of a method; it returns the operation's number, 0 if unknown."""
+        text = self._ring.text(name)
+        is_transfer, is_rooted = name in POINT_TO_POINT, name in _ROOTED
+        direction = 1 if name == "send" else -1
+        groups, ring, time_ns = self._groups, self._ring, time.time_ns
+
+        def note(group: Any, args: tuple[Any, ...]) -> int:
+            known = groups[id(group)] if id(group) in groups else self._group(group)
+            if known is None:
+                return 0
+            peer, key = -1, 0
+            if is_transfer:
+                peer = known.ranks[args[1]]
+                key = direction * (peer + 1)
+            elif is_rooted and type(args[1]) is int:
+                peer = known.ranks[args[1]]
+            size, dtype = (0, 0) if index is None else self._size(args[index])
+            known.sequences[key] = sequence = known.sequences.get(key, 0) + 1
+            place, context = self._origin()
+            return ring.add(
+                *(known.number, sequence, self._step, time_ns(), size, peer),
+                *(text, dtype, place, context),
+            )
+
+        return note
+
+    def _size(self, data: Any) -> tuple[int, int]:
+        """Return the bytes of a tensor or of several, and the number of the text for the first one's type."""
+        tensors = data if isinstance(data, (list, tuple)) else (data,)
+        if not tensors:
+            return 0, 0
+        key = dtype_key(tensors[0].dtype)
+        if key not in self._dtypes:
+            text = self._ring.text(str(tensors[0].dtype).rpartition(".")[2])
+            self._dtypes[key] = tensors[0].element_size(), text
+        width, text = self._dtypes[key]
+        num = 0
+        for tensor in tensors:
+            num += math.prod(tensor.shape)  # `size` takes 5 us
+        return num * width, text
+
+    def _group(self, process_group: Any) -> _Group | None:
+        """Return a group, which is noted when it is first used; None without a number of Paddle's."""
+        known = None
         for group in collective._get_group_map().values():
             if group.process_group is process_group:
-                ranks = tuple(group.ranks)
-                axis = self._topology.axis_of(group.ranks)
-                self._ring.group(group.id, group.ranks, axis)
-                self._groups[id(process_group)] = group.id, ranks
-                return group.id, ranks
-        raise LookupError("a process group without a number")
-
-    def _dtype(self, dtype: Any) -> int:
-        key = dtype_key(dtype)
-        if key not in self._dtypes:
-            self._dtypes[key] = self._ring.text(str(dtype).rpartition(".")[2])
-        return self._dtypes[key]
+                self._ring.group(group.id, group.ranks, self._topology.axis_of(group.ranks))
+                known = _Group(group.id, tuple(group.ranks), {})
+        return self._groups.keep(process_group, known)
 
     def _origin(self) -> tuple[int, int]:
         """Return the numbers of two texts: the user's innermost line, and the phase and module."""
@@ -267,10 +306,10 @@ class FlightRecorder(Part):
         return "optimizer" if is_optimizer else _PHASES.get(code.co_name, "")
 
     def _line(self, frame: FrameType) -> int:
-        code, line = frame.f_code, frame.f_lineno or 0
-        key = id(code), line
+        code = frame.f_code
+        key = id(code), frame.f_lasti
         if key not in self._places:
-            shown = self._files[code.co_filename][0]
+            shown, line = self._files[code.co_filename][0], frame.f_lineno or 0
             self._places[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
         return self._places[key]
 
@@ -282,30 +321,37 @@ class FlightRecorder(Part):
         layer = inner.f_locals.get("self") if inner else None
         if not isinstance(layer, Layer):
             return self._ring.text(phase)
-        texts = self._contexts.get(layer)
-        if texts is None:  # forward comes first: within a backward, the outermost layer is no model
-            model = outer.f_locals["self"] if outer else layer
-            texts = self._contexts[layer] = {"": layer_name(layer, model)}
-        if phase not in texts:
-            texts[phase] = f"{phase} of {texts['']}"
-        return self._ring.text(texts[phase])
+        contexts = self._contexts.get(id(layer))
+        if contexts is None:
+            contexts = self._contexts.keep(layer, {})
+        if phase not in contexts:
+            if (
+                layer not in self._names
+            ):  # forward comes first: in a backward, the outermost layer is no model
+                self._names[layer] = layer_name(layer, outer.f_locals["self"] if outer else layer)
+            contexts[phase] = self._ring.text(f"{phase} of {self._names[layer]}")
+        return contexts[phase]
 
-    def _wait(self, wait: Callable[..., Any], task: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wait for a task between two notes."""
-        number, returned_ns = self._tasks.pop(task, (0, 0))
-        if not number:
-            return wait(task, *args, **kwargs)
-        begin_ns = time.time_ns()
-        self._ring.times(number, returned_ns, -begin_ns)
-        result = wait(task, *args, **kwargs)
-        end_ns = time.time_ns()
-        self._ring.times(number, returned_ns, end_ns)
-        self._spend(end_ns - begin_ns)
-        return result
+    def _noted_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a task's ``wait`` that notes when it begins and ends."""
+        tasks, on_device, ring = self._tasks, self._on_device, self._ring
+        time_ns, get_ident = time.time_ns, threading.get_ident
 
-    def _spend(self, ns: int) -> None:
-        if threading.get_ident() == self._thread:
-            self._spent_ns += max(ns, 0)
+        def noted(task: Any, *args: Any, **kwargs: Any) -> Any:
+            number = tasks.pop(id(task), 0)
+            if not number:
+                return wait(task, *args, **kwargs)
+            on_device.pop(id(task), None)
+            begin_ns = time_ns()
+            ring.waited(number, -begin_ns)
+            result = wait(task, *args, **kwargs)
+            end_ns = time_ns()
+            ring.waited(number, end_ns)
+            if get_ident() == self._thread:
+                self._spent_ns += end_ns - begin_ns
+            return result
+
+        return noted
 
 
 def layer_name(layer: Layer, model: Layer) -> str:

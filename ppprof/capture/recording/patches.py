@@ -35,16 +35,24 @@ class Patches:
             name: name of the method, or of the module's function.
             call: takes the original method, which it must call, then the method's arguments.
         """
+
+        def wrapped(method: Method) -> Method:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return call(method, *args, **kwargs)
+
+            return wrapper
+
+        self.replace(kind, name, wrapped)
+
+    def replace(
+        self, kind: type | ModuleType, name: str, wrapped: Callable[[Method], Method]
+    ) -> None:
+        """As `install`, by the function that ``wrapped`` returns for the original method."""
         method = vars(kind).get(name)
-        if method is None:
-            return
-
-        @functools.wraps(method)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return call(method, *args, **kwargs)
-
-        self._replaced.append((kind, name, method, wrapper))
-        setattr(kind, name, wrapper)
+        if method is not None:
+            wrapper = functools.wraps(method)(wrapped(method))
+            self._replaced.append((kind, name, method, wrapper))
+            setattr(kind, name, wrapper)
 
     def uninstall(self) -> None:
         """Restore every method, except methods that other code has replaced since."""
