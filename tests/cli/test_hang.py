@@ -32,7 +32,8 @@ def run(tmp_path: Path) -> Path:
         for sequence in (1, 2)[: 1 if rank == 3 else 2]:
             number = ring.add(0, sequence, 0, NOW + sequence, 0, -1, *texts)
             if sequence == 1:
-                ring.times(number, NOW + 3, NOW + 4)
+                ring.returned(number, NOW + 3)
+                ring.waited(number, NOW + 4)
     return run
 
 

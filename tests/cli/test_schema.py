@@ -198,7 +198,8 @@ def test_a_hang_matches(tmp_path: Path, cli: Cli) -> None:
         for sequence in (1, 2)[: 1 if rank == 3 else 2]:
             number = ring.add(0, sequence, 0, 10**18 + sequence, 0, -1, *texts)
             if sequence == 1:
-                ring.times(number, 10**18 + 3, 10**18 + 4)
+                ring.returned(number, 10**18 + 3)
+                ring.waited(number, 10**18 + 4)
     document = checked(cli, "hang", tmp_path)
     assert document["causes"] == [3]
     assert len(document["waiting"]) == 3
