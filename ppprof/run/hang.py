@@ -480,10 +480,9 @@ def _circle(waits_for: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
 def _by_text(mismatch: Mismatch) -> dict[str, list[int]]:
     texts: dict[str, list[int]] = {}
     for rank, call in sorted(mismatch.calls.items()):
-        details = [str(getattr(call, name)) for name in mismatch.differs if name != "name"]
-        about = dict(zip((name for name in mismatch.differs if name != "name"), details))
-        shown = [f"{'root' if name == 'peer' else name} {value}" for name, value in about.items()]
-        texts.setdefault(" ".join([_call(call), *shown]), []).append(rank)
+        details = {"dtype": call.dtype, "peer": f"root {call.peer}", "size": f"{call.size:,} bytes"}
+        shown = ", ".join(text for name, text in details.items() if name in mismatch.differs)
+        texts.setdefault(f"{_call(call)} ({shown})" if shown else _call(call), []).append(rank)
     return texts
 
 
