@@ -327,10 +327,10 @@ class Evidence:
 
     @cached_property
     def largest(self) -> list[StepPart]:
-        """The phase, the operator and the module with the most time; empty without traces."""
+        """The phase, operator, module and line with the most time; empty without traces."""
         parts = []
-        for kind in ("phase", "operator", "module"):
-            names = self.names(kind)
+        for kind in ("phase", "operator", "module", "line"):
+            names = self.names("calling" if kind == "line" else kind)
             if names.height and self.step_ns:
                 share = min(1.0, float(names["time_ns"][0]) / self.step_ns)
                 parts.append(StepPart(kind, names["name"][0], share))

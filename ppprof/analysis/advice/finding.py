@@ -117,7 +117,7 @@ class StepPart:
     """A part of the step that takes much of it, whether or not a rule finds fault with it."""
 
     kind: str
-    """``phase``, ``operator`` or ``module``."""
+    """``phase``, ``operator``, ``module`` or ``line``."""
     name: str
     share: float
     """Its time as a share of the run's typical step, 0 to 1."""

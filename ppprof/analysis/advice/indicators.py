@@ -160,7 +160,8 @@ memory that is not pinned), line (line of the user's code, without the lines tha
 threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
-operators in it, a module without the modules in it)."""
+operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
+their gradients)."""
 
 BESIDE_IN = "beside in "
 """What the kinds of lines beside the training begin with that are of one statement."""
@@ -430,10 +431,11 @@ class IndicatorBuilder:
         return called.select("step", "time_ns", name=line).drop_nulls("name")
 
     def add_largest(self) -> None:
-        """Add the names of phases, operators and modules, with their times.
+        """Add the names of phases, operators, modules and lines, with their times.
 
         The time is device time if the trace has device events, else CPU time: of an operator without
-        the operators in it, of a module without the modules in it, forward and backward together.
+        the operators in it, of a module without the modules in it, forward and backward together, and
+        of a line that of the operators that it calls, with their gradients.
         """
         time = "device_ns" if self.on_device else "cpu_ns"
         phases = self.profile.outermost.filter(pl.col("category") != "ProfileStep")
@@ -442,8 +444,12 @@ class IndicatorBuilder:
         hosts = self.tree.hosts
         is_operator = (hosts["category"] == "Operator").to_numpy()
         own_ns = self.tree.own(time, is_operator, self.tree.enclosing(is_operator))
-        operators = hosts.select("name", step=self.step_of_host, time_ns=pl.Series(own_ns))
-        self.add_names("operator", operators.filter(pl.Series(is_operator)))
+        operators = hosts.select("name", "row", step=self.step_of_host, time_ns=pl.Series(own_ns))
+        operators = operators.filter(pl.Series(is_operator))
+        self.add_names("operator", operators)
+        called = self.in_lines(operators)
+        if 2 * called["time_ns"].sum() >= operators["time_ns"].sum():  # else most lines are unknown
+            self.add_names("calling", called)
         tree = modules(self.profile).filter((pl.col("path") != "") & (pl.col("self_ns") > 0))
         path = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
         path = path.str.replace(f"^Backward({SEPARATOR}|$)", "")

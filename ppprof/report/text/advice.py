@@ -165,7 +165,7 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
 
 
 def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = "largest") -> str:
-    """Return a sentence with the largest phase, operator and module; "" if they are unknown."""
+    """Return a sentence with the largest phase, operator, module and line; "" if they are unknown."""
     parts = findings.largest if isinstance(findings, Findings) else ()
     shown = ", ".join(
         words["part_of_step"].format(

@@ -721,6 +721,20 @@ def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("known", "line"), [(500, [("line", "a.py:4", 0.5)]), (400, [])])
+def test_the_line_with_the_largest_part_has_the_gradients_of_its_operators(known, line, tmp_path):
+    """Operators of 900 in a step of 1000, and 500 or 400 of it are of a.py:4; else, lines are unknown."""
+    here = 'File "a.py", line 4, in <module>'
+
+    def make(at):
+        yield op(at, 0, 100, "relu dygraph", Shapes({}, {}, callstack=here))
+        yield op(at, 100, known, "tanh dygraph", Shapes({}, {}, callstack=here))
+        yield op(at, known, 900, "matmul dygraph")
+
+    largest = findings(tmp_path, [thread(make)]).largest
+    assert [(part.kind, part.name, part.share) for part in largest if part.kind == "line"] == line
+
+
 @pytest.mark.parametrize(
     ("name", "rules"), [("paused: evaluation", set()), ("my evaluation", {"slow-steps"})]
 )
