@@ -17,7 +17,7 @@ import yaml
 
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.messages import Counted
-from ppprof.report.html.blocks import Block, Gains, Note, Shares, Tiles, Words
+from ppprof.report.html.blocks import Block, Gains, Note, PlacedChanges, Shares, Tiles, Words
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import head, key_figures
 from ppprof.run.report import collect_report_data
@@ -167,6 +167,27 @@ def test_a_pause_leaves_a_gap_in_the_drawn_step(report):
         assert len(drawn) == len(recorded) > 1
         for start, start_ns in zip(drawn, recorded):  # clocks drift
             assert start - drawn[0] == pytest.approx(start_ns - recorded[0], rel=1e-6)
+
+
+def test_the_biggest_changes_have_their_places_in_both_runs():
+    """40 ms of sleep in the second block: where the block ends in each run, `ppprof diff` has, too."""
+    baseline, experiment = (open_run(COMMITTED / name) for name in ("nothing", "slow_layer"))
+    compared = collect_report_data(experiment, baseline=baseline)
+    (block,) = top_blocks(compared, PlacedChanges)
+    (change,) = block.changes  # the others are below 1% of a step
+    assert (change.title, change.cell.mark) == ("GPT > Block 2", "worse")
+    assert change.cell.href.startswith("#")
+    modules = compared.diff.modules
+    row = modules.filter(name="Block").row(1, named=True)
+    step = modules.row(0, named=True)
+    assert row["delta_self_ns"] == pytest.approx(40e6, rel=0.02)
+    for lane, side in zip(change.lanes, ("baseline", "experiment")):
+        (_, before), (part, length), (_, behind) = lane.pieces
+        assert part == side
+        assert before + length == pytest.approx(row[f"{side}_until_ns"], abs=2)
+        assert length == pytest.approx(row[f"{side}_self_ns"], abs=2)
+        assert before + length + behind == pytest.approx(step["experiment_time_ns"], rel=0.01)
+    assert top_blocks(collect_report_data(experiment), PlacedChanges) == []
 
 
 def test_each_step_time_is_named_at_the_top(report):

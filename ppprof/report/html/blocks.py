@@ -256,6 +256,26 @@ class Gains:
 
 
 @dataclass(frozen=True)
+class PlacedChange:
+    """A change from the baseline, and its place in an average step of both runs."""
+
+    title: str
+    cell: Cell
+    """How much it is; a link to where the timeline shows it, if it does."""
+    lanes: Sequence[Lane]
+    """Baseline and experiment; part "" is what comes before and behind the place."""
+
+
+@dataclass(frozen=True)
+class PlacedChanges:
+    """The biggest changes from the baseline."""
+
+    label: str
+    changes: Sequence[PlacedChange]
+    block: str = "changes"
+
+
+@dataclass(frozen=True)
 class Chart:
     """A chart that a script draws from ``data[name]`` of the page."""
 
@@ -294,7 +314,7 @@ class Advice:
     block: str = "advice"
 
 
-Block = Union[Table, Tiles, Shares, Gains, Chart, Note, Advice]
+Block = Union[Table, Tiles, Shares, Gains, PlacedChanges, Chart, Note, Advice]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
 import polars as pl
 
@@ -10,6 +11,7 @@ from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.significance import BETWEEN_RUNS
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.columns import Column, Row, Source
@@ -26,7 +28,10 @@ from ppprof.report.html.blocks import (
     Block,
     Cell,
     Chart,
+    Lane,
     Note,
+    PlacedChange,
+    PlacedChanges,
     Table,
     Tile,
     Tiles,
@@ -42,6 +47,9 @@ _SIDES = ("baseline", "experiment")
 
 _SELECTION = RowSelection(limit=MAX_ROWS)
 """The rows of the tables with one row per name."""
+
+_LEAST_CHANGE = 0.01
+"""Share of a step. Smaller changes are not among the biggest."""
 
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
@@ -88,6 +96,66 @@ def change_section(
         trend = Chart("trend", words("about.trend"), "trend", 300, (*_SIDES, "delta"))
         blocks += [tree, trend]
     return words("about.change", baseline=diff.baseline.what), [*blocks, *by_name]
+
+
+def biggest_changes(
+    report: ReportData, words: Words, links: Links, num: int = 3
+) -> Iterator[PlacedChanges]:
+    """Yield the clear changes of modules' own times that are largest, with their places in a step.
+
+    The places are those of an average step: modules stand in the order in which they begin, each with
+    its own time, as in the columns Until of ``ppprof diff --views module``. Changes of less than
+    `_LEAST_CHANGE` are left out. Nothing without a baseline.
+    """
+    if report.diff is None:
+        return
+    modules = report.diff.modules_with_paths
+    whole = _whole_steps(modules)
+    least_ns = _LEAST_CHANGE * max(whole.values(), default=0)
+    is_large = pl.col("is_clear") & (pl.col("delta_self_ns").abs() >= least_ns)
+    clear = modules.filter(is_large & (pl.col("depth") > 0))
+    largest = clear.sort(pl.col("delta_self_ns").abs(), descending=True, maintain_order=True)
+    changes = [
+        PlacedChange(
+            _title(row, words),
+            dataclasses.replace(
+                change(row["delta_self_ns"], "time"),
+                href=links.to("module", row["experiment_path"]) if row["experiment_path"] else "",
+            ),
+            [_lane(row, side, whole[row["stage"]], words) for side in _SIDES],
+        )
+        for row in largest.head(num).rows(named=True)
+    ]
+    if changes:
+        yield PlacedChanges(words("about.biggest"), changes)
+
+
+def _whole_steps(modules: pl.DataFrame) -> Mapping[int | None, int]:
+    """Return the length of the longer of both runs' steps, keyed by stage."""
+    ends = pl.max_horizontal(
+        pl.col(f"{side}_{value}") for side in _SIDES for value in ("time_ns", "until_ns")
+    )
+    return dict(modules.group_by("stage").agg(ends.max().ceil().cast(pl.Int64)).iter_rows())
+
+
+def _lane(row: Row, side: str, whole: int, words: Words) -> Lane:
+    end, own = row[f"{side}_until_ns"], row[f"{side}_self_ns"]
+    pieces = [("", whole)]
+    if end is not None:
+        before, length = round(end - own), max(1, round(own))
+        pieces = [("", before), (side, length), ("", max(0, whole - before - length))]
+    return Lane(words.term(side), "", pieces)
+
+
+def _title(row: Row, words: Words) -> str:
+    """Return a module's name with those of the modules around it: ``GPT > Block 2``."""
+    names = []
+    for node in (row["experiment_path"] or row["baseline_path"]).split(SEPARATOR):
+        name, _, number = node.partition(OCCURRENCE)
+        again = f" {int(number) + 1}" if number.isdigit() and int(number) else ""
+        names.append(words("about.between") if name == UNKNOWN else f"{name}{again}")
+    stage = "" if row["stage"] is None else words("page.stage", stage=row["stage"]) + ": "
+    return stage + " > ".join(names)
 
 
 def verdict_text(diff: Diff, words: Words) -> str:

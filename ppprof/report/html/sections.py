@@ -41,7 +41,13 @@ from ppprof.report.html.blocks import (
     Words,
     table_of,
 )
-from ppprof.report.html.change import MODULE_TERMS, OVERVIEW_KINDS, change_section, verdict_text
+from ppprof.report.html.change import (
+    MODULE_TERMS,
+    OVERVIEW_KINDS,
+    biggest_changes,
+    change_section,
+    verdict_text,
+)
 from ppprof.report.html.links import Links, link_of_finding, linked_name
 from ppprof.report.text import advice
 from ppprof.units import format_ratio, format_time
@@ -693,7 +699,9 @@ def key_figures(report: ReportData, words: Words, links: Links) -> Sequence[Bloc
             detail = f"{value / step_time - 1:+.1%}"
         tiles.append(Tile(metric, text, detail))
     basis = [Note(_basis(report, words, step_time))] if isinstance(step_time, float) else []
-    return [*basis, *_step_parts(report, words, links), *_gains(report, words), Tiles(tiles)]
+    changes = biggest_changes(report, words, links)
+    parts = _step_parts(report, words, links)
+    return [*basis, *changes, *parts, *_gains(report, words), Tiles(tiles)]
 
 
 def _gains(report: ReportData, words: Words) -> Iterator[Gains]:
