@@ -11,7 +11,7 @@ from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
-from ppprof.analysis.ranks.unrecorded import unrecorded_ranks
+from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
@@ -115,10 +115,7 @@ def ranks_without_window(run: BaseRun) -> pl.DataFrame:
         InputError: no step has a known time of communication.
     """
     times = run.step_times
-    roles = {rank: f"stage {stage}" for rank, stage in run.stages.items()}
-    if run.topology is None:  # ranks may be stages of a pipeline: no rank has peers
-        roles = {rank: f"rank {rank}" for rank in times["rank"].unique()}
-    table = unrecorded_ranks(times, roles)
+    table = unrecorded_ranks(times, roles_of_ranks(run.topology, times["rank"].unique()))
     if table.is_empty():
         raise InputError(
             f"{run}: no window, and no step times on the host with their communication "

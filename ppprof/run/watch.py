@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.ranks.unrecorded import unrecorded_ranks
+from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.errors import InputError
 from ppprof.paths import PathLike, to_path
 from ppprof.rundir import job_context_of, newest, read_manifest, topology_of
-from ppprof.rundir.follow import Follower, RankProgress, Step
+from ppprof.rundir.follow import Follower, Step
 from ppprof.rundir.liveness import rank_states
 from ppprof.topology import Topology
 from ppprof.units import format_ranges, format_ratio, format_time
@@ -157,7 +157,7 @@ class Watch:
         ]
         table = unrecorded_ranks(
             pl.DataFrame(rows, {"rank": pl.Int64, **_STEP_COLUMNS}, orient="row"),
-            self._roles(ranks),
+            roles_of_ranks(self._topology, ranks),
         )
         if table.is_empty():
             return
@@ -171,15 +171,6 @@ class Watch:
             f"{format_ratio(excess / step)} of a step, in {num} steps"
             for rank, excess, step, num in slow.iter_rows()
         )
-
-    def _roles(self, ranks: Mapping[int, RankProgress]) -> dict[int, str]:
-        """Return the work of each rank: ranks of a stage are peers, and without a topology no ranks."""
-        topology = self._topology
-        known = [rank for rank in ranks if topology and rank < topology.world_size]
-        stages = {rank: topology.coordinate(rank)["pp"] for rank in known} if topology else {}
-        return {
-            rank: f"stage {stages[rank]}" if rank in stages else f"rank {rank}" for rank in ranks
-        }
 
     def _view(self) -> View:
         ranks = self._follower.ranks

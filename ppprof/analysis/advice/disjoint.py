@@ -100,8 +100,10 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
 
 
 def _longest_wait_ns(evidence: Evidence) -> float:
-    """Return the exposed communication and bubble of the rank that has most of both."""
+    """Return the exposed communication and bubble of the rank that has most of both; a step without traces."""
     means = evidence.rank_means
+    if evidence.typical is None:
+        return evidence.step_ns
     names = [name for name in means.columns if name.startswith("exposed_") or name == "bubble_ns"]
     if not names or means.is_empty():
         return 0.0

@@ -41,6 +41,7 @@ STEP_TIMES = {
     "processor_wait_ns": pl.Int64,
     "processors_busy_ratio": pl.Float64,
     "others_ratio": pl.Float64,
+    "communication_ns": pl.Int64,
 }
 """The columns of a run's step times that the rules read."""
 

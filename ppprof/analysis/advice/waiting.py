@@ -11,6 +11,7 @@ from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
+from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
 
@@ -308,7 +309,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     the gain of a replay in which the slowest rank's worker takes its usual time.
     """
     if evidence.typical is None:
-        return []
+        return _slow_rank_of_steps(evidence)
     waits = loading(evidence).drop_nulls("loading_ns")
     waits = waits.group_by("rank").agg(pl.col("loading_ns").median())
     usual = pl.col("loading_ns").quantile(0.5, "lower")
@@ -359,6 +360,27 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     # On one host, ranks disturb each other: which of them is slow may be chance.
     confidence = "sure" if kind == "-hosts" else "possible" if evidence.is_disturbed else "likely"
     return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows)
+
+
+def _slow_rank_of_steps(evidence: Evidence) -> list[Finding]:
+    """Report slow ranks from step times alone, where these hold the time of communication."""
+    times = evidence.step_times
+    roles = roles_of_ranks(evidence.topology, times["rank"].unique())
+    slow = unrecorded_ranks(times, roles).filter("is_slow")
+    if slow.is_empty():
+        return []
+    first = slow.row(0, named=True)
+    peers = [rank for rank in times["rank"].unique() if roles.get(rank, "") == first["role"]]
+    facts: dict[str, Fact] = {
+        **{name: first[name] for name in ("rank", "role", "excess_ns", "noise_ns")},
+        "peers": len(peers) - 1,
+        "num_slow": slow.height,
+    }
+    rows = slow.with_columns(peers=pl.lit(len(peers) - 1)).select(
+        "rank", "role", "peers", "excess_ns", "noise_ns"
+    )
+    confidence = "possible" if evidence.is_disturbed else "likely"
+    return evidence.time_finding("slow-rank", first["excess_ns"], confidence, facts, rows)
 
 
 def stage_imbalance(evidence: Evidence) -> list[Finding]:

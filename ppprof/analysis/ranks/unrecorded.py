@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import polars as pl
 
 from ppprof.analysis.ranks.stragglers import slow_ranks
+from ppprof.topology import Topology
 
 RANKS = {
     "rank": pl.Int64,
@@ -22,6 +23,22 @@ RANKS = {
 }
 _FIRST_STEPS = 2
 """Steps at the start that are left out: they load libraries and compile."""
+
+
+def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int, str]:
+    """Return the kind of work of each rank: ranks of one pipeline stage do the same.
+
+    Ranks that the topology does not know may be stages of a pipeline, too, and have no peers. Without
+    a pipeline, all ranks have the role "".
+    """
+    roles = {}
+    for rank in ranks:
+        if topology is None or rank >= topology.world_size:
+            roles[rank] = f"rank {rank}"
+        else:
+            is_staged = topology.degree("pp") > 1
+            roles[rank] = f"stage {topology.coordinate(rank)['pp']}" if is_staged else ""
+    return roles
 
 
 def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:

@@ -9,7 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ppprof.analysis.advice import Evidence, advise
 from ppprof.analysis.ranks.unrecorded import RANKS, unrecorded_ranks
+from ppprof.report.text.advice import render_findings
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.conftest import Cli
@@ -87,3 +89,17 @@ def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
     assert rows[0]["rank"] == 3
     assert len(cli("ranks", tmp_path, "--format", "csv").out.splitlines()) == 9
     assert len(cli("ranks", tmp_path, "--format", "md").out.splitlines()) == 10
+
+
+@pytest.mark.parametrize(("slow", "rules"), [(5, ["slow-rank"]), (-1, [])])
+def test_advice_on_step_times_alone_names_the_slow_rank(slow: int, rules: list[str]) -> None:
+    """20% more work of 60 or 80 ms is 12 or 16 ms; of stage 0, whose ranks work most, all waits for it."""
+    times = step_times(100, 1, slow, 1.2)
+    findings = advise(Evidence(None, step_times=times, topology=JOB))
+    assert [each.rule for each in findings if each.rule == "slow-rank"] == rules
+    for finding in findings[: len(rules)]:
+        own = (80 if ROLES[slow] == "stage 0" else 60) * 0.2
+        assert finding.facts["rank"] == slow
+        assert finding.facts["peers"] == 3
+        assert finding.cost_ns == pytest.approx(own * 1e6, rel=0.3)
+        assert "(host" not in render_findings([finding])
