@@ -77,7 +77,7 @@ def test_the_top_names_the_config_file(slow_layer):
 
 
 def test_key_figures_say_what_was_recorded_and_leave_out_zeros(slow_layer):
-    basis, bar, tiles = key_figures(slow_layer, words(), Links(slow_layer))
+    basis, _, bar, tiles = key_figures(slow_layer, words(), Links(slow_layer))
     assert "10 steps outside the window" in basis.text
     details = {tile.term: tile.detail for tile in tiles.tiles}
     assert details["cpu_utilization"] == "recorded"
