@@ -15,10 +15,12 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
 from paddle.autograd import PyLayer  # noqa: E402
+from paddle.base import core  # noqa: E402
+from paddle.distributed import collective  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.parts import Ending  # noqa: E402
-from ppprof.capture.ranks.flight_recorder import FlightRecorder  # noqa: E402
+from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group  # noqa: E402
 from ppprof.capture.recording.collectives import process_groups  # noqa: E402
 from ppprof.topology import Topology  # noqa: E402
 
@@ -97,3 +99,45 @@ def test_methods_and_handlers_are_restored_if_a_window_is_open_at_the_end(tmp_pa
         assert [dict(vars(kind)) for kind in process_groups()] != before
     assert [dict(vars(kind)) for kind in process_groups()] == before
     assert faulthandler.is_enabled() == is_enabled
+
+
+class OtherGroup:
+    """A process group that hands its operations to a device."""
+
+
+class Task:
+    def wait(self) -> None:
+        pass
+
+
+def test_a_task_of_a_device_is_known_until_the_training_waits_for_it(
+    recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "task", Task)
+    group = OtherGroup()
+    recorder._groups.keep(group, _Group(0, (0,), {}))
+    start = recorder._noted("barrier", None, lambda group: Task())
+    waited, dropped = start(group), start(group)
+    assert recorder.device_tasks() == [waited, dropped]
+    recorder._noted_wait(Task.wait)(waited)
+    assert recorder.device_tasks() == [dropped]
+    del dropped
+    assert recorder.device_tasks() == []
+
+
+def test_a_group_without_a_number_is_searched_for_once_while_it_lives(
+    recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[str] = []
+
+    def group_map() -> dict[int, Any]:
+        searches.append("a search")
+        return {}
+
+    monkeypatch.setattr(collective, "_get_group_map", group_map)
+    call = recorder._noted("barrier", None, lambda group: "called")
+    group = OtherGroup()
+    assert [call(group), call(group)] == ["called", "called"]
+    assert len(searches) == 1
+    del group
+    assert not recorder._groups
