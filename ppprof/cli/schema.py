@@ -8,7 +8,20 @@ from importlib.resources import files
 EXAMPLES = {
     "ppprof schema advise": "the keys of ppprof advise --format json, with their units",
 }
-DESCRIBED = (*("advise", "config", "diff", "doctor", "hang", "memory", "path", "ranks", "summary"),)
+DESCRIBED = (
+    *(
+        "advise",
+        "config",
+        "diff",
+        "doctor",
+        "hang",
+        "memory",
+        "path",
+        "predict",
+        "ranks",
+        "summary",
+    ),
+)
 """The commands with ``--format json``; each has a file in ``ppprof/schemas``."""
 
 

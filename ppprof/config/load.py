@@ -75,12 +75,12 @@ class Config:
 
 
 def load_config(
-    path: str | Path, overrides: Iterable[str] = (), world_size: int | None = None
+    path: str | Path | ConfigTree, overrides: Iterable[str] = (), world_size: int | None = None
 ) -> Config:
     """Load a config file, apply overrides, check all blocks and derive blank values.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or the values that were read from one.
         overrides: each is ``KEY=VALUE``, as after ``-o``; the last one for a key counts.
         world_size: number of processes. None if it is unknown: then it is the product of the
             degrees, with a blank ``dp_degree`` as 1.
@@ -91,7 +91,7 @@ def load_config(
     """
     from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
-    source = read_tree(path)
+    source = path if isinstance(path, ConfigTree) else read_tree(path)
     problems = Problems(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:

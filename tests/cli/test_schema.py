@@ -98,6 +98,12 @@ def test_tables_and_findings_match(source: Path, cli: Cli) -> None:
     checked(cli, "path", source, "--by", "axis,name,line,step")
 
 
+def test_predictions_match(cli: Cli) -> None:
+    run = RUNS / "eight_ranks"
+    checked(cli, "predict", run, "-o", "Global.micro_batch_size=1")
+    checked(cli, "predict", run, "--search", "--world-size", "8")
+
+
 @pytest.mark.parametrize("rule", TRIGGERS)
 def test_each_finding_says_where_and_what_to_do(rule: str, tmp_path: Path, cli: Cli) -> None:
     path = run(tmp_path / "log", **TRIGGERS[rule][0])

@@ -25,6 +25,7 @@ USAGE_ERRORS = {
     "summary": ["a.pb", "--views", "ops", "--sorted-by", "x", "--time-unit", "h", "--steps", "2:1"],
     "ranks": ["a.pb", "--by", "t-p", "--row-limit", "0", "--workers", "0"],
     "path": ["a.pb", "--by", "x", "--what-if", "matmul"],
+    "predict": ["a", "b", "c", "--memory", "80", "--to", "x", "y", "--steps", "2:1"],
     "merge": ["a.pb", "--min-dur", "3"],
     "diff": ["a.pb", "--views", "x", "--filter", "(", "--fail-if", "x > 5%"],
     "advise": ["a.pb", "--format", "csv", "--row-limit", "3"],

@@ -6,6 +6,8 @@ planted_job.py link:1,5:0.05 -c CFG ...       ranks 1 and 5 sleep in each all-re
 planted_job.py layer:1:0.02 -c CFG ...        the second block sleeps 20 ms in its forward
 planted_job.py operator:relu -c CFG ...       relu in the place of gelu
 planted_job.py data:0:0.004 -c CFG ...        each sample takes 4 ms to read
+planted_job.py work:0.004:0.0001 -c CFG ...   each block's forward sleeps 4 ms + 0.1 ms a token / mp,
+                                              its backward twice as long
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ def plant(what: str) -> None:
             return getitem(samples, index)
 
         TextSamples.__getitem__ = slow_getitem
+        return
+    if kind == "work":
+        from ppprof.train import model
+
+        _sleep_for_work(model, float(who), float(seconds))
         return
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     if kind == "rank" and rank == int(who):
@@ -88,6 +95,29 @@ def _slow_down_a_layer(model: Any, number: int, seconds: float) -> None:
         return forward(block, hidden)
 
     model.Block.__init__, model.Block.forward = numbered, slow_forward
+
+
+def _sleep_for_work(model: Any, fixed_s: float, token_s: float) -> None:
+    """Sleep instead of computing: processes that share few processors do not slow each other down."""
+    from paddle.autograd import PyLayer
+
+    from ppprof.train import layers
+
+    class Work(PyLayer):
+        @staticmethod
+        def forward(ctx: Any, hidden: Any) -> Any:
+            tokens = hidden.shape[0] * hidden.shape[1]
+            ctx.seconds = fixed_s + token_s * tokens / layers.mp_degree()
+            time.sleep(ctx.seconds)
+            return hidden.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            time.sleep(2 * ctx.seconds)
+            return gradient.clone()
+
+    forward = model.Block._forward
+    model.Block._forward = lambda block, hidden: Work.apply(forward(block, hidden))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class Replay:
         )
         """Pairs of stages with a link between them."""
         self._table = {name: table[name].to_numpy() for name in _REPLAYED}
+        self.gap_ns, self.transfer_ns = self._table["gap_ns"], self._table["transfer_ns"]
+        """The typical time before each operation, after the previous one and after its input."""
         steps, replicas = (np.unique(table[name].to_numpy()) for name in CELL)
         self._cell = (
             np.searchsorted(steps, table["step"].to_numpy()),

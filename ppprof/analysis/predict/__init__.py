@@ -1,0 +1,1 @@
+"""The step time and memory of a configuration that was not run."""

@@ -1,0 +1,266 @@
+"""The times of the parts of a step: measured in runs, and what they are in another configuration.
+
+A time is an array of three scenarios: the least, the most likely, and the most that it can be. NaN
+stands for an unknown likely time, infinity for an unknown most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.collectives import to_reference_clock
+from ppprof.analysis.ranks.replay import Replay, ends_of_steps, operations_of, with_workers
+from ppprof.arrays import Float64
+
+PARTS = {
+    "layer_forward": "forward pass of a block",
+    "layer_backward": "backward pass of a block",
+    "first_forward": "before the first block, forward",
+    "first_backward": "before the first block, backward",
+    "last_forward": "after the last block, forward",
+    "last_backward": "after the last block, backward",
+    "gap": "between two passes",
+    "transfer": "transfer to another stage",
+    "head": "start of the step, for each sample",
+    "tail": "end of the step: optimizer, norm of the gradients",
+    "mp": "all-reduces of a block's pass over mp",
+    "replicas": "sum of the gradients over replicas",
+}
+"""Parts of a step, and what each is. head and tail belong to a step, all others to a micro-batch."""
+
+
+class Part(NamedTuple):
+    """The time of a part, and how it is known."""
+
+    time: Float64
+    """Nanoseconds, shape (3,): least, likely, most."""
+    basis: str
+    """``measured``, ``fitted`` (to two runs), ``modelled`` or ``unknown``."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the part takes any time."""
+        return bool(self.time[2] != 0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The parts of a recorded run."""
+
+    layout: Layout
+    times: Mapping[str, float]
+    """Part -> nanoseconds: means over steps, replicas and micro-batches; of `PARTS`."""
+    step_ns: float
+    """The step, mean over steps."""
+    error_ratio: float
+    """Half of the 95% interval of the mean step, as a ratio of it."""
+    messages: Sequence[tuple[float, float]]
+    """Bytes on the slowest link and nanoseconds of the smallest and the largest all-reduce; empty without any."""
+
+
+def measure(cluster: Cluster, layout: Layout) -> Measured | None:
+    """Return the parts of a run's steps; None if no step can be replayed.
+
+    Args:
+        cluster: all ranks of the run.
+        layout: its configuration, with several stages.
+    """
+    topology = cluster.topology
+    tables = [to_reference_clock(table, cluster.clocks) for table in cluster.passes if table.height]
+    if topology is None or not tables:
+        return None
+    rows = with_workers(pl.concat(tables), topology)
+    operations = operations_of(rows, layout.pp)
+    replay = Replay(operations)
+    ends = ends_of_steps(rows).filter(pl.col("step").is_in(list(replay.whole_steps)))
+    if ends.is_empty():
+        return None
+    means: dict[tuple[str, int, int | None], float] = {
+        (kind, stage, chunk): time
+        for kind, stage, chunk, time in operations.group_by("kind", "stage", "chunk")
+        .agg(pl.col("dur_ns").mean())
+        .rows()
+    }
+    times: dict[str, float] = {}
+    in_chunk = layout.stage_layers() // layout.virtual
+    first, last = (0, 0), (layout.pp - 1, layout.virtual - 1)
+    for kind in ("forward", "backward"):
+        passes = {key[1:]: time for key, time in means.items() if key[0] == kind}
+        inner = [time for place, time in passes.items() if place not in (first, last)]
+        # With two stages, the shorter one is taken for its blocks alone.
+        block = (np.mean(inner) if inner else min(passes.values())) / in_chunk
+        times[f"layer_{kind}"] = float(block)
+        times[f"first_{kind}"] = float(passes[first] - in_chunk * block)
+        times[f"last_{kind}"] = float(passes[last] - in_chunk * block)
+    steps = cluster.steps
+
+    def exposed(*axes: str) -> pl.Expr:
+        names = [
+            name
+            for name in steps.columns
+            if name.startswith("exposed_") and set(axes) & set(name[8:-3].split("+"))
+        ]
+        return pl.sum_horizontal(pl.lit(0), *(pl.col(name).fill_null(0) for name in names))
+
+    def mean(values: pl.Series) -> float:
+        return float(values.cast(pl.Float64).to_numpy().mean())
+
+    # Who comes last to the sum of the gradients waits for no other replica.
+    by_step = steps.group_by("step").agg(
+        replicas=exposed("dp", "sharding").min(), mp=_only_mp(steps).mean()
+    )
+    num_passes = 2 * layout.stage_layers() * layout.micro_batches
+    times["replicas"] = mean(by_step["replicas"]) if layout.replicas > 1 else 0.0
+    times["mp"] = mean(by_step["mp"]) / num_passes if layout.mp > 1 else 0.0
+    times["gap"] = float(np.mean(replay.gap_ns))
+    transfers = replay.transfer_ns[replay.transfer_ns > 0]
+    times["transfer"] = float(np.mean(transfers)) if len(transfers) else 0.0
+    times["head"] = means["head", 0, None] / layout.samples
+    times["tail"] = max(0.0, mean(ends["tail_ns"]) - times["replicas"])
+    recorded = ends["recorded_ns"].to_numpy().astype(np.float64)
+    spread = float(recorded.std()) / max(1, len(recorded) - 1) ** 0.5  # of the mean
+    step_ns = float(recorded.mean())
+    return Measured(layout, times, step_ns, 1.96 * spread / step_ns, _messages(cluster.bandwidths))
+
+
+def _only_mp(steps: pl.DataFrame) -> pl.Expr:
+    name = "exposed_mp_ns"
+    return pl.col(name).fill_null(0) if name in steps.columns else pl.lit(0)
+
+
+def _messages(bandwidths: pl.DataFrame) -> list[tuple[float, float]]:
+    is_sum = pl.col("op").str.replace_all("_", "").str.starts_with("allreduce")
+    rows = bandwidths.filter(is_sum, pl.col("bytes").is_not_null()).sort("bytes")
+    if rows.is_empty():
+        return []
+    ends = [rows.row(number, named=True) for number in (0, -1)]
+    return [(_on_link(row["bytes"], row["ranks"]), row["transfer_ns"]) for row in ends]
+
+
+def _on_link(num_bytes: float, num_ranks: int) -> float:
+    """Return the bytes that a ring's link carries to add up ``num_bytes`` of each of its ranks."""
+    return 2 * num_bytes * (num_ranks - 1) / num_ranks
+
+
+def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
+    """Return the parts of a configuration, for each of `PARTS`.
+
+    Args:
+        runs: one run, or two that differ in micro_batch_size; the first decides what is scaled.
+        layout: the configuration.
+    """
+    base = runs[0]
+    old = base.layout
+    parts = {name: _of_micro_batch(runs, name, layout.micro_batch_size) for name in PARTS}
+    for name in ("head", "tail", "replicas"):
+        parts[name] = Part(np.full(3, base.times[name]), "measured")
+    if layout.mp != old.mp:
+        _split(parts, base, layout)
+    if layout.recompute != old.recompute:
+        sign = 1 if layout.recompute else -1
+        # The least of a difference has the most of what is taken away: the scenarios in reverse.
+        time = parts["layer_backward"].time + sign * parts["layer_forward"].time[::sign]
+        parts["layer_backward"] = Part(time, "modelled")
+    share = layout.most_parameters() / layout.sharding / (old.most_parameters() / old.sharding)
+    if share != 1:
+        parts["tail"] = Part(parts["tail"].time * share, "modelled")
+    parts["replicas"] = _sum_over_replicas(base, layout)
+    if layout.pp == 1:
+        parts["transfer"] = Part(np.zeros(3), "measured")
+    return parts
+
+
+def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
+    """Return a part at another micro-batch size: fixed + a time for each sample.
+
+    ::
+
+        time         two runs: the line       one run: between all fixed and none fixed
+        |      .x                                  .
+        |  .x                                 x - - -
+        +--1---2-- size                       1    2
+    """
+    known: dict[int, list[float]] = {}
+    for run in runs:
+        known.setdefault(run.layout.micro_batch_size, []).append(run.times[name])
+    times = {each: float(np.mean(values)) for each, values in known.items()}
+    if size in times:
+        return Part(np.full(3, times[size]), "measured")
+    if len(times) == 1:
+        ((of_size, time),) = times.items()
+        low, high = sorted((time, time * size / of_size))
+        return Part(np.array([low, np.nan, high]), "unknown")
+    (small, short), (large, long) = sorted(times.items())
+    slope = (long - short) / (large - small)
+    return Part(np.full(3, short + slope * (size - small)), "fitted")
+
+
+def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
+    """Change the parts for another mp_degree: between a perfect split of the work, and the same work."""
+    old = base.layout
+    own = parts["mp"].time
+    for name in PARTS:
+        if name.partition("_")[0] not in ("layer", "first", "last"):
+            continue
+        communication = own if name.startswith("layer") else 0
+        work = np.maximum(parts[name].time - communication, 0)
+        split = work * old.mp / layout.mp
+        low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
+        parts[name] = Part(np.array([low, np.nan, high]), "unknown")
+    if layout.mp == 1:
+        parts["mp"] = Part(np.zeros(3), "measured")
+    elif old.mp > 1:
+        share = _on_link(1, layout.mp) / _on_link(1, old.mp)
+        parts["mp"] = Part(own * share, "modelled")
+    else:
+        size = 4 * layout.length * layout.micro_batch_size * layout.hidden
+        parts["mp"] = _message(base, size, layout.mp, 2)
+    for name in ("layer_forward", "layer_backward"):
+        parts[name] = Part(parts[name].time + parts["mp"].time, parts[name].basis)
+
+
+def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
+    old, ranks = base.layout, layout.replicas
+    size = 4 * layout.most_parameters()
+    is_same_kind = (old.sharding > 1, old.sharding > 1 and old.sharding_stage) == (
+        layout.sharding > 1,
+        layout.sharding > 1 and layout.sharding_stage,
+    )
+    if ranks == 1:
+        return Part(np.zeros(3), "measured")
+    if old.replicas > 1 and is_same_kind:
+        share = _on_link(size, ranks) / _on_link(4 * old.most_parameters(), old.replicas)
+        basis = "measured" if share == 1 else "modelled"
+        return Part(np.full(3, base.times["replicas"] * share), basis)
+    if layout.sharding > 1 and layout.sharding_stage > 1:
+        return Part(np.array([0.0, np.nan, np.inf]), "unknown")
+    # Sharding stage 1 has a reduce and a broadcast for each tensor, else one all-reduce has all.
+    tensors = 12 * layout.stage_layers() + 4
+    return _message(base, size, ranks, 2 * tensors if layout.sharding > 1 else 1, is_split=True)
+
+
+def _message(
+    base: Measured, size: float, ranks: int, count: int, *, is_split: bool = False
+) -> Part:
+    """Return the time of all-reduces that the run lacks, from its smallest and largest all-reduce.
+
+    Args:
+        base: the run.
+        size: bytes of each rank, in one call, or over all calls if ``is_split``.
+        ranks: ranks of the group.
+        count: calls.
+        is_split: whether the calls share ``size``.
+    """
+    if not base.messages:
+        return Part(np.array([0.0, np.nan, np.inf]), "unknown")
+    (small, short), (large, long) = base.messages
+    slope = max(0.0, (long - short) / (large - small)) if large > small else 0.0
+    on_link = _on_link(size, ranks) * (1 if is_split else count)
+    return Part(np.array([0.0, count * short + slope * on_link, np.inf]), "modelled")

@@ -1,0 +1,71 @@
+"""Predicted steps of configurations, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ppprof.analysis.predict.prediction import Row
+from ppprof.report.columns import Column, text_cells, text_columns
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Line, Table
+
+_NOTE = """\
+Likely: the step with the recorded times of its parts; - if it is not known. Least, Most: the range of the
+parts that are not known, widened by Error (predicted against measured, of the recorded configuration) and the
+95% interval of the recorded steps; - for Most: without a bound. Bubble: idle time of an average stage in the
+pipeline. Memory: modelled, of the rank with most, of float32 tensors. Basis: of the least certain part."""
+
+_STEPS = (
+    Column("configuration", header="Configuration", width=24, grows=True),
+    Column("ranks", "number", text="text", header="Ranks"),
+    Column("measured_ns", "ms", header="Measured"),
+    Column("step_ns", "ms", header="Likely"),
+    Column("low_ns", "ms", header="Least"),
+    Column("high_ns", "ms", header="Most"),
+    Column("error_ratio", "ratio", header="Error", text="per mille"),
+    Column("bubble_ratio", "ratio", header="Bubble", text="per mille"),
+    Column("exposed_ns", "ms", header="Exposed"),
+    Column("memory_bytes", "bytes", header="Memory"),
+    Column("basis", header="Basis"),
+)
+_TITLES: Mapping[str, tuple[str, Sequence[Column]]] = {
+    "steps": ("Step", _STEPS),
+    "search": (
+        "Best Configurations",
+        tuple(each for each in _STEPS if each.header not in ("Measured", "Error")),
+    ),
+    "parts": (
+        "Parts",
+        (
+            Column("part", header="Part", width=24, grows=True),
+            Column("likely_ns", "ms", header="Likely"),
+            Column("low_ns", "ms", header="Least"),
+            Column("high_ns", "ms", header="Most"),
+            Column("basis", header="Basis"),
+        ),
+    ),
+    "memory": (
+        "Memory of a Rank (modelled)",
+        (
+            Column("stage", "number", text="text", header="Stage"),
+            Column("state_bytes", "bytes", header="Weights, Gradients, Moments"),
+            Column("activation_bytes", "bytes", header="Activations"),
+            Column("total_bytes", "bytes", header="Total"),
+        ),
+    ),
+}
+
+
+def render_predictions(tables: Mapping[str, Sequence[Row]], options: TableOptions) -> str:
+    """Return the tables of `ppprof.run.predict` as text."""
+    parts = []
+    for name, rows in tables.items():
+        title, columns = _TITLES[name]
+        lines: list[Line] = [text_cells(columns, row, options.time) for row in rows]
+        unit = None if name == "memory" else options.time_unit
+        note = _NOTE if name in ("steps", "search") else ""
+        if rows:
+            parts.append(
+                options.layout.table(Table(title, text_columns(columns), lines, unit, note=note))
+            )
+    return "".join(parts)

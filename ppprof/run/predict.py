@@ -1,0 +1,301 @@
+"""Other configurations of a recorded training: the library behind ``ppprof predict``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.parts import Measured, measure
+from ppprof.analysis.predict.prediction import Row, memory, predict
+from ppprof.config import Config, load_config
+from ppprof.config.yaml_source import ConfigTree
+from ppprof.errors import ConfigError, InputError, UsageError
+from ppprof.run.run import Run
+
+CHANGEABLE = (
+    *("Global.micro_batch_size", "Global.local_batch_size", "Global.global_batch_size"),
+    *("Model.virtual_pp_degree", "Model.use_recompute"),
+    *("Distributed.dp_degree", "Distributed.mp_degree", "Distributed.pp_degree"),
+    *("Distributed.sharding.sharding_degree", "Distributed.sharding.sharding_stage"),
+)
+"""Keys that a configuration may change."""
+_TUNED = (
+    *("dp_degree", "mp_degree", "pp_degree", "vpp_degree", "micro_batch_size"),
+    *("sharding_degree", "sharding_stage", "use_recompute", "recompute_granularity"),
+)
+"""Columns of Paddle's ``configs_csv``."""
+_MOST_CANDIDATES = 2_000
+_MOST_PASSES = 200_000
+_BEST = 10
+
+
+class Base(NamedTuple):
+    """One or two recorded runs, and the config of the first."""
+
+    runs: Sequence[Measured]
+    config: Mapping[str, Any]
+    path: str
+
+    def load(self, overrides: Iterable[str] = (), world_size: int | None = None) -> Config:
+        """Return the config with overrides, checked as the harness checks it.
+
+        Raises:
+            ConfigError: the harness refuses the configuration.
+            UsageError: an override has a key that is not in `CHANGEABLE`.
+        """
+        overrides = list(overrides)
+        for text in overrides:
+            key = text.partition("=")[0].strip()
+            if key not in CHANGEABLE:
+                raise UsageError(
+                    f"-o {text}: its effect is not known from a run; expected one of "
+                    f"{', '.join(CHANGEABLE)}"
+                )
+        tree = ConfigTree(deepcopy(dict(self.config)), path=self.path)
+        return load_config(tree, overrides, world_size)
+
+
+def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
+    """Return the base of predictions.
+
+    Raises:
+        InputError: two runs differ in more than micro_batch_size and the batch, or in nothing of it.
+    """
+    if len(measured) == 2:
+        first, second = (
+            {
+                **vars(each.layout),
+                "micro_batch_size": None,
+                "micro_batches": None,
+            }
+            for each in measured
+        )
+        if different := [name for name in first if first[name] != second[name]]:
+            raise InputError(
+                f"{runs[1]}: it differs from {runs[0]} in {', '.join(different)}; expected a run that "
+                "differs in micro_batch_size alone"
+            )
+        if measured[0].layout.micro_batch_size == measured[1].layout.micro_batch_size:
+            raise InputError(
+                f"{runs[1]}: it has the micro_batch_size of {runs[0]}; a second run is of use with another"
+            )
+    return Base(measured, runs[0].manifest["config"], str(runs[0]))
+
+
+def measured_of(run: Run, **selection: Any) -> Measured:
+    """Return the parts of a run's steps; ``selection`` is passed to `Run.cluster`.
+
+    Raises:
+        InputError: the run's manifest has no valid config of a GPT, its pipeline has one stage, or no
+            step of it can be replayed.
+    """
+    values = run.manifest.get("config")
+    if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
+        raise InputError(
+            f"{run}: its manifest has no config with the blocks Model and Distributed; expected a run "
+            "of the harness, or of a training that gives ppprof.attach its config"
+        )
+    try:
+        config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)))
+    except ConfigError as error:
+        raise InputError(f"{run}: the config in its manifest is not valid: {error}") from error
+    if config.Model.module != "GPTModule":
+        raise InputError(f"{run}: {config.Model.module}: only the parts of a GPTModule are known")
+    layout = layout_of(config)
+    if layout.pp == 1:
+        raise InputError(
+            f"{run}: it has one pipeline stage, so blocks and the rest are one pass; "
+            "expected a run with pp_degree 2 or more"
+        )
+    measured = measure(run.cluster(**selection), layout)
+    if measured is None:
+        raise InputError(
+            f"{run}: no step with all passes of a replica on all of its stages; expected a window on all ranks"
+        )
+    return measured
+
+
+def layout_of(config: Config) -> Layout:
+    """Return a configuration in numbers.
+
+    Raises:
+        UsageError: the parts of the model are not known with its recompute_granularity.
+    """
+    model, topology = config.Model, config.topology
+    recompute = model.use_recompute
+    if recompute and (
+        model.recompute_granularity not in (None, "full") or model.no_recompute_layers
+    ):
+        raise UsageError(
+            "Model.use_recompute: only the time of whole blocks is known; expected recompute_granularity "
+            "full, and no no_recompute_layers"
+        )
+    pp = topology.degree("pp")
+    return Layout(
+        dp=topology.degree("dp"),
+        mp=topology.degree("mp"),
+        pp=pp,
+        sharding=topology.degree("sharding"),
+        sharding_stage=config.Distributed.sharding.sharding_stage,
+        virtual=model.virtual_pp_degree if pp > 1 else 1,
+        micro_batch_size=config.Global.micro_batch_size or 1,
+        micro_batches=config.Engine.accumulate_steps or 1,
+        layers=model.num_layers,
+        hidden=model.hidden_size,
+        inner=model.ffn_hidden_size or 4 * model.hidden_size,
+        heads=model.num_attention_heads,
+        vocabulary=model.vocab_size,
+        positions=model.max_position_embeddings,
+        length=config.Data.Train.dataset.max_seq_len,
+        recompute=recompute,
+        sequence_parallel=model.sequence_parallel and topology.degree("mp") > 1,
+        is_float32=not config.Engine.mix_precision.enable,
+    )
+
+
+def prediction(base: Base, overrides: Sequence[str]) -> dict[str, list[Row]]:
+    """Return the tables of one configuration: steps, parts and memory.
+
+    ``steps`` has a row for each run, with measured_ns and error_ratio, and one for the new
+    configuration if there are overrides; `predict` says what they hold.
+    """
+    steps = []
+    for run in base.runs:
+        row, parts = predict(base.runs, run.layout)
+        row["error_ratio"] = row["step_ns"] / run.step_ns - 1
+        name = f"as recorded, micro_batch_size {run.layout.micro_batch_size}"
+        steps.append(_step_row(name, row, run.layout, run.step_ns))
+    layout = base.runs[0].layout
+    if overrides:
+        layout = layout_of(base.load(overrides))
+        row, parts = predict(base.runs, layout)
+        steps.append(_step_row(" ".join(overrides), row, layout))
+    else:
+        parts = predict(base.runs, layout)[1]
+    return {"steps": steps, "parts": parts, "memory": memory(layout)}
+
+
+def _step_row(name: str, row: Row, layout: Layout, measured_ns: float | None = None) -> Row:
+    most = max((each["total_bytes"] for each in memory(layout)), default=None)
+    error = row.pop("error_ratio", None)
+    return {
+        "configuration": name,
+        "measured_ns": measured_ns,
+        "error_ratio": error,
+        **row,
+        "memory_bytes": most,
+    }
+
+
+def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str, list[Row]]:
+    """Return the configurations of a world size with the shortest steps, at most 10: ``search``.
+
+    The samples of a step over all ranks stay. Tried are all divisors of the degrees, with
+    sharding stage 1, all micro-batch sizes, chunks that divide the blocks of a stage, and recompute
+    as recorded; without those that the harness refuses, that need more memory, or whose step has
+    neither a likely time nor an upper bound.
+
+    Raises:
+        InputError: no configuration is left.
+        UsageError: a memory is given, and the memory of mixed precision is not known.
+    """
+    old = base.runs[0].layout
+    if memory_bytes is not None and not old.is_float32:
+        raise UsageError(
+            "--memory: only the memory of float32 is known, and the run has mixed precision"
+        )
+    recorded = _settings(old)
+    rows: list[Row] = []
+    for settings in itertools.islice(_candidates(old, world_size), _MOST_CANDIDATES):
+        try:
+            layout = layout_of(base.load(_overrides(settings), world_size))
+        except ConfigError:
+            continue
+        if layout.pp * layout.virtual * layout.micro_batches > _MOST_PASSES:
+            continue
+        changes = {key: value for key, value in settings.items() if value != recorded[key]}
+        changes.pop("Global.global_batch_size", None)
+        row, _ = predict(base.runs, layout)
+        name = " ".join(_overrides(changes)) or "as recorded"
+        row = {**_step_row(name, row, layout), **_degrees(layout)}
+        fits = memory_bytes is None or row["memory_bytes"] <= memory_bytes
+        if fits and (row["step_ns"] or row["high_ns"]):
+            rows.append(row)
+    if not rows:
+        raise InputError(
+            f"{base.path}: no configuration of {world_size} ranks that the harness takes, that fits, and "
+            "whose step is known; a run with mp_degree above 1, or a second run, has more of it"
+        )
+    rows.sort(key=lambda row: row["step_ns"] or row["high_ns"])
+    return {"search": rows[:_BEST]}
+
+
+def _candidates(old: Layout, world_size: int) -> Iterator[dict[str, int]]:
+    samples = old.samples * old.replicas
+    for pp in _divisors(world_size):
+        for mp in _divisors(world_size // pp):
+            replicas = world_size // pp // mp
+            if old.layers % pp or samples % replicas:
+                continue
+            for sharding in _divisors(replicas):
+                for micro in _divisors(samples // replicas):
+                    for virtual in _divisors(old.layers // pp) if pp > 2 else [1]:
+                        yield _settings(
+                            replace(
+                                old,
+                                dp=replicas // sharding,
+                                mp=mp,
+                                pp=pp,
+                                sharding=sharding,
+                                sharding_stage=1,
+                                virtual=virtual,
+                                micro_batch_size=micro,
+                                micro_batches=samples // replicas // micro,
+                            )
+                        )
+
+
+def _settings(layout: Layout) -> dict[str, int]:
+    return {
+        "Distributed.dp_degree": layout.dp,
+        "Distributed.mp_degree": layout.mp,
+        "Distributed.pp_degree": layout.pp,
+        "Distributed.sharding.sharding_degree": layout.sharding,
+        "Distributed.sharding.sharding_stage": layout.sharding_stage,
+        "Model.virtual_pp_degree": layout.virtual,
+        "Global.global_batch_size": layout.samples * layout.replicas,
+        "Global.local_batch_size": layout.samples,
+        "Global.micro_batch_size": layout.micro_batch_size,
+    }
+
+
+def _overrides(settings: Mapping[str, int]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _degrees(layout: Layout) -> Row:
+    values = (
+        *(layout.dp, layout.mp, layout.pp, layout.virtual, layout.micro_batch_size),
+        *(layout.sharding, layout.sharding_stage, layout.recompute),
+        "full" if layout.recompute else None,
+    )
+    return dict(zip(_TUNED, values))
+
+
+def tuner_csv(rows: Sequence[Row]) -> str:
+    """Return rows of `search` as ``configs_csv`` of Paddle's auto-tuner (``search_algo: customize``)."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _TUNED, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,141 @@
+"""Predictions from given times of parts, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.parts import PARTS, Measured
+from ppprof.analysis.predict.prediction import memory, predict
+
+LAYOUT = Layout(
+    dp=1,
+    mp=1,
+    pp=4,
+    sharding=1,
+    sharding_stage=1,
+    virtual=1,
+    micro_batch_size=1,
+    micro_batches=8,
+    layers=8,
+    hidden=32,
+    inner=128,
+    heads=4,
+    vocabulary=256,
+    positions=64,
+    length=32,
+    recompute=False,
+    sequence_parallel=False,
+    is_float32=True,
+)
+
+
+def run_of(
+    layout: Layout, messages: tuple[tuple[float, float], ...] = (), **times: float
+) -> Measured:
+    """Return a run whose parts take no time but the given ones; the step is 1,000 ns."""
+    return Measured(layout, {**dict.fromkeys(PARTS, 0.0), **times}, 1000, 0, messages)
+
+
+BASE = run_of(LAYOUT, layer_forward=10, layer_backward=20, tail=7, head=2)
+DOUBLE = run_of(
+    replace(LAYOUT, micro_batch_size=2, micro_batches=4), layer_forward=14, layer_backward=28
+)
+
+
+def step_of(layout: Layout, *runs: Measured) -> float | None:
+    return predict(runs or [BASE], layout)[0]["step_ns"]
+
+
+def test_the_recorded_step_is_the_sum_of_its_parts() -> None:
+    # head of 8 samples, (8 + 3) rounds of two blocks, tail
+    assert step_of(LAYOUT) == 8 * 2 + 11 * 2 * 30 + 7
+    row, parts = predict([BASE], LAYOUT)
+    assert {part["basis"] for part in parts} == {"measured"} == {row["basis"]}
+    assert row["bubble_ns"] == 3 * 2 * 30
+
+
+def test_stages_share_the_blocks() -> None:
+    ratio = replace(LAYOUT, pp=2).most_parameters() / LAYOUT.most_parameters()
+    assert step_of(replace(LAYOUT, pp=2)) == pytest.approx(16 + 9 * 4 * 30 + 7 * ratio)
+
+
+def test_recompute_adds_a_forward_pass() -> None:
+    recomputed = replace(LAYOUT, recompute=True)
+    assert step_of(recomputed) == 8 * 2 + 11 * 2 * 40 + 7
+    base = run_of(recomputed, layer_forward=10, layer_backward=30)
+    assert step_of(LAYOUT, base) == 11 * 2 * 30
+
+
+def test_one_run_gives_a_range_for_another_micro_batch() -> None:
+    row, _ = predict([BASE], replace(LAYOUT, micro_batch_size=2, micro_batches=4))
+    error = abs(683 / 1000 - 1)
+    assert (row["step_ns"], row["basis"]) == (None, "unknown")
+    assert row["low_ns"] == pytest.approx((16 + 7 * 2 * 30 + 7) * (1 - error))
+    assert row["high_ns"] == pytest.approx((16 + 7 * 2 * 60 + 7) * (1 + error))
+
+
+def test_two_runs_separate_fixed_cost_from_cost_for_each_sample() -> None:
+    row, parts = predict([BASE, DOUBLE], replace(LAYOUT, micro_batch_size=4, micro_batches=2))
+    assert row["basis"] == "fitted"
+    # 10 and 14 for one and two samples: 6 + 4 x 4 = 22 for four
+    assert {part["part"]: part["likely_ns"] for part in parts}[PARTS["layer_forward"]] == 22
+    assert row["step_ns"] == 16 + 5 * 2 * 66 + 7
+
+
+def test_a_sum_that_the_run_lacks_has_no_upper_bound() -> None:
+    layout = replace(LAYOUT, dp=2)
+    row, _ = predict([BASE], layout)
+    assert (row["step_ns"], row["high_ns"], row["basis"]) == (None, None, "unknown")
+    # Two messages over two ranks: 1 ns a byte after 5 ns; a ring of two carries the bytes once.
+    base = replace(BASE, messages=((4, 9), (104, 109)))
+    size = 4 * layout.most_parameters()
+    row, _ = predict([base], layout)
+    assert row["step_ns"] == pytest.approx(683 + 9 + size)
+    assert (row["high_ns"], row["basis"]) == (None, "modelled")
+
+
+def test_a_recorded_sum_scales_with_the_ring() -> None:
+    base = run_of(replace(LAYOUT, dp=2), layer_forward=10, layer_backward=20, replicas=30)
+    # 2 (n - 1) / n: 1 for two ranks, 1.5 for four
+    assert step_of(replace(LAYOUT, dp=4), base) == 11 * 2 * 30 + 45
+
+
+def test_another_mp_degree_is_between_the_same_work_and_half_of_it() -> None:
+    row, _ = predict([BASE], replace(LAYOUT, mp=2))
+    assert (row["step_ns"], row["high_ns"]) == (None, None)
+    base = run_of(replace(LAYOUT, mp=2), layer_forward=10, layer_backward=20, mp=4)
+    row, _ = predict([base], LAYOUT)
+    error = abs(660 / 1000 - 1)
+    assert row["low_ns"] == pytest.approx(11 * 2 * (6 + 16) * (1 - error))
+    assert row["high_ns"] == pytest.approx(11 * 2 * (12 + 32) * (1 + error))
+
+
+def test_the_memory_of_a_block_by_hand() -> None:
+    """One block, one sample of one token, hidden 1, one head: 18 + 48 + 9 bytes, and the loss."""
+    tiny = replace(
+        LAYOUT,
+        pp=1,
+        layers=1,
+        hidden=1,
+        inner=4,
+        heads=1,
+        vocabulary=10,
+        positions=1,
+        length=1,
+    )
+    (row,) = memory(tiny)
+    # 12 h^2 + 13 h of the block, two norms' weights of the end, 10 words and 1 position
+    assert row["state_bytes"] == 16 * (25 + 2 + 10 + 1)
+    assert row["activation_bytes"] == 75 + 12 * 10 + 8
+    assert memory(replace(tiny, is_float32=False)) == []
+
+
+@pytest.mark.parametrize(("stage", "bytes_of_parameter"), [(1, 12), (2, 10), (3, 8)])
+def test_sharding_divides_moments_then_gradients_then_weights(
+    stage: int, bytes_of_parameter: int
+) -> None:
+    layout = replace(LAYOUT, sharding=2, sharding_stage=stage)
+    assert layout.state_bytes(1) == bytes_of_parameter * layout.parameters(1)

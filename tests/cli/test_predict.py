@@ -1,0 +1,79 @@
+"""``ppprof predict``: its tables, data and file, and what it rejects."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from tests.jobs.planted import COMMITTED
+
+RUN = COMMITTED / "eight_ranks"
+
+
+def document(cli, *options):
+    return json.loads(cli("predict", RUN, *options, "--format", "json").out)["tables"]
+
+
+def test_a_change_stands_beside_the_recorded_configuration(cli):
+    tables = document(cli, "-o", "Distributed.dp_degree=4")
+    recorded, changed = tables["steps"]
+    assert (recorded["ranks"], changed["ranks"]) == (8, 16)
+    assert recorded["error_ratio"] == recorded["step_ns"] / recorded["measured_ns"] - 1
+    assert changed["measured_ns"] is None
+    assert changed["low_ns"] < recorded["step_ns"] < changed["step_ns"] < changed["high_ns"]
+    assert [row["stage"] for row in tables["memory"]] == [0, 1]
+    out = cli("predict", RUN, "-o", "Distributed.dp_degree=4").out
+    assert f"{changed['step_ns'] / 1e6:.2f}" in out
+
+
+def test_without_a_change_it_checks_itself(cli):
+    (recorded,) = document(cli)["steps"]
+    assert recorded["basis"] == "measured"
+
+
+def test_the_best_are_written_for_paddles_tuner(cli, tmp_path):
+    file = tmp_path / "best.csv"
+    best = document(cli, "--search", "--world-size", "8", "--to", "paddle-tuner", file)["search"]
+    with file.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert 0 < len(rows) == len(best) <= 10
+    for row in rows:
+        degrees = ("dp_degree", "mp_degree", "pp_degree", "sharding_degree")
+        product = 1
+        for name in degrees:
+            product *= int(row[name])
+        assert product == 8
+    steps = [row["step_ns"] or row["high_ns"] for row in best]
+    assert steps == sorted(steps)
+    few = document(cli, "--search", "--world-size", "8", "--memory", "5MiB")["search"]
+    assert all(row["memory_bytes"] <= 5 << 20 for row in few)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["-o", "Distributed.pp_degree=3"], 2, "Model.num_layers: 2: expected a multiple of"),
+        (["-o", "Global.micro_batch_size=3"], 2, "expected a divisor of local_batch_size 8"),
+        (
+            ["-o", "Model.hidden_size=8"],
+            2,
+            "Model.hidden_size=8: its effect is not known from a run",
+        ),
+        (["--search", "--world-size", "7"], 3, "no configuration of 7 ranks"),
+        (["--search"], 2, "--search: expected --world-size N"),
+        (["--memory", "1GiB"], 2, "--memory: has no effect without --search"),
+        ([RUN], 3, "it has the micro_batch_size of"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(cli, options, code, message):
+    assert message in cli("predict", RUN, *options, code=code).err
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [("small_net", "its manifest has no config"), ("slow_dataset", "one pipeline stage")],
+)
+def test_other_runs_are_refused(cli, run, message):
+    assert message in cli("predict", COMMITTED / run, code=3).err
