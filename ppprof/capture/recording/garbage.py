@@ -21,10 +21,11 @@ class GarbageCollections(WindowObserver):
     """A span around each full collection in a window, on the thread that collects.
 
     Args:
-        report: called with the begin of each of them, and the frame of Python in which it ran.
+        report: called with the begin of each of them, and the frame of Python in which it ran; None in
+            a thread of C++ without one.
     """
 
-    def __init__(self, report: Callable[[int, FrameType], None]) -> None:
+    def __init__(self, report: Callable[[int, FrameType | None], None]) -> None:
         self._report = report
         self._span: Any = None
         self._begin_ns = 0
@@ -49,4 +50,4 @@ class GarbageCollections(WindowObserver):
         elif self._span is not None:
             self._span.end()
             self._span = None
-            self._report(self._begin_ns, sys._getframe(1))
+            self._report(self._begin_ns, sys._getframe().f_back)

@@ -150,7 +150,7 @@ class StackSampler(WindowObserver):
                 setattr(self._tensor, name, wrapper)
                 self._wrapped.append((name, method, wrapper))
 
-    def note_collection(self, begin_ns: int, frame: FrameType) -> None:
+    def note_collection(self, begin_ns: int, frame: FrameType | None) -> None:
         """Note that Python collected garbage in a frame of this thread, until now."""
         if self._sampling is not None:
             self._sampling.note_collection(begin_ns, frame)
@@ -285,11 +285,11 @@ class _Sampling:
         """Note that a tensor was read from a frame, until now."""
         self._note(self._reads, begin_ns, frame)
 
-    def note_collection(self, begin_ns: int, frame: FrameType) -> None:
+    def note_collection(self, begin_ns: int, frame: FrameType | None) -> None:
         """Note that garbage was collected in a frame, until now."""
         self._note(self._collections, begin_ns, frame)
 
-    def _note(self, rows: array[int], begin_ns: int, frame: FrameType) -> None:
+    def _note(self, rows: array[int], begin_ns: int, frame: FrameType | None) -> None:
         if len(rows) < 4 * _MOST_READS:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
             rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line))
