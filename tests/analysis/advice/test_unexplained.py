@@ -8,6 +8,7 @@ from ppprof.analysis.advice.unexplained import LEAST_GAP_NS, unexplained_gaps
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read
 from ppprof.trace.kineto.names import LEAST_FRAME_NS
+from ppprof.trace.schema import GARBAGE_COLLECTION
 from tests.fixtures.timeline import Shapes, Span, Thread, span, write
 
 MS = 1_000_000
@@ -53,6 +54,14 @@ def test_one_line_is_named_once_and_none_where_none_is_known(tmp_path):
     assert gaps(tmp_path, *loop, operator("sgd", 90, 100)) == {
         "step, after matmul, before matmul (train.py:7)": 10,
         "step, after matmul, before sgd (train.py:7)": 30,
+    }
+
+
+def test_a_garbage_collection_explains_itself(tmp_path):
+    collection = span("PythonUserDefined", GARBAGE_COLLECTION, 60 * MS, 90 * MS)
+    assert gaps(tmp_path, operator("matmul", 0, 50), collection, operator("sgd", 95, 100)) == {
+        f"step, after matmul, before {GARBAGE_COLLECTION}": 10,
+        f"step, after {GARBAGE_COLLECTION}, before sgd": 5,
     }
 
 
