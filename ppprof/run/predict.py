@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -17,6 +18,8 @@ from ppprof.config import Config, load_config
 from ppprof.config.yaml_source import ConfigTree
 from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run.run import Run
+
+log = logging.getLogger("ppprof")
 
 CHANGEABLE = (
     *("Global.micro_batch_size", "Global.local_batch_size", "Global.global_batch_size"),
@@ -212,7 +215,13 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
         )
     recorded = _settings(old)
     rows: list[Row] = []
-    for settings in itertools.islice(_candidates(old, world_size), _MOST_CANDIDATES):
+    candidates = list(itertools.islice(_candidates(old, world_size), _MOST_CANDIDATES + 1))
+    if len(candidates) > _MOST_CANDIDATES:
+        log.warning(
+            f"{base.path}: {world_size} ranks have more than {_MOST_CANDIDATES} configurations: those with "
+            "most pipeline stages are not tried"
+        )
+    for settings in candidates[:_MOST_CANDIDATES]:
         try:
             layout = layout_of(base.load(_overrides(settings), world_size))
         except ConfigError:

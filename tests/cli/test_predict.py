@@ -77,3 +77,12 @@ def test_what_cannot_be_predicted_is_refused(cli, options, code, message):
 )
 def test_other_runs_are_refused(cli, run, message):
     assert message in cli("predict", COMMITTED / run, code=3).err
+
+
+def test_a_search_that_does_not_try_all_says_so(cli, monkeypatch):
+    def errors():
+        return cli("predict", RUN, "--search", "--world-size", "8").err
+
+    assert "are not tried" not in errors()
+    monkeypatch.setattr("ppprof.run.predict._MOST_CANDIDATES", 9)
+    assert "8 ranks have more than 9 configurations" in errors()
