@@ -52,10 +52,12 @@ Path = tuple[Frame, ...]
 def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) -> pl.DataFrame:
     """Return the samples of time beside the training, with the line that each belongs to.
 
+    Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them.
+
     Args:
         profile: one rank's window.
         gaps: stretches in layers and steps without any event: start_ns and end_ns.
-        bubbles: when the stage waits for other stages. Nor is a garbage collection beside the training.
+        bubbles: when the stage waits for other stages.
 
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``), statement
