@@ -3,7 +3,7 @@
 ::
 
     python -m benchmarks.stopwatch          # prints the result
-    python -m benchmarks.stopwatch --write  # and writes it into docs/stopwatch.md and its Chinese page
+    python -m benchmarks.stopwatch --write  # and writes it into the page of measurements
 
 Each task of `TASKS` has a planted cause. Its commands run in an empty folder, as a user types them;
 seconds are medians over rounds in which all tasks run in turn. ``stopwatch_job/train.py`` knows no
@@ -28,13 +28,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.measurements import write_part
 from benchmarks.trace_reading import machine
 from tests.jobs.launching import environment
 from tests.oracles import visualdl_server
 
-DOCS = Path(__file__).parents[1] / "docs"
 JOB = Path(__file__).with_name("stopwatch_job")
-MARKER = "<!-- written by python -m benchmarks.stopwatch --write -->\n"
+BENCHMARK = "benchmarks.stopwatch --write"
 ALONE = "train.py"
 PROFILED = "train_profiled.py"
 _VISUALDL = "visualdl --logdir ."
@@ -114,13 +114,12 @@ class Words(NamedTuple):
 
     head: Sequence[str]
     questions: Mapping[str, str]
-    raw: Mapping[str, str]
-    """What the raw tools offer for each question."""
-    ours: Mapping[str, str]
+    answers: Mapping[str, str]
+    """What both ways lead to, for each question."""
 
 
-PAGES = {
-    "stopwatch.md": Words(
+WORDS = {
+    "en": Words(
         (
             "Question",
             "Tools",
@@ -132,29 +131,23 @@ PAGES = {
             "Pages to open",
         ),
         {
-            "slow": "A script that knows nothing: what is slow?",
+            "slow": "What is slow?",
             "changed": "Two runs: what changed?",
-            "ranks": "Eight ranks: who is slow?",
+            "ranks": "Eight ranks: which one is slow?",
         },
         {
-            "slow": "A person reads the tables. The Overview Summary has the wait for data, in % of the steps: "
-            "`Dataloader` {0}. The layer is in no table and on no page of tables ({views}): they have phases and operators, "
-            "and no operator runs while the layer sleeps. The trace has it: in chrome://tracing or Perfetto, a person "
-            "finds `Neck` in the timeline.",
-            "changed": "No tool compares the two runs: VisualDL shows one run at a time ({views}), and its server "
-            "answers requests for a comparison with nothing. A person compares the tables of the two runs by eye. "
-            "Forward is longer in the second; the layer is in no table.",
-            "ranks": "The launcher prints the tables of rank 0; those of the others are in `log/workerlog.N`. VisualDL "
-            "shows one rank at a time ({views}), and all ranks have about the same step time, since they wait for "
-            "each other. A person who compares the Overview pages of all ranks finds that Forward is longer on rank 5.",
-        },
-        {
-            "slow": "ppprof prints: `{0}`",
-            "changed": "ppprof prints `{0}`, and a table of modules in which `Neck` takes {1} ms a step more.",
-            "ranks": "ppprof prints: `{0}`",
+            "slow": "The Overview Summary has the wait for data, in % of the steps: `Dataloader` {0}. The layer is in no "
+            "table: the tables and VisualDL's pages ({views}) have phases and operators, and no operator runs while it "
+            "sleeps. A person finds it in the timeline, in chrome://tracing or Perfetto. ppprof prints `{answer}`.",
+            "changed": "VisualDL shows one run at a time ({views}), and a person compares the tables by eye: Forward is longer "
+            "in the second run; the layer is in no table. ppprof prints `{answer}`, and a table of modules in which `Neck` "
+            "takes {more} ms a step more.",
+            "ranks": "The launcher prints the tables of rank 0, and VisualDL shows one rank at a time ({views}). All ranks "
+            "have about the same step time, since they wait for each other. A person who compares the Overview pages of all "
+            "ranks finds that Forward is longer on rank 5. ppprof prints `{answer}`.",
         },
     ),
-    "stopwatch.zh-CN.md": Words(
+    "zh": Words(
         (
             "问题",
             "工具",
@@ -166,26 +159,21 @@ PAGES = {
             "要打开的页面",
         ),
         {
-            "slow": "一个什么都不知道的脚本：慢在哪里？",
+            "slow": "慢在哪里？",
             "changed": "两次运行：变了什么？",
-            "ranks": "八个 rank：谁慢？",
+            "ranks": "八个 rank：哪个慢？",
         },
         {
-            "slow": "由人来读表。Overview Summary 里有等待数据的时间，单位是占 step 的百分比：`Dataloader` {0}。那一层不在任何表里，也不在任何带表的页面里"
-            "（{views}）：它们只有阶段和算子，而那一层睡眠时没有算子在运行。trace 里有它：在 chrome://tracing 或 Perfetto 的时间线里，人可以找到 `Neck`。",
-            "changed": "没有工具比较两次运行：VisualDL 一次只显示一次运行（{views}），它的服务器对比较的请求不返回任何内容。人用眼睛比较两次运行的表。"
-            "第二次的 Forward 更长；那一层不在任何表里。",
-            "ranks": "启动器打印 rank 0 的表，其他 rank 的表在 `log/workerlog.N` 里。VisualDL 一次只显示一个 rank（{views}），"
-            "而所有 rank 的 step 时间差不多，因为它们互相等待。人比较所有 rank 的 Overview 页面后会发现 rank 5 的 Forward 更长。",
-        },
-        {
-            "slow": "ppprof 打印：`{0}`",
-            "changed": "ppprof 打印 `{0}`，以及一张模块表，其中 `Neck` 每个 step 多用 {1} 毫秒。",
-            "ranks": "ppprof 打印：`{0}`",
+            "slow": "Overview Summary 里有等待数据的时间占一步的百分比：`Dataloader` {0}。那一层不在任何表里：表和 VisualDL 的页面（{views}）"
+            "只有阶段和算子，而它睡眠时没有算子在运行；人可以在 chrome://tracing 或 Perfetto 的时间线里找到它。ppprof 打印 `{answer}`。",
+            "changed": "VisualDL 一次只显示一次运行（{views}），两次运行的表要靠人用眼睛比较：第二次的 Forward 更长，那一层不在任何表里。"
+            "ppprof 打印 `{answer}`，以及一张模块表，其中 `Neck` 每步多用 {more} ms。",
+            "ranks": "启动器打印 rank 0 的表，VisualDL 一次只显示一个 rank（{views}）。所有 rank 的一步时间差不多，因为它们互相等待；"
+            "人比较所有 rank 的 Overview 页面后，会发现 rank 5 的 Forward 更长。ppprof 打印 `{answer}`。",
         },
     ),
 }
-"""The pages of the result, and their texts."""
+"""The texts of the page, by language."""
 
 _TOOLS = {"raw": "paddle.profiler + VisualDL", "ppprof": "ppprof"}
 
@@ -300,28 +288,27 @@ def measure_all(rounds: int) -> Results:
 
 
 def result_section(results: Results, words: Words) -> str:
-    """Return the table, and for each question the commands with their seconds and the answers."""
+    """Return the table, and the answers to each question."""
     rows = [list(words.head), ["---"] * 2 + ["---:"] * (len(words.head) - 2)]
-    parts = []
+    texts = []
     for question, ways in results.items():
         alone_s = sum(ways["alone"].seconds)
-        parts.append(f"## {words.questions[question]}\n")
         for tools, title in _TOOLS.items():
             way, measure = TASKS[question][tools], ways[tools]
             numbers = [len(way.commands), added_lines(way.script), sum(measure.seconds), alone_s]
             numbers += [measure.num_tables, measure.num_pages]
             cells = [f"{number:.0f}" for number in numbers]
             rows.append([words.questions[question], title, *cells])
-            lines = [
-                f"{command}  # {seconds:.1f} s"
-                for command, seconds in zip(way.commands, measure.seconds)
-            ]
-            texts = words.raw if tools == "raw" else words.ours
-            text = texts[question].format(*measure.answers, views=", ".join(measure.views))
-            parts.append("```bash\n" + "\n".join(lines) + "\n```\n")
-            parts.append(f"{text}\n")
+        answer, *more = ways["ppprof"].answers
+        text = words.answers[question].format(
+            *ways["raw"].answers,
+            views=", ".join(ways["raw"].views),
+            answer=answer,
+            more="".join(more),
+        )
+        texts.append(f"- **{words.questions[question]}** {text}\n")
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return table + "\n" + "\n".join(parts)
+    return table + "\n" + "".join(texts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -331,14 +318,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="into docs/, in both languages")
     options = parser.parse_args(argv)
     results = measure_all(options.rounds)
-    for name, words in PAGES.items():
+    for language, words in WORDS.items():
         section = f"{machine()}\n\n{result_section(results, words)}"
         if not options.write:
             print(section)
             return
-        path = DOCS / name
-        text, marker, _ = path.read_text(encoding="utf-8").partition(MARKER)
-        path.write_text(f"{text}{marker}\n{section}", encoding="utf-8")
+        write_part(language, BENCHMARK, section)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,26 @@
 
 ::
 
-    python -m benchmarks.truth TRACES...                      # the table on the screen
-    python -m benchmarks.truth TRACES... -o docs
-    python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON -o docs
+    python -m benchmarks.truth TRACES...            # a table on the screen
+    python -m benchmarks.truth TRACES... --write
+    python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON --write
 
 TRACES are files or folders: any traces, your own too. PYTHON is an interpreter that has the peer
-(`benchmarks.truth_peers`). The result is written into ``truth.md`` and ``truth.zh-CN.md``: with peers
-below their marker, without peers below that of the raw count.
+(`benchmarks.truth_peers`). ``--write`` keeps the table in ``truth_results/``, and writes what it says
+into the page of measurements.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import gzip
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from benchmarks.measurements import write_part
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
@@ -47,56 +50,56 @@ _TOLERANCE = 1e-4
 REFUSED = "refused"
 """Cell of a file that ppprof names and does not read."""
 
-MARKER = "<!-- written by python -m benchmarks.truth -->\n"
-OWN_MARKER = "<!-- written by python -m benchmarks.truth, without peers -->\n"
-OWN_END = "<!-- end -->\n"
+RESULTS = Path(__file__).with_name("truth_results")
+_TOOLS = {"hta": "HTA", "tracelens": "TraceLens"}
 
 
 class Words(NamedTuple):
-    """The texts of the result in one language."""
+    """The texts of the results in one language."""
 
-    summary: str
-    trace: str
-    kernels: str
-    in_ppprof: str
-    computation: str
-    overlap: str
-    own_summary: str
-    objects: str
-    refused: str
+    own: str
+    """Sentence about a table without peers."""
+    peers: str
+    """Sentence about a table with peers."""
+    head: Sequence[str]
+    """Of the table of tools."""
 
 
-PAGES = {
-    "truth.md": Words(
-        "Of {traces} traces with kernels, ppprof equals the raw count in {kernels} (number of kernels "
-        "and their summed duration, to the nanosecond), {computation} (Computation) and {overlap} "
-        "(Overlap).",
-        "Trace",
-        "Kernels",
-        "in ppprof",
-        "Computation (ms)",
-        "Overlap",
+WORDS = {
+    "en": Words(
         "Of {traces} files, ppprof equals the raw count in {objects} (objects), {kernels} (kernels and "
         "their summed duration, to the nanosecond), {computation} (Computation) and {overlap} "
         "(Overlap); it refuses {refused}.",
-        "Objects",
-        "refused",
+        "Of {traces} traces with kernels, ppprof equals the raw count in {kernels} (kernels and their "
+        "summed duration, to the nanosecond). {communicating} of them have communication.",
+        (
+            "Tool",
+            "Computation: equal",
+            "within 1%",
+            "further off",
+            "fails",
+            "Overlap: equal",
+            "differs or missing",
+            "fails",
+        ),
     ),
-    "truth.zh-CN.md": Words(
-        "在 {traces} 个含有 kernel 的 trace 中，ppprof 与原始计数相等的有：kernel 个数及总时长（精确到纳秒）"
-        "{kernels} 个，计算时间 {computation} 个，重叠 {overlap} 个。",
-        "Trace",
-        "Kernel 数",
-        "ppprof 读到",
-        "计算（ms）",
-        "重叠",
+    "zh": Words(
         "在 {traces} 个文件中，ppprof 与原始计数相等的有：对象 {objects} 个，kernel 个数及总时长（精确到纳秒）"
         "{kernels} 个，计算时间 {computation} 个，重叠 {overlap} 个；拒绝读取 {refused} 个。",
-        "对象数",
-        "拒绝读取",
+        "在 {traces} 个含有 kernel 的时间线中，ppprof 的 kernel 个数及总时长（精确到纳秒）与原始计数相等的有 "
+        "{kernels} 个。其中 {communicating} 个含有通信。",
+        (
+            "工具",
+            "计算：相等",
+            "相差 1% 以内",
+            "相差更多",
+            "失败",
+            "重叠：相等",
+            "不同或没有",
+            "失败",
+        ),
     ),
 }
-"""The pages of the result, and their texts."""
 
 
 class Totals(NamedTuple):
@@ -276,21 +279,15 @@ def own_rows(paths: Iterable[tuple[str, Path]]) -> Iterator[list[str]]:
 
 
 def own_section(cells: Sequence[Sequence[str]], words: Words) -> str:
-    """Return a sentence and the table of `own_rows`, in the page's language."""
+    """Return a sentence about a table of `own_rows`, in the page's language."""
     columns = {"objects": 2, "kernels": 4, "computation": 6, "overlap": 8}
     read_cells = [row for row in cells if row[2] != REFUSED]
     equal = {
         name: sum(row[column] in ("=", "-") for row in read_cells)
         for name, column in columns.items()
     }
-    head = [words.trace, words.objects, words.in_ppprof, words.kernels, words.in_ppprof]
-    head += [words.computation, "ppprof", words.overlap, "ppprof"]
-    rows = [[words.refused if cell == REFUSED else cell for cell in row] for row in cells]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])
-    summary = words.own_summary.format(
-        traces=len(cells), refused=len(cells) - len(read_cells), **equal
-    )
-    return f"{summary}\n\n{table}\n"
+    num_refused = len(cells) - len(read_cells)
+    return words.own.format(traces=len(cells), refused=num_refused, **equal) + "\n"
 
 
 def _difference(raw_ns: float, other: Totals | str) -> str:
@@ -321,8 +318,8 @@ def files_of(arguments: Iterable[Path]) -> Iterator[tuple[str, Path]]:
             yield argument.name, argument
 
 
-def result_section(cells: Sequence[Sequence[str]], peers: Sequence[str], words: Words) -> str:
-    """Return a sentence about ppprof and the table of all traces.
+def peers_section(cells: Sequence[Sequence[str]], peers: Sequence[str], words: Words) -> str:
+    """Return a sentence about a table of `rows`, and a row for each tool.
 
     Args:
         cells: from ``rows``.
@@ -330,15 +327,27 @@ def result_section(cells: Sequence[Sequence[str]], peers: Sequence[str], words: 
         words: texts in the page's language.
     """
     tools = ["ppprof", *peers]
-    head = [words.trace, words.kernels, words.in_ppprof, words.computation, *tools]
-    head += [words.overlap, *tools]
-    columns = {"kernels": 2, "computation": 4, "overlap": 5 + len(tools)}
-    equal = {
-        name: sum(row[column] in ("=", "-") for row in cells) for name, column in columns.items()
-    }
-    lines = [head, ["---"] * len(head), *cells]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{words.summary.format(traces=len(cells), **equal)}\n\n{table}\n"
+    overlap = 4 + len(tools)
+    communicating = [row for row in cells if row[overlap] != "-"]
+    lines = [[*words.head], ["---", *["---:"] * (len(words.head) - 1)]]
+    for column, tool in enumerate(tools, 1):
+        times = Counter(_kind(row[3 + column]) for row in cells)
+        shares = Counter(_kind(row[overlap + column]) for row in communicating)
+        counts = [times[kind] for kind in ("=", "near", "far", "fails")]
+        counts += [shares["="], shares["near"] + shares["far"], shares["fails"]]
+        lines.append([tool, *map(str, counts)])
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    kernels = sum(row[2] == "=" for row in cells)
+    summary = words.peers.format(
+        traces=len(cells), kernels=kernels, communicating=len(communicating)
+    )
+    return f"{summary}\n\n{table}"
+
+
+def _kind(cell: str) -> str:
+    if cell in ("=", "fails"):
+        return cell
+    return "near" if cell.endswith("%") and abs(float(cell[:-1])) <= 1 else "far"
 
 
 def main() -> None:
@@ -346,27 +355,27 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--tracelens", metavar="PYTHON")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path)
+    parser.add_argument("--write", action="store_true", help="into truth_results/ and docs/")
     args = parser.parse_args()
-    peers = {name: path for name in ("hta", "tracelens") if (path := getattr(args, name))}
-    names = {"hta": "HTA", "tracelens": "TraceLens"}
-    if not peers:
-        cells = list(own_rows(files_of(args.traces)))
-        if args.output is None:
-            print(own_section(cells, PAGES["truth.md"]))
-        for name, words in PAGES.items() if args.output else ():
-            path = args.output / name
-            text, marker, rest = path.read_text(encoding="utf-8").partition(OWN_MARKER)
-            _, end, rest = rest.partition(OWN_END)
-            section = own_section(cells, words)
-            path.write_text(f"{text}{marker}\n{section}\n{end}{rest}", encoding="utf-8")
+    peers = {name: path for name in _TOOLS if (path := getattr(args, name))}
+    tools = ["ppprof", *(_TOOLS[peer] for peer in peers)]
+    files = files_of(args.traces)
+    cells = list(rows(files, peers) if peers else own_rows(files))
+    head = ["Trace", *([] if peers else ["Objects", "in ppprof"]), "Kernels", "in ppprof"]
+    head += ["Computation (ms)", *tools, "Overlap", *tools]
+    table = [head, *cells]
+    parts = {
+        language: peers_section(cells, tools[1:], words) if peers else own_section(cells, words)
+        for language, words in WORDS.items()
+    }
+    if not args.write:
+        print(*(" | ".join(row) for row in table), parts["en"], sep="\n")
         return
-    cells = list(rows(files_of(args.traces), peers))
-    for name, words in PAGES.items():
-        path = args.output / name
-        text, marker, _ = path.read_text(encoding="utf-8").partition(MARKER)
-        result = result_section(cells, [names[peer] for peer in peers], words)
-        path.write_text(f"{text}{marker}\n{result}", encoding="utf-8")
+    name = "peers" if peers else "raw_count"
+    with (RESULTS / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(table)
+    for language, part in parts.items():
+        write_part(language, f"benchmarks.truth, {name}", part)
 
 
 if __name__ == "__main__":

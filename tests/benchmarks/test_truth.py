@@ -1,41 +1,48 @@
-"""``benchmarks.truth``: both pages have the table that it writes."""
+"""``benchmarks.truth``: what it counts, and the parts that it writes into pages."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import truth
+from benchmarks.measurements import part_of
 from tests.fixtures.torch_traces import training, write_events
 
-DOCS = Path(__file__).parents[2] / "docs"
+
+def committed_rows(name: str) -> list[list[str]]:
+    with (truth.RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))[1:]
 
 
-def committed_rows() -> list[list[str]]:
-    _, _, result = (DOCS / "truth.md").read_text("utf-8").partition(truth.MARKER)
-    lines = [line for line in result.splitlines() if line.startswith("| ")]
-    return [line[2:-2].split(" | ") for line in lines[2:]]
+@pytest.mark.parametrize("language", truth.WORDS)
+def test_a_page_says_what_the_table_with_peers_says(language: str) -> None:
+    section = truth.peers_section(
+        committed_rows("peers"), ["HTA", "TraceLens"], truth.WORDS[language]
+    )
+    assert part_of(language, "benchmarks.truth, peers") == section
 
 
-@pytest.mark.parametrize("name", truth.PAGES)
-def test_a_page_has_the_table_of_the_same_rows(name: str) -> None:
-    _, _, result = (DOCS / name).read_text("utf-8").partition(truth.MARKER)
-    section = truth.result_section(committed_rows(), ["HTA", "TraceLens"], truth.PAGES[name])
-    assert result == f"\n{section}"
-
-
-@pytest.mark.parametrize("name", truth.PAGES)
-def test_a_page_has_the_table_without_peers(name: str) -> None:
-    def section_of(page: str) -> str:
-        _, _, rest = (DOCS / page).read_text("utf-8").partition(truth.OWN_MARKER)
-        return rest.partition(truth.OWN_END)[0]
-
-    lines = [line for line in section_of("truth.md").splitlines() if line.startswith("| ")]
-    cells = [line[2:-2].split(" | ") for line in lines[2:]]
+@pytest.mark.parametrize("language", truth.WORDS)
+def test_a_page_says_what_the_table_without_peers_says(language: str) -> None:
+    cells = committed_rows("raw_count")
     assert len(cells) > 20
-    assert section_of(name) == f"\n{truth.own_section(cells, truth.PAGES[name])}\n"
+    section = truth.own_section(cells, truth.WORDS[language])
+    assert part_of(language, "benchmarks.truth, raw_count") == section
+
+
+def test_traces_are_counted_for_each_tool_by_how_far_it_is_off() -> None:
+    cells = [
+        ["a", "1", "=", "1.000", "=", "+0.50%", "-", "-", "-"],
+        ["b", "1", "=", "1.000", "=", "-1.50%", "50.00%", "=", "none"],
+        ["c", "1", "2, 3 ns", "1.000", "=", "fails", "50.00%", "+0.20", "fails"],
+    ]
+    *_, ours, peer = truth.peers_section(cells, ["HTA"], truth.WORDS["en"]).splitlines()
+    assert ours == "| ppprof | 3 | 0 | 0 | 0 | 1 | 1 | 0 |"
+    assert peer == "| HTA | 0 | 1 | 1 | 1 | 0 | 1 | 1 |"
 
 
 def test_any_folder_of_traces_is_counted_file_by_file(tmp_path: Path) -> None:
@@ -54,4 +61,4 @@ def test_any_folder_of_traces_is_counted_file_by_file(tmp_path: Path) -> None:
         ["a.json", f"{num}", "=", f"{num_kernels}", "=", computation, "=", "100.00%", "="],
         ["b.json", "2", truth.REFUSED, *["-"] * 6],
     ]
-    assert "it refuses 1." in truth.own_section(rows, truth.PAGES["truth.md"])
+    assert "it refuses 1." in truth.own_section(rows, truth.WORDS["en"])
