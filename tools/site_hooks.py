@@ -51,7 +51,15 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Divide the search index: one for each language, with addresses relative to its pages."""
+    """Divide the search index by language, and write a page at each old address."""
+    _divide_search_index(config)
+    for prefix in ("", CHINESE):
+        for old, new in config.extra["redirects"].items():
+            _redirect(Path(config.site_dir, prefix), old, new)
+
+
+def _divide_search_index(config: Any) -> None:
+    """Write an index for each language, with addresses relative to its pages."""
     path = Path(config.site_dir, "search/search_index.json")
     index = json.loads(path.read_text(encoding="utf-8"))
     entries: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
@@ -69,6 +77,24 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 # After the plugin i18n (-100), which builds the Chinese pages and the index of both languages. This is
 # what `mkdocs.plugins.event_priority` sets; mkdocs is missing where only the tests are installed.
 vars(on_post_build)["mkdocs_priority"] = -200
+
+
+def _redirect(site: Path, old: str, new: str) -> None:
+    """Write a page that leads from an old address to the one that has its content now.
+
+    Raises:
+        FileNotFoundError: the new address has no page.
+    """
+    if not (site / new.partition("#")[0] / "index.html").is_file():
+        raise FileNotFoundError(f"redirect of {old}: no page {new}")
+    address = f"{'../' * len(Path(old).parts)}{new}"
+    page = site / old / "index.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
+        f'<a href="{address}">{new}</a>\n',
+        encoding="utf-8",
+    )
 
 
 def _with_site_links(text: str, folder: Path, config: Any) -> str:

@@ -141,11 +141,21 @@ def test_an_english_search_finds_no_chinese_word(page: Any, address: str) -> Non
 
 @pytest.mark.browser
 def test_a_result_opens_its_page(page: Any, address: str) -> None:
-    page.goto(f"{address}zh-CN/commands/ranks/")
+    page.goto(f"{address}zh-CN/ranks/")
     (first, *_) = search(page, "流水线")
     page.click(".md-search-result__item a.md-search-result__link")
     page.wait_for_url(f"{address.rstrip('/')}{first}**")
     assert page.get_attribute("html", "lang") == "zh"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("language", ["", "zh-CN/"])
+def test_an_old_address_leads_to_the_page_that_has_its_content(
+    page: Any, address: str, language: str
+) -> None:
+    page.goto(f"{address}{language}commands/bench/")
+    page.wait_for_url(f"{address}{language}diff/#ppprof-bench")
+    assert page.is_visible("#ppprof-bench")
 
 
 @pytest.mark.browser
@@ -178,7 +188,7 @@ def test_light_and_dark(page: Any, address: str, scheme: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["", "config/", "commands/ranks/", "library/", "zh-CN/devices/"])
+@pytest.mark.parametrize("name", ["", "config/", "commands/", "library/", "zh-CN/devices/"])
 def test_a_phone_shows_every_page_without_scrolling_sideways(
     page: Any, address: str, name: str
 ) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tools import site_hooks
 
 
@@ -66,7 +68,28 @@ def test_the_search_index_is_divided_by_language(tmp_path: Path) -> None:
     path = tmp_path / "search/search_index.json"
     path.parent.mkdir()
     path.write_text(json.dumps(index("", "ranks/#a", "zh-CN/", "zh-CN/ranks/#a")))
-    site_hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))
+    site_hooks.on_post_build(
+        config=SimpleNamespace(site_dir=str(tmp_path), extra={"redirects": {}})
+    )
     assert json.loads(path.read_text()) == index("", "ranks/#a")
     chinese = tmp_path / "zh-CN/search/search_index.json"
     assert json.loads(chinese.read_text()) == index("", "ranks/#a")
+
+
+def test_an_old_address_leads_to_a_page_that_exists(tmp_path: Path) -> None:
+    for folder in ("search", "diff", "zh-CN/diff"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "index.html").touch()
+    (tmp_path / "search/search_index.json").write_text('{"docs": []}')
+
+    def build(redirects: dict[str, str]) -> None:
+        config = SimpleNamespace(site_dir=str(tmp_path), extra={"redirects": redirects})
+        site_hooks.on_post_build(config=config)
+
+    build({"commands/bench": "diff/#ppprof-bench"})
+    for folder in (tmp_path, tmp_path / "zh-CN"):
+        page = (folder / "commands/bench/index.html").read_text()
+        assert 'content="0; url=../../diff/#ppprof-bench"' in page
+    (tmp_path / "search/search_index.json").write_text('{"docs": []}')
+    with pytest.raises(FileNotFoundError, match=r"redirect of old: no page gone/"):
+        build({"old": "gone/"})
