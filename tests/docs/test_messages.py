@@ -38,7 +38,7 @@ def test_a_truncated_trace(
 def test_the_work_of_two_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     change = WorkChange(0.125, (1024, 1152, 46), ("matmul [4096,1024] [1024,4096]", 0.31))
     monkeypatch.setattr(diff, "work_change", lambda _: change)
-    assert_quoted("efficiency", "\n".join(diff.work_sentences(None)))  # type: ignore[arg-type]
+    assert_quoted("diff", "\n".join(diff.work_sentences(None)))  # type: ignore[arg-type]
 
 
 @pytest.mark.paddle

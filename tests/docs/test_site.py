@@ -153,9 +153,9 @@ def test_a_result_opens_its_page(page: Any, address: str) -> None:
 def test_an_old_address_leads_to_the_page_that_has_its_content(
     page: Any, address: str, language: str
 ) -> None:
-    page.goto(f"{address}{language}commands/bench/")
-    page.wait_for_url(f"{address}{language}diff/#ppprof-bench")
-    assert page.is_visible("#ppprof-bench")
+    page.goto(f"{address}{language}commands/path/")
+    page.wait_for_url(f"{address}{language}predict/#ppprof-path")
+    assert page.is_visible("#ppprof-path")
 
 
 @pytest.mark.browser
