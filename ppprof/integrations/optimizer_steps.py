@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import operator
 import os
 import sys
 import threading
@@ -181,12 +182,14 @@ class OptimizerSteps:
         """Return the index of an optimizer, from 0.
 
         An optimizer keeps its index if it or one of its wrappers was seen before. A new optimizer
-        takes the index of an optimizer that no longer exists, or else the next index. When index 1
-        is first used, a warning names both optimizers and the one that ends the steps.
+        takes the index of one of its class with the same parameters: a training may create it again
+        in each step. Else it takes the index of an optimizer that no longer exists, or the next index.
+        When index 1 is first used, a warning names both optimizers and the one that ends the steps.
         """
-        for index, family in enumerate(self._families):
-            if any(optimizer in family for optimizer in optimizers):
-                return index
+        for is_same in (operator.is_, _updates_the_same):
+            for index, family in enumerate(self._families):
+                if any(is_same(new, old) for old in family for new in optimizers):
+                    return index
         self.num_optimizers += 1
         name = type(optimizers[-1]).__name__
         if self._families:
@@ -204,6 +207,13 @@ class OptimizerSteps:
                 "select another with --optimizer N"
             )
         return len(self._families) - 1
+
+
+def _updates_the_same(new: Any, old: Any) -> bool:
+    """Return whether two optimizers are of one class and have the same parameters."""
+    lists = [getattr(optimizer, "_parameter_list", None) or () for optimizer in (new, old)]
+    is_alike = type(new) is type(old) and 0 < len(lists[0]) == len(lists[1])
+    return is_alike and all(map(operator.is_, *lists))
 
 
 def _optimizer_base() -> Any:

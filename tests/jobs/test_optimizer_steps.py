@@ -116,6 +116,20 @@ def test_optimizers_in_optimizers_are_one_step(tmp_path: Path) -> None:
     assert seen(tmp_path, program) == "begin step next step next"
 
 
+def test_an_optimizer_that_is_created_in_each_step_needs_no_garbage_collection(tmp_path: Path) -> None:
+    program = """
+    import gc
+    full = []
+    gc.disable()
+    gc.callbacks.append(lambda *_: full.append(1))
+    for _ in range(4):
+        backward()
+        paddle.optimizer.Adam(parameters=parameters).step()
+    say(len(full))
+    """
+    assert seen(tmp_path, program) == "begin step step step step 0"
+
+
 GAN = """
 discriminator = paddle.optimizer.SGD(parameters=parameters)
 generator = paddle.optimizer.Adam(parameters=parameters)
