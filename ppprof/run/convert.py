@@ -323,7 +323,7 @@ def collapsed(windows: Mapping[str, PythonStacks]) -> str:
     times: dict[str, int] = {}
     for title, stacks in windows.items():
         names = [_name(frame) for frame in stacks.frames]
-        for thread, _, weight_ns, row in stacks.samples.tolist():
+        for thread, _, weight_ns, row, _ in stacks.samples.tolist():
             path = [names[each] for each in reversed(stacks.stacks[row])] if row >= 0 else []
             line = ";".join([title, f"thread {thread}", *path])
             times[line] = times.get(line, 0) + weight_ns

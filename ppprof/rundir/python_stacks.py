@@ -1,17 +1,19 @@
 """Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
 
-The file is one line of JSON, then 4 little-endian int64 for each sample of a thread, for each read of
+The file is one line of JSON, then 5 little-endian int64 for each sample of a thread, for each read of
 a tensor's values, and for each full garbage collection::
 
-    {"interval_ns": 4000000, "reads": 0, "collections": 0,
+    {"interval_ns": 4000000, "columns": 5, "reads": 0, "collections": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "threads": {"31": [800000000, 1000000, 1000000000]},
      "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
-    thread id | time_ns | weight_ns | row of the stack, or -1
+    thread id | time_ns | weight_ns | row of the stack, or -1 | late_ns
 
 A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
-``weight_ns`` of time: as long as a sample was due, on average. The last rows are no samples. ``reads`` of them are
+``weight_ns`` of time: as long as a sample was due, on average. It was due ``late_ns`` earlier, for the last
+time. Files of earlier versions have no such column, and are read as if no sample was late. The last rows
+are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
 call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
 collector in the oldest generation, likewise: the line is where the thread was. ``threads`` is `PythonStacks.threads`.
@@ -37,7 +39,7 @@ _MOST_BYTES, _MOST_TEXT_BYTES = 64 << 20, 16 << 20
 _MOST_FRAMES, _MOST_STACKS, _MOST_DEPTH = 100_000, 100_000, 200
 _MOST_TEXT = 300
 """Longest name or line of source; the rest is cut off."""
-_COLUMNS = 4
+COLUMNS = 5
 _LARGEST_NS = 1 << 62
 
 
@@ -77,6 +79,7 @@ class _Header(msgspec.Struct):
     frames: list[Frame]
     stacks: list[list[int]]
     source: dict[str, dict[str, str]] = {}
+    columns: int = 4
     reads: int = 0
     collections: int = 0
     threads: dict[str, ThreadTime] = {}
@@ -96,9 +99,9 @@ class PythonStacks:
     """One row per sample of a thread, columns as in the file; sorted by thread, then time."""
     source: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """File -> line number -> text, of the lines around those with the most time."""
-    reads: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
+    reads: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
     """One row per read of a tensor's values, columns as in the file; sorted likewise."""
-    collections: Int64 = field(default_factory=lambda: np.zeros((0, _COLUMNS), np.int64))
+    collections: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
     """One row per full garbage collection, columns as in the file; sorted likewise."""
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
@@ -117,7 +120,7 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
     threads = {str(thread): each for thread, each in stacks.threads.items()}
     parts = [stacks.samples, stacks.reads, stacks.collections]
     header = _Header(
-        *(stacks.interval_ns, stacks.frames, stacks.stacks, source),
+        *(stacks.interval_ns, stacks.frames, stacks.stacks, source, COLUMNS),
         reads=len(stacks.reads),
         collections=len(stacks.collections),
         threads=threads,
@@ -140,9 +143,13 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
     header = msgspec.json.decode(text, type=_Header)
     if len(header.frames) > _MOST_FRAMES or len(header.stacks) > _MOST_STACKS:
         raise ValueError("more stacks than a window has time for")
-    rows: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
+    if header.columns not in (4, COLUMNS):
+        raise ValueError(f"{header.columns} columns")
+    written = np.frombuffer(numbers, "<i8").reshape(-1, header.columns)
+    rows: Int64 = np.zeros((len(written), COLUMNS), np.int64)
+    rows[:, : header.columns] = written
     if len(rows):
-        _check_range(rows[:, 1:3], 0, _LARGEST_NS)
+        _check_range(rows[:, [1, 2, 4]], 0, _LARGEST_NS)
         _check_range(rows[:, 3], -1, len(header.stacks))
     num_samples = len(rows) - header.reads - header.collections
     if min(header.reads, header.collections, num_samples) < 0:

@@ -136,7 +136,7 @@ def _shifted(trace: Trace, shift_ns: int) -> Trace:
         and replace(
             trace.stacks,
             **{
-                name: getattr(trace.stacks, name) + np.array([0, shift_ns, 0, 0])
+                name: getattr(trace.stacks, name) + np.array([0, shift_ns, 0, 0, 0])
                 for name in ("samples", "reads", "collections")
             },
         ),

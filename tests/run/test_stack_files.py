@@ -14,7 +14,9 @@ from tests.fixtures.run_directories import run
 
 MAIN = Frame("__main__", "a.py", "main", 3, is_own=True)
 LOG = Frame("__main__", "a.py", "log", 9, is_own=True)
-SAMPLES = np.array([(7, 100, 4000, 0), (7, 200, 2000, 1), (7, 300, 1000, 0), (8, 300, 500, -1)])
+SAMPLES = np.array(
+    [(7, 100, 4000, 0, 0), (7, 200, 2000, 1, 0), (7, 300, 1000, 0, 0), (8, 300, 500, -1, 0)]
+)
 WINDOWS = {"rank 0, window 1": PythonStacks(9, [LOG, MAIN], [[0, 1], [1]], SAMPLES)}
 
 

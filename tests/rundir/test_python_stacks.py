@@ -18,9 +18,9 @@ from ppprof.rundir.run_file import RunFile
 
 LOOP = Frame("__main__", "train.py", "<module>", 12, is_own=True)
 NUMPY = Frame("paddle.tensor", "/lib/paddle/tensor.py", "numpy", 9, is_own=False)
-SAMPLES = np.array([[7, 60, 10, 0], [7, 50, 40, 1], [5, 60, 10, -1]], np.int64)
-READS = np.array([[7, 90, 3, 0], [7, 80, 3, -1]], np.int64)
-COLLECTIONS = np.array([[7, 120, 20, 0], [6, 100, 9, -1], [7, 99, 9, 1]], np.int64)
+SAMPLES = np.array([[7, 60, 10, 0, 0], [7, 50, 40, 1, 9], [5, 60, 10, -1, 2]], np.int64)
+READS = np.array([[7, 90, 3, 0, 0], [7, 80, 3, -1, 0]], np.int64)
+COLLECTIONS = np.array([[7, 120, 20, 0, 0], [6, 100, 9, -1, 0], [7, 99, 9, 1, 0]], np.int64)
 SOURCE = {"train.py": {11: "for step in range(9):", 12: "    log(step)"}}
 
 
@@ -49,9 +49,21 @@ def test_times_of_threads_are_kept_and_impossible_ones_left_out(tmp_path: Path) 
     assert read_python_stacks(written(tmp_path, stacks)).threads == {7: ThreadTime(5, 1, 20)}
 
 
+def test_a_file_of_an_earlier_version_has_no_late_samples(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    header, _, _ = file.path.read_bytes().partition(b"\n")
+    rows = np.concatenate([SAMPLES, READS, COLLECTIONS])[:, :4].astype("<i8").tobytes()
+    file.path.write_bytes(header.replace(b'"columns":5,', b"") + b"\n" + rows)
+    stacks = read_python_stacks(file)
+    expected = SAMPLES[[2, 1, 0]]
+    assert stacks.samples[:, :4].tolist() == expected[:, :4].tolist()
+    assert stacks.samples[:, 4].tolist() == [0, 0, 0]
+    assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
+
+
 def test_a_window_without_samples(tmp_path: Path) -> None:
-    file = written(tmp_path, PythonStacks(0, [], [], np.zeros((0, 4), np.int64)))
-    assert read_python_stacks(file).samples.shape == (0, 4)
+    file = written(tmp_path, PythonStacks(0, [], [], np.zeros((0, 5), np.int64)))
+    assert read_python_stacks(file).samples.shape == (0, 5)
 
 
 def test_names_and_source_are_cut_and_their_control_characters_are_shown(tmp_path: Path) -> None:
@@ -72,6 +84,7 @@ def test_names_and_source_are_cut_and_their_control_characters_are_shown(tmp_pat
         (b"[[0],[1,0]]", b"[[0]]"),
         (b'"train.py",', b"3,"),
         (b",12,true]", b",12]"),
+        (b'"columns":5', b'"columns":0'),
         (b"\n", b"\n0"),
         (b"\n", b""),
     ],
@@ -85,7 +98,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: bytes, new: bytes) -> No
         read_python_stacks(file)
 
 
-@pytest.mark.parametrize("column", [1, 2, 3])
+@pytest.mark.parametrize("column", [1, 2, 3, 4])
 def test_numbers_that_no_sample_has_are_refused(tmp_path: Path, column: int) -> None:
     samples = SAMPLES.copy()
     samples[0, column] = -2

@@ -24,8 +24,8 @@ STACKS = [[0], [2, 1], [2]]
 
 def samples(*rows: tuple[int, int], thread: int = 1) -> PythonStacks:
     """Samples of one ns each, at a time and with a row of STACKS."""
-    table = [(thread, EPOCH_NS + time, 1, row) for time, row in rows]
-    return PythonStacks(1, FRAMES, STACKS, np.array(table, np.int64).reshape(-1, 4))
+    table = [(thread, EPOCH_NS + time, 1, row, 0) for time, row in rows]
+    return PythonStacks(1, FRAMES, STACKS, np.array(table, np.int64).reshape(-1, 5))
 
 
 def lines(path: Path, thread: Thread, stacks: PythonStacks | None) -> list[tuple[object, ...]]:

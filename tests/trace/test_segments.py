@@ -206,7 +206,7 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
     frames = [Frame("__main__", "train.py", f"f{line}", line, True) for line in range(3)]
 
     def stacks(*rows: tuple[int, int, int, int], first: int) -> PythonStacks:
-        table = np.array(rows, np.int64)
+        table = np.array([(*row, 3) for row in rows], np.int64)
         return PythonStacks(
             1000, frames[first:], [[0], [1, 0]], table, reads=table[:1], collections=table[1:]
         )
@@ -221,18 +221,19 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
     )
     joined = join_segments([one, other]).stacks
     assert joined is not None
+    assert joined.samples[:, 4].tolist() == [3] * 4
     named = [
         (
             thread,
             time,
             [joined.frames[row].function for row in joined.stacks[stack]] if stack >= 0 else None,
         )
-        for thread, time, _, stack in joined.samples.tolist()
+        for thread, time, _, stack, _ in joined.samples.tolist()
     ]
     assert named == [(31, 5, ["f0"]), (31, 7, ["f2", "f1"]), (31, 8, None), (32, 6, ["f1", "f0"])]
     assert joined.collections[:, 1].tolist() == [8, 6]
     assert joined.frames[joined.stacks[joined.collections[1, 3]][0]].function == "f1"
-    reads = [(time, joined.stacks[stack]) for _, time, _, stack in joined.reads.tolist()]
+    reads = [(time, joined.stacks[stack]) for _, time, _, stack, _ in joined.reads.tolist()]
     assert [(time, joined.frames[row].function) for time, (row, *_) in reads] == [
         (5, "f0"),
         (7, "f2"),

@@ -45,12 +45,25 @@ _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
 """Ends of the names of functions that clear gradients."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
+CLEARING = "gradients are cleared"
+"""Stands for the line of samples in which gradients are cleared, which is a part of the training."""
+
 Path = tuple[Frame, ...]
 """The user's frames of a stack, the outermost first."""
 
 
 def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) -> pl.DataFrame:
     """Return the samples of time beside the training, with the line that each belongs to.
+
+    A late sample may be of a later line than the one that ran when it was due. So only samples that
+    were due in the stretch beside the training in which they were taken say which line has its time::
+
+        step       step 3                  | step 4
+        line       optimizer.step()          optimizer.clear_grad()   log(step)
+        due                         x        x                        x
+        sample                              .x                        x
+
+    Here, the end of step 3 belongs to no line.
 
     Garbage collections do not count: `ppprof.analysis.advice.beside.garbage_collection` reports them.
 
@@ -60,7 +73,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         bubbles: when the stage waits for other stages.
 
     Returns:
-        thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``), statement
+        thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
+        `CLEARING`), statement
         (the line of the training that calls it, or is it: ``train.py:15: log(step)``), calls (the
         instants that the sample stands for) and dur_ns (the time). No rows without samples.
     """
@@ -72,33 +86,46 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         return nothing
     samples = sampled.samples.filter("is_step")
     trains = np.zeros(samples.height, bool)
-    is_beside = trains.copy()
-    thread, time_ns = samples["thread"].to_numpy(), samples["time_ns"].to_numpy()
+    thread, time_ns, weight_ns, late_ns = (
+        samples[name].to_numpy() for name in ("thread", "time_ns", "weight_ns", "late_ns")
+    )
+    dur_ns = np.zeros(samples.height)
     clears = _clearing(sampled)[samples["stack"].to_numpy()]
     collections = sampled.stacks.collections
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
         (collections[:, 1] - collections[:, 2], collections[:, 1]),
     )
-    steps, beside_ns = host_steps(profile), 0
+    steps = host_steps(profile)
     for number in stepping_threads(profile).tolist():
         own = thread == number
         training = difference(_training(profile, number), together(intervals_of(gaps)))
         trains[own] = contains(training, time_ns[own])
-        is_beside[own] = ~trains[own] & ~contains(waiting, time_ns[own])
-        of_thread = intervals_of(steps.filter(pl.col("thread") == number))
-        beside_ns += covered(*difference(of_thread, together(training, waiting)))
-    # Samples say whose the time beside is, and events how much it is: a late sample may be of a later line.
-    scale = beside_ns / max(1.0, float(samples.filter(is_beside)["weight_ns"].to_numpy().sum()))
-    rows = np.flatnonzero(is_beside & ~clears)
+        first, last = intervals_of(steps.filter(pl.col("thread") == number))
+        first = first + 1  # a stretch is of one step
+        start, end = difference((first, last), together(training, waiting))
+        ends_step = np.isin(end, last)  # as a step ends, ppprof itself takes time
+        for kind in (ends_step, ~ends_step):
+            stretches = start[kind], end[kind]
+            due_in, taken_in = (
+                np.searchsorted(stretches[0], instant, side="right")
+                for instant in (time_ns - late_ns, time_ns)
+            )
+            due = own & contains(stretches, time_ns - late_ns)
+            is_known = due & contains(stretches, time_ns) & (due_in == taken_in)
+            # Samples say whose the time is, and events how much it is.
+            scale = covered(*stretches) / max(1, int(weight_ns[due].sum()))
+            dur_ns[is_known] = weight_ns[is_known] * scale
+    rows = np.flatnonzero(dur_ns > 0)
     chosen = _LineChooser(sampled, samples, trains | clears).of(rows)
     found = samples[rows].select(
         *schema,
         *pl.DataFrame(chosen, lines, orient="row"),
         calls=sampled.instants,
-        dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
+        dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
     )
-    return found.drop_nulls("name")
+    name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
+    return found.with_columns(name=name).drop_nulls("name")
 
 
 def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
@@ -136,10 +163,7 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
 
 
 def _clearing(sampled: SampledSteps) -> Bool:
-    """Return which stacks are in a call that clears gradients, and False for no stack.
-
-    It has no event, and is where time of ending a step shows: the lock is given away there first.
-    """
+    """Return which stacks are in a call that clears gradients, and False for no stack: it has no event."""
     clears = [
         frame.function.endswith(_CLEARS) and not frame.is_own for frame in sampled.stacks.frames
     ]

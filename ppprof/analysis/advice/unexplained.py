@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import beside_training, named_by_lines
+from ppprof.analysis.advice.own_lines import CLEARING, beside_training, named_by_lines
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -59,7 +59,8 @@ def host_time(profile: Profile, bubbles: pl.DataFrame) -> HostTime:
     gaps = unexplained_gaps(profile, bubbles)
     beside = beside_training(profile, gaps, intervals_of(bubbles))
     named = gaps.with_columns(name=named_by_lines(gaps, beside))
-    return HostTime(named.drop("thread"), beside)
+    gaps, beside = (each.filter(pl.col("name") != CLEARING) for each in (named, beside))
+    return HostTime(gaps.drop("thread"), beside)
 
 
 def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:

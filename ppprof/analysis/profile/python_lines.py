@@ -38,8 +38,8 @@ class SampledSteps:
     stacks: PythonStacks
     """What the samples found."""
     samples: pl.DataFrame
-    """One row per sample: thread, time_ns, weight_ns, stack (row in ``stacks``, or -1), step and
-    is_step (whether the thread ends steps)."""
+    """One row per sample: thread, time_ns, weight_ns, stack (row in ``stacks``, or -1), late_ns, step
+    and is_step (whether the thread ends steps)."""
     step_ns: float
     """Time of an average step."""
     num_steps: int
@@ -105,7 +105,7 @@ def sampled_steps(profile: Profile) -> SampledSteps | None:
     stacks, steps = profile.trace.stacks, host_steps(profile)
     if stacks is None or steps.is_empty():
         return None
-    schema = dict.fromkeys(("thread", "time_ns", "weight_ns", "stack"), pl.Int64)
+    schema = dict.fromkeys(("thread", "time_ns", "weight_ns", "stack", "late_ns"), pl.Int64)
     samples = pl.DataFrame(stacks.samples, schema)
     step = steps_at(steps.sort("start_ns"), samples["time_ns"].to_numpy())
     samples = samples.with_columns(

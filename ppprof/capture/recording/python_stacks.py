@@ -50,7 +50,13 @@ from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
-from ppprof.rundir.python_stacks import Frame, PythonStacks, ThreadTime, write_python_stacks
+from ppprof.rundir.python_stacks import (
+    COLUMNS,
+    Frame,
+    PythonStacks,
+    ThreadTime,
+    write_python_stacks,
+)
 from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
@@ -69,10 +75,10 @@ _MOST_DEPTH = 64
 _READS = ("numpy", "_getitem_from_offset")
 """Methods of tensors in C++ that copy values to Python."""
 _MOST_READS = 200_000
-"""Reads of a window that are kept, 6.4 MB."""
+"""Reads of a window that are kept, 8 MB."""
 _MOST_THREADS = 32
 _MOST_SAMPLES = 100_000
-"""Samples of a window, 3.2 MB. Beyond, half of them are dropped, and half as many are taken."""
+"""Samples of a window, 4 MB. Beyond, half of them are dropped, and half as many are taken."""
 _MOST_STACKS = 20_000
 _MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
@@ -201,7 +207,7 @@ class _Sampling:
     def __init__(self, interval_ns: int | None, own_lines: OwnLines) -> None:
         self._own_lines = own_lines
         self._reads = array("q")
-        """Thread, end and duration of the read, number of its line or -1."""
+        """Thread, end and duration of the read, number of its line or -1, and 0."""
         self._collections = array("q")
         """Likewise, of a garbage collection."""
         self._is_fixed = interval_ns is not None
@@ -223,7 +229,7 @@ class _Sampling:
         self._codes: dict[int, tuple[CodeType, str]] = {}
         """Code and module by the id of the code, which Python hashes faster than the code."""
         self._samples = array("q")
-        """Thread, time of the sample, ns that it stands for, row of the stack or -1."""
+        """Thread, time of the sample, ns that it stands for, row of the stack or -1, ns that it was late."""
 
     def run(self) -> None:
         """Sample until `stop`."""
@@ -239,7 +245,7 @@ class _Sampling:
                 self._interval_ns = self._thinned * round(
                     min(max(wanted_ns, _LEAST_INTERVAL_NS), _MOST_INTERVAL_NS)
                 )
-            if len(self._samples) >= 4 * _MOST_SAMPLES:
+            if len(self._samples) >= COLUMNS * _MOST_SAMPLES:
                 self._thin()
 
     def _await_next(self) -> None:
@@ -279,7 +285,8 @@ class _Sampling:
             thread = threading._active.get(ident)  # type: ignore[attr-defined]
             native = getattr(thread, "native_id", None)
             if native is not None:
-                self._samples.extend((native, end_ns, dur_ns, self._row(frames[ident])))
+                row = self._row(frames[ident])
+                self._samples.extend((native, end_ns, dur_ns, row, now_ns - self._counted_ns))
 
     def note_read(self, begin_ns: int, frame: FrameType) -> None:
         """Note that a tensor was read from a frame, until now."""
@@ -290,9 +297,9 @@ class _Sampling:
         self._note(self._collections, begin_ns, frame)
 
     def _note(self, rows: array[int], begin_ns: int, frame: FrameType | None) -> None:
-        if len(rows) < 4 * _MOST_READS:
+        if len(rows) < COLUMNS * _MOST_READS:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
-            rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line))
+            rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line, 0))
 
     def _row(self, frame: FrameType | None) -> int:
         """Return the row of a stack; -1 if there are too many."""
@@ -349,7 +356,7 @@ class _Sampling:
         is_stepping = samples[:, 0] == self._native_id
         has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
-        num_reads = len(self._reads) // 4
+        num_reads = len(self._reads) // COLUMNS
         noted = _as_rows(self._reads + self._collections)
         for line in np.unique(noted[:, 3]).tolist():
             if line >= 0:
@@ -396,7 +403,7 @@ def _thread_times() -> dict[int, tuple[int, int]]:
 
 
 def _as_rows(numbers: array[int]) -> Int64:
-    rows: Int64 = np.frombuffer(numbers.tobytes(), np.int64).reshape(-1, 4).copy()
+    rows: Int64 = np.frombuffer(numbers.tobytes(), np.int64).reshape(-1, COLUMNS).copy()
     return rows
 
 

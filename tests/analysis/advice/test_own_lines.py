@@ -88,6 +88,19 @@ def test_lines_take_all_time_beside_the_training(tmp_path: Path) -> None:
     assert found == {LOG: pytest.approx(6 * 550, abs=3 * 11)}
 
 
+def test_a_sample_that_was_due_in_the_step_before_is_of_no_line(tmp_path: Path) -> None:
+    """Behind the training, from 550 on, ppprof keeps the lock until the next step begins, in dumps()."""
+    stacks = in_lines((100, DUMPS), (450, FORWARD), (450, DUMPS))
+    samples = stacks.samples.copy()
+    due = (samples[:, 1] - EPOCH_NS) % (1000 * US)
+    late = np.where(due > 550 * US, 1000 * US - due, 0)
+    samples[:, 1] += late
+    samples[:, 4] = late
+    steps = thread(lambda start: training_step(start + 100 * US, 450))
+    found = lines(tmp_path, steps, dataclasses.replace(stacks, samples=samples))
+    assert found == {LOG: 6 * 100}
+
+
 @pytest.mark.parametrize("line", [FORWARD, DUMPS])
 def test_time_of_the_training_is_nobodys(tmp_path: Path, line: int) -> None:
     assert lines(tmp_path, training(1000), in_lines((1000, line))) == {}
@@ -112,7 +125,10 @@ def test_clearing_gradients_trains(tmp_path: Path) -> None:
         else frame
         for frame in stacks.frames
     ]
-    assert lines(tmp_path, training(450), dataclasses.replace(stacks, frames=frames)) == {}
+    stacks = dataclasses.replace(stacks, frames=frames)
+    assert lines(tmp_path, training(450), stacks) == {}
+    trace = dataclasses.replace(read(tmp_path / "a.pb"), stacks=stacks)
+    assert host_time(Profile(trace), NO_BUBBLES).gaps.is_empty()
 
 
 def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path) -> None:
@@ -235,6 +251,7 @@ def test_slow_steps_name_the_line_that_makes_them_slow(tmp_path: Path) -> None:
             EPOCH_NS + int(start + 50 * number + 25) * US,
             50 * US,
             DUMPS if number >= 20 else FORWARD,
+            0,
         )
         for start, length in zip(starts, lengths)
         for number in range(length // 50)
@@ -261,7 +278,7 @@ def test_slow_steps_are_slow_by_garbage_collection(tmp_path: Path) -> None:
     lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
     ends = np.cumsum(lengths)
     steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
-    rows = [(1, EPOCH_NS + int(end - 1) * US, 4000 * US, -1) for end in ends[2::3]]
+    rows = [(1, EPOCH_NS + int(end - 1) * US, 4000 * US, -1, 0) for end in ends[2::3]]
     stacks = dataclasses.replace(logging(), collections=np.array(rows, np.int64))
     findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
     (finding,) = (each for each in findings if each.rule == "slow-steps")
@@ -293,7 +310,7 @@ def test_a_gap_without_a_sample_is_called_as_the_others_at_its_place(tmp_path: P
 def test_names_are_bounded(tmp_path: Path) -> None:
     frame = Frame("m", "a.py", "Outer.f.<locals>.inner", 3, is_own=True)
     samples = np.array(
-        [(1, EPOCH_NS + (460 + 10 * i) * US, 10 * US, 0) for i in range(50)], np.int64
+        [(1, EPOCH_NS + (460 + 10 * i) * US, 10 * US, 0, 0) for i in range(50)], np.int64
     )
     stacks = PythonStacks(10 * US, [frame], [[0]], samples, {"a.py": {3: "x" * 200}})
     (name,) = lines(tmp_path, training(450), stacks)

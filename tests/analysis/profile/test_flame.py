@@ -31,8 +31,8 @@ def graph(path: Path, rows: list[int]) -> pl.DataFrame:
     """The graph of a step of 40, with matmul from 10 to 20 and a sample of 1 at each ns."""
     operator = span("Operator", "matmul dygraph", 10, 20)
     step = span("ProfileStep", "ProfileStep#0", 0, 40).around(operator)
-    table = [(1, EPOCH_NS + time, 1, row) for time, row in enumerate(rows)]
-    stacks = PythonStacks(1, FRAMES, STACKS, np.array(table, np.int64).reshape(-1, 4))
+    table = [(1, EPOCH_NS + time, 1, row, 0) for time, row in enumerate(rows)]
+    stacks = PythonStacks(1, FRAMES, STACKS, np.array(table, np.int64).reshape(-1, 5))
     trace = read(write(path / "a.pb", Thread(1, "main", (step,))))
     return flame(Profile(dataclasses.replace(trace, stacks=stacks)))
 

@@ -41,7 +41,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def with_samples(trace: Trace, *samples: tuple[int, int, int, int]) -> Profile:
-    rows = np.array(samples, np.int64).reshape(-1, 4)
+    rows = np.array([(*sample, 0) for sample in samples], np.int64).reshape(-1, 5)
     rows[:, 1] += EPOCH_NS
     source = {"train.py": {41: "    json.dumps(record)"}}
     return Profile(
@@ -135,7 +135,7 @@ def test_the_stacks_beside_a_trace_are_read_with_it(tmp_path: Path) -> None:
     from ppprof.rundir.run_file import RunFile
 
     stem = "rank_00000_dp0_pp0_sharding0_mp0_time_20261125T101010_000"
-    samples = np.array([(31, 30, 40, 0)], np.int64)
+    samples = np.array([(31, 30, 40, 0, 0)], np.int64)
     stacks = PythonStacks(10, FRAMES, STACKS, samples)
     write_python_stacks(RunFile(tmp_path, f"stacks/{stem}.stacks"), stacks)
     (tmp_path / "raw").mkdir()
