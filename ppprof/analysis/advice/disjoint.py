@@ -31,6 +31,9 @@ IDLE = frozenset(
 HOST = frozenset(("garbage-collection", "beside-training", "unexplained"))
 """Rules about the time of the host outside operators, communication and data loading."""
 
+LOCK = "interpreter-lock"
+"""The rule about a thread that stands still, which may be in stretches without an event."""
+
 BESIDE = "slow-steps"
 """The rule whose cost is no part of the typical step: it is about the other steps."""
 
@@ -85,6 +88,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
             pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
             claimed.update(_of_reason(evidence, finding.facts))
+        if finding.rule == LOCK:
+            claimed[LOCK] = share * step_ns
         if finding.rule == "beside-training":
             claimed.update(finding.evidence.select("name", "time_ns").iter_rows())
         if share < finding.share:
@@ -132,9 +137,11 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
 
 
 def _lines_of(finding: Finding) -> list[str]:
-    """Return the lines whose time a finding is."""
+    """Return the lines whose time a finding is, or the rule: who waits for the lock has no event meanwhile."""
     if finding.rule == "beside-training":
         return finding.evidence["name"].to_list()
+    if finding.rule == "unexplained":
+        return [LOCK]
     return [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
 
 

@@ -33,9 +33,8 @@ _TRAINS = 0.1
 _MOST_TRAINING = 0.5
 """So does a line with this share of the training: a loop of which all but some percent is a callback."""
 _MOST = 0.5
-"""An inner line is named in place of the line that calls it if it takes at least this share of its time."""
-_ALMOST_ALL = 0.8
-"""A gap without samples has the name of others at its place if a line takes at least this share of them."""
+"""An inner line is named in place of the line that calls it if it takes at least this share of its time; and
+a line gives a gap its name if it takes at least this share of it, or else of all gaps at its place."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _COMPILED = "pd_op."
@@ -131,7 +130,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
 def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     """Return the names of gaps: those of the lines that run in them, where samples know it.
 
-    A gap without a sample has the name of the others at the same place, if these agree.
+    A gap in which no line has most of the samples has the name of the line that has most of them at
+    its place.
 
     Args:
         gaps: name (the place), thread, start_ns and end_ns.
@@ -146,15 +146,15 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     )
     found = found.filter(pl.col("time_ns") < pl.col("end_ns"))
 
-    def most(key: str, least: float) -> Mapping[object, str]:
+    def most(key: str) -> Mapping[object, str]:
         sums = found.group_by(key, "name").agg(pl.col("dur_ns", "calls").sum())
         sums = sums.with_columns(whole=pl.col("dur_ns").sum().over(key))
         sums = sums.filter(
-            (pl.col("dur_ns") >= least * pl.col("whole")) & (pl.col("calls") >= _LEAST_SAMPLES)
+            (pl.col("dur_ns") >= _MOST * pl.col("whole")) & (pl.col("calls") >= _LEAST_SAMPLES)
         )
         return dict(sums.sort("dur_ns", "name").select(key, "name").iter_rows())
 
-    of_gap, of_place = most("gap", 0.5), most("place", _ALMOST_ALL)
+    of_gap, of_place = most("gap"), most("place")
     names = [
         of_gap.get(number) or of_place.get(place) or place
         for number, place in enumerate(gaps["name"].to_list())

@@ -13,7 +13,15 @@ import ppprof
 from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING, disjoint
 from ppprof.analysis.advice.finding import Finding
 from ppprof.run.advise import collect_evidence_of_run
-from tests.fixtures.findings import TRIGGERS, US, by_rule, op, thread
+from tests.fixtures.findings import (
+    TRIGGERS,
+    US,
+    beside_a_reader,
+    by_rule,
+    op,
+    sleeping,
+    thread,
+)
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
 from tests.fixtures.torch_traces import TorchTrace
@@ -157,6 +165,17 @@ def test_what_makes_a_rank_slow_is_not_unexplained_too(tmp_path: Path):
         ("slow-rank", 700 * US),
         ("exposed-communication", 100 * US),
     ]
+
+
+def test_a_stretch_without_events_in_which_a_thread_waits_for_the_lock_counts_once(
+    tmp_path: Path,
+) -> None:
+    """610 of each step have no event; in 400 of all 1000, the thread stands still for a reader."""
+    path = run(tmp_path / "log", [sleeping(600)], stacks=[beside_a_reader(still=0.4)])
+    assert {finding.rule: finding.cost_ns for finding in ppprof.advise(ppprof.open(path))} == {
+        "interpreter-lock": pytest.approx(400 * US, abs=US),
+        "unexplained": pytest.approx(210 * US, abs=US),
+    }
 
 
 def test_small_operators_of_a_line_beside_the_training_count_once(tmp_path: Path) -> None:
