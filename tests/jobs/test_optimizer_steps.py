@@ -116,7 +116,9 @@ def test_optimizers_in_optimizers_are_one_step(tmp_path: Path) -> None:
     assert seen(tmp_path, program) == "begin step next step next"
 
 
-def test_an_optimizer_that_is_created_in_each_step_needs_no_garbage_collection(tmp_path: Path) -> None:
+def test_an_optimizer_that_is_created_in_each_step_needs_no_garbage_collection(
+    tmp_path: Path,
+) -> None:
     program = """
     import gc
     full = []

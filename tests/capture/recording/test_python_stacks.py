@@ -77,7 +77,7 @@ def recorded(
 def own_times(stacks: PythonStacks) -> dict[str, int]:
     """Return the nanoseconds of each innermost own line of this thread."""
     times: dict[str, int] = {}
-    for thread, _, dur_ns, row in stacks.samples.tolist():
+    for thread, _, dur_ns, row, _ in stacks.samples.tolist():
         if thread == threading.get_native_id():
             frames = [stacks.frames[frame] for frame in stacks.stacks[row]]
             own = next((frame.place for frame in frames if frame.is_own), "")
@@ -102,6 +102,16 @@ def test_time_belongs_to_the_line_that_keeps_the_lock_and_to_the_line_that_waits
         # Two samples at each end, and a machine with other work.
         assert times[f"program.py:{line}"] == pytest.approx(expected, rel=0.25, abs=20_000_000)
     assert sum(times.values()) <= 1.01 * sum(truth.values()) + 20_000_000
+
+
+def test_a_sample_stands_for_the_time_from_one_instant_at_which_it_was_due_to_the_next(
+    tmp_path: Path, program: ModuleType
+) -> None:
+    samples = recorded(tmp_path, program.hold_the_lock, 200).samples
+    samples = samples[samples[:, 0] == threading.get_native_id()]
+    due_ns = samples[:, 1] - samples[:, 4]
+    assert np.diff(due_ns) == pytest.approx(samples[1:, 2], abs=1_000_000)
+    assert samples[:, 4].max() > 1_000_000  # a sample waits for the lock
 
 
 def test_time_in_which_ppprof_ends_a_step_is_no_line_of_the_training(
