@@ -24,15 +24,19 @@ from tests.fixtures import remote_functions  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-def run_only_block(page: str, names: dict[str, Any]) -> None:
-    """Run the one block of Python of a page with these global names, which get its own, too."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+def run_only_block(page: str, heading: str, names: dict[str, Any]) -> None:
+    """Run the one block of Python of a section with these global names, which get its own, too."""
+    sections = (ROOT / page).read_text(encoding="utf-8").split("\n## ")
+    (text,) = [section for section in sections if section.startswith(f"{heading}\n")]
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     exec(block, names)  # noqa: S102
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/loop.md"])
-def test_a_loop(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("README.md", "In your own loop"), ("docs/integrations.md", "Your own loop")],
+)
+def test_a_loop(page: str, heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     batches: list[int] = []
     evaluations: list[int] = []
@@ -44,7 +48,7 @@ def test_a_loop(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "time_to_evaluate": True,
         "evaluate": lambda: evaluations.append(len(batches)),
     }
-    run_only_block(page, names)
+    run_only_block(page, heading, names)
     assert batches == list(range(12))
     assert evaluations == ([] if page == "README.md" else list(range(1, 13)))
     (log,) = Path("profiler_log/steps").iterdir()
@@ -66,6 +70,6 @@ def test_remote_functions() -> None:
         "batch": [1.0, -2.0],
         "carry": carry,
     }
-    run_only_block("docs/remote.md", names)
+    run_only_block("docs/hybrid.md", "Functions on other processes", names)
     assert hosts == ["host-b"]
     assert names["codes"] == [2.0, 0.0]

@@ -1,4 +1,4 @@
-"""Trains a small net whose batches another process encodes, five steps recorded: docs/remote.md."""
+"""Trains a small net whose batches another process encodes, five steps recorded: docs/hybrid.md."""
 
 from __future__ import annotations
 
