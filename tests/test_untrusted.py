@@ -1,4 +1,4 @@
-"""Untrusted files: the bounds of docs/security.md hold.
+"""Untrusted files: the bounds of docs/reliability.md hold.
 
 The bytes of traces have tests of their own (trace/test_fuzz.py).
 """
