@@ -36,7 +36,7 @@ class WindowSchedule:
     closed: int = knob(0, minimum=0)
     """Idle steps before each window."""
     ready: int = knob(0, minimum=0)
-    """Warm-up steps after the idle steps: the tracers run and their data is dropped."""
+    """Warm-up steps after them, whose data is dropped."""
     record: int = knob(0, minimum=1)
     """Steps of a window."""
     repeat: int = knob(0, minimum=0)
@@ -78,16 +78,14 @@ class SlowStep:
     STRICT: ClassVar[bool] = True
 
     times: float = knob(2.0, above=1)
-    """A step counts as slow when it takes more than this many times the running median of step
-    times."""
+    """A slow step takes more than this many times the running median."""
     cool_down: int = knob(100, minimum=0)
-    """Steps after a triggered window in which slow steps open no further window. The job counts
-    them once for all ranks, also after a requested window."""
+    """Steps after a triggered window in which slow steps open none; counted for all ranks
+    together."""
     max_windows: int = knob(5, minimum=1)
-    """Most windows of a run that are kept because of slow steps. Deleted windows do not count."""
+    """Most windows of a run to keep because of slow steps."""
     keep: Literal["slow", "all"] = "slow"
-    """``slow`` deletes a window that a slow step opened, before traces are written, if no step in
-    the window is slow. ``all`` keeps every window."""
+    """``slow`` deletes such a window, before its export, if no step in it is slow."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +95,20 @@ class TriggerConfig:
     STRICT: ClassVar[bool] = True
 
     file: bool = True
-    """Accept requests by ``ppprof trigger RUN`` or ``touch RUN/trigger/request``. Rank 0 looks for
-    requests in its own run directory."""
+    """Accept requests: ``ppprof trigger RUN``, or a file RUN/trigger/request, in the run directory
+    of rank 0."""
     slow_step: Optional[SlowStep] = None
-    """Record the steps that follow a slow step. True uses the defaults of its keys; a number sets
-    ``times``; blank or False opens no window for slow steps."""
+    """Record the steps after a slow one. True for the defaults; a number sets ``times``; blank or
+    False for no such windows."""
     settled: Union[int, Literal["auto"], None] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Record a window of so many steps once, as soon as five steps in a row take about as long, at
-    step 20 at the latest; blank for no such window. ``auto``: 10 steps; where steps are short, as many
-    as take a second, at most 100 (in a job of several ranks, 10 if step times have not settled before step
-    20). Without a ``scheduler``, up to so many steps (10) from step 1 on are recorded, too; they are kept
-    only if the training ends before the window has a step."""
+    step 20 at the latest. ``auto``: 10 steps, or as many as take a second, at most 100. Without a
+    ``scheduler``, the first steps are recorded too, in case the training ends before."""
     steps: int = knob(4, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Steps of any other triggered window, unless the request gives a number."""
     ranks: Any = "all"
-    """Ranks that record a triggered window, unless the request names ranks; the same forms as
-    ``ranks``. Ranks that ``ranks`` does not select never record."""
+    """Ranks that record a triggered window, unless the request names some; they must be among
+    ``ranks``."""
 
 
 @dataclass(frozen=True)
@@ -124,61 +120,54 @@ class ProfilerConfig:
     enable: bool = False
     """Attach the profiler to the training. If False, all other keys have no effect."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
-    """``[start, stop]`` records steps start to stop-1. A mapping ``closed, ready, record, repeat,
-    skip_first`` records repeating windows. Blank: every step is recorded, up to 10 GB or a tenth of
-    the free disk space (see ``max_trace_mb``). Blank with a ``trigger``: only the windows that the trigger opens."""
+    """``[start, stop]`` records steps start to stop-1; a mapping records repeating windows. Blank:
+    the windows of the ``trigger``; without one every step, up to ``max_trace_mb``."""
     trigger: Optional[TriggerConfig] = None
-    """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
-    defaults. Blank or False opens no window on demand: ``ppprof trigger`` cannot record the job."""
+    """Windows on demand, besides those of the ``scheduler``; True for the defaults. Blank or False:
+    ``ppprof trigger`` cannot record the job."""
     profiler_log: str = "profiler_log"
-    """Log directory. It is on a disk of the machine or on a mounted shared file system; a store such
-    as ``s3://`` is refused. A relative path starts at the working directory of the training, on each
-    node. Nodes that share the file system share the directory; otherwise each node writes its own.
-    The first run writes into it, later runs into ``run_002``, ``run_003``... below it."""
+    """Log directory, relative to the training's working directory, on a disk or a mounted file
+    system; stores such as ``s3://`` are refused. Later runs go to ``run_002``, ``run_003``... in
+    it."""
     detailed: bool = False
     """Print all nine tables."""
     record_shapes: bool = True
-    """Record shapes and dtypes of the inputs of operators, inside windows only: those of all operators
-    that Python calls, and of their gradients. Operators of ``to_static`` programs have none. Paddle's
-    own recorder is not used: it adds none to traces of dynamic graphs, but keeps memory in each
-    recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
+    """Record shapes and dtypes of the inputs of operators that Python calls, and of their
+    gradients, inside windows. Operators of ``to_static`` programs have none."""
     profile_memory: bool = True
-    """Record allocations and frees, inside windows only. Paddle never frees these records, so recording them stops
-    at 256 MB, or after 10,000 operators without ``step()``, with a message."""
+    """Record allocations and frees, inside windows. It stops at 256 MB, which Paddle never frees,
+    or after 10,000 operators without ``step()``."""
     python_stacks: Union[bool, float, Literal["auto"]] = knob("auto", above=0, maximum=1000)
-    """Sample the Python stacks of all threads, inside windows only: which lines of the training take
-    the time. ``auto`` takes as many samples a second as cost less than 1% of the time, 1,000 at most;
-    True takes 1,000, a number that many."""
+    """Sample the Python stacks of all threads, inside windows. ``auto``: as often as costs less
+    than 1% of the time; True: 1,000 times a second; a number: so often."""
     source: bool = True
-    """Keep the source lines around those that take the most time, of files below the working
-    directory, beside the stacks in the run directory."""
+    """Keep the source lines that take the most time, with their neighbours, of files below the
+    working directory."""
     flight_recorder: bool = True
-    """Note the last 2,048 communication operations of each rank of a job, in and outside of windows, for
-    ``ppprof hang``."""
+    """Note the last 2,048 communication operations of each rank, at any time, for ``ppprof
+    hang``."""
     hang_after: Optional[float] = knob(None, above=0, maximum=1_000_000)
-    """Write the stacks of all threads if no step ends for this many seconds, for ``ppprof hang``; blank
-    writes none."""
+    """Seconds without the end of a step after which the stacks of all threads are written, for
+    ``ppprof hang``; blank for never."""
     hang_exit_code: Optional[int] = knob(None, minimum=1, maximum=255)
-    """End each rank with this exit code 2 seconds after ``hang_after``, such as 75, for a scheduler that starts
-    the job again; time in ``paused()`` does not count. Blank lets the job hang."""
+    """End each rank with this exit code, such as 75, 2 seconds after ``hang_after``, outside
+    ``paused()``. Blank lets the job hang."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
     """The tables to print when ``detailed`` is False."""
     brief: bool = False
-    """Print a verdict and the largest parts of a step instead of the tables, which are in ``summary/``
-    in any case. True for ``ppprof run`` without a config and without ``--tables``."""
+    """Print a verdict and the largest parts of a step instead of the tables. True for ``ppprof
+    run`` without a config and without ``--tables``."""
     timer_only: bool = False
-    """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace, whatever the
-    ``scheduler`` says."""
+    """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace."""
     ranks: Any = "all"
-    """Ranks that record: ``all``, a rank, ``"0,8-15"``, a list, or coordinates such as
-    ``{dp: 0, mp: 0, sharding: 0, sep: 0, pp: all}`` (one rank for each pipeline stage). An axis that
-    is not named means all of its positions."""
+    """Ranks that record: ``all``, a rank, ``"0,8-15"``, a list, or coordinates: ``{dp: 0, mp: 0,
+    sharding: 0, sep: 0, pp: all}`` is one rank of each pipeline stage. A missing axis means all of
+    its positions."""
     print_ranks: Any = 0
     """Ranks that print tables, if they record; the same forms as ``ranks``."""
     sorted_by: SortKey = "auto"
-    """Sort key of operators, kernels and spans: largest first, for ``cpu_min`` and ``gpu_min``
-    smallest first. ``auto`` is ``gpu_total`` if there are device events, else ``cpu_total``.
-    Paddle's spellings (``CPUTotal``) are accepted."""
+    """Sort key of operators, kernels and spans; Paddle's ``CPUTotal`` works too. ``auto`` is
+    ``gpu_total`` if there are device events, else ``cpu_total``."""
     time_unit: TimeUnit = "ms"
     """Unit of the printed times."""
     op_detail: bool = True
@@ -186,50 +175,41 @@ class ProfilerConfig:
     thread_sep: bool = False
     """Print operators and spans separately for each thread."""
     row_limit: int = knob(20, minimum=1)
-    """Most rows of a printed table. The tables in ``summary/`` and ``ppprof summary --row-limit none``
-    have all rows."""
+    """Most rows of a printed table; the tables in ``summary/`` have all."""
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """Print a table of FLOPs and times by layer, forward and backward. It needs ``record_shapes``, as
-    does the column FLOPs of the Operator Summary."""
+    """Print a table of FLOPs and times by layer; needs ``record_shapes``."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
-    """What to trace. ``auto`` is the host and the device that the training computes on, unless the
-    device's profiler does not work or writes its own files. If a device is listed here, it is
-    traced in the latter case too."""
+    """What to trace. ``auto``: the host, and the training's device unless its profiler does not
+    work or writes its own files. A listed device is traced even if it writes files."""
     sync_steps: bool = False
-    """Wait for the device at the end of each recorded step, so that no step's work runs into the next
-    step. This slows recorded steps of a training that does not read a result in each step. No effect
+    """Wait for the device at the end of each recorded step, which can slow these steps. No effect
     on a CPU."""
     stop_training: bool = False
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
-    """Write tables and traces in a low-priority process while the training continues. False, for
-    debugging, makes the training of all ranks wait for that process at the end of each window."""
+    """Write tables and traces in a low-priority process beside the training. False, for debugging:
+    the training waits for it."""
     max_trace_mb: Optional[float] = knob(None, above=0)
-    """Disk limit for the traces of one rank over a whole run, in MB of 10^6 bytes. Blank: no limit if
-    the ``scheduler`` has a last window, else 10 GB or a tenth of the free space, whichever is less,
-    divided by the recording ranks. A window that nears the limit closes early on that rank, and traces that do not fit are
-    not written. The size of the first window is estimated from the memory that it takes, so the
-    first window may exceed the limit a little."""
+    """Disk limit for the traces of one rank and run, in MB of 10^6 bytes; the first window may
+    exceed it a little. Blank: no limit if the ``scheduler`` has a last window, else 10 GB or a
+    tenth of the free space, whichever is less, divided by the recording ranks."""
     on_window_end: Union[str, tuple[str, ...], None] = None
-    """A command that each recording rank runs when the files of a window are complete. The names of
-    the files follow the command's own arguments. A list of words, or text that is split into words
-    as a shell does. No shell is started."""
+    """A command that each recording rank runs when the files of a window are complete, with their
+    names as last arguments. A list of words, or text that is split as by a shell; no shell is
+    started."""
     visualdl_scalars: bool = False
-    """Write loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, on
-    the ranks that ``print_ranks`` selects. VisualDL shows these values beside the traces; its
-    Trace page needs the internet. Needs ``pip install 'ppprof[view]'``."""
+    """Write loss, ips, tokens/s, reader cost and memory of every step for VisualDL, on the ranks of
+    ``print_ranks``. Needs ``pip install 'ppprof[view]'``."""
     export: Optional[Literal["prometheus"]] = None
-    """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the run directory every 10
-    seconds, as text files for node_exporter (``--collector.textfile.directory``). They are removed when the
-    training ends."""
+    """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the run
+    directory every 10 seconds, for node_exporter, until the training ends."""
     profiler_options: Optional[str] = None
     """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
-    profile_path=log``. It enables the profiler. Other keys of the ``Profiler`` block take
-    precedence."""
+    profile_path=log``. It enables the profiler; other keys take precedence."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:

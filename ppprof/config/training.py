@@ -21,26 +21,24 @@ class GlobalConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("flags", "enable_partial_send_recv", "use_recompute")
 
     device: Union[Literal["cpu", "gpu", "xpu", "rocm", "npu", "mlu"], str] = "gpu"
-    """Type of device to train on: cpu, gpu, xpu, rocm (Paddle's gpu on AMD and Hygon), or the type of
-    an installed plugin, such as npu, mlu, gcu or metax_gpu."""
+    """Type of device to train on: cpu, gpu, xpu, rocm (Paddle's gpu on AMD and Hygon), or an
+    installed plugin, such as npu, mlu, gcu or metax_gpu."""
     seed: int = knob(1024, minimum=0)
     """Seed of initialization, dropout and data order."""
     global_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of a step over all ranks: local_batch_size x dp x sharding. Blank derives it from
-    local_batch_size."""
+    """Samples of a step over all ranks: local_batch_size x dp x sharding; blank derives it."""
     local_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of a step on one model replica (there are dp x sharding replicas). Blank derives it
-    from global_batch_size; it is 1 if global_batch_size is blank too."""
+    """Samples of a step on one model replica, of which there are dp x sharding. Blank derives it
+    from global_batch_size, else 1."""
     micro_batch_size: Optional[int] = knob(None, minimum=1)
     """Samples of one forward and backward pass, a divisor of local_batch_size; blank for
     local_batch_size."""
     device_peak_flops: Optional[float] = knob(None, above=0)
-    """Peak dense FLOP/s of one device in the training's data type, for MFU. Blank uses the bf16
-    and fp16 peak if ppprof knows the device; otherwise no MFU is computed. ``ppprof doctor
-    --measure`` measures it."""
+    """Peak dense FLOP/s of one device in the training's dtype, for MFU. Blank: the bf16 and fp16
+    peak of a known device, else no MFU. ``ppprof doctor --measure`` measures it."""
     device_peak_gbps: Optional[float] = knob(None, above=0)
-    """Bandwidth of one device's memory in GB/s, for the efficiency of operators. Blank uses the
-    vendor's number if ppprof knows the device."""
+    """Bandwidth of one device's memory in GB/s, for the efficiency of operators. Blank: that of a
+    known device."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ class MixPrecisionConfig:
     level: Literal["O1", "O2"] = "O2"
     """O1 casts the inputs of each operator; O2 also keeps the parameters in low precision."""
     use_pure_fp16: bool = False
-    """FleetX's older key: True has the same effect as ``enable: True``. ``dtype`` and ``level``
-    apply; their defaults are float16 and O2."""
+    """FleetX's older key for ``enable``; ``dtype`` and ``level`` apply."""
     scale_loss: float = knob(32768.0, above=0)
     """Initial loss scale; only for float16."""
     custom_black_list: Optional[tuple[str, ...]] = None
@@ -78,12 +75,11 @@ class SaveLoadConfig:
     save_steps: Optional[int] = knob(None, minimum=-1)
     """Steps between checkpoints; blank, 0 or -1 saves no checkpoints."""
     save_epoch: Optional[int] = knob(None, minimum=-1)
-    """Epochs between checkpoints; without effect, since the harness counts steps."""
+    """Epochs between checkpoints; without effect."""
     output_dir: str = "./output"
     """Directory to write checkpoints in."""
     ckpt_dir: Optional[str] = None
-    """Directory of the checkpoint to resume from, such as ``output/step_00001000``; blank starts a
-    new training."""
+    """Checkpoint to resume from, such as ``output/step_00001000``; blank for a new training."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +94,9 @@ class EngineConfig:
     max_steps: int = knob(500000, minimum=-1)
     """Number of optimizer steps to train; -1 trains for num_train_epochs."""
     num_train_epochs: int = knob(1, minimum=-1)
-    """Passes over the data if max_steps is -1; -1 for no limit. Without effect if max_steps is not
-    -1."""
+    """Passes over the data if max_steps is -1; -1 for no limit."""
     accumulate_steps: Optional[int] = knob(None, minimum=1)
-    """Micro-batches of a step. It is always local_batch_size / micro_batch_size; another value has
-    no effect and causes a warning."""
+    """Always local_batch_size / micro_batch_size; another value causes a warning."""
     logging_freq: int = knob(1, minimum=1)
     """Steps between log lines."""
     eval_freq: int = knob(-1, minimum=-1)
@@ -111,7 +105,7 @@ class EngineConfig:
     """Batches of local_batch_size samples in an evaluation, on each model replica; 0 or -1 counts
     as 1."""
     test_iters: Optional[int] = knob(None, minimum=-1)
-    """FleetX's number of batches of a test; without effect, since the harness runs no tests."""
+    """FleetX's batches of a test; without effect."""
     mix_precision: MixPrecisionConfig = field(default_factory=MixPrecisionConfig)
     """Automatic mixed precision."""
     save_load: SaveLoadConfig = field(default_factory=SaveLoadConfig)
@@ -153,14 +147,14 @@ class ModelConfig:
     max_position_embeddings: int = knob(1024, minimum=1)
     """Largest number of tokens of a sequence."""
     type_vocab_size: int = knob(16, minimum=0)
-    """Size of FleetX's segment vocabulary; without effect in FleetX's GPT and in the harness."""
+    """Size of FleetX's segment vocabulary; without effect."""
     initializer_range: float = knob(0.02, minimum=0)
     """Standard deviation of initial weights."""
     use_recompute: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     recompute_granularity: Optional[Literal["full", "full_attn", "core_attn"]] = None
-    """Part of a block to recompute, if use_recompute is True: the whole block (full), its attention
-    layer (full_attn) or only softmax(QK)V in it (core_attn). Blank for full."""
+    """Part of a block to recompute: all of it (full, also if blank), its attention layer
+    (full_attn) or only softmax(QK)V (core_attn)."""
     no_recompute_layers: Optional[tuple[int, ...]] = None
     """Numbers of the blocks that are not recomputed, from 0; blank for no such block."""
     fuse_attn_qkv: bool = True
@@ -186,15 +180,14 @@ class DatasetConfig:
     input: Optional[str] = None
     """A text file, directory or glob; blank for the source of Python's standard library."""
     split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)
-    """Shares of the text for train, eval and test. FleetX's other datasets have a name here, which
-    the harness rejects."""
+    """Shares of the text for train, eval and test; a name, as of FleetX's other datasets, is
+    rejected."""
     max_seq_len: int = knob(1024, minimum=1)
     """Tokens of a sample; at most max_position_embeddings."""
     num_samples: Optional[int] = knob(None, minimum=1)
     """Most samples to use; blank for all samples."""
     read_latency_ms: float = knob(0.0, minimum=0)
-    """Time that each read of a sample waits, in ms: a stand-in for a network file system or an object
-    store. The wait occupies no processor."""
+    """Wait of each read of a sample, in ms, without a processor: a stand-in for slow storage."""
 
 
 @dataclass(frozen=True)
@@ -204,13 +197,11 @@ class SamplerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "consumed_samples")
 
     name: str = "GPTBatchSampler"
-    """FleetX's name of the sampler; without effect, since the harness has a single sampler."""
+    """FleetX's name of the sampler; without effect."""
     shuffle: bool = False
-    """Shuffle the samples anew for each epoch, with the seed of ``Global``. If False, samples are
-    in the order of the text."""
+    """Shuffle the samples in each epoch; False keeps the order of the text."""
     drop_last: bool = True
-    """FleetX's switch to skip an incomplete last batch; without effect, since the harness always
-    skips it."""
+    """FleetX's switch to skip an incomplete last batch; it is always skipped."""
 
 
 @dataclass(frozen=True)
@@ -288,9 +279,9 @@ class OptimizerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("tensor_fusion", "multi_precision", "amsgrad", "momentum")
 
     name: str = "AdamW"
-    """AdamW or FusedAdamW. FusedAdamW is FleetX's own kernel; the harness uses AdamW for both."""
+    """AdamW or FusedAdamW (FleetX's own kernel); the harness uses AdamW for both."""
     use_multi_tensor: bool = False
-    """Update all parameters in one operator instead of one operator for each parameter."""
+    """Update all parameters in one operator."""
     weight_decay: float = knob(0.01, minimum=0)
     """Weight decay of all parameters except biases and norms."""
     beta1: float = knob(0.9, minimum=0, maximum=1)
@@ -321,8 +312,7 @@ class ShardingConfig:
     """Stage 1 splits the optimizer state, stage 2 also the gradients, stage 3 also the parameters.
     With pp_degree above 1, Fleet supports stage 1 only."""
     sharding_offload: bool = False
-    """Keep the optimizer state in host memory; without effect, since the harness does not support
-    it."""
+    """Keep the optimizer state in host memory; without effect."""
     reduce_overlap: bool = False
     """Reduce gradients during the backward pass; only in stage 2, and not on a CPU."""
     broadcast_overlap: bool = False
@@ -339,8 +329,7 @@ class DistributedConfig:
     )
 
     dp_degree: Optional[int] = knob(None, minimum=1)
-    """Degree of data parallelism; blank derives it from the number of processes and the other
-    degrees."""
+    """Degree of data parallelism; blank derives it from the number of processes."""
     mp_degree: int = knob(1, minimum=1)
     """Degree of tensor parallelism (tp, elsewhere)."""
     pp_degree: int = knob(1, minimum=1)
