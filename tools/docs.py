@@ -19,7 +19,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -83,7 +83,7 @@ def config_tables(translate: Translate = str) -> str:
 
 
 def rules_table(language: str = "en") -> str:
-    """Return the table of all rules: title, definition of the numbers, and proposals.
+    """Return the table of all rules: title, definition of the numbers, and proposals for own code.
 
     Facts differ between runs, so the table shows their names in italics.
     """
@@ -92,12 +92,26 @@ def rules_table(language: str = "en") -> str:
     for rule in RULES:
         texts = catalogue[rule.name]
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
-        proposals = "<br>".join(dict.fromkeys(texts["do"].values()))
+        proposals = "<br>".join(own_code_proposals(texts["do"]))
         proposals = re.sub(r"{(\w+)}", lambda fact: f"_{fact[1].replace('_', ' ')}_", proposals)
         cells = [f"`{rule.name}`", texts["title"], texts["how"].format_map(thresholds), proposals]
         escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
+
+
+def own_code_proposals(texts: Mapping[str, str]) -> list[str]:
+    """Return the proposals of a rule for a training of Paddle in the user's own code.
+
+    >>> own_code_proposals({"config": "Set the key.", "code": "Call f().", "torch": "Call g()."})
+    ['Call f().']
+    >>> own_code_proposals({"config-npu": "Use msprof.", "torch": "Call g()."})
+    ['Use msprof.']
+    """
+    names = [name for name in texts if not name.startswith("torch")]
+    replaced = {f"config{name.removeprefix('code')}" for name in names if name.startswith("code")}
+    replaced |= {f"config-{name}" for name in names}
+    return list(dict.fromkeys(texts[name] for name in names if name not in replaced))
 
 
 def updated_config_page(page: str, translate: Translate = str) -> str:
