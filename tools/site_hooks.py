@@ -91,8 +91,8 @@ def _redirect(site: Path, old: str, new: str) -> None:
     page = site / old / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(
-        f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
-        f'<a href="{address}">{new}</a>\n',
+        f'<!doctype html><link rel="icon" href="data:,">'  # browsers ask for one otherwise
+        f'<meta http-equiv="refresh" content="0; url={address}"><a href="{address}">{new}</a>\n',
         encoding="utf-8",
     )
 
