@@ -37,7 +37,6 @@ POINT_TO_POINT = frozenset(["send", "recv"])
 
 _MAGIC = b"ppprof flight 2\n"
 _HEADER = struct.Struct("<16sIIQ")  # magic, bytes of texts, step, when the step began
-_RECORD = struct.Struct("<IIIIqqqqiHHHHI")
 _RECORDS = np.dtype(
     [
         *((name, "<u4") for name in ("number", "group", "sequence", "step")),
@@ -47,11 +46,12 @@ _RECORDS = np.dtype(
         ("check", "<u4"),
     ]
 )
-"""The fields of `_RECORD`."""
+"""A record: 8 words of 8 bytes, which are written one by one."""
 _FIRST = 64
+_32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
 _RETURNED, _WAITED = _FIRST // 8 + 3, _FIRST // 8 + 4
 """Where these times stand in the first record, in words of 8 bytes."""
-_TEXTS = _FIRST + MOST_OPERATIONS * _RECORD.size
+_TEXTS = _FIRST + MOST_OPERATIONS * _RECORDS.itemsize
 _TEXT_BYTES = 1 << 16
 _SIZE = _TEXTS + _TEXT_BYTES
 _ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.ring")
@@ -183,8 +183,13 @@ class FlightRing:
             raise
         with file.updating() as opened:
             self._ring = mmap.mmap(opened.fileno(), _SIZE)
-        self._words = memoryview(self._ring).cast("q")
+        self._words = memoryview(self._ring).cast("Q")
         self.text(_UNKNOWN)
+
+    @property
+    def address(self) -> int:
+        """Where the file is mapped, for as long as this object lives."""
+        return np.frombuffer(self._ring, np.uint8).ctypes.data
 
     def text(self, value: object) -> int:
         """Return the number of a text or of another value of JSON; 0, unknown, once there is no room."""
@@ -225,13 +230,16 @@ class FlightRing:
         """Add an operation that is about to be called; return its number for `times`."""
         number = self._next
         self._next = number + 1
-        offset = _FIRST + (number % MOST_OPERATIONS) * 64
-        _RECORD.pack_into(
-            self._ring,
-            offset,
-            *(number & 0xFFFFFFFF, group, sequence & 0xFFFFFFFF, step & 0xFFFFFFFF),
-            *(called_ns, 0, 0, size, peer, name, dtype, place, context, number & 0xFFFFFFFF),
-        )
+        words, first = self._words, _FIRST // 8 + number % MOST_OPERATIONS * 8
+        low = number & _32_BITS
+        # The second number first, the first one last: in between the record is one that is being written.
+        words[first + 7] = low << 32 | context << 16 | place
+        words[first + 1] = (step & _32_BITS) << 32 | sequence & _32_BITS
+        words[first + 2] = called_ns
+        words[first + 3] = words[first + 4] = 0
+        words[first + 5] = size
+        words[first + 6] = dtype << 48 | name << 32 | peer & _32_BITS
+        words[first] = group << 32 | low
         return number
 
     def returned(self, number: int, ns: int) -> None:
@@ -242,7 +250,7 @@ class FlightRing:
     def waited(self, number: int, ns: int) -> None:
         """Set the time of waiting for an operation, unless its record has been overwritten."""
         if self._next - number <= MOST_OPERATIONS:
-            self._words[_WAITED + number % MOST_OPERATIONS * 8] = ns
+            self._words[_WAITED + number % MOST_OPERATIONS * 8] = ns & _64_BITS
 
     def step(self, step: int, now_ns: int) -> None:
         """Note how many steps have ended, and when the last one did."""

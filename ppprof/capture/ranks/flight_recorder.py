@@ -20,24 +20,27 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import paddle
 from paddle.base import core
+from paddle.base.framework import EagerParamBase
 from paddle.distributed import collective
 from paddle.nn import Layer
 
 from ppprof.capture import process
 from ppprof.capture.parts import Ending, FinishedStep, Part
+from ppprof.capture.ranks.flight_core import FlightCore
 from ppprof.capture.recording.collectives import METHODS, process_groups
 from ppprof.capture.recording.patches import Patches, dtype_key
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.signals import end_process, pass_interruption
 from ppprof.rundir.flight import (
-    POINT_TO_POINT,
     FlightRing,
     answer_line,
     open_stacks,
@@ -47,23 +50,27 @@ from ppprof.topology import Topology
 
 log = logging.getLogger("ppprof")
 
-_ROOTED = frozenset(["broadcast", "reduce"])
-"""Operations whose second argument is the root, as a rank of the group."""
+_ROOTED, _SENDS, _RECEIVES = 1, 2, 3
+_WAYS = {"broadcast": _ROOTED, "reduce": _ROOTED, "send": _SENDS, "recv": _RECEIVES}
+"""What an operation's second argument is, as a rank of the group: the root, who receives, or who sends."""
 _MORE_METHODS = {"barrier": ("barrier", None), "gather": ("gather", 0), "scatter": ("scatter", 0)}
 """As `METHODS`; None without data."""
 _HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
-_USERS, _LAYER = "user's", "layer"
+_OTHER, _USERS, _LAYER = 1, 2, 3
+"""Kinds of code; from 4 on the phases of `_PHASES`."""
 _LAYER_CALLS = frozenset(
     getattr(Layer, name).__code__
     for name in ("__call__", "_dygraph_call_func")
     if hasattr(Layer, name)
 )
-_PHASES = {
+_PHASES = ("backward", "forward", "optimizer")
+_PHASE_OF = {
     **dict.fromkeys(["backward", "_backward_step"], "backward"),
     **dict.fromkeys(["_forward_step"], "forward"),
     **dict.fromkeys(["minimize", "_apply_optimize", "reduce_gradients"], "optimizer"),
 }
-"""Phases by the name of a function of Paddle that runs in them; the outermost one counts."""
+"""Phases by the name of a function of Paddle that runs in them. The search for it goes outwards, and ends at the
+first one that runs the user's line or is run by it."""
 _PADDLE = str(Path(paddle.__file__).parent)
 _LOOK_SECONDS = 1.0
 """How often the watch looks whether steps end."""
@@ -77,9 +84,10 @@ _DUMP_SECONDS = 2.0
 class _ByObject(dict[int, _Value]):
     """Values by the id of an object, for as long as it lives: a WeakKeyDictionary hashes it, in Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[int], object]) -> None:
         super().__init__()
         self._references: dict[int, weakref.ref[Any]] = {}
+        self._called = forget
 
     def keep(self, key: Any, value: _Value) -> _Value:
         """Set and return the value of an object."""
@@ -89,15 +97,25 @@ class _ByObject(dict[int, _Value]):
 
     def _forget(self, key: int, _: object) -> None:
         del self[key], self._references[key]
+        self._called(key)
 
 
-class _Group(NamedTuple):
+class _Group:
     """A group of ranks that communicate."""
 
-    number: int
-    ranks: tuple[int, ...]
-    sequences: dict[int, int]
-    """How many collectives it has called, by 0; sends, by the other rank + 1; receives, by its negative."""
+    def __init__(self, number: int, ranks: Sequence[int], is_host: bool) -> None:
+        self.number = number
+        self.ranks = array("i", ranks)
+        self.is_host = is_host
+        self.sequences = array("I", bytes(4 + 8 * len(ranks)))
+        """How many collectives it has called; sends to each rank; receives from each."""
+        places = self.ranks.buffer_info()[0], self.sequences.buffer_info()[0]
+        self._struct = array("q", [number, is_host, len(ranks), *places])
+
+    @property
+    def address(self) -> int:
+        """Of the ``struct group`` of ``flight.c``; 0 for a group without a number of Paddle's."""
+        return self._struct.buffer_info()[0] if self.ranks else 0
 
 
 class FlightRecorder(Part):
@@ -132,24 +150,34 @@ class FlightRecorder(Part):
         self._topology = topology
         self._ring = FlightRing(run, rank)
         self._step = first_step
-        self._groups: _ByObject[_Group | None] = _ByObject()
+        self._core: FlightCore | None = None
+        self._groups: _ByObject[_Group] = _ByObject(self._forget)
         self._tasks: dict[int, int] = {}
         """Number of the operation of a task that was not waited for, by the task's id."""
         self._on_device: dict[int, weakref.ref[Any]] = {}
         """Those of `_tasks` that no host executes."""
-        self._dtypes: dict[int, tuple[int, int]] = {}
-        """Bytes of an element, and number of the text for the name, by `dtype_key`."""
+        self._dtypes: dict[int, int] = {}
+        """As `_dtype` returns it, by `dtype_key`."""
         self._files = UserFiles(Path.cwd())
         self._places: dict[tuple[int, int], int] = {}
         self._names: weakref.WeakKeyDictionary[Layer, str] = weakref.WeakKeyDictionary()
-        self._contexts: _ByObject[dict[str, int]] = _ByObject()
+        self._contexts: _ByObject[dict[int, int]] = _ByObject(self._forget)
         """Number of the text for each phase of a layer."""
-        self._kinds: dict[int, str] = {}
+        self._kinds: dict[int, int] = {}
         self._codes: list[CodeType] = []
         self._thread = threading.get_ident()
         self._spent_ns = 0
         self._step_spent_ns = 0
         self._ring.step(first_step, time.time_ns())
+        self._answers: tuple[Callable[..., int], ...] = (
+            *(self._address, self._kind, self._line, self._context),
+            *(self._dtype, self._size, self._started, self._waited),
+        )
+        """By the numbers of the questions of ``flight.c``."""
+        if dtype_key is id:
+            tensors = core.eager.Tensor, EagerParamBase
+            with suppress(LookupError, AttributeError):
+                self._core = FlightCore(self._ring.address, self._answer, tensors, core.task)
         self._methods = Patches()
         for kind in process_groups():
             for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
@@ -167,6 +195,8 @@ class FlightRecorder(Part):
         """Note that a step has ended."""
         self._step_spent_ns, self._spent_ns = self._spent_ns, 0
         self._thread = threading.get_ident()
+        if self._core is not None:
+            self._step_spent_ns = self._core.spent_ns()
         self._step = step.step + 1
         self._ring.step(self._step, time.time_ns())
 
@@ -185,126 +215,152 @@ class FlightRecorder(Part):
     def close(self, ending: Ending) -> None:
         """Restore the methods. The ring stays, for a rank that waits for this one."""
         self._methods.uninstall()
+        if self._core is not None:
+            self._core.close()
         self._watch.close()
-
-    # With eight ranks on two cores, the caches are cold: each function of C that a note calls for the
-    # first time since the rank last ran costs up to 2 us, a further call of it next to nothing.
 
     def _noted(
         self, name: str, index: int | None, method: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a method of a process group that calls ``method`` between two notes."""
-        note, ring = self._note_of(name, index), self._ring
-        tasks, on_device = self._tasks, self._on_device
-        time_ns, get_ident = time.time_ns, threading.get_ident
+        text, way = self._ring.text(name), _WAYS.get(name, 0)
+        if self._core is not None:
+            return self._core.noted(method, text, index, way)
 
         def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
             number = 0
             try:
-                number = note(group, args)
+                number = self._note(text, index, way, group, args)
             except Exception as error:  # other arguments than those that are known
                 pass_interruption(error)
-            called_ns = time_ns()
+            called_ns = time.time_ns()
             task = method(group, *args, **kwargs)
-            if isinstance(task, core.task):
-                tasks[id(task)] = number
-                if not isinstance(group, _HOST_GROUP):
-                    on_device[id(task)] = weakref.ref(task)
             if number:
-                returned_ns = time_ns()
-                ring.returned(number, returned_ns)
-                if get_ident() == self._thread:
-                    self._spent_ns += returned_ns - called_ns
+                returned_ns = time.time_ns()
+                self._ring.returned(number, returned_ns)
+                self._spend(returned_ns - called_ns)
+                if isinstance(task, core.task):
+                    self._tasks[id(task)] = number
+                    if not isinstance(group, _HOST_GROUP):
+                        self._started(task)
             return task
 
         return noted
 
-    def _note_of(self, name: str, index: int | None) -> Callable[[Any, tuple[Any, ...]], int]:
-        """Return a function that notes a call of a method; it returns the operation's number, 0 if unknown."""
-        text = self._ring.text(name)
-        is_transfer, is_rooted = name in POINT_TO_POINT, name in _ROOTED
-        direction = 1 if name == "send" else -1
-        groups, ring, time_ns = self._groups, self._ring, time.time_ns
+    def _note(
+        self, text: int, index: int | None, way: int, process_group: Any, args: tuple[Any, ...]
+    ) -> int:
+        """Note a call of a method; return the operation's number, 0 if its group is unknown."""
+        group = self._group(process_group)
+        if not group.ranks:
+            return 0
+        peer, key = -1, 0
+        if way >= _SENDS:
+            peer = group.ranks[args[1]]
+            key = 1 + args[1] + (len(group.ranks) if way == _RECEIVES else 0)
+        elif way and type(args[1]) is int:
+            peer = group.ranks[args[1]]
+        size = 0 if index is None else self._size(args[index])
+        place, context = self._origin()
+        group.sequences[key] += 1
+        return self._ring.add(
+            *(group.number, group.sequences[key], self._step, time.time_ns(), size >> 16, peer),
+            *(text, size & 0xFFFF, place, context),
+        )
 
-        def note(group: Any, args: tuple[Any, ...]) -> int:
-            known = groups[id(group)] if id(group) in groups else self._group(group)
-            if known is None:
-                return 0
-            peer, key = -1, 0
-            if is_transfer:
-                peer = known.ranks[args[1]]
-                key = direction * (peer + 1)
-            elif is_rooted and type(args[1]) is int:
-                peer = known.ranks[args[1]]
-            size, dtype = (0, 0) if index is None else self._size(args[index])
-            known.sequences[key] = sequence = known.sequences.get(key, 0) + 1
-            place, context = self._origin()
-            return ring.add(
-                *(known.number, sequence, self._step, time_ns(), size, peer),
-                *(text, dtype, place, context),
-            )
+    def _spend(self, ns: int) -> None:
+        if threading.get_ident() == self._thread:
+            self._spent_ns += ns
 
-        return note
+    # Answers to the compiled core, which keeps them. Without it, the methods above ask the same.
 
-    def _size(self, data: Any) -> tuple[int, int]:
-        """Return the bytes of a tensor or of several, and the number of the text for the first one's type."""
-        tensors = data if isinstance(data, (list, tuple)) else (data,)
-        if not tensors:
-            return 0, 0
-        key = dtype_key(tensors[0].dtype)
+    def _answer(self, question: int, *about: Any) -> int:
+        """Return the answer to a question of ``flight.c``; -1 if the operation cannot be noted."""
+        try:
+            return self._answers[question](*about)
+        except Exception as error:
+            pass_interruption(error)
+            return -1
+
+    def _forget(self, key: int) -> None:
+        """Let the compiled core ask again: an object has died, and its id may be another's."""
+        if self._core is not None:
+            self._core.forget(key)
+
+    def _address(self, process_group: Any) -> int:
+        return self._group(process_group).address
+
+    def _started(self, task: Any) -> int:
+        self._on_device[id(task)] = weakref.ref(task)
+        return 0
+
+    def _waited(self, task: Any) -> int:
+        self._on_device.pop(id(task), None)
+        return 0
+
+    def _dtype(self, tensor: Any) -> int:
+        """Return the bytes of an element, shifted by 16 bits, and the number of the text for its type."""
+        key = dtype_key(tensor.dtype)
         if key not in self._dtypes:
-            text = self._ring.text(str(tensors[0].dtype).rpartition(".")[2])
-            self._dtypes[key] = tensors[0].element_size(), text
-        width, text = self._dtypes[key]
-        num = 0
-        for tensor in tensors:
-            num += math.prod(tensor.shape)  # `size` takes 5 us
-        return num * width, text
+            text = self._ring.text(str(tensor.dtype).rpartition(".")[2])
+            self._dtypes[key] = tensor.element_size() << 16 | text
+        return self._dtypes[key]
 
-    def _group(self, process_group: Any) -> _Group | None:
-        """Return a group, which is noted when it is first used; None without a number of Paddle's."""
-        known = None
+    def _size(self, data: Any) -> int:
+        """Return the bytes of a tensor or of several, shifted by 16 bits, and the number of the text for the first one's type."""
+        tensors = data if isinstance(data, (list, tuple)) else (data,)
+        size = 0
+        for tensor in tensors:
+            size += (self._dtype(tensor) >> 16) * math.prod(tensor.shape)  # `size` takes 5 us
+        return size << 16 | (self._dtype(tensors[0]) & 0xFFFF if tensors else 0)
+
+    def _group(self, process_group: Any) -> _Group:
+        """Return a group, which is noted when it is first used; one of no ranks without a number of Paddle's."""
+        known = self._groups.get(id(process_group))
+        if known is not None:
+            return known
+        known = _Group(0, (), True)
         for group in collective._get_group_map().values():
             if group.process_group is process_group:
                 self._ring.group(group.id, group.ranks, self._topology.axis_of(group.ranks))
-                known = _Group(group.id, tuple(group.ranks), {})
+                known = _Group(group.id, group.ranks, isinstance(process_group, _HOST_GROUP))
         return self._groups.keep(process_group, known)
 
     def _origin(self) -> tuple[int, int]:
         """Return the numbers of two texts: the user's innermost line, and the phase and module."""
         frame: FrameType | None = sys._getframe(3)
         user = inner = outer = None
-        phase, kinds = "", self._kinds
-        while frame is not None:
+        phase, kinds = 0, self._kinds
+        while frame is not None and not (user and phase):
             kind = kinds.get(id(frame.f_code))  # hashing a code hashes its names and constants
             if kind is None:
                 kind = self._kind(frame.f_code)
-            if kind:  # most frames have none, and this loop takes most of the time of a note
-                if kind == _USERS:
-                    user = user or frame
-                elif kind == _LAYER:
-                    inner, outer = inner or frame, frame
-                else:
-                    phase = kind
+            if kind == _USERS:
+                user = user or frame
+            elif kind == _LAYER:
+                inner, outer = inner or frame, frame
+            elif kind > _LAYER:
+                phase = kind
             frame = frame.f_back
-        context = self._context(phase or ("forward" if inner else "?"), inner, outer)
+        context = self._context(phase, inner, outer)
         return self._line(user) if user else 0, context
 
-    def _kind(self, code: CodeType) -> str:
-        """Return `_USERS`, `_LAYER`, the phase that a function of Paddle runs in, or "" for any other; keep it."""
+    def _kind(self, code: CodeType) -> int:
+        """Return `_USERS`, `_LAYER`, the phase that a function of Paddle runs in, or `_OTHER`; keep it."""
         self._codes.append(code)  # so that its id stays its own
         kind = self._kinds[id(code)] = self._kind_of(code)
         return kind
 
-    def _kind_of(self, code: CodeType) -> str:
+    def _kind_of(self, code: CodeType) -> int:
         if self._files[code.co_filename][1]:
             return _USERS
         if code in _LAYER_CALLS:
             return _LAYER
         if not code.co_filename.startswith(_PADDLE):
-            return ""
+            return _OTHER
         is_optimizer = code.co_name == "step" and "optimizer" in code.co_filename
-        return "optimizer" if is_optimizer else _PHASES.get(code.co_name, "")
+        phase = "optimizer" if is_optimizer else _PHASE_OF.get(code.co_name, "")
+        return _LAYER + 1 + _PHASES.index(phase) if phase else _OTHER
 
     def _line(self, frame: FrameType) -> int:
         code = frame.f_code
@@ -314,42 +370,44 @@ class FlightRecorder(Part):
             self._places[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
         return self._places[key]
 
-    def _context(self, phase: str, inner: FrameType | None, outer: FrameType | None) -> int:
+    def _context(
+        self, kind: int, inner: FrameType | None = None, outer: FrameType | None = None
+    ) -> int:
         """Return the number of the text for a phase and the innermost of the layers that are called.
 
         Only locals of Paddle's own frames are read: those that are read stay alive until their frame ends.
         """
+        phase = _PHASES[kind - _LAYER - 1] if kind else "forward" if inner else "?"
         layer = inner.f_locals.get("self") if inner else None
         if not isinstance(layer, Layer):
             return self._ring.text(phase)
         contexts = self._contexts.get(id(layer))
         if contexts is None:
             contexts = self._contexts.keep(layer, {})
-        if phase not in contexts:
+        if kind not in contexts:
             if (
                 layer not in self._names
             ):  # forward comes first: in a backward, the outermost layer is no model
                 self._names[layer] = layer_name(layer, outer.f_locals["self"] if outer else layer)
-            contexts[phase] = self._ring.text(f"{phase} of {self._names[layer]}")
-        return contexts[phase]
+            contexts[kind] = self._ring.text(f"{phase} of {self._names[layer]}")
+        return contexts[kind]
 
     def _noted_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Return a task's ``wait`` that notes when it begins and ends."""
-        tasks, on_device, ring = self._tasks, self._on_device, self._ring
-        time_ns, get_ident = time.time_ns, threading.get_ident
+        if self._core is not None:
+            return self._core.noted_wait(wait)
 
         def noted(task: Any, *args: Any, **kwargs: Any) -> Any:
-            number = tasks.pop(id(task), 0)
+            number = self._tasks.pop(id(task), 0)
             if not number:
                 return wait(task, *args, **kwargs)
-            on_device.pop(id(task), None)
-            begin_ns = time_ns()
-            ring.waited(number, -begin_ns)
+            self._waited(task)
+            begin_ns = time.time_ns()
+            self._ring.waited(number, -begin_ns)
             result = wait(task, *args, **kwargs)
-            end_ns = time_ns()
-            ring.waited(number, end_ns)
-            if get_ident() == self._thread:
-                self._spent_ns += end_ns - begin_ns
+            end_ns = time.time_ns()
+            self._ring.waited(number, end_ns)
+            self._spend(end_ns - begin_ns)
             return result
 
         return noted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import paddle
@@ -50,7 +50,11 @@ class Patches:
         """As `install`, by the function that ``wrapped`` returns for the original method."""
         method = vars(kind).get(name)
         if method is not None:
-            wrapper = functools.wraps(method)(wrapped(method))
+            wrapper = wrapped(method)
+            if isinstance(
+                wrapper, FunctionType
+            ):  # not one of the compiled core, which has the name
+                functools.update_wrapper(wrapper, method)
             self._replaced.append((kind, name, method, wrapper))
             setattr(kind, name, wrapper)
 

@@ -12,6 +12,8 @@ JSON parser is needed.
   `threads` does the same for other work on arrays.
 - `core.call` calls the two functions of `native` for trees: pre-order, which numpy alone makes 10% slower
   for a long ``.pb``, and parents from times. Each caller has the same in numpy.
+- ``flight.c`` reads nothing: it notes the communication of a training (`ppprof.capture.ranks.flight_core`), and lies
+  here as there is one compiled library.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``
   file at once; `protobuf_messages` is what both share. `protobuf_encode` writes such
   messages, with numpy.

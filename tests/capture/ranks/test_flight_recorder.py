@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,55 +23,200 @@ from paddle.base import core  # noqa: E402
 from paddle.distributed import collective  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
-from ppprof.capture.parts import Ending  # noqa: E402
+from ppprof.capture.parts import Ending, FinishedStep  # noqa: E402
 from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group  # noqa: E402
 from ppprof.capture.recording.collectives import process_groups  # noqa: E402
+from ppprof.rundir.flight import MOST_OPERATIONS, Operation, read_rings  # noqa: E402
 from ppprof.topology import Topology  # noqa: E402
+from ppprof.trace.fastpath import core as core_of_c  # noqa: E402
 
 
-@pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[FlightRecorder]:
+class OtherGroup:
+    """A process group that hands its operations to a device."""
+
+
+class Task:
+    def wait(self) -> None:
+        pass
+
+
+@pytest.fixture(params=["native", "python"])
+def recorder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FlightRecorder]:
+    """A recorder by the compiled core, and one without it."""
+    if request.param == "native" and core_of_c.load(core_of_c.FOLDER)[0] is None:
+        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
+    monkeypatch.setenv(core_of_c.VARIABLE, request.param)
+    monkeypatch.setattr(core, "task", Task)
     recorder = FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False)
     yield recorder
     recorder.close(Ending(None, 0, 0, False, set()))
 
 
+class Group:
+    """A process group whose operations do nothing: `noted` wraps them."""
+
+    def all_reduce(self, tensor: Any) -> Task:
+        return Task()
+
+    def broadcast(self, tensor: Any, root: Any) -> Task:
+        return Task()
+
+    def send(self, tensor: Any, receiver: int) -> None:
+        pass
+
+    def recv(self, tensor: Any, sender: int) -> None:
+        raise ConnectionError
+
+    def scatter(self, tensors: list[Any], root: int) -> None:
+        pass
+
+    def barrier(self) -> None:
+        pass
+
+
+@pytest.fixture
+def group(recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Group 5 of ranks 0, 4 and 6, whose operations are noted."""
+    group = Group()
+    known = SimpleNamespace(process_group=group, id=5, ranks=[0, 4, 6])
+    monkeypatch.setattr(collective, "_get_group_map", lambda: {5: known})
+    for name, method in list(vars(Group).items()):
+        if not name.startswith("__"):
+            index = None if name == "barrier" else 0
+            monkeypatch.setattr(Group, name, recorder._noted(name, index, method))
+    return group
+
+
+def operations_of(run: Path) -> tuple[Operation, ...]:
+    return read_rings(run)[0][0].operations
+
+
+def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: Path) -> None:
+    tensor = paddle.ones([3, 5])
+    parameter = paddle.create_parameter([2], "float64")
+    begin_ns = time.time_ns()
+    for _ in range(2):
+        group.all_reduce(tensor).wait()
+    group.broadcast(parameter, 1)
+    group.broadcast(tensor, "a root that only C++ knows")
+    group.send(tensor.astype("int8"), 2)
+    group.send(tensor, 1)
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            group.recv(tensor, 2)
+    recorder.on_step(cast(FinishedStep, SimpleNamespace(step=7)))
+    group.scatter([tensor, tensor], 0)
+    group.barrier()
+    end_ns = time.time_ns()
+    notes = operations_of(tmp_path)
+    fields = ("name", "sequence", "step", "size", "peer", "dtype")
+    assert [tuple(getattr(note, field) for field in fields) for note in notes] == [
+        ("all_reduce", 1, 0, 60, -1, "float32"),
+        ("all_reduce", 2, 0, 60, -1, "float32"),
+        ("broadcast", 3, 0, 16, 4, "float64"),
+        ("broadcast", 4, 0, 60, -1, "float32"),
+        ("send", 1, 0, 15, 6, "int8"),
+        ("send", 1, 0, 60, 4, "float32"),
+        ("recv", 1, 0, 60, 6, "float32"),
+        ("recv", 2, 0, 60, 6, "float32"),
+        ("scatter", 5, 8, 120, -1, "float32"),
+        ("barrier", 6, 8, 0, -1, "?"),
+    ]
+    lines, first = inspect.getsourcelines(test_operations_are_noted)
+    calls = [str(first + n) for n, line in enumerate(lines) if line.strip().startswith("group.")]
+    places = [note.place.partition(" ")[0].rpartition(":")[2] for note in notes]
+    assert list(dict.fromkeys(places)) == calls
+    assert {note.group for note in notes} == {5}
+    for note in notes:
+        assert begin_ns <= note.called_ns <= end_ns
+        if note.name == "recv":
+            assert note.returned_ns == 0
+        else:
+            assert note.called_ns <= note.returned_ns <= end_ns
+        if note.name == "all_reduce":
+            assert note.returned_ns <= note.waited_ns <= end_ns
+        else:
+            assert note.waited_ns == 0
+    assert 0 < recorder.communication_ns() < end_ns - begin_ns
+
+
+def test_a_call_with_other_arguments_is_only_called(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        group.all_reduce()  # type: ignore[call-arg]
+    group.send(paddle.ones([1]), 3)
+    group.send(paddle.ones([1]), receiver=1)
+    group.send("no tensor", 1)
+    assert operations_of(tmp_path) == ()
+
+
+def test_what_a_signal_handler_raises_meanwhile_reaches_the_training(
+    recorder: FlightRecorder, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FlightRecorder, "_group", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.barrier()
+
+
+def test_the_last_operations_stay_and_a_late_end_changes_no_other(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    task = group.all_reduce(paddle.ones([1]))
+    for _ in range(MOST_OPERATIONS):
+        group.barrier()
+    task.wait()
+    notes = operations_of(tmp_path)
+    assert [note.sequence for note in notes] == list(range(2, MOST_OPERATIONS + 2))
+    assert {(note.name, note.waited_ns) for note in notes} == {("barrier", 0)}
+
+
+def test_references_are_given_back(recorder: FlightRecorder, group: Group) -> None:
+    tensor = paddle.ones([3])
+    shown = [tensor, tensor.dtype, group, sys._getframe().f_code, "shape", 2, None]
+    for _ in range(3):
+        group.broadcast(tensor, 2)
+    before = [sys.getrefcount(each) for each in shown]
+    for _ in range(500):
+        group.broadcast(tensor, 2)
+    after = [sys.getrefcount(each) for each in shown]
+    assert max(abs(b - a) for a, b in zip(before, after)) < 50
+
+
 class Reduced(PyLayer):  # type: ignore[misc]
-    """Notes the origin where a tensor parallel layer would communicate."""
+    """Communicates, as a tensor parallel layer does."""
 
     @staticmethod
-    def forward(context: Any, x: Any, notes: list[int], recorder: FlightRecorder) -> Any:
-        context.notes, context.recorder = notes, recorder
-        note(notes, recorder)
+    def forward(context: Any, x: Any, group: Group) -> Any:
+        context.group = group
+        group.barrier()
         return x * 1
 
     @staticmethod
     def backward(context: Any, gradient: Any) -> Any:
-        note(context.notes, context.recorder)
+        context.group.barrier()
         return gradient * 1
 
 
-def note(notes: list[int], recorder: FlightRecorder) -> None:
-    """Call `_origin` three calls deep, as a process group's wrapper does."""
-    inner = lambda: recorder._origin()  # noqa: E731
-    middle = lambda: inner()  # noqa: E731
-    notes.append(middle()[1])
-
-
 class Block(paddle.nn.Layer):  # type: ignore[misc]
-    def __init__(self, notes: list[int], recorder: FlightRecorder) -> None:
+    def __init__(self, group: Group) -> None:
         super().__init__()
         self.linear = paddle.nn.Linear(4, 4)
-        self.notes, self.recorder = notes, recorder
+        self.group = group
 
     def forward(self, x: Any) -> Any:
-        return Reduced.apply(self.linear(x), self.notes, self.recorder)
+        return Reduced.apply(self.linear(x), self.group)
 
 
 class Net(paddle.nn.Layer):  # type: ignore[misc]
-    def __init__(self, notes: list[int], recorder: FlightRecorder, recomputes: bool) -> None:
+    def __init__(self, group: Group, recomputes: bool) -> None:
         super().__init__()
-        self.blocks = paddle.nn.LayerList([Block(notes, recorder) for _ in range(2)])
+        self.blocks = paddle.nn.LayerList([Block(group) for _ in range(2)])
         self.recomputes = recomputes
 
     def forward(self, x: Any) -> Any:
@@ -77,17 +226,19 @@ class Net(paddle.nn.Layer):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_phase_and_module_are_noted(recorder: FlightRecorder, recomputes: bool) -> None:
-    notes: list[int] = []
+def test_phase_and_module_are_noted(
+    recorder: FlightRecorder, group: Group, recomputes: bool, tmp_path: Path
+) -> None:
     x = paddle.ones([2, 4])
     x.stop_gradient = False
-    Net(notes, recorder, recomputes)(x).backward()
-    texts = list(recorder._ring._texts)
+    for _ in range(3):  # other modules may live where those of the round before did
+        Net(group, recomputes)(x).backward()
     again = ["backward of blocks.1 (Block)", "backward", "backward of blocks.0 (Block)", "backward"]
-    assert [texts[number] for number in notes] == [
+    expected = [
         *("forward of blocks.0 (Block)", "forward of blocks.1 (Block)"),
         *(again if recomputes else ["backward", "backward"]),
     ]
+    assert [note.context for note in operations_of(tmp_path)] == 3 * expected
 
 
 def test_methods_and_handlers_are_restored_if_a_window_is_open_at_the_end(tmp_path: Path) -> None:
@@ -101,25 +252,15 @@ def test_methods_and_handlers_are_restored_if_a_window_is_open_at_the_end(tmp_pa
     assert faulthandler.is_enabled() == is_enabled
 
 
-class OtherGroup:
-    """A process group that hands its operations to a device."""
-
-
-class Task:
-    def wait(self) -> None:
-        pass
-
-
 def test_a_task_of_a_device_is_known_until_the_training_waits_for_it(
-    recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: FlightRecorder,
 ) -> None:
-    monkeypatch.setattr(core, "task", Task)
     group = OtherGroup()
-    recorder._groups.keep(group, _Group(0, (0,), {}))
+    recorder._groups.keep(group, _Group(0, (0,), is_host=False))
     start = recorder._noted("barrier", None, lambda group: Task())
     waited, dropped = start(group), start(group)
     assert recorder.device_tasks() == [waited, dropped]
-    recorder._noted_wait(Task.wait)(waited)
+    waited.wait()
     assert recorder.device_tasks() == [dropped]
     del dropped
     assert recorder.device_tasks() == []
