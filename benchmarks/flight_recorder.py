@@ -1,7 +1,7 @@
 """What the flight recorder adds to a step of eight ranks: dp 2 x mp 2 x pp 2, the harness's tiny GPT.
 
 One job trains; contestants take turns as its profiler, in an order that changes every round: off (``enable:
-False``), attached without the recorder, and attached with it. A pair is two contestants' median steps in the
+False``), attached without the recorder, attached with it, and with it without the compiled core. A pair is two contestants' median steps in the
 same round. The output is the mean over the pairs, with two standard errors. "off again / off" shows the
 noise. Time is that of the slowest rank; processor time is the sum over all ranks, with all of their threads.
 On fewer than eight quiet cores, ranks wait for processors, and their caches are cold when they go on.
@@ -26,6 +26,7 @@ RANKS = 8
 _RATIOS = (
     ("attached with the recorder / off", "recorder", "off"),
     ("attached with the recorder / without", "recorder", "without"),
+    ("without the compiled core / without", "python", "without"),
     ("attached without the recorder / off", "without", "off"),
     ("off again / off", "off again", "off"),
 )
@@ -61,9 +62,9 @@ def measure(rounds: int, steps: int) -> list[tuple[str, str]]:
         pairs = list(zip(of(over), of(under)))
         wall, busy = ([a[clock] / b[clock] for a, b in pairs] for clock in (0, 1))
         rows.append((title, f"time {_mean(wall, 3)}, processor time {_mean(busy, 3)}"))
-    pairs = zip(of("recorder"), of("without"))
-    added_us = [(a[1] - b[1]) / sum(operations) * 1e6 for a, b in pairs]
-    rows.append(("the recorder, for an operation", f"{_mean(added_us, 0)} us of processor time"))
+    for title, name in (("", "recorder"), (", without the compiled core", "python")):
+        added_us = [(a[1] - b[1]) / sum(operations) * 1e6 for a, b in zip(of(name), of("without"))]
+        rows.append((f"an operation{title}", f"{_mean(added_us, 0)} us of processor time"))
     return rows
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import statistics
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 import ppprof
 from ppprof.config import load_config
 from ppprof.rundir.flight import read_rings
+from ppprof.trace.fastpath.core import PYTHON, VARIABLE
 from ppprof.train.trainer import Trainer
 
 CONFIG = Path(__file__).parents[1] / "configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml"
@@ -35,7 +37,9 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "off again": {"enable": False},
     "without": {**_ATTACHED, "flight_recorder": False},
     "recorder": _ATTACHED,
+    "python": _ATTACHED,
 }
+"""The last one without the compiled core."""
 
 
 class Turns:
@@ -62,6 +66,7 @@ class Turns:
         self._name = next(self._turns, "")
         if self._name:
             self._log = self.out / "log"
+            os.environ[VARIABLE] = PYTHON if self._name == PYTHON else ""
             block = {**CONTESTANTS[self._name], "profiler_log": str(self._log)}
             with _quiet():
                 self._session = ppprof.attach(block)

@@ -16,8 +16,14 @@ from ppprof.rundir.step_times import read_step_times  # noqa: E402
 from tests.jobs.launching import JOBS, command, environment, run, workerlogs  # noqa: E402
 
 
-@pytest.mark.parametrize("moments", [pytest.param(10, marks=pytest.mark.jobs), 200])
-def test_a_ring_is_readable_after_sigkill_at_any_moment(tmp_path: Path, moments: int) -> None:
+@pytest.mark.parametrize(
+    ("moments", "core"),
+    [pytest.param(10, "", marks=pytest.mark.jobs), (200, ""), (200, "python")],
+)
+def test_a_ring_is_readable_after_sigkill_at_any_moment(
+    tmp_path: Path, moments: int, core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPPROF_CORE", core)
     num_pairs = moments // 2
     run(tmp_path, JOBS / "killed_job.py", str(num_pairs), timeout=1200)
     for pair in range(num_pairs):

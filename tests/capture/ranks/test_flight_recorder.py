@@ -153,6 +153,18 @@ def test_a_call_with_other_arguments_is_only_called(
     assert operations_of(tmp_path) == ()
 
 
+def test_a_task_at_the_address_of_an_earlier_one_is_not_that_operation(
+    recorder: FlightRecorder, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task()
+    monkeypatch.setattr(Group, "all_reduce", recorder._noted("all_reduce", 0, lambda *_: task))
+    group.all_reduce(paddle.ones([1]))
+    group.all_reduce("no tensor")
+    task.wait()
+    (note,) = operations_of(tmp_path)
+    assert note.waited_ns == 0
+
+
 def test_what_a_signal_handler_raises_meanwhile_reaches_the_training(
     recorder: FlightRecorder, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

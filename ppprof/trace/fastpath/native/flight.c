@@ -50,7 +50,7 @@ static struct {
 /* What Python is asked: `FlightRecorder._answers` has the same order. The last two only tell it of a task on a device. */
 enum { GROUP, KIND, PLACE, CONTEXT, DTYPE, SIZE, STARTED, WAITED };
 enum { OTHER = 1, USERS, LAYER, FIRST_PHASE, PHASES_END = FIRST_PHASE + 3 }; /* kinds of code */
-enum { ANY, ROOTED, SENDS, RECEIVES };                   /* what an operation's second argument says */
+enum { ANY, ROOTED, SENDS, RECEIVES };                                       /* what an operation's second argument says */
 enum { FAILED = -1, RAISED = -2 };
 
 struct group {
@@ -217,7 +217,7 @@ static int64_t origin(void)
     return context < 0 ? context : context << 16 | place;
 }
 
-/* Note an operation that is about to be called; return its number, and whether no host executes it as the last bit. */
+/* Note an operation that is about to be called. Return its number, shifted by a bit that says that no host executes it. */
 static int64_t add(const struct method *method, Object args)
 {
     Object process_group = python.argument(args, 0);
@@ -282,24 +282,30 @@ static ONCE void spend(int64_t ns)
 static Object noted(Object self, Object args, Object kwargs)
 {
     const struct method *method = &methods[python.as_integer(self)];
-    int64_t noted = recorder.ring ? add(method, args) : FAILED;
-    if (noted == RAISED)
+    int64_t note = recorder.ring ? add(method, args) : FAILED;
+    if (note == RAISED)
         return NULL;
     int64_t called_ns = now_ns();
     Object result = python.call(method->original, args, kwargs);
-    if (noted < 0 || !result || !recorder.ring)
+    if (!result || !recorder.ring)
         return result;
-    int64_t returned_ns = now_ns();
-    set(noted >> 1, 3, returned_ns);
-    spend(returned_ns - called_ns);
+    if (note >= 0) {
+        int64_t returned_ns = now_ns();
+        set(note >> 1, 3, returned_ns);
+        spend(returned_ns - called_ns);
+    }
     Object type = python.type(result);
     python.release(type);
-    if (type == recorder.task) {
-        *slot_of(tasks, (uintptr_t)result, 0) = (struct slot){(uintptr_t)result, 0, noted};
-        if ((noted & 1) && ask(STARTED, result, NULL, NULL) == RAISED) {
-            python.release(result);
-            return NULL;
-        }
+    if (type != recorder.task)
+        return result;
+    struct slot *slot = slot_of(tasks, (uintptr_t)result, 0);
+    if (note >= 0)
+        *slot = (struct slot){(uintptr_t)result, 0, note};
+    else if (slot->key == (uintptr_t)result) /* of a task that is gone */
+        *slot = (struct slot){0, 0, 0};
+    if (note >= 0 && (note & 1) && ask(STARTED, result, NULL, NULL) == RAISED) {
+        python.release(result);
+        return NULL;
     }
     return result;
 }
@@ -308,20 +314,22 @@ static Object waited(Object self, Object args, Object kwargs)
 {
     const struct method *method = &methods[python.as_integer(self)];
     Object task = python.argument(args, 0);
+    if (!task)
+        python.clear_error();
     struct slot *slot = slot_of(tasks, (uintptr_t)task, 0);
     if (!task || !recorder.ring || slot->key != (uintptr_t)task)
         return python.call(method->original, args, kwargs);
-    int64_t noted = slot->value;
+    int64_t note = slot->value;
     *slot = (struct slot){0, 0, 0};
-    if ((noted & 1) && ask(WAITED, task, NULL, NULL) == RAISED)
+    if ((note & 1) && ask(WAITED, task, NULL, NULL) == RAISED)
         return NULL;
     int64_t begin_ns = now_ns();
-    set(noted >> 1, 4, -begin_ns);
+    set(note >> 1, 4, -begin_ns);
     Object result = python.call(method->original, args, kwargs);
     if (!result || !recorder.ring)
         return result;
     int64_t end_ns = now_ns();
-    set(noted >> 1, 4, end_ns);
+    set(note >> 1, 4, end_ns);
     spend(end_ns - begin_ns);
     return result;
 }
