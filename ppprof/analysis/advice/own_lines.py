@@ -37,6 +37,8 @@ _MOST = 0.5
 a line gives a gap its name if it takes at least this share of it, or else of all gaps at its place."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
+_LEAST_LONG_NS = 500_000
+"""Shorter stretches beside the training are hardly longer than a sample is late."""
 _COMPILED = "pd_op."
 """Beginning of the names of operators in a program of `to_static`. They run on threads of its executor, for which
 the training's thread waits, and no gradient is linked to them."""
@@ -104,7 +106,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
         ends_step = np.isin(end, last)  # as a step ends, ppprof itself takes time
-        for kind in (ends_step, ~ends_step):
+        is_long = ~ends_step & (end - start >= _LEAST_LONG_NS)
+        for kind in (ends_step, is_long, ~ends_step & ~is_long):
             stretches = start[kind], end[kind]
             due_in, taken_in = (
                 np.searchsorted(stretches[0], instant, side="right")
@@ -112,8 +115,10 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
             )
             due = own & contains(stretches, time_ns - late_ns)
             is_known = due & contains(stretches, time_ns) & (due_in == taken_in)
-            # Samples say whose the time is, and events how much it is.
-            scale = covered(*stretches) / max(1, int(weight_ns[due].sum()))
+            # Samples say whose the time is, and events how much it is. Those that are late for the end
+            # of a long stretch say nothing, and a short one has no others.
+            says = due & ~trains if kind is is_long else due
+            scale = covered(*stretches) / max(1, int(weight_ns[says].sum()))
             dur_ns[is_known] = weight_ns[is_known] * scale
     rows = np.flatnonzero(dur_ns > 0)
     chosen = _LineChooser(sampled, samples, trains | clears).of(rows)

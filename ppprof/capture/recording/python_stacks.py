@@ -339,11 +339,16 @@ class _Sampling:
         frame_rows: dict[tuple[int, int], int] = {}
         frames: list[Frame] = []
         stacks: list[list[int]] = []
+        is_stepping = samples[:, 0] == self._native_id
+        is_own = {number: files[code.co_filename][1] for number, (code, _) in self._codes.items()}
+        has_own = np.array([any(is_own[code_id] for code_id in key[::2]) for key in keys] + [False])
+        is_alone = not has_own[samples[~is_stepping, 3]].any()
         for key in keys:
             rows = []
             for depth, (code_id, instruction) in enumerate(zip(key[::2], key[1::2])):
                 code, module = self._codes[code_id]
-                line = lines[code_id].line(instruction, is_innermost=not depth)
+                may_wait = not depth and not is_alone
+                line = lines[code_id].line(instruction, may_wait=may_wait)
                 row = frame_rows.get((code_id, line))
                 if row is None:
                     row = frame_rows[code_id, line] = len(frames)
@@ -353,8 +358,6 @@ class _Sampling:
                 if module == _ENDS_STEPS:
                     break  # the training's line waits for it
             stacks.append(rows)
-        is_stepping = samples[:, 0] == self._native_id
-        has_own = np.array([any(frames[row].is_own for row in stack) for stack in stacks] + [False])
         samples = samples[is_stepping | has_own[samples[:, 3]]]
         num_reads = len(self._reads) // COLUMNS
         noted = _as_rows(self._reads + self._collections)
@@ -416,15 +419,16 @@ class _LinesOfCode:
         self._starts = [start for start, _ in starts]
         self._lines = [line for _, line in starts]
 
-    def line(self, instruction: int, *, is_innermost: bool) -> int:
-        """Return the line of an instruction; of the innermost frame, the first line of a loop for its end.
+    def line(self, instruction: int, *, may_wait: bool) -> int:
+        """Return the line of an instruction; where a thread may wait, the first line of a loop for its end.
 
-        There, Python may give the lock away. Its instruction has the line of the loop's last statement,
-        which is over.
+        There, Python may give the lock away to a thread of the training. The instruction has the line of
+        the loop's last statement, which is over. Without such a thread, a sample comes there if it was
+        due during that statement.
         """
         code = self._code
         if (
-            is_innermost
+            may_wait
             and instruction >= 0
             and dis.opname[code.co_code[instruction]] in _BACKWARDS
         ):
