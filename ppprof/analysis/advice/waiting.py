@@ -8,7 +8,7 @@ import re
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
-from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.finding import MODERATE_RATIO, Fact, Finding
 from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
@@ -387,16 +387,14 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     """Report pipeline stages of which some have more work than others.
 
     The cost is what a replay saves in which every stage takes as long as the mean of all
-    (`ppprof.analysis.ranks.what_if`, "balanced")::
+    (`ppprof.analysis.ranks.what_if`, "balanced"). Without a trusted replay, it is what the busiest stage
+    computes above the mean of all, at most what the least busy one waits::
 
         stage 0   FFBB____FFBB____      waits for stage 1
         stage 1   FFFFBBBBFFFFBBBB
     """
-    table = _trusted_what_if(evidence)
-    balanced = table.filter(fixed="balanced")
-    if balanced.is_empty() or evidence.typical is None:
+    if evidence.typical is None or not evidence.typical.passes:
         return []
-    whole_ns = float(table.filter(fixed="nothing")["step_ns"][0])
     passes = pl.concat(evidence.typical.passes).filter(
         pl.col("kind").is_in(["forward", "backward"])
     )
@@ -419,10 +417,19 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
         "least_stage": least["pp"],
         "least_busy_ns": least["busy_ns"],
         "bubble_ns": least["bubble_ns"],
-        "saved_ns": whole_ns - float(balanced["step_ns"][0]),
     }
-    cost_ns = whole_ns - float(balanced["step_ns"][0])
-    return evidence.time_finding("stage-imbalance", cost_ns, "likely", facts, rows)
+    table = _trusted_what_if(evidence)
+    balanced = table.filter(fixed="balanced")
+    if balanced.is_empty():
+        more_ns = most["busy_ns"] - mean_of(rows, "busy_ns")
+        cost_ns, confidence = min(more_ns, least["bubble_ns"] or 0.0), "possible"
+        if cost_ns < MODERATE_RATIO * evidence.step_ns:
+            return []
+    else:
+        cost_ns = float(table.filter(fixed="nothing")["step_ns"][0] - balanced["step_ns"][0])
+        confidence = "likely"
+    facts["saved_ns"] = cost_ns
+    return evidence.time_finding("stage-imbalance", cost_ns, confidence, facts, rows)
 
 
 MORE_WORK = 0.05

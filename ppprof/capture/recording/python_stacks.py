@@ -427,11 +427,7 @@ class _LinesOfCode:
         due during that statement.
         """
         code = self._code
-        if (
-            may_wait
-            and instruction >= 0
-            and dis.opname[code.co_code[instruction]] in _BACKWARDS
-        ):
+        if may_wait and instruction >= 0 and dis.opname[code.co_code[instruction]] in _BACKWARDS:
             targets = (i.argval for i in dis.get_instructions(code) if i.offset == instruction)
             instruction = next(targets, instruction)
         number = bisect_right(self._starts, instruction)

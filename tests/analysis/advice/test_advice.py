@@ -16,6 +16,7 @@ from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, F
 from ppprof.analysis.advice.waiting import proposed_micro_batches
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
+from ppprof.run.advise import collect_evidence_of_run
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
     BACKWARD,
@@ -683,6 +684,17 @@ def test_a_slow_rank_is_no_sick_machine(hosts, more, busy, remedy, confidence, t
         (row,) = finding_rows([found], language)
         assert ("nvidia-smi -q" in row.do) == (remedy == "code-hosts")
         assert "replace" not in row.do
+
+
+@pytest.mark.parametrize(("times", "cost_us"), [((1, 3), 640), ((3, 3), None)])
+def test_unequal_stages_are_found_if_their_replay_is_inaccurate(times, cost_us, tmp_path):
+    """Stage 1 computes for 1920, stage 0 for 640 and waits for longer: equal ones compute for 1280."""
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", **stages(*times))))
+    inaccurate = evidence.typical.what_if.with_columns(error_ratio=pl.lit(0.2))
+    vars(evidence.typical)["what_if"] = inaccurate
+    found = [each for each in advise(evidence) if each.rule == "stage-imbalance"]
+    costs = [] if cost_us is None else [(pytest.approx(cost_us * US), "possible")]
+    assert [(each.cost_ns, each.confidence) for each in found] == costs
 
 
 def test_stages_without_a_topology_are_no_slow_ranks(tmp_path):
