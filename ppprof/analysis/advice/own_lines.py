@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.intervals import Intervals, contains, covered, difference, together
+from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
@@ -75,9 +75,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
 
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
-        `CLEARING`), statement
-        (the line of the training that calls it, or is it: ``train.py:15: log(step)``), calls (the
-        instants that the sample stands for) and dur_ns (the time). No rows without samples.
+        `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
+        log(step)``), calls (the instants that the sample stands for) and dur_ns (the time). No rows
+        without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String}
@@ -90,14 +90,15 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     thread, time_ns, weight_ns, late_ns = (
         samples[name].to_numpy() for name in ("thread", "time_ns", "weight_ns", "late_ns")
     )
-    dur_ns = np.zeros(samples.height)
+    due_ns = time_ns - late_ns
     clears = _clearing(sampled)[samples["stack"].to_numpy()]
     collections = sampled.stacks.collections
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
         (collections[:, 1] - collections[:, 2], collections[:, 1]),
     )
-    steps = host_steps(profile)
+    steps, stretches = host_steps(profile), []
+    is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
         training = difference(_training(profile, number), together(intervals_of(gaps)))
@@ -105,23 +106,27 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         first, last = intervals_of(steps.filter(pl.col("thread") == number))
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
+        due_in, taken_in = (
+            np.searchsorted(start, instant, side="right") for instant in (due_ns, time_ns)
+        )
+        is_due, is_taken = (contains((start, end), instant) for instant in (due_ns, time_ns))
+        is_known |= own & is_due & is_taken & (due_in == taken_in)
         ends_step = np.isin(end, last)  # as a step ends, ppprof itself takes time
         is_long = ~ends_step & (end - start >= _LEAST_LONG_NS)
         for kind in (ends_step, is_long, ~ends_step & ~is_long):
-            stretches = start[kind], end[kind]
-            due_in, taken_in = (
-                np.searchsorted(stretches[0], instant, side="right")
-                for instant in (time_ns - late_ns, time_ns)
-            )
-            due = own & contains(stretches, time_ns - late_ns)
-            is_known = due & contains(stretches, time_ns) & (due_in == taken_in)
-            # Samples say whose the time is, and events how much it is. Those that are late for the end
-            # of a long stretch say nothing, and a short one has no others.
-            says = due & ~trains if kind is is_long else due
-            scale = covered(*stretches) / max(1, int(weight_ns[says].sum()))
-            dur_ns[is_known] = weight_ns[is_known] * scale
-    rows = np.flatnonzero(dur_ns > 0)
+            due = own & contains((start[kind], end[kind]), due_ns)
+            stretches.append((int((end - start)[kind].sum()), due, kind is is_long))
+    rows = np.flatnonzero(is_known)
     chosen = _LineChooser(sampled, samples, trains | clears).of(rows)
+    is_named = clears.copy()
+    is_named[rows] |= np.array([name is not None for name, _ in chosen], bool)
+    # Samples say whose the time is, and events how much it is. Those that missed the line in a long
+    # stretch that keeps the lock say nothing; a short one has no others.
+    missed = trains | ~is_named & (late_ns >= _LEAST_LONG_NS)
+    dur_ns = np.zeros(samples.height)
+    for length_ns, due, splits in stretches:
+        says = due & ~missed if splits else due
+        dur_ns[due] = weight_ns[due] * (length_ns / max(1, int(weight_ns[says].sum())))
     found = samples[rows].select(
         *schema,
         *pl.DataFrame(chosen, lines, orient="row"),

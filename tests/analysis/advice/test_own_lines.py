@@ -101,6 +101,21 @@ def test_a_sample_that_was_due_in_the_step_before_is_of_no_line(tmp_path: Path) 
     assert found == {LOG: 6 * 100}
 
 
+@pytest.mark.parametrize(("due", "taken"), [(525, 600), (25, 535)])
+def test_a_sample_that_missed_the_line_that_keeps_the_lock_says_nothing(
+    tmp_path: Path, due: int, taken: int
+) -> None:
+    """dumps() keeps the lock until 550, or until 530; the sample finds the line of the layers, which follows."""
+    stacks = in_lines((550, DUMPS), (450, FORWARD))
+    samples = stacks.samples.copy()
+    missed = (samples[:, 1] - EPOCH_NS) % (1000 * US) == due * US
+    samples[missed, 1] += (taken - due) * US
+    samples[missed, 3], samples[missed, 4] = FORWARD, (taken - due) * US
+    steps = thread(lambda start: training_step(start + 550 * US, 450))
+    found = lines(tmp_path, steps, dataclasses.replace(stacks, samples=samples))
+    assert found == {LOG: pytest.approx(6 * 550, abs=6 * 11)}
+
+
 @pytest.mark.parametrize("line", [FORWARD, DUMPS])
 def test_time_of_the_training_is_nobodys(tmp_path: Path, line: int) -> None:
     assert lines(tmp_path, training(1000), in_lines((1000, line))) == {}
