@@ -340,8 +340,12 @@ class _Sampling:
         frames: list[Frame] = []
         stacks: list[list[int]] = []
         is_stepping = samples[:, 0] == self._native_id
-        is_own = {number: files[code.co_filename][1] for number, (code, _) in self._codes.items()}
-        has_own = np.array([any(is_own[code_id] for code_id in key[::2]) for key in keys] + [False])
+        own_codes = {
+            number: files[code.co_filename][1] for number, (code, _) in self._codes.items()
+        }
+        has_own = np.array(
+            [any(own_codes[code_id] for code_id in key[::2]) for key in keys] + [False]
+        )
         is_alone = not has_own[samples[~is_stepping, 3]].any()
         for key in keys:
             rows = []
