@@ -335,17 +335,14 @@ class _Sampling:
         """Return the samples as columns, and the stacks that they found."""
         # In this order: the last sample may still be taken.
         samples, keys = _as_rows(self._samples), list(self._rows)
-        lines = {number: _LinesOfCode(code) for number, (code, _) in list(self._codes.items())}
+        codes = {number: code for number, (code, _) in list(self._codes.items())}
+        lines = {number: _LinesOfCode(code) for number, code in codes.items()}
         frame_rows: dict[tuple[int, int], int] = {}
         frames: list[Frame] = []
         stacks: list[list[int]] = []
         is_stepping = samples[:, 0] == self._native_id
-        own_codes = {
-            number: files[code.co_filename][1] for number, (code, _) in self._codes.items()
-        }
-        has_own = np.array(
-            [any(own_codes[code_id] for code_id in key[::2]) for key in keys] + [False]
-        )
+        own_codes = {number for number, code in codes.items() if files[code.co_filename][1]}
+        has_own = np.array([not own_codes.isdisjoint(key[::2]) for key in keys] + [False])
         is_alone = not has_own[samples[~is_stepping, 3]].any()
         for key in keys:
             rows = []
