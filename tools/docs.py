@@ -1,4 +1,4 @@
-"""Write the generated tables of the docs pages.
+"""Write the generated parts of the docs pages.
 
     python -m tools.docs
     python -m tools.docs --trainings          # runs the trainings in pages, compares the words
@@ -6,8 +6,9 @@
 
 ``docs/config.md`` gets a table of keys for each block, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
-Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue. Console
-sessions in all pages get the output that their commands print now, see `tools.doc_sessions`. For
+Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
+``docs/commands.md`` names pages by their titles. Console sessions in all pages, such as each
+``--help`` there, get the output that their commands print now, see `tools.doc_sessions`. For
 trainings see `tools.doc_trainings`.
 """
 
@@ -127,13 +128,25 @@ def updated_advice_page(page: str, language: str = "en") -> str:
     return f"{before}{rules_table(language)}\n{after}"
 
 
+def updated_commands_page(page: str) -> str:
+    """Return ``docs/commands.md``, or its Chinese page, with the titles of the pages that it names."""
+
+    def link(old: re.Match[str]) -> str:
+        title, _, _ = (DOCS / old[1]).read_text(encoding="utf-8").partition("\n")
+        return f"[{title.removeprefix('# ')}]({old[1]})"
+
+    return re.sub(r"^\[[^\]]+\]\(([\w.-]+\.md)\)$", link, page, flags=re.MULTILINE)
+
+
 UPDATES: dict[str, Callable[[str], str]] = {
     "config.md": updated_config_page,
     "config.zh-CN.md": partial(updated_config_page, translate=to_chinese),
     "advice.md": updated_advice_page,
     "advice.zh-CN.md": partial(updated_advice_page, language="zh"),
+    "commands.md": updated_commands_page,
+    "commands.zh-CN.md": updated_commands_page,
 }
-"""The pages with generated tables, and the function that updates each."""
+"""The pages with generated parts beside sessions, and the function that updates each."""
 
 
 def _table(block: type[Any], prefix: str, translate: Translate) -> list[str]:
