@@ -28,6 +28,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from ppprof.analysis.advice import RULES
+from ppprof.analysis.advice.finding import LEAST_RATIO
 from ppprof.config import ProfilerConfig, WindowSchedule
 from ppprof.config.training import BLOCKS
 from ppprof.config.validation import expected
@@ -42,6 +43,12 @@ _RULES_HEADERS = {
     "en": "| rule | says | evidence and threshold | proposes |\n",
     "zh": "| 规则 | 结论 | 依据与阈值 | 建议 |\n",
 }
+
+_USUAL_THRESHOLD = {
+    "en": " Reported from {least_ratio} of a step.",
+    "zh": "达到 step 的 {least_ratio} 时给出。",
+}
+"""The end of most definitions; the page says it once for all rules."""
 
 Translate = Callable[[str], str]
 """Returns an English text of the tables in the page's language."""
@@ -93,9 +100,12 @@ def rules_table(language: str = "en") -> str:
     for rule in RULES:
         texts = catalogue[rule.name]
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
+        how = texts["how"]
+        if rule.thresholds.get("least_ratio") == LEAST_RATIO:
+            how = how.removesuffix(_USUAL_THRESHOLD[language])
         proposals = "<br>".join(own_code_proposals(texts["do"]))
         proposals = re.sub(r"{(\w+)}", lambda fact: f"_{fact[1].replace('_', ' ')}_", proposals)
-        cells = [f"`{rule.name}`", texts["title"], texts["how"].format_map(thresholds), proposals]
+        cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds), proposals]
         escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
