@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import polars as pl
-
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
@@ -38,7 +36,6 @@ from ppprof.rundir.run_file import RunFile
 from ppprof.rundir.summaries import document, dumps, rows_of
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
-from ppprof.trace.paddle.folded_phases import has_interleaved_phases
 from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
@@ -211,8 +208,6 @@ def _finish_window(
         for view in VIEWS
     }
     RunFile(run, name.summary).write(dumps(document(rows_of(every), **tables.identity())).encode())
-    if name.rank == 0:  # once for a job
-        _log_interleaved(trace, raw)
     traces: list[Path] = []
     kept: list[str] = []
     finished: list[TraceName] = []
@@ -278,17 +273,6 @@ def _write_segment(
 
 def _rest(left: int | None, written: Sequence[Path]) -> int | None:
     return None if left is None else max(0, left - sum(path.stat().st_size for path in written))
-
-
-def _log_interleaved(trace: Trace, raw: Path) -> None:
-    """Log that VisualDL's chart of steps is incomplete, if passes take turns in a step."""
-    hosts = trace.events.filter(pl.col("depth").is_not_null()).with_row_index("event")
-    if has_interleaved_phases(hosts.cast({"event": pl.Int32})):
-        _log.info(
-            "%s: VisualDL's chart of steps shows only the last of several forward or backward passes "
-            "that take turns; its totals, and ppprof's tables, count all",
-            raw,
-        )
 
 
 def _write_traces(

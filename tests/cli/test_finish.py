@@ -76,18 +76,6 @@ def test_a_table_that_was_asked_for_and_is_empty_says_why(tmp_path: Path, cli) -
     assert memory in printed
 
 
-def test_passes_that_take_turns_are_named_once_a_job(tmp_path: Path, cli) -> None:
-    run = killed_run(tmp_path)
-    for rank in (0, 1):
-        passes = [
-            span(category, category, 100 * number, 100 * number + 90)
-            for number, category in enumerate(["Forward", "Backward"] * 2)
-        ]
-        step = span("ProfileStep", "ProfileStep#1", 0, 900, *passes)
-        write(run / name(rank).raw, Thread(1, "main").around(step))
-    assert cli("finish", run).err.count("passes that take turns") == 1
-
-
 def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, formats=["pb"])
     cli("finish", run, "--rank", "1")

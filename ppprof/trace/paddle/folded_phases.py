@@ -42,12 +42,6 @@ def fold_phases(hosts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def has_interleaved_phases(hosts: pl.DataFrame) -> bool:
-    """Return whether a phase has several spans in a step that are not folded, as in 1F1B."""
-    counts = _runs(hosts).group_by("parent_step", "phase").len()
-    return bool((counts["len"] > 1).any())
-
-
 def _runs(hosts: pl.DataFrame) -> pl.DataFrame:
     """Return one row for each run of spans of one phase: first, phase, parent_step, until_ns, num_spans."""
     steps = hosts.filter(pl.col("category") == "ProfileStep").select(parent="event")

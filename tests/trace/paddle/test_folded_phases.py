@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, read, write_paddle_json
-from ppprof.trace.paddle.folded_phases import has_interleaved_phases
 from tests.fixtures.timeline import Span, Thread, span, write
 
 MS = 1_000_000
@@ -54,11 +52,6 @@ def test_spans_that_follow_each_other_are_folded(tmp_path: Path) -> None:
     again = read(path)
     assert_frame_equal(again.events, trace.events, categorical_as_str=True)
     assert again.ignored["folded phases"] == 2
-    assert not has_interleaved_phases(hosts(trace))
-
-
-def hosts(trace: Trace) -> pl.DataFrame:
-    return trace.events.with_row_index("event").cast({"event": pl.Int64})
 
 
 @pytest.mark.parametrize(
@@ -72,9 +65,8 @@ def hosts(trace: Trace) -> pl.DataFrame:
 def test_other_spans_stay_as_recorded(
     tmp_path: Path, phases: list[tuple[str, float, float]]
 ) -> None:
-    trace, folded, _ = written(tmp_path, step(0, *phases))
+    _, folded, _ = written(tmp_path, step(0, *phases))
     assert folded == []
-    assert has_interleaved_phases(hosts(trace))
 
 
 def test_spans_outside_of_steps_and_below_phases_are_not_folded(tmp_path: Path) -> None:
