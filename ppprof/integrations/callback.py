@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,8 @@ from ppprof.config import ProfilerConfig, load_profiler
 Block = Union[ProfilerConfig, Mapping[str, Any], str, Path]
 """A ``Profiler`` block: typed, as a mapping, or the path of a YAML file."""
 
+OpenSession = Callable[..., ProfilerSession]
+
 Self = TypeVar("Self", bound="CallbackSession")
 
 
@@ -28,18 +30,21 @@ class CallbackSession:
 
     Args:
         profiler: the ``Profiler`` block: typed, as a mapping, or the path of a YAML file.
+        open_session: called with the block and ``first_step=``; returns the session. None means
+            `ppprof.attach`.
 
     Raises:
         ConfigError: the block is invalid.
     """
 
-    def __init__(self, profiler: Block) -> None:
+    def __init__(self, profiler: Block, open_session: OpenSession | None = None) -> None:
         super().__init__()
         if isinstance(profiler, (str, Path)):
             profiler = load_profiler(profiler).profiler
         elif isinstance(profiler, Mapping):
             profiler = ProfilerConfig.from_mapping(profiler)
         self._profiler = profiler
+        self._open_session = open_session or attach
         self._pause = ExitStack()
         self.session: ProfilerSession = NoopSession()
         """The session of `ppprof.attach`; outside of the training, a session that does nothing."""
@@ -51,7 +56,7 @@ class CallbackSession:
             first_step: number of the training's first step.
         """
         self.end()
-        self.session = attach(self._profiler, first_step=first_step)
+        self.session = self._open_session(self._profiler, first_step=first_step)
 
     def end(self) -> None:
         """Close the session; do nothing without an open session."""
@@ -93,14 +98,14 @@ class TrainerHooks(CallbackSession):
     padding; FLOPs are `flops_of_token` of each.
 
     Args:
-        profiler: the ``Profiler`` block: typed, as a mapping, or the path of a YAML file.
+        profiler, open_session: as for `CallbackSession`.
 
     Raises:
         ConfigError: the block is invalid.
     """
 
-    def __init__(self, profiler: Block) -> None:
-        super().__init__(profiler)
+    def __init__(self, profiler: Block, open_session: OpenSession | None = None) -> None:
+        super().__init__(profiler, open_session)
         self._model: Any = None
         self._num_tokens = self._num_flops = 0
         self._latest = (0, 0)

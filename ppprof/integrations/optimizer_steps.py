@@ -70,7 +70,8 @@ class OptimizerSteps:
         self._boundary = boundary
         self._pid = os.getpid()
         self._began = self._is_watching = False
-        self._closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
         self._thread_state = threading.local()
         self._wrapped: dict[tuple[type, str], Any] = {}
         self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
@@ -81,12 +82,12 @@ class OptimizerSteps:
 
     def close(self) -> None:
         """Stop calling ``begin`` and ``end_step``. The wrappers stay installed and forward calls."""
-        self._closed = True
+        self.is_closed = True
 
     @property
     def _is_active(self) -> bool:
         # A forked child is another process: if it trains, that training is not the recorded one.
-        return not self._closed and os.getpid() == self._pid and _in_dynamic_mode()
+        return not self.is_closed and os.getpid() == self._pid and _in_dynamic_mode()
 
     def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer

@@ -33,7 +33,7 @@ from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
-from ppprof.integrations.optimizer_steps import OptimizerSteps
+from ppprof.integrations.optimizer_steps import OptimizerSteps, after_import
 
 log = logging.getLogger("ppprof")
 
@@ -239,7 +239,7 @@ class _ScriptSession:
         self._page = page
         self._cwd = Path.cwd()  # the script may change it
         self._log = Path(profiler.profiler_log).absolute()
-        self._has_begun = self._has_own_session = False
+        self._has_begun = self._has_own_session = self._has_hooks = False
         self._steps: OptimizerSteps | None = None
         self.exit_code: object = None
         """What the script has called ``sys.exit`` with. The exception itself holds its frames."""
@@ -250,6 +250,9 @@ class _ScriptSession:
             self._steps = OptimizerSteps(
                 self._begin, self._end_step, optimizer, at_creation=records_first or not yields
             )
+            for package in ("paddlenlp", "paddleformers"):
+                watch = functools.partial(self._watch_trainer, package, self._steps)
+                after_import(f"{package}.trainer.trainer", watch)
 
     def close(self) -> None:
         """Close the session; log a warning if the script ended normally but without a step.
@@ -277,7 +280,7 @@ class _ScriptSession:
                 "ProcessMesh of several ranks"
             )
         has_own_session = self._has_own_session or (not self._has_begun and was_attached())
-        if error is None and not self._num_steps and not has_own_session:
+        if error is None and not (self._num_steps or self._has_hooks or has_own_session):
             num = self._steps.num_optimizers
             stepped = f"{num or 'no'} optimizer{'s' * (num > 1)} stepped"
             log.warning(
@@ -295,25 +298,46 @@ class _ScriptSession:
         except (PpprofError, OSError, subprocess.CalledProcessError) as error:
             log.warning(f"{page}: no page was written: {error}")
 
+    def _watch_trainer(self, package: str, steps: OptimizerSteps, module: ModuleType) -> None:
+        """Let hooks of a Trainer end the steps: they know its tokens, evaluations and checkpoints."""
+        train = module.Trainer.train
+
+        @functools.wraps(train)
+        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            with suppress(AttributeError):  # of another version: its optimizer ends the steps
+                hooks = importlib.import_module(f"ppprof.integrations.{package}").PpprofCallback
+                if not any(isinstance(each, hooks) for each in trainer.callback_handler.callbacks):
+                    if not self._has_begun:
+                        steps.close()
+                    if steps.is_closed:
+                        trainer.add_callback(hooks(self._profiler, self._open_session))
+                        self._has_hooks = True
+            return train(trainer, *args, **kwargs)
+
+        module.Trainer.train = wrapper
+
     def _begin(self) -> bool:
         if _world_size() > 1 and not is_initialized():
             return False
-        self._has_begun = True
         if self._yields and is_attached():
-            self._has_own_session = True
+            self._has_begun = self._has_own_session = True
             log.info("the script calls ppprof.attach() itself: its own session records")
-            return True
-        profiler = self._profiler
+        else:
+            self._open_session(self._profiler)
+        return True
+
+    def _open_session(self, profiler: ProfilerConfig, first_step: int = 0) -> ProfilerSession:
+        self._has_begun = True
         if Path.cwd() != self._cwd:
             profiler = dataclasses.replace(profiler, profiler_log=str(self._log))
         try:
-            self._session = attach(profiler, config=self._config)
+            self._session = attach(profiler, config=self._config, first_step=first_step)
         except Exception as error:
             log.warning(f"{error}; the training continues without the profiler")
         # Called in reverse order: now ahead of what Paddle and the session have registered.
         atexit.unregister(self.close)
         atexit.register(self.close)
-        return True
+        return self._session
 
     def _end_step(self) -> None:
         self._num_steps += 1

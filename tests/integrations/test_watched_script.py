@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from ppprof.config import ProfilerConfig
 from ppprof.integrations import script
+from ppprof.integrations.callback import TrainerHooks
 
 pytestmark = pytest.mark.paddle
 
@@ -26,8 +29,8 @@ class RecordingSession:
     def should_stop(self) -> bool:
         return len(self.calls) >= 2
 
-    def step(self) -> None:
-        self.calls.append("step")
+    def step(self, **counts: object) -> None:
+        self.calls.append(counts.get("num_tokens", "step"))
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
         self.calls.append(f"closed {error!r}")
@@ -50,7 +53,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> RecordingSession:
     made = RecordingSession()
     monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
     monkeypatch.setattr(script, "OptimizerSteps", StepRange)
-    monkeypatch.setattr(script, "attach", lambda profiler, config: made)
+    monkeypatch.setattr(script, "attach", lambda profiler, config, first_step: made)
     return made
 
 
@@ -139,3 +142,63 @@ def test_a_session_of_the_script_replaces_this_one(session, watched, monkeypatch
     assert watched._steps.begin()
     watched._steps.step()
     assert session.calls == ["step"]
+
+
+class Trainer:
+    """A Trainer that resumes after its step 4, and trains one step of 24 tokens."""
+
+    def __init__(self, *callbacks: object) -> None:
+        self.callback_handler = SimpleNamespace(callbacks=list(callbacks))
+
+    def add_callback(self, callback: object) -> None:
+        self.callback_handler.callbacks.append(callback)
+
+    def train(self) -> None:
+        args = SimpleNamespace(gradient_accumulation_steps=1, per_device_train_batch_size=2)
+        control = SimpleNamespace(should_evaluate=False, should_save=False)
+        state = SimpleNamespace(global_step=4)
+        inputs = {"input_ids": np.zeros((2, 12))}
+        for callback in self.callback_handler.callbacks:
+            callback.on_train_begin(args, state, control)
+            callback.on_load_data_end(args, state, control, inputs=inputs)
+            callback.on_step_begin(args, state, control)
+            callback.on_step_end(args, state, control)
+            callback.on_train_end(args, state, control)
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
+    """The class in its package, imported when a watched script begins."""
+    made = type("Trainer", (Trainer,), {"train": Trainer.train})
+    name = "ppprof.integrations.paddlenlp"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(PpprofCallback=TrainerHooks))
+    monkeypatch.setitem(sys.modules, "paddlenlp.trainer.trainer", SimpleNamespace(Trainer=made))
+    return made
+
+
+def test_hooks_of_a_trainer_end_its_steps(monkeypatch, session, trainer, caplog):
+    first_steps = []
+
+    def attach(profiler: object, config: object, first_step: int) -> RecordingSession:
+        first_steps.append(first_step)
+        return session
+
+    monkeypatch.setattr(script, "attach", attach)
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+    for _ in range(2):
+        trainer().train()
+    watched.close()
+    assert watched._steps.is_closed
+    assert first_steps == [4, 4]
+    assert session.calls[:4] == [24, "closed None"] * 2
+    assert caplog.text == ""
+
+
+def test_a_trainer_with_its_own_hooks_and_one_that_trains_already_get_no_others(session, trainer):
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+    trainer(TrainerHooks({"enable": False})).train()
+    watched._steps.begin()
+    trainer().train()
+    watched._steps.step()
+    watched.close()
+    assert session.calls == ["step", "closed None"]
