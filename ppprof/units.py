@@ -52,13 +52,13 @@ def format_ratio(ratio: float) -> str:
 def format_value(name: str, value: str | float | None) -> str:
     """Format a value in the unit at the end of its name: ``_ns``, ``_bytes`` or ``_ratio``.
 
-    None becomes "-". Text and booleans stay as they are, other numbers get six significant digits, and
-    no decimals from 100 on.
+    None becomes "-". Text and booleans stay as they are, other numbers get six significant digits (calls
+    of a step three), and no decimals from 100 on.
 
     >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
-    >>> format_value("num_workers", 4), format_value("rank", None), format_value("calls", 2.5)
-    ('4', '-', '2.5')
+    >>> format_value("num_workers", 4), format_value("rank", None), format_value("calls", 5 / 7)
+    ('4', '-', '0.714')
     """
     if value is None:
         return "-"
@@ -69,7 +69,8 @@ def format_value(name: str, value: str | float | None) -> str:
             return format_bytes(value)
         if name.endswith("_ratio"):
             return format_ratio(value)
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.6g}"
+        digits = 3 if name == "calls" else 6
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
     return str(value)
 
 

@@ -213,7 +213,9 @@ def _conclude(
         num_slow = num_steps - len(steps)
         sentence = verdict(evidence.step_ns, findings, num_slow=num_slow, num_steps=num_steps)
         lines = [f"rank {recording.rank}, window {recording.window}: {sentence}"]
-        lines += render_largest(largest_modules(profile, steps)) if profiler.brief else []
+        lines += (
+            render_largest(largest_modules(profile.without_pauses, steps)) if profiler.brief else []
+        )
         verdicts.append("\n".join(lines))
 
 

@@ -30,6 +30,7 @@ from ppprof.capture.attach import attach
 from ppprof.capture.attached import is_attached, was_attached
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.ranks.job import is_initialized
+from ppprof.capture.recording.user_files import TRAINERS
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
@@ -250,7 +251,7 @@ class _ScriptSession:
             self._steps = OptimizerSteps(
                 self._begin, self._end_step, optimizer, at_creation=records_first or not yields
             )
-            for package in ("paddlenlp", "paddleformers"):
+            for package in TRAINERS:
                 watch = functools.partial(self._watch_trainer, package, self._steps)
                 after_import(f"{package}.trainer.trainer", watch)
 

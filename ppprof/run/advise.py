@@ -84,7 +84,7 @@ def collect_evidence_of_run(
 
 def analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
     """Return what the rules need of one window."""
-    profile = Profile(with_step(trace))
+    profile = Profile(with_step(trace)).without_pauses
     parts = breakdown(profile)
     return analyze_profile(profile, parts), collect_indicators(profile, parts)
 

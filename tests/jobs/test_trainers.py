@@ -89,6 +89,25 @@ def test_global_steps_are_steps_and_the_losses_stay_the_same(
     }
 
 
+def test_ppprof_run_takes_the_hooks_of_the_trainer(
+    interpreter: str, package: str, losses: str, tmp_path: Path
+) -> None:
+    """The script knows nothing of ppprof, and its own code is one line: ``train()``."""
+    command = ("-m", "ppprof", "run", "--steps", "3:6", "--log", tmp_path / "log")
+    words = (*command, JOBS / "trainer_job.py", package, tmp_path, "off")
+    run(tmp_path, *words, python=interpreter, HF_HUB_OFFLINE="1")
+    assert (tmp_path / "losses").read_text() == losses
+    lines = steps(tmp_path)
+    assert {line["num_tokens"] for line in lines} == {32}
+    assert all(line["num_flops"] > 0 for line in lines)
+    recorded = ppprof.open(tmp_path / "log")
+    (stacks,) = [recorded.trace(0).stacks]
+    own = {Path(frame.file).parts[0] for frame in stacks.frames if frame.is_own}
+    assert package in own
+    # The evaluation takes 4 s after step 3, of which no finding has any.
+    assert recorded.advise().evidence.step_ns < 1_000_000_000
+
+
 def test_a_resumed_training_goes_on_with_its_global_steps(
     interpreter: str, package: str, losses: str, tmp_path: Path
 ) -> None:

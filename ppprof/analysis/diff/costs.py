@@ -113,7 +113,7 @@ def costs(trace: Trace, naming: Naming) -> Costs:
 
     Events outside steps do not count. If the window has no steps, all events count as step 0.
     """
-    return costs_of(Profile(trace), naming)
+    return costs_of(Profile(trace).without_pauses, naming)
 
 
 def costs_of(profile: Profile, naming: Naming) -> Costs:

@@ -483,7 +483,7 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
     """Return the parts of a step that add up to it: modules without the modules below them.
 
     Modules of one class in parents of the same classes are one row: all ``Linear`` of all ``Block``.
-    Modules of other threads, beside the step, do not count.
+    Modules of other threads, beside the step, do not count, nor do pauses.
 
     Args:
         profile: the events of a window.
@@ -505,6 +505,8 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
     if is_step.any():
         others = nodes.filter(beside, ~pl.col("is_step")).select("step", outermost)
         table = table.join(others, ["step", "outermost"], "anti")
+    pauses = nodes.filter(pl.col("row").is_in(profile.pauses["row"].implode()))
+    table = table.join(pauses, ["step", "path"], "anti")
     is_gradient = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}") & pl.col(
         "path"
     ).str.contains(SEPARATOR, literal=True)

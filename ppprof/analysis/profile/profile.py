@@ -20,13 +20,17 @@ from ppprof.analysis.profile.intervals import (
     joined,
     union,
 )
-from ppprof.analysis.profile.steps import leave_out_incomplete_steps, split_calls
+from ppprof.analysis.profile.steps import (
+    leave_out_incomplete_steps,
+    pauses_in,
+    split_calls,
+    without_pauses,
+)
 from ppprof.analysis.profile.wholeness import without_lost_steps
 from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
 from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
-from ppprof.trace.steps import is_pause
 from ppprof.trace.unrecorded_device import unrecorded_device
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -202,10 +206,13 @@ class Profile:
     @cached_property
     def pauses(self) -> pl.DataFrame:
         """The pauses of the training that `ProfilerSession.paused` has recorded: rows of ``tree.hosts``."""
-        hosts = self.tree.hosts
-        named = self.trace.names.where(is_pause)
-        is_span = pl.col("category").is_in(("UserDefined", "PythonUserDefined"))
-        return hosts.filter(pl.Series(named[: hosts.height]) & is_span)
+        return self.tree.hosts_at(np.flatnonzero(pauses_in(self.trace)))
+
+    @cached_property
+    def without_pauses(self) -> Profile:
+        """The profile without what happened in `pauses`; this one if there are none."""
+        trace = without_pauses(self.whole)
+        return self if trace is self.whole else Profile(trace, self.options)
 
     @property
     def unrecorded_device(self) -> str:

@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import contains, covered_within, union
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.analysis.ranks.device_steps import host_steps
 from ppprof.arrays import Int64
@@ -101,7 +103,10 @@ def call_lines(profile: Profile, stacks: pl.Series) -> dict[str, str]:
 
 @once
 def sampled_steps(profile: Profile) -> SampledSteps | None:
-    """Return the samples in the steps of a window; None without steps, or without samples in them."""
+    """Return the samples in the steps of a window; None without steps, or without samples in them.
+
+    Pauses are no time of a step.
+    """
     stacks, steps = profile.trace.stacks, host_steps(profile)
     if stacks is None or steps.is_empty():
         return None
@@ -111,9 +116,12 @@ def sampled_steps(profile: Profile) -> SampledSteps | None:
     samples = samples.with_columns(
         step=nullable(step), is_step=pl.col("thread").is_in(steps["thread"].unique().implode())
     ).drop_nulls("step")
+    start, end = intervals_of(steps)
+    pauses = union(*intervals_of(profile.pauses))
+    samples = samples.filter(~contains(pauses, samples["time_ns"].to_numpy()))
     if samples.filter("is_step")["weight_ns"].sum() <= 0:
         return None
-    whole_ns = int((steps["end_ns"] - steps["start_ns"]).sum())
+    whole_ns = int((end - start - covered_within(pauses, start, end)).sum())
     return SampledSteps(stacks, samples, whole_ns / steps.height, steps.height)
 
 

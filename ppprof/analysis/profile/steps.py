@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.event_tree import is_one_of
 from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int32
 from ppprof.choices import StepRange
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.trace.schema import EVENTS, Trace, conform, nullable
-from ppprof.trace.steps import incomplete_steps, incomplete_time_ns
+from ppprof.trace.steps import incomplete_steps, incomplete_time_ns, is_pause
 from ppprof.trace.tree_arrays import levels
 from ppprof.trace.unrecorded_device import unrecorded_device
 
@@ -65,12 +66,41 @@ def leave_out_incomplete_steps(trace: Trace) -> Trace:
     if not incomplete_time_ns(trace.events):
         return trace
     spans = incomplete_steps(trace.events)
-    events = trace.events
+    begins_inside = _begins_inside(trace.events, spans)
+    return select_events(trace, ~begins_inside, ~_is_inside(trace.memory["time_ns"], spans))
+
+
+def without_pauses(trace: Trace) -> Trace:
+    """Return ``trace`` without what happened in the time of its pauses, which are no time of a step.
+
+    The pauses themselves stay, and memory events, whose levels go on. Device events are removed with
+    their launch::
+
+        ProfileStep           |1                          |2
+        paused: evaluation             ............              stays
+        Forward                 ###      ### ### ###      ##     of the pause: removed
+    """
+    pauses = pauses_in(trace)
+    if not pauses.any():
+        return trace
+    spans = trace.events.filter(pauses).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    keep = ~_begins_inside(trace.events, spans) | pauses
+    return trace if keep.all() else select_events(trace, keep, np.ones(trace.memory.height, bool))
+
+
+def pauses_in(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Return whether each event is a pause that `ProfilerSession.paused` has recorded, shape (N,)."""
+    is_span = is_one_of(trace.events["category"], "UserDefined", "PythonUserDefined")
+    return is_span & trace.names.where(is_pause)
+
+
+def _begins_inside(events: pl.DataFrame, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return whether each event begins in one of ``spans``, or the launch of a device event does."""
     begins_inside = _is_inside(events["start_ns"], spans)
     is_device = events["device"].is_not_null().to_numpy()
     launch = events["parent"].fill_null(-1).to_numpy()
     begins_inside[is_device] = np.append(begins_inside, False)[launch[is_device]]
-    return select_events(trace, ~begins_inside, ~_is_inside(trace.memory["time_ns"], spans))
+    return begins_inside
 
 
 WHOLE_TRACE = "no steps#0"

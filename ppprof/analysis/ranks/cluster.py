@@ -53,7 +53,7 @@ def analyze_rank(trace: Trace) -> RankAnalysis:
 
     A `Cluster` is built from these tables of all ranks.
     """
-    profile = Profile(with_step(trace))
+    profile = Profile(with_step(trace)).without_pauses
     return analyze_profile(profile, breakdown(profile))
 
 

@@ -112,7 +112,7 @@ class BaselineData(NamedTuple):
 
 def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
     """Return the data of one rank's window of the baseline."""
-    profile = Profile(with_step(trace))
+    profile = Profile(with_step(trace)).without_pauses
     return BaselineData(costs_of(profile, naming), module_work(profile, naming), len(profile.steps))
 
 
@@ -131,7 +131,7 @@ def collect_rank_report_data(
     trace = with_step(trace)
     first = step_spans(trace.events)["step"].min()
     trace = with_stalls(trace, {step: stalls[step] for step in stalls if step != first})
-    profile = Profile(trace if steps is None else select_steps(trace, steps))
+    profile = Profile(trace if steps is None else select_steps(trace, steps)).without_pauses
     costs = costs_of(profile, naming)
     details = _details(profile, share) if share else None
     targets = longest_events(profile, naming, costs.breakdown)

@@ -9,9 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
+TRAINERS = ("paddlenlp", "paddleformers")
+"""Packages whose lines count as the user's: they have the loop of the training and the layers of its
+model, and all that a script has of both may be the one line ``trainer.train()``."""
+
 
 class UserFiles(dict[str, "tuple[str, bool]"]):
-    """Path of a file relative to a folder, and whether it is the user's, by the path in its code."""
+    """Path of a file, and whether it is the user's, by the path in its code.
+
+    The path is relative to a folder, of one of `TRAINERS` to where packages are installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -20,7 +27,9 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
         own, *others = [Path(each.__file__ or "").resolve().parent for each in packages if each]
         self._harness = own / "train"
-        self._foreign = {own, *others, *(Path(paths[kind]).resolve() for kind in kinds)}
+        installed = {Path(paths[kind]).resolve() for kind in kinds}
+        self._foreign = {own, *others, *installed}
+        self._trainers = {folder / name for folder in installed for name in TRAINERS}
 
     def __missing__(self, file: str) -> tuple[str, bool]:
         path = Path(file)
@@ -29,6 +38,11 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
             folders = (self.folder / path).resolve().parents
             is_foreign = self._harness not in folders and self._foreign.intersection(folders)
             is_own = not is_foreign and "-packages" not in file
+            for trainer in self._trainers.intersection(folders):
+                shown, is_own = (
+                    str((self.folder / path).resolve().relative_to(trainer.parent)),
+                    True,
+                )
         with suppress(ValueError):
             shown = str((self.folder / path).relative_to(self.folder))
         self[file] = shown, is_own

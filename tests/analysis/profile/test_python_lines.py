@@ -147,3 +147,18 @@ def test_the_stacks_beside_a_trace_are_read_with_it(tmp_path: Path) -> None:
     (tmp_path / "stacks" / f"{stem}.stacks").write_bytes(b"{")
     damaged = read(raw)
     assert (damaged.stacks, damaged.skipped) == (None, {"files of Python stacks": 1})
+
+
+def test_samples_of_a_pause_are_none_of_the_step(tmp_path: Path) -> None:
+    """A step from 0 to 100 with a pause from 40 to 80: its 60 ns have 3 samples, two of them of log()."""
+    pause = span("PythonUserDefined", "paused: evaluation", 40, 80)
+    step = span("ProfileStep", "ProfileStep#0", 0, 100).around(pause)
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", (step,))))
+    at_times = ((10, 0), (30, 0), (50, 1), (60, 1), (70, 1), (90, 2))
+    profile = with_samples(trace, *((31, time, 20, stack) for time, stack in at_times))
+    lines = python_lines(profile).filter(kind="line")
+    assert lines.select("line", "self_ns").sort("line").rows() == [
+        (12, 0.0),
+        (14, 20.0),
+        (41, 40.0),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,7 @@ from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import WHOLE_TRACE, select_steps, with_step
+from ppprof.analysis.profile.steps import WHOLE_TRACE, select_steps, with_step, without_pauses
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS, StepRange
@@ -232,3 +233,36 @@ def test_a_step_around_a_trace_without_steps_changes_nothing_else(threads, tmp_p
         )
         assert len({tuple(column.to_list()) for column in names}) == 1
     assert breakdown(Profile(around)).parts["time_ns"][0] == around.events["dur_ns"][int(row)]
+
+
+def test_what_happens_in_a_pause_is_left_out(tmp_path: Path) -> None:
+    """
+    ::
+
+        main      ProfileStep 0-100:  op 10-20 [k1 30-50]   paused 40-80(Forward 40-60(gemm [k2]))
+        loader    load 35-45          eval 50-60
+    """
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 100).around(
+            span("Operator", "op", 10, 20).around(launch(11, 12, kernel("k1", 30, 50))),
+            span("PythonUserDefined", "paused: evaluation", 40, 80).around(
+                span("Forward", "Net", 40, 60).around(
+                    span("Operator", "gemm", 41, 50).around(
+                        launch(42, 43, kernel("k2", 90, 95)), alloc(44, 8)
+                    )
+                )
+            ),
+        )
+    )
+    loader = Thread(2, "loader").around(
+        span("UserDefined", "load", 35, 45), span("UserDefined", "eval", 50, 60)
+    )
+    trace = read(write(tmp_path / "a.pb", main, loader))
+    cut = without_pauses(trace)
+    left = {"ProfileStep#1", "op", "cudaLaunchKernel", "k1", "paused: evaluation", "load"}
+    assert set(cut.events["name"].cast(pl.String)) == left
+    assert set(trace.events["name"].cast(pl.String)) == left | {"Net", "gemm", "k2", "eval"}
+    assert cut.memory["bytes"].to_list() == [8]
+    profile = Profile(trace)
+    assert profile.without_pauses.without_pauses is profile.without_pauses
+    assert profile.without_pauses.pauses["cpu_ns"].to_list() == [40]

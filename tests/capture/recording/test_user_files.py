@@ -1,0 +1,28 @@
+"""Which files are the user's."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture.recording.user_files import UserFiles
+
+SITE = sysconfig.get_path("purelib")
+
+
+@pytest.mark.parametrize(
+    ("file", "shown", "is_own"),
+    [
+        ("/home/me/train.py", "train.py", True),
+        ("/home/me/lib/net.py", "lib/net.py", True),
+        ("/home/other/net.py", "/home/other/net.py", True),
+        (f"{SITE}/numpy/core.py", f"{SITE}/numpy/core.py", False),
+        (f"{SITE}/paddleformers/trainer/trainer.py", "paddleformers/trainer/trainer.py", True),
+        (f"{SITE}/paddlenlp_tools/a.py", f"{SITE}/paddlenlp_tools/a.py", False),
+        ("<string>", "<string>", False),
+    ],
+)
+def test_the_users_files_and_those_of_trainers_are_own(file: str, shown: str, is_own: bool) -> None:
+    assert UserFiles(Path("/home/me"))[file] == (shown, is_own)
