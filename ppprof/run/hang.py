@@ -505,8 +505,9 @@ def _ago(ns: int) -> str:
 
 
 def _stacks(runs: Sequence[Path], rank: int) -> str:
-    """Return the stacks that a rank wrote last; "" without."""
-    return next(filter(None, (read_stacks(run, rank) for run in runs)), [""])[-1]
+    """Return the stacks of a rank's crash, else those that it wrote last; "" without."""
+    stacks = next(filter(None, (read_stacks(run, rank) for run in runs)), [""])
+    return next((each for each in stacks if each.startswith("Fatal")), stacks[-1])
 
 
 def _num_rings(run: Path) -> int:

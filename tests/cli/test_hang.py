@@ -129,6 +129,21 @@ def test_stacks_of_the_rank_that_does_not_come_are_asked_for(run: Path, cli: Cli
     assert requested_stacks(run, 3) == "", "the request is withdrawn"
 
 
+def test_the_stacks_of_a_crash_are_shown_before_those_of_a_watchdog(run: Path, cli: Cli) -> None:
+    fd = open_stacks(run, 3)
+    for reason, place in (
+        ("Timeout (0:00:05)!", "too_early"),
+        ("Fatal Python error: Segmentation fault", "in_the_crash"),
+        ("Timeout (0:00:05)!", "meanwhile"),
+    ):
+        os.write(fd, f"{reason}\nThread 0x1 (most recent call first):\n  in {place}\n".encode())
+    os.close(fd)
+    out, _ = cli("hang", run)
+    assert "in in_the_crash" in out
+    assert "too_early" not in out
+    assert "meanwhile" not in out
+
+
 def test_a_rank_that_does_not_answer_is_named(
     run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
