@@ -39,10 +39,8 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
             is_foreign = self._harness not in folders and self._foreign.intersection(folders)
             is_own = not is_foreign and "-packages" not in file
             for trainer in self._trainers.intersection(folders):
-                shown, is_own = (
-                    str((self.folder / path).resolve().relative_to(trainer.parent)),
-                    True,
-                )
+                shown = str((self.folder / path).resolve().relative_to(trainer.parent))
+                is_own = True
         with suppress(ValueError):
             shown = str((self.folder / path).relative_to(self.folder))
         self[file] = shown, is_own
