@@ -301,18 +301,21 @@ class _ScriptSession:
 
     def _watch_trainer(self, package: str, steps: OptimizerSteps, module: ModuleType) -> None:
         """Let hooks of a Trainer end the steps: they know its tokens, evaluations and checkpoints."""
-        train = module.Trainer.train
+        train = getattr(getattr(module, "Trainer", None), "train", None)
+        if train is None:  # another version: its optimizer ends the steps, here and below
+            return
 
         @functools.wraps(train)
         def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            with suppress(AttributeError):  # of another version: its optimizer ends the steps
+            with suppress(AttributeError, ImportError):
                 hooks = importlib.import_module(f"ppprof.integrations.{package}").PpprofCallback
-                if not any(isinstance(each, hooks) for each in trainer.callback_handler.callbacks):
-                    if not self._has_begun:
-                        steps.close()
-                    if steps.is_closed:
-                        trainer.add_callback(hooks(self._profiler, self._open_session))
-                        self._has_hooks = True
+                has_own = any(
+                    isinstance(each, hooks) for each in trainer.callback_handler.callbacks
+                )
+                if not has_own and (steps.is_closed or not self._has_begun):
+                    trainer.add_callback(hooks(self._profiler, self._open_session))
+                    steps.close()
+                    self._has_hooks = True
             return train(trainer, *args, **kwargs)
 
         module.Trainer.train = wrapper

@@ -202,3 +202,21 @@ def test_a_trainer_with_its_own_hooks_and_one_that_trains_already_get_no_others(
     watched._steps.step()
     watched.close()
     assert session.calls == ["step", "closed None"]
+
+
+@pytest.mark.parametrize("lacks", ["add_callback", "train"])
+def test_a_trainer_of_another_version_trains_and_its_optimizer_ends_the_steps(
+    monkeypatch, session, trainer, lacks
+):
+    if lacks == "train":
+        trainer.train = None
+    else:
+        monkeypatch.delattr(Trainer, lacks)
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+    if lacks == "add_callback":
+        trainer().train()
+    assert not watched._steps.is_closed
+    watched._steps.begin()
+    watched._steps.step()
+    watched.close()
+    assert session.calls == ["step", "closed None"]

@@ -210,7 +210,7 @@ class Profile:
 
     @cached_property
     def without_pauses(self) -> Profile:
-        """The profile without what happened in `pauses`; this one without any."""
+        """The profile without what happened in `pauses`; this one if it has no pause."""
         trace = without_pauses(self.whole)
         return self if trace is self.whole else Profile(trace, self.options)
 
