@@ -102,8 +102,9 @@ def check_the_line(name: str, tmp_path: Path) -> None:
     if name in HEALTHY:
         assert lines == []
         return
-    is_first = (finding for finding in findings if finding.share is not None or name in OF_MEMORY)
-    first = next(is_first)
+    costly = [each for each in findings if each.share is not None or name in OF_MEMORY]
+    assert costly, f"not a finding with a cost, of {findings}"
+    first = costly[0]
     assert lines[:1] == [first]
     allowed = marks(script)["planted"]
     assert first.place is not None
