@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,9 @@ def measure(rounds: int, steps: int) -> list[tuple[str, str]]:
         launch += ["--log_dir", f"{folder}/launch"]
         job = str(Path(__file__).with_name("flight_recorder_job.py"))
         command = [sys.executable, *launch, job, folder, str(rounds), str(steps)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Else each of the ranks computes with as many threads as there are processors.
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=one_thread, capture_output=True, text=True, check=False)
         if done.returncode:
             logs = Path(folder, "launch").glob("workerlog.*")
             raise SystemExit("".join(path.read_text()[-2000:] for path in logs) + done.stderr)

@@ -73,6 +73,8 @@ _PHASE_OF = {
 """Phases by the name of a function of Paddle that runs in them. The search for it goes outwards, and ends at the
 first one that runs the user's line or is run by it."""
 _PADDLE = str(Path(paddle.__file__).parent)
+_FIRST_OWN_GROUP = 1 << 31
+"""From here on groups are numbered that Paddle has not numbered: its numbers count from 0."""
 _LOOK_SECONDS = 1.0
 """How often the watch looks whether steps end."""
 _REQUEST_SECONDS = 5.0
@@ -115,7 +117,7 @@ class _Group:
 
     @property
     def address(self) -> int:
-        """Of the ``struct group`` of ``flight.c``; 0 for a group without a number of Paddle's."""
+        """Of the ``struct group`` of ``flight.c``; 0 for a group of unknown ranks."""
         return self._struct.buffer_info()[0] if self.ranks else 0
 
 
@@ -153,6 +155,7 @@ class FlightRecorder(Part):
         self._step = first_step
         self._core: FlightCore | None = None
         self._groups: _ByObject[_Group] = _ByObject(self._forget)
+        self._num_own_groups = 0
         self._tasks: dict[int, int] = {}
         """Number of the operation of a task that was not waited for, by the task's id."""
         self._on_device: dict[int, weakref.ref[Any]] = {}
@@ -180,13 +183,20 @@ class FlightRecorder(Part):
             with suppress(LookupError, AttributeError):
                 self._core = FlightCore(self._ring.address, self._answer, tensors, core.task)
         self._methods = Patches()
+        self._watch = _Watch(run, rank, self.step_number, hang_after, hang_exit_code, is_paused)
+        try:
+            self._wrap_methods()
+        except BaseException:
+            self._release()
+            raise
+
+    def _wrap_methods(self) -> None:
         for kind in process_groups():
             for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
                 noted = functools.partial(self._noted, name, index)
                 for each in (method, f"{method}_on_calc_stream"):
                     self._methods.replace(kind, each, noted)
         self._methods.replace(core.task, "wait", self._noted_wait)
-        self._watch = _Watch(run, rank, self.step_number, hang_after, hang_exit_code, is_paused)
 
     def step_number(self) -> int:
         """Return the number of the step that has not ended."""
@@ -215,6 +225,9 @@ class FlightRecorder(Part):
 
     def close(self, ending: Ending) -> None:
         """Restore the methods. The ring stays, for a rank that waits for this one."""
+        self._release()
+
+    def _release(self) -> None:
         self._methods.uninstall()
         if self._core is not None:
             self._core.close()
@@ -236,10 +249,10 @@ class FlightRecorder(Part):
                 pass_interruption(error)
             called_ns = time.time_ns()
             task = method(group, *args, **kwargs)
+            returned_ns = time.time_ns()
             if number:
-                returned_ns = time.time_ns()
                 self._ring.returned(number, returned_ns)
-                self._spend(returned_ns - called_ns)
+            self._spend(returned_ns - called_ns)  # also of an operation that cannot be noted
             if isinstance(task, core.task):
                 self._tasks[id(task)] = number
                 if number and not isinstance(group, _HOST_GROUP):
@@ -316,16 +329,29 @@ class FlightRecorder(Part):
         return size << 16 | (self._dtype(tensors[0]) & 0xFFFF if tensors else 0)
 
     def _group(self, process_group: Any) -> _Group:
-        """Return a group, which is noted when it is first used; one of no ranks without a number of Paddle's."""
+        """Return a group, which is noted when it is first used; one of no ranks if its ranks are unknown."""
         known = self._groups.get(id(process_group))
         if known is not None:
             return known
-        known = _Group(0, (), True)
+        number, ranks = self._members(process_group)
+        if ranks:
+            self._ring.group(number, ranks, self._topology.axis_of(ranks))
+        is_host = isinstance(process_group, _HOST_GROUP)
+        return self._groups.keep(process_group, _Group(number, ranks, is_host))
+
+    def _members(self, process_group: Any) -> tuple[int, Sequence[int]]:
+        """Return the number and the ranks of a group.
+
+        A group that was made without Paddle's `new_group` has no number there. If it has as many ranks as the
+        job, they are known, and it is the 1st, 2nd... of these: ranks use them in one order.
+        """
         for group in collective._get_group_map().values():
             if group.process_group is process_group:
-                self._ring.group(group.id, group.ranks, self._topology.axis_of(group.ranks))
-                known = _Group(group.id, group.ranks, isinstance(process_group, _HOST_GROUP))
-        return self._groups.keep(process_group, known)
+                return group.id, group.ranks
+        if process_group.size() != self._topology.world_size:
+            return 0, ()
+        self._num_own_groups += 1
+        return _FIRST_OWN_GROUP + self._num_own_groups, range(self._topology.world_size)
 
     def _origin(self) -> tuple[int, int]:
         """Return the numbers of two texts: the user's innermost line, and the phase and module."""
@@ -400,14 +426,14 @@ class FlightRecorder(Part):
 
         def noted(task: Any, *args: Any, **kwargs: Any) -> Any:
             number = self._tasks.pop(id(task), 0)
-            if not number:
-                return wait(task, *args, **kwargs)
-            self._waited(task)
             begin_ns = time.time_ns()
-            self._ring.waited(number, -begin_ns)
+            if number:
+                self._waited(task)
+                self._ring.waited(number, -begin_ns)
             result = wait(task, *args, **kwargs)
             end_ns = time.time_ns()
-            self._ring.waited(number, end_ns)
+            if number:
+                self._ring.waited(number, end_ns)
             self._spend(end_ns - begin_ns)
             return result
 
@@ -445,11 +471,15 @@ class _Watch:
         self._is_paused = is_paused
         self._file = process.Descriptor(process.with_high_number(open_stacks(run, rank)))
         self._handles_crashes = not faulthandler.is_enabled()
+        self._ends = threading.Event()
+        try:
+            self._thread = process.start_thread(self._look, "the flight recorder")
+        except BaseException:
+            self._file.close()
+            raise
         if self._handles_crashes:
             faulthandler.enable(self._file.fd)
-        self._ends = threading.Event()
         self._arm()
-        self._thread = process.start_thread(self._look, "the flight recorder")
 
     def close(self) -> None:
         """End the watch."""

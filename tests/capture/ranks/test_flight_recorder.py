@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 import ppprof
+from ppprof.capture import process
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -32,7 +34,13 @@ from ppprof.trace.fastpath import core as core_of_c  # noqa: E402
 
 
 class OtherGroup:
-    """A process group that hands its operations to a device."""
+    """A process group that hands its operations to a device, and that Paddle does not know."""
+
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
 
 
 class Task:
@@ -276,6 +284,55 @@ def test_a_task_of_a_device_is_known_until_the_training_waits_for_it(
     assert recorder.device_tasks() == [dropped]
     del dropped
     assert recorder.device_tasks() == []
+
+
+def test_the_methods_are_restored_if_the_recorder_fails_halfway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> object:
+        raise RuntimeError("this version of Paddle differs")
+
+    before = [dict(vars(kind)) for kind in process_groups()]
+    is_enabled, threads = faulthandler.is_enabled(), threading.active_count()
+    for method in ("_noted_wait", "_look"):  # the last method; a thread that cannot start
+        folder = tmp_path / method
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            if method == "_look":
+                patch.setattr(process, "start_thread", failing)
+            else:
+                patch.setattr(FlightRecorder, method, failing)
+            with pytest.raises(RuntimeError, match="this version"):
+                FlightRecorder(folder, Topology.of(dp=1), 0, None, None, lambda: False)
+        assert [dict(vars(kind)) for kind in process_groups()] == before
+        assert (faulthandler.is_enabled(), threading.active_count()) == (is_enabled, threads)
+
+
+def test_a_group_that_paddle_has_not_numbered_is_noted_if_all_ranks_are_in_it(
+    recorder: FlightRecorder, tmp_path: Path
+) -> None:
+    call = recorder._noted("barrier", None, lambda group: None)
+    groups = OtherGroup(size=1), OtherGroup(size=1), OtherGroup(size=2)
+    for group in groups:
+        call(group)
+    ring = read_rings(tmp_path)[0][0]
+    numbers = [note.group for note in ring.operations]
+    assert numbers == [(1 << 31) + 1, (1 << 31) + 2]
+    assert [[*ring.groups[number].ranks] for number in numbers] == [[0], [0]]
+
+
+def test_the_time_in_an_operation_that_cannot_be_noted_counts(recorder: FlightRecorder) -> None:
+    class SlowTask(Task):
+        def wait(self) -> None:
+            time.sleep(0.03)
+
+    recorder.on_step(cast(FinishedStep, SimpleNamespace(step=0)))
+    call = recorder._noted("barrier", None, lambda group: time.sleep(0.02))
+    wait = recorder._noted_wait(SlowTask.wait)
+    call(OtherGroup())
+    wait(SlowTask())
+    recorder.on_step(cast(FinishedStep, SimpleNamespace(step=1)))
+    assert recorder.communication_ns() == pytest.approx(50_000_000, rel=0.5)
 
 
 def test_a_group_without_a_number_is_searched_for_once_while_it_lives(

@@ -289,11 +289,10 @@ static Object noted(Object self, Object args, Object kwargs)
     Object result = python.call(method->original, args, kwargs);
     if (!result || !recorder.ring)
         return result;
-    if (note >= 0) {
-        int64_t returned_ns = now_ns();
+    int64_t returned_ns = now_ns();
+    if (note >= 0)
         set(note >> 1, 3, returned_ns);
-        spend(returned_ns - called_ns);
-    }
+    spend(returned_ns - called_ns); /* also of an operation that cannot be noted */
     Object type = python.type(result);
     python.release(type);
     if (type != recorder.task)
@@ -317,19 +316,24 @@ static Object waited(Object self, Object args, Object kwargs)
     if (!task)
         python.clear_error();
     struct slot *slot = slot_of(tasks, (uintptr_t)task, 0);
-    if (!task || !recorder.ring || slot->key != (uintptr_t)task)
+    if (!task || !recorder.ring)
         return python.call(method->original, args, kwargs);
-    int64_t note = slot->value;
-    *slot = (struct slot){0, 0, 0};
-    if ((note & 1) && ask(WAITED, task, NULL, NULL) == RAISED)
+    int64_t note = FAILED;
+    if (slot->key == (uintptr_t)task) {
+        note = slot->value;
+        *slot = (struct slot){0, 0, 0};
+    }
+    if (note >= 0 && (note & 1) && ask(WAITED, task, NULL, NULL) == RAISED)
         return NULL;
     int64_t begin_ns = now_ns();
-    set(note >> 1, 4, -begin_ns);
+    if (note >= 0)
+        set(note >> 1, 4, -begin_ns);
     Object result = python.call(method->original, args, kwargs);
     if (!result || !recorder.ring)
         return result;
     int64_t end_ns = now_ns();
-    set(note >> 1, 4, end_ns);
+    if (note >= 0)
+        set(note >> 1, 4, end_ns);
     spend(end_ns - begin_ns);
     return result;
 }
