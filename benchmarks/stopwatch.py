@@ -165,7 +165,7 @@ WORDS = {
         },
         {
             "slow": "Overview Summary 里有等待数据的时间占一步的百分比：`Dataloader` {0}。那一层不在任何表里：表和 VisualDL 的页面（{views}）"
-            "只有阶段和算子，而它睡眠时没有算子在运行；人可以在 chrome://tracing 或 Perfetto 的时间线里找到它。ppprof 打印 `{answer}`。",
+            "只有环节和算子，而它睡眠时没有算子在运行；人可以在 chrome://tracing 或 Perfetto 的时间线里找到它。ppprof 打印 `{answer}`。",
             "changed": "VisualDL 一次只显示一次运行（{views}），两次运行的表要靠人用眼睛比较：第二次的 Forward 更长，那一层不在任何表里。"
             "ppprof 打印 `{answer}`，以及一张模块表，其中 `Neck` 每步多用 {more} ms。",
             "ranks": "启动器打印 rank 0 的表，VisualDL 一次只显示一个 rank（{views}）。所有 rank 的一步时间差不多，因为它们互相等待；"

@@ -86,7 +86,7 @@ WORDS = {
     "zh": Words(
         "在 {traces} 个文件中，ppprof 与原始计数相等的有：对象 {objects} 个，kernel 个数及总时长（精确到纳秒）"
         "{kernels} 个，计算时间 {computation} 个，重叠 {overlap} 个；拒绝读取 {refused} 个。",
-        "在 {traces} 个含有 kernel 的时间线中，ppprof 的 kernel 个数及总时长（精确到纳秒）与原始计数相等的有 "
+        "在 {traces} 个含有 kernel 的 trace 中，ppprof 的 kernel 个数及总时长（精确到纳秒）与原始计数相等的有 "
         "{kernels} 个。其中 {communicating} 个含有通信。",
         (
             "工具",

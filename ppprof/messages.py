@@ -23,25 +23,25 @@ _TEXTS = {
     "unrecorded": (
         "{path}: recorded on {device} without device events: its times are those of the host, "
         "which only launches work; times of the device are unknown, and no table shows them",
-        "{path}：在 {device} 上录制，但没有设备事件：其时间是主机的，主机只发起工作；"
+        "{path}：在 {device} 上记录，但没有设备事件：其时间是主机的，主机只发起工作；"
         "设备的时间未知，任何表都不显示",
     ),
     "lost_events": (
         "{path}: not whole: {num} of {total} launches have no device event with a time; left out of "
         "all tables and averages: {steps} ({num_lost} of {num_steps})",
-        "{path}：不完整：{total} 次 launch 中有 {num} 次没有带时间的设备事件；{steps}"
+        "{path}：不完整：{total} 次发起中有 {num} 次没有带时间的设备事件；{steps}"
         "（{num_steps} 步中的 {num_lost} 步）不计入任何表和平均值",
     ),
     "lost_few": (
         "{path}: {num} of {total} launches have no device event with a time, at most 1% of those of "
         "a step: tables and averages count the others",
-        "{path}：{total} 次 launch 中有 {num} 次没有带时间的设备事件，每步至多 1%：表和平均值只计其余的",
+        "{path}：{total} 次发起中有 {num} 次没有带时间的设备事件，每步至多 1%：表和平均值只计其余的",
     ),
     "unusable": (
         "{path}: not usable for times of the device: {num} of {total} launches have no device event "
         "with a time, {num_lost} of {num_steps} steps are lost ({steps}): its times are those of the "
         "host, and no table shows times of the device",
-        "{path}：不能用于设备时间：{total} 次 launch 中有 {num} 次没有带时间的设备事件，"
+        "{path}：不能用于设备时间：{total} 次发起中有 {num} 次没有带时间的设备事件，"
         "{num_steps} 步中缺失 {num_lost} 步（{steps}）：其时间是主机的，任何表都不显示设备的时间",
     ),
     "clock_ahead": (
@@ -60,21 +60,21 @@ _TEXTS = {
     "overlaps": (
         "{path}: device events that last beyond the end of the next one on their stream, where work "
         "runs in order: {num} ({names}); their lengths are cut to its start",
-        "{path}：{num} 个设备事件持续到同一 stream 上下一个事件结束之后，而 stream 按顺序执行"
+        "{path}：{num} 个设备事件持续到同一流上下一个事件结束之后，而流按顺序执行"
         "（{names}）：其时长截断到下一个事件的开始",
     ),
     "dropped": (
         "{path}: not whole: its profiler dropped {num:record|records} of the device, it does not say "
         "which: times of the device are minimums",
-        "{path}：不完整：分析器丢弃了 {num} 条设备记录，且未说明是哪些：设备时间只是下限",
+        "{path}：不完整：性能分析器丢弃了 {num} 条设备记录，且未说明是哪些：设备时间只是下限",
     ),
     "no_launch": (
         "{path}: {num} of {total} device events have no recorded launch: they belong to no step",
-        "{path}：{total} 个设备事件中有 {num} 个没有记录 launch：不属于任何步",
+        "{path}：{total} 个设备事件中有 {num} 个没有记录其发起：不属于任何步",
     ),
     "missing_ranks": (
         "{path}: {num} of the {world_size} ranks of its job: what depends on the others is unknown",
-        "{path}：作业共 {world_size} 个 rank，这里有 {num} 个：与其他 rank 有关的内容未知",
+        "{path}：任务共 {world_size} 个 rank，这里有 {num} 个：与其他 rank 有关的内容未知",
     ),
     "unknown_kind": (
         "{path}: {num:device event|device events} of the unknown kind {kind}: counted as kernels",
@@ -84,7 +84,7 @@ _TEXTS = {
         "{path}: {num} names of kernels look like communication and are in no table: {names}; they "
         "count as communication only where a recorded collective launches them; --names FILE adds names",
         "{path}：{num} 个 kernel 名称看起来是通信，但不在表中：{names}；"
-        "只有由录制到的集合通信发起时才计为通信；可用 --names FILE 添加名称",
+        "只有由记录到的集合通信发起时才计为通信；可用 --names FILE 添加名称",
     ),
     "incomplete": (
         "{path}: the last {time} were not ended by step(): no table and no average counts them",
@@ -93,7 +93,7 @@ _TEXTS = {
     "allocations_end": (
         "{path}: allocations are recorded up to step {step} only, to spare the training memory or time: "
         "tables of memory count no later ones",
-        "{path}：为节省训练进程的内存或时间，只录制到第 {step} 步为止的内存分配：内存表不统计之后的分配",
+        "{path}：为节省训练进程的内存或时间，只记录到第 {step} 步为止的内存分配：内存表不统计之后的分配",
     ),
     "several_ranks": (
         "{path}: {ranks} in one file: each of its processes is read as a rank",
@@ -102,12 +102,12 @@ _TEXTS = {
     "unrelated": (
         "{paths}: {traces}, in the order of their names: nothing in them says that they are of one "
         "job, and what compares ranks holds only if they are; compare others with `ppprof diff`",
-        "{paths}：{traces}，按文件名的顺序编号：这些时间线中没有任何内容说明它们属于同一个作业，"
-        "只有属于同一个作业时，rank 之间的比较才有意义；其他情况请用 `ppprof diff` 比较",
+        "{paths}：{traces}，按文件名的顺序编号：这些时间线中没有任何内容说明它们属于同一个任务，"
+        "只有属于同一个任务时，rank 之间的比较才有意义；其他情况请用 `ppprof diff` 比较",
     ),
     "only_tables": (
         "{path}: only tables are left of this window, no trace",
-        "{path}：这个窗口只剩下表，没有时间线",
+        "{path}：这个窗口只剩下表，没有 trace",
     ),
     "sampled": (
         "{path}: this window has {total} segments, more than are read at once: {num} of them are "
@@ -139,7 +139,7 @@ _TEXTS = {
     "no_step": ("{path}: no step in it; left out", "{path}：其中没有步，已略去"),
     "one_step": (
         "{path}: no steps: the whole trace counts as one, step 0",
-        "{path}：没有步：整个时间线算作一步，即第 0 步",
+        "{path}：没有步：整个 trace 算作一步，即第 0 步",
     ),
     "by_order": (
         "{path}: collectives do not name their ranks ({names}); they are matched across ranks by name "

@@ -23,7 +23,7 @@ from tests.fixtures.timeline import write
         ),
         (
             Message("unrecorded", path="a.json", device="gpu:0"),
-            "a.json：在 gpu:0 上录制，但没有设备事件：其时间是主机的，主机只发起工作；"
+            "a.json：在 gpu:0 上记录，但没有设备事件：其时间是主机的，主机只发起工作；"
             "设备的时间未知，任何表都不显示",
         ),
         (

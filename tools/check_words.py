@@ -2,8 +2,8 @@
 
     python tools/check_words.py [PATH...]
 
-Looks at names, docstrings, comments and strings of Python files and at every line of English pages
-and of texts in YAML. CONTRIBUTING.md explains the rules and holds the glossary.
+Looks at names, docstrings, comments and strings of Python files and at every line of pages and of
+texts in YAML, English and Chinese. CONTRIBUTING.md explains the rules and holds the glossary.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ WORDS = re.compile(
     r"|(?-i:(?:is|are|was|were) none)|how-manieth|what is of|as of any)\b",
     re.IGNORECASE,
 )
+CHINESE_WORDS = re.compile(
+    "录制|代价|下发|微批|检查点|暴露的|未掩盖|同伴|堆栈|作业|时间线文件|流水线级|(?<!性能)分析器|您"
+    "|(?<=[一-鿿] )step(?= ?[一-鿿，。：；、）])"
+)
+"""Second words for a term of the glossary; pages address the reader as 你."""
 _CODE = re.compile(r"`+[^`]*`+")
 NAME_PARTS = frozenset({"tell", "tells", "told", "whoever", "nobody", "somebody", "anybody"})
 LOOP_NAMES = frozenset({"at", "of", "found", "made", "told", "known"})
@@ -41,9 +46,9 @@ def files(paths: list[str]) -> Iterator[Path]:
                 yield file
 
 
-def is_english(path: Path) -> bool:
-    """Whether a page or a file of texts is in English, and no recorded data."""
-    return "zh" not in path.name and "fixtures" not in path.parts
+def rejected_words(path: Path) -> re.Pattern[str]:
+    """Return the words that a page or a file of texts must not contain, by its language."""
+    return CHINESE_WORDS if "zh" in path.name else WORDS
 
 
 def words_of_python(text: str) -> Iterator[tuple[int, str]]:
@@ -81,9 +86,9 @@ def _loop_targets(node: ast.AST) -> Iterator[ast.AST]:
         yield node.target
 
 
-def words_of_text(text: str) -> Iterator[tuple[int, str]]:
+def words_of_text(text: str, words: re.Pattern[str] = WORDS) -> Iterator[tuple[int, str]]:
     """Yield line and word; code between backticks has no words, nor has Python's ``is None``."""
-    for match in WORDS.finditer(_CODE.sub(lambda code: "\n" * code[0].count("\n"), text)):
+    for match in words.finditer(_CODE.sub(lambda code: "\n" * code[0].count("\n"), text)):
         yield match.string.count("\n", 0, match.start()) + 1, match[0].lower()
 
 
@@ -91,10 +96,12 @@ def main(paths: list[str]) -> int:
     """Print what was found; return 1 if there was anything, else 0."""
     count = 0
     for path in files(paths):
-        if path.suffix != ".py" and not is_english(path):
+        if path.suffix != ".py" and "fixtures" in path.parts:  # recorded data
             continue
         text = path.read_text(encoding="utf-8")
-        for line, word in (words_of_python if path.suffix == ".py" else words_of_text)(text):
+        is_python = path.suffix == ".py"
+        found = words_of_python(text) if is_python else words_of_text(text, rejected_words(path))
+        for line, word in found:
             count += 1
             print(f"{path.relative_to(ROOT) if path.is_absolute() else path}:{line}: {word}")
     if count:

@@ -40,7 +40,7 @@ def test_nothing_stands_out(tmp_path, cli):
         "Nothing above minor (small findings: 1). Largest: phase"
     )
     out = cli("advise", path, "--language", "zh").out
-    assert out.startswith("没有高于轻微的问题：1 条轻微结论。最大的部分：阶段")
+    assert out.startswith("没有高于轻微的问题：1 条轻微结论。最大的部分：环节")
     assert "\n\n1. 训练在等待数据 [input-bound]\n" in out
 
 

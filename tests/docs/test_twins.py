@@ -100,8 +100,3 @@ def test_pages_link_to_each_other_and_otherwise_to_pages_in_their_language(page:
 @pytest.mark.parametrize("page", [README, chinese(README)], ids=lambda page: page.name)
 def test_the_readme_is_short(page: Path) -> None:
     assert len(page.read_text("utf-8").splitlines()) <= 180
-
-
-def test_chinese_pages_address_the_reader_as_ni() -> None:
-    translated = map(chinese, [*ENGLISH, README])
-    assert [page.name for page in translated if "您" in page.read_text("utf-8")] == []

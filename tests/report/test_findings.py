@@ -128,7 +128,7 @@ def test_every_column_of_evidence_has_a_header_in_both_languages(triggered):
     )
     english, chinese = (finding_rows([axis], language)[0] for language in LANGUAGES)
     assert english.evidence_cells[0] == ["rank", "exposed dp", "communication dp"]
-    assert chinese.evidence_cells[0] == ["rank", "未掩盖的 dp", "dp 通信"]
+    assert chinese.evidence_cells[0] == ["rank", "未被掩盖的 dp", "dp 通信"]
 
 
 def test_a_finding_as_text(triggered):
@@ -152,9 +152,9 @@ def test_a_finding_in_chinese(triggered):
     text = render_findings([triggered["input-bound"]], "zh")
     assert text.splitlines()[2:5] == [
         "1. 训练在等待数据 [input-bound]",
-        "   严重，确定；每步（窗口内）损失 480 us（48.0%）",
-        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader；step：窗口内。"
-        "录制的 step 中最长的等待为 480 us。",
+        "   严重，确定；每步（窗口内）的开销为 480 us（48.0%）",
+        "   现象：rank 0 在 1 ms 的一步中有 480 us（48.0%）在等待 DataLoader；步：窗口内。"
+        "记录的步中最长的等待为 480 us。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
         finding_rows([], "de")

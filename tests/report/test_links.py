@@ -110,7 +110,7 @@ def test_a_verdict_without_an_interval_has_its_reason_in_both_languages():
     assert "3 步太少" in verdict_text(diff, words("zh"))
 
 
-def test_chinese_is_set_with_spaces_and_one_term_for_each_thing():
+def test_chinese_is_set_with_spaces():
     text = files("ppprof.report").joinpath("texts/zh.yaml").read_text("utf-8")
     texts = [line.partition(": ")[2] for line in text.splitlines() if not line.startswith("#")]
     for line in texts:
@@ -119,4 +119,3 @@ def test_chinese_is_set_with_spaces_and_one_term_for_each_thing():
         assert not re.search(r"[\u4e00-\u9fff][A-Za-z0-9{]|[A-Za-z0-9}%][\u4e00-\u9fff]", plain), (
             line
         )
-        assert not re.search("您|维度|流水线级|飞桨|Host", line), line
