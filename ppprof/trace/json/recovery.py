@@ -282,10 +282,6 @@ class EventDecoder(Generic[Event]):
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
-    def last_events(self, text: bytes, keys: Keys) -> list[Event]:
-        """Return the events of the last text of a file; see `without_end`."""
-        return self.events(self.without_end(text, keys))
-
     def without_end(self, text: bytes, keys: Keys) -> bytes:
         """Return the last text of a file without the end of the list, which it contains.
 
