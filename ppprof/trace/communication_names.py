@@ -181,12 +181,16 @@ def look_alikes(
     Returns:
         Name, calls and time in ns.
     """
-    kernels = devices.select("name", "dur_ns").filter(devices["category"] == "Kernel")
-    alike = kernels.filter(
-        pl.Series(Labels.of(kernels["name"]).where(rule.is_alike), dtype=pl.Boolean)
-    )
+    rows = (devices["category"] == "Kernel").arg_true()
+    names = devices["name"].gather(rows)
+    is_alike = Labels.of(names).where(rule.is_alike)
+    if not is_alike.any():
+        return []
+    kernels = pl.DataFrame([names, devices["dur_ns"].gather(rows)]).filter(pl.Series(is_alike))
     times = (
-        alike.group_by("name").agg(pl.len(), pl.col("dur_ns").sum()).sort("dur_ns", descending=True)
+        kernels.group_by("name")
+        .agg(pl.len(), pl.col("dur_ns").sum())
+        .sort("dur_ns", descending=True)
     )
     return [(str(name), num, time_ns) for name, num, time_ns in times.iter_rows()]
 

@@ -94,18 +94,19 @@ def device_clock_notes(trace: Trace) -> tuple[tuple[Note, ...], tuple[str, ...]]
 
 def _bounds(events: pl.DataFrame, first: int) -> tuple[float, float]:
     """Return the least and the most that the device's clock is ahead, in ns; infinite if unknown."""
-    devices = events[first:].drop_nulls("parent")
-    launch = events["start_ns"].gather(devices["parent"]).to_numpy()
-    start = devices["start_ns"].to_numpy()
-    end = start + devices["dur_ns"].to_numpy()
-    device = devices["device"].to_numpy()
-    late = [np.sort((start - launch)[device == each]) for each in np.unique(device)]
-    calls = events[:first].filter(category="CudaRuntime").select("name", "start_ns", "dur_ns")
-    is_wait = Labels.of(calls["name"]).where(lambda name: _WAIT.fullmatch(name) is not None)
-    waits = calls.filter(pl.Series(is_wait)).sort("start_ns")
-    row = np.searchsorted(waits["start_ns"].to_numpy(), launch)  # of the first wait after a launch
-    is_awaited = (row < waits.height) & (len(late) == 1)
-    waited = (waits["start_ns"] + waits["dur_ns"]).to_numpy()[row[is_awaited]]
+    start, length = events["start_ns"].to_numpy(), events["dur_ns"].to_numpy()
+    launched = first + np.flatnonzero(events["parent"].slice(first).is_not_null().to_numpy())
+    launch = start[events["parent"].gather(launched).to_numpy()]
+    end = start[launched] + length[launched]
+    device = events["device"].gather(launched).to_numpy()
+    late = [np.sort((start[launched] - launch)[device == each]) for each in np.unique(device)]
+    calls = (events["category"].head(first) == "CudaRuntime").arg_true().to_numpy()
+    names = Labels.of(events["name"].gather(calls))
+    waits = calls[names.where(lambda name: _WAIT.fullmatch(name) is not None)]
+    waits = waits[np.argsort(start[waits], kind="stable")]
+    row = np.searchsorted(start[waits], launch)  # of the first wait after a launch
+    is_awaited = (row < len(waits)) & (len(late) == 1)
+    waited = (start[waits] + length[waits])[row[is_awaited]]
     least = np.sort(end[is_awaited] - waited)
     return (
         float(least[-1 - _num_wrong(least)]) if len(least) else -np.inf,

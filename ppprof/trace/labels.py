@@ -37,7 +37,7 @@ class Labels(NamedTuple):
             return cls(np.full(len(code), -1, np.int32), ())
         codes = (code.fill_null(_NO_CODE) if code.null_count() else code).to_numpy()
         number, first = numbered(codes, int(code.max()) + 1)  # type: ignore[arg-type]
-        return cls(number, tuple(column.gather(first).cast(pl.String)))
+        return cls(number, tuple(column.gather(first).to_list()))
 
     def where(self, rule: Callable[[str], bool]) -> Bool:
         """Return whether the text of each row follows a rule, shape (N,); False for null.
@@ -48,6 +48,13 @@ class Labels(NamedTuple):
         answers = np.zeros(len(self.texts) + 1, bool)  # the last one: for null
         for number in self._used_numbers():
             answers[number] = rule(self.texts[number])
+        chosen: Bool = answers[self.number]
+        return chosen
+
+    def is_one_of(self, *texts: str) -> Bool:
+        """Return whether the text of each row is one of ``texts``, shape (N,); False for null."""
+        answers = np.zeros(len(self.texts) + 1, bool)  # the last one: for null
+        answers[[number for number, text in enumerate(self.texts) if text in texts]] = True
         chosen: Bool = answers[self.number]
         return chosen
 

@@ -86,13 +86,14 @@ def memories_of_copies(copies: pl.DataFrame, num_events: int) -> pl.Series:
     Returns:
         Categorical of length ``num_events``: JSON with both, null where one is unknown.
     """
-    rows = copies.select("event", pl.col(SOURCE, TARGET).cast(pl.String)).filter(
-        (pl.col(SOURCE) != "") & (pl.col(TARGET) != "")
-    )
-    rows = rows.with_columns(pl.col(SOURCE, TARGET).replace(_MEMORIES))
-    texts = rows.select(pl.struct(SOURCE, TARGET).struct.json_encode()).to_series()
+    is_known = (copies[SOURCE] != "") & (copies[TARGET] != "")
     attributes = pl.Series([None], dtype=pl.String).new_from_index(0, num_events)
-    column: pl.Series = attributes.scatter(rows["event"], texts).cast(pl.Categorical())
+    if is_known.any():
+        rows = copies.filter(is_known)
+        rows = rows.with_columns(pl.col(SOURCE, TARGET).cast(pl.String).replace(_MEMORIES))
+        texts = rows.select(pl.struct(SOURCE, TARGET).struct.json_encode()).to_series()
+        attributes = attributes.scatter(rows["event"], texts)
+    column: pl.Series = attributes.cast(pl.Categorical())
     return column
 
 

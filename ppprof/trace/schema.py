@@ -383,3 +383,8 @@ class Trace:
     def names(self) -> Labels:
         """The names of the events. Made when it is first read."""
         return Labels.of(self.events["name"])
+
+    @cached_property
+    def categories(self) -> Labels:
+        """The categories of the events. Made when it is first read."""
+        return Labels.of(self.events["category"])

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled, is_one_of
+from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
@@ -334,7 +334,7 @@ def _waiting_calls(events: EventArrays, nodes: _Nodes) -> list[_Edges]:
     # A copy from or to memory that is not pinned has ended when its call returns.
     is_copy = np.append(is_of_kind(names, COPY), False)[np.maximum(launch - events.num_hosts, -1)]
     copied = np.flatnonzero(is_copy & (launch >= 0) & (over <= events.ends(launch)))
-    copied = copied[is_one_of(events.events["category"][row[copied]], "Memcpy")]
+    copied = copied[events.categories.take(row[copied]).is_one_of("Memcpy")]
     calls = events.num_hosts + np.flatnonzero(is_of_kind(names, WAIT, BLOCKING))
     begin, until = events.intervals(calls)
     by_end = np.argsort(over, kind="stable")
@@ -450,7 +450,7 @@ def _kinds(tree: Tree) -> Int64:
     kind[: events.num_hosts][tree.below(loaders)] = _KIND["data loading"]
     kind[loaders] = _KIND["data loading"]
     kind[events.host_rows("ProfileStep")] = _KIND["own code"]
-    kind[events.communication_spans()] = _KIND["communication"]
+    kind[events.communication_spans] = _KIND["communication"]
     kind[events.launches] = _KIND["runtime call"]
     kind[events.devices] = np.where(events.is_kernel, _KIND["kernel"], _KIND["copy"])
     device = np.arange(events.first_device, len(kind))

@@ -68,6 +68,11 @@ class EventArrays:
         return self._trace.names
 
     @property
+    def categories(self) -> Labels:
+        """Categories of the events."""
+        return self._trace.categories
+
+    @property
     def communicates(self) -> CommunicationNames:
         """The rule for the names of kernels that communicate."""
         return self._trace.communicates
@@ -80,7 +85,7 @@ class EventArrays:
     @cached_property
     def is_kernel(self) -> Bool:
         """Whether each device event is a kernel or of an unknown kind, shape (device events,)."""
-        return ~is_one_of(self.events["category"].slice(self.first_device), *COPIES)
+        return ~self.categories.take(self.devices).is_one_of(*COPIES)
 
     @cached_property
     def host_of_device(self) -> Int32:
@@ -118,12 +123,12 @@ class EventArrays:
 
     def host_rows(self, *categories: str) -> Int64:
         """Return the rows of the host events of some categories, ascending."""
-        return np.flatnonzero(
-            is_one_of(self.events["category"].slice(0, self.num_hosts), *categories)
-        )
+        of_hosts = self.categories.take(slice(0, self.num_hosts))
+        return np.flatnonzero(of_hosts.is_one_of(*categories))
 
+    @cached_property
     def communication_spans(self) -> Int64:
-        """Return the rows of the host events that communicate, ascending.
+        """Rows of the host events that communicate, ascending.
 
         Paddle's Communication events, and its conversions between placements on the ranks, which it
         records as parts of the operators that need them (`RESHARDING`).
@@ -131,17 +136,6 @@ class EventArrays:
         parts = self.host_rows("OperatorInner")
         is_moving = self.names.take(parts).where(lambda name: bool(RESHARDING.fullmatch(name)))
         return np.union1d(self.host_rows("Communication"), parts[is_moving])
-
-
-def is_one_of(column: pl.Series, *texts: str) -> Bool:
-    """Return whether each row of a categorical column is one of ``texts``; False for null."""
-    chosen = np.zeros(len(column), bool)
-    for text in texts:
-        is_equal = column == text
-        chosen |= (
-            is_equal.fill_null(value=False) if is_equal.null_count() else is_equal
-        ).to_numpy()
-    return chosen
 
 
 def filled(column: pl.Series, for_null: int = -1) -> Array:

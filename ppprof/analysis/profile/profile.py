@@ -31,6 +31,7 @@ from ppprof.arrays import Int64
 from ppprof.choices import SummaryOptions
 from ppprof.trace.communication_names import PADDLE_PATTERN
 from ppprof.trace.schema import Trace
+from ppprof.trace.steps import step_number
 from ppprof.trace.unrecorded_device import unrecorded_device
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -85,7 +86,7 @@ class Communication:
         operators = events.host_rows("Operator")
         collectives = operators[events.names.take(operators).where(_is_collective)]
         is_exact = as_paddle and events.has_devices  # Paddle makes no table of other traces
-        spans = events.host_rows("Communication") if is_exact else events.communication_spans()
+        spans = events.host_rows("Communication") if is_exact else events.communication_spans
         rows = np.union1d(spans, collectives)
         host = events.intervals(rows)
         if not events.has_devices:
@@ -232,10 +233,9 @@ class Profile:
     @cached_property
     def steps(self) -> list[int]:
         """Numbers of the recorded steps, ascending, one for each ProfileStep; some may be equal."""
-        names = self.tree.of_category("ProfileStep")["name"].cast(pl.String)
-        return sorted(
-            names.str.extract(r"#(\d+)$").cast(pl.Int64, strict=False).drop_nulls().to_list()
-        )
+        rows = self.tree.rows_of_category("ProfileStep")
+        numbers = map(step_number, self.trace.events["name"].gather(rows).to_list())
+        return sorted(number for number in numbers if number is not None)
 
     @cached_property
     def step(self) -> pl.Series:

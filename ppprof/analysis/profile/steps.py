@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.event_tree import is_one_of
 from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int32
 from ppprof.choices import StepRange
@@ -90,8 +89,9 @@ def without_pauses(trace: Trace) -> Trace:
 
 def pauses_in(trace: Trace) -> npt.NDArray[np.bool_]:
     """Return whether each event is a pause that `ProfilerSession.paused` has recorded, shape (N,)."""
-    is_span = is_one_of(trace.events["category"], "UserDefined", "PythonUserDefined")
-    return is_span & trace.names.where(is_pause)
+    is_span = trace.categories.is_one_of("UserDefined", "PythonUserDefined")
+    is_span[is_span] = trace.names.take(is_span).where(is_pause)
+    return is_span
 
 
 def _begins_inside(events: pl.DataFrame, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:

@@ -20,6 +20,7 @@ import dataclasses
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.event_tree import filled
 from ppprof.analysis.profile.runtime_calls import LAUNCH, kind_of_call
 from ppprof.analysis.profile.steps import select_events
 from ppprof.arrays import Bool, Int64
@@ -210,18 +211,13 @@ def overlapping(devices: pl.DataFrame) -> tuple[Int64, Int64]:
     is_alone = np.ones(len(start), bool)
     if len(parent):
         is_alone = (parent < 0) | (np.bincount(parent + 1)[parent + 1] == 1)
-    known = devices["category"].is_in(DEVICE_CATEGORIES).fill_null(value=False).to_numpy()
-    is_checked = known & is_alone
-    streams = (
-        devices.select("device", "context", "stream", row=pl.int_range(pl.len()))
-        .filter(is_checked)
-        .group_by("device", "context", "stream", maintain_order=True)
-        .agg("row")["row"]
-    )
+    known = Labels.of(devices["category"]).is_one_of(*DEVICE_CATEGORIES)
+    checked = np.flatnonzero(known & is_alone)
+    stream = [filled(devices[column])[checked] for column in ("device", "context", "stream")]
+    order = np.lexsort((end[checked], start[checked], *stream))
+    is_new = np.any([values[order][1:] != values[order][:-1] for values in stream], axis=0)
     rows, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for stream in streams:
-        own = stream.to_numpy()
-        own = own[np.lexsort((end[own], start[own]))]
+    for own in np.split(checked[order], np.flatnonzero(is_new) + 1):
         least_end = np.minimum.accumulate(end[own][::-1])[::-1]
         is_past = end[own][:-1] > least_end[1:] + _ROUNDING_NS
         sound = np.where(is_past, start[own[:1]], end[own][:-1])

@@ -106,12 +106,13 @@ def placed_collectives(profile: Profile) -> pl.DataFrame:
     """
     known = _rows_and_posts(profile.whole, _UNKNOWN_RANK)[0].drop("row")
     rows = communication_of(profile)
-    events = profile.trace.events[["name", "peers"]]
-    has_peers = np.append(events["peers"].is_not_null().to_numpy(), False)[rows.span]
+    events = profile.tree.events
+    has_peers = np.append(events.events["peers"].is_not_null().to_numpy(), False)[rows.span]
     is_transfer = rows.name.where(lambda name: bool(_TRANSFERS.search(name.lower())))
-    span_name = events["name"].cast(pl.String).fill_null("").str.contains(".", literal=True)
-    is_wait = np.append(span_name.to_numpy(), False)[rows.span]
+    is_wait = (rows.span >= 0) & events.names.take(rows.span).where(lambda name: "." in name)
     chosen = np.flatnonzero(~has_peers & ~is_transfer & ~is_wait & (rows.step >= 0))
+    if not len(chosen):
+        return known
     start, end = rows.times(chosen)
     unnamed = pl.DataFrame(
         {

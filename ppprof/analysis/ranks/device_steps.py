@@ -14,14 +14,13 @@ host's.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.intervals import extents_by_group
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
+from ppprof.trace.steps import step_number
 
 
 def host_steps(profile: Profile) -> pl.DataFrame:
@@ -32,7 +31,7 @@ def host_steps(profile: Profile) -> pl.DataFrame:
     """
     events = profile.tree.events
     rows = profile.tree.rows_of_category("ProfileStep")
-    numbers = [_number(name) for name in events.events["name"].gather(rows).to_list()]
+    numbers = [step_number(name) for name in events.events["name"].gather(rows).to_list()]
     rows = rows[[number is not None for number in numbers]]
     return pl.DataFrame(
         {
@@ -42,16 +41,6 @@ def host_steps(profile: Profile) -> pl.DataFrame:
             "step": pl.Series([number for number in numbers if number is not None], dtype=pl.Int64),
         }
     )
-
-
-def _number(name: str) -> int | None:
-    digits = _NUMBER.search(name)
-    number = int(digits[1]) if digits else None
-    return number if number is not None and number <= _MOST else None
-
-
-_NUMBER = re.compile(r"#([0-9]{1,19})\Z")
-_MOST = 2**63 - 1
 
 
 @once

@@ -96,7 +96,7 @@ def communication_of(profile: Profile) -> RankCommunication:
     the trace lacks the events of its device.
     """
     tree, events = profile.tree, profile.tree.events
-    spans = events.communication_spans()
+    spans = events.communication_spans
     launcher: Array
     span: Array
     if not events.has_devices:

@@ -221,13 +221,16 @@ def _edges(start: Int64, end: Int64) -> Int64:
 
 def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64]]) -> pl.DataFrame:
     """Return `Breakdown.slices`, neighbours of one part joined."""
-    parts = [*(part for part, _ in in_slices), None]  # None: the slice lies in a pause
+    parts = [part for part, _ in in_slices]
     shape = (len(edges), _NUM_SLICES)
     time_ns = np.array([time_ns for _, time_ns in in_slices])
+    # -1: the slice lies in a pause
     largest = np.where(time_ns.any(axis=0), time_ns.argmax(axis=0), -1).reshape(shape)
     row, begin = np.nonzero(np.diff(largest, axis=1, prepend=-2))
     is_last = np.append(row[1:] != row[:-1], True)
     until = np.where(is_last, _NUM_SLICES, np.append(begin[1:], _NUM_SLICES))
+    kept = (largest[row, begin] >= 0) & (edges[row, begin] < edges[row, until])
+    row, begin, until = row[kept], begin[kept], until[kept]
     return pl.DataFrame(
         {
             "step": steps.to_numpy()[_middle(len(steps))][row],
@@ -236,7 +239,7 @@ def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64
             "end_ns": edges[row, until],
         },
         SLICES,
-    ).filter(pl.col("start_ns") < pl.col("end_ns"), pl.col("part").is_not_null())
+    )
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
@@ -305,7 +308,7 @@ def waiting_intervals(profile: Profile) -> Intervals:
     tree, events = profile.tree, profile.tree.events
     is_wait = is_of_kind(events.names.take(events.launches), WAIT)
     calls = events.num_hosts + np.flatnonzero(is_wait)
-    spans = events.communication_spans()
+    spans = events.communication_spans
     is_queued = events.names.take(spans).where(lambda name: bool(_QUEUED.fullmatch(name)))
     only_queues = is_queued & (tree.device_ns[spans] == 0)
     waits = np.concatenate((spans[~only_queues], calls))

@@ -137,7 +137,8 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
     """
     inputs = _inputs(messages.inputs, first_launch)
     names = messages.hosts.texts["name"].decoded()
-    jumps, hosts = find_clock_jumps(rename_incomplete_steps(_table(messages.hosts)), names)
+    hosts = rename_incomplete_steps(_table(messages.hosts), names)
+    jumps, hosts = find_clock_jumps(hosts, names)
     hosts = _on_one_clock(split_annotated_names(hosts).with_columns(**inputs), jumps)
     spans = step_spans(hosts)
     hosts = _with_step(hosts, steps_at(spans, hosts["start_ns"].to_numpy()))
