@@ -20,6 +20,13 @@ Gradients are joined to the operators whose gradients they are::
 The nodes are known for the first step of a window. In a later step, a call that computes gradients runs
 the same nodes if the same functions have been called ahead of it, back to the first one that created a
 node. Whether it does shows in its events: if one has another name than its node, nothing is joined.
+
+A program of ``to_static`` is one call, and its run one event; all its gradients are one node. Its operators
+have the program's line::
+
+    call         [run_program                         ]    Python
+    event          interpreter_core_run                    Paddle; the gradient is Global_Dy2StGradNode
+                     pd_op.matmul  pd_op.gelu              in the run, or meanwhile on another thread
 """
 
 from __future__ import annotations
@@ -36,8 +43,12 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 from ppprof.trace.operator_inputs import LAYER, NUM_GRADIENTS, operator_of_gradient
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_PROGRAM
 
 _SUFFIX = " dygraph"
+_RUNS_OF_PROGRAMS = (RUN_OF_PROGRAM, "Global_Dy2StGradNode")
+_PROGRAM = "dy2_st"
+"""Stands for the operator of a program, by the name of its gradient."""
 _METHODS = {
     **{"sub": "subtract", "mul": "multiply", "div": "divide", "truediv": "divide"},
     **{"floordiv": "floor_divide", "mod": "remainder", "gt": "greater_than"},
@@ -76,14 +87,14 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     operators = events.select("category", "name", "thread", "start_ns", "dur_ns").with_row_index(
         "row"
     )
-    operators = operators.filter(
-        (pl.col("category") == "Operator") & pl.col("name").cast(pl.String).str.ends_with(_SUFFIX)
-    )
+    name = pl.col("name").cast(pl.String)
+    is_operator = (pl.col("category") == "Operator") & name.str.ends_with(_SUFFIX)
+    operators = operators.filter(is_operator | (name == RUN_OF_PROGRAM))
     call = _calls_around(operators, recorded.calls)
     signature, result = (np.append(recorded.calls[:, column], -1)[call] for column in (3, 4))
     operators = operators.select(
         "row",
-        operator=pl.col("name").cast(pl.String).str.strip_suffix(_SUFFIX),
+        operator=name.str.strip_suffix(_SUFFIX).replace(RUN_OF_PROGRAM, _PROGRAM),
         call=pl.Series(call),
         signature=pl.Series(signature),
         result=pl.Series(result),
@@ -112,13 +123,30 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     )
     known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed")
     forward = events["forward"].scatter(links["row"], links["forward"])
-    return events.with_columns(
+    events = events.with_columns(
         forward,
         *(
             events[name].cast(pl.String).scatter(known["row"], known[name]).cast(pl.Categorical)
             for name in _INPUTS
         ),
     )
+    return _with_lines_of_programs(events)
+
+
+def _with_lines_of_programs(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with the lines of programs for the operators that start in their runs."""
+    name = pl.col("name").cast(pl.String)
+    runs = events.filter(name.is_in(_RUNS_OF_PROGRAMS), pl.col("callstack").is_not_null())
+    if runs.is_empty():
+        return events
+    runs = runs.select("callstack", "start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    operators = events.select("name", "start_ns").with_row_index("row")
+    operators = operators.filter(name.str.starts_with(OPERATOR_OF_PROGRAM)).sort("start_ns")
+    operators = operators.join_asof(runs.sort("start_ns"), on="start_ns")
+    operators = operators.filter(pl.col("start_ns") <= pl.col("end_ns"))
+    callstack = events["callstack"].cast(pl.String)
+    callstack = callstack.scatter(operators["row"], operators["callstack"].cast(pl.String))
+    return events.with_columns(callstack.cast(pl.Categorical))
 
 
 def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
@@ -188,6 +216,8 @@ def _inputs(
     call = recorded.signatures[signature]
     line = call.callstack or None
     only_line = None, None, None, line
+    if operator == _PROGRAM:
+        return only_line
     shapes: dict[str, Any] = dict(call.shapes)
     dtypes: dict[str, Any] = dict(call.dtypes)
     if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator

@@ -203,6 +203,11 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
 `ppprof.trace.kineto.names.LEAST_FRAME_NS`; only torch records them (with_stack)."""
 
 
+RUN_OF_PROGRAM = "interpreter_core_run"
+"""Name of Paddle's span around the run of a program, of ``to_static`` or of an Executor."""
+OPERATOR_OF_PROGRAM = "pd_op."
+"""Beginning of the names of operators in a program. They may run on other threads than it."""
+
 GARBAGE_COLLECTION = "Python garbage collection"
 """Name of the spans in which Python looks for garbage: `ppprof.capture.recording.garbage`."""
 

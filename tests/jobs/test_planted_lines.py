@@ -23,7 +23,7 @@ from tests.jobs.planted_truth import healthy, marks
 pytestmark = [pytest.mark.paddle]
 
 FOLDER = ROOT / "tests/planted"
-HEALTHY = ("nothing_at_all", "nothing_but_large_layers")
+HEALTHY = ("nothing_at_all", "nothing_but_a_program", "nothing_but_large_layers")
 IN_JOBS = (
     "checkpoint_every_third_step",
     "evaluation_in_the_loop",

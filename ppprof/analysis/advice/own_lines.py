@@ -27,6 +27,7 @@ from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
@@ -39,9 +40,6 @@ _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _LEAST_LONG_NS = 500_000
 """Shorter stretches beside the training are hardly longer than a sample is late."""
-_COMPILED = "pd_op."
-"""Beginning of the names of operators in a program of `to_static`. They run on threads of its executor, for which
-the training's thread waits, and no gradient is linked to them."""
 _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
 """Ends of the names of functions that clear gradients."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -190,9 +188,10 @@ def _training(profile: Profile, thread: int) -> Intervals:
     outermost = profile.outermost.filter(pl.col("thread") == thread).sort("start_ns")
     forward = _trained(outermost.filter(pl.col("category") == "Forward"), outermost)
     operators = own.filter(pl.col("category") == "Operator")
-    is_compiled = pl.col("name").cast(pl.String).str.starts_with(_COMPILED)
+    # Operators of a program may run on other threads, and no gradient is linked to a single one.
+    is_compiled = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM)
     compiled = _trained(hosts.filter(is_compiled), outermost)
-    linked = operators.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
+    linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     if (
         tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
     ).any():

@@ -9,6 +9,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines, sample_lines, sampled_steps
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
@@ -90,6 +91,8 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
                      WindowMean #####################       time_ns: all of it, and of the gradients
         operators  a  s m s m s m s m s m s m s m c     b      of its own operators
 
+    Operators of a program of ``to_static`` are not called one by one.
+
     Returns:
         step; name, the layer's path and its line where samples know it; calls (operators) and
         time_ns: the call without the layers in it, and the gradients of its operators.
@@ -100,7 +103,8 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     dur = pl.col("end_ns") - pl.col("start_ns")
-    own = hosts.filter(tree.is_outermost_operator).filter(pl.col("layer") >= 0)
+    is_called = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM).not_()
+    own = hosts.filter(tree.is_outermost_operator).filter(is_called, pl.col("layer") >= 0)
     sums = own.group_by("layer").agg(
         calls=pl.len().cast(pl.Int64), mean_ns=dur.mean(), operators=pl.col("row")
     )

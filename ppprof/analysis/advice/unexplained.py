@@ -20,7 +20,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.nesting import nest
-from ppprof.trace.schema import GARBAGE_COLLECTION
+from ppprof.trace.schema import GARBAGE_COLLECTION, RUN_OF_PROGRAM
 
 LEAST_GAP_NS = 500_000
 """Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no
@@ -163,11 +163,11 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
 def _explained(profile: Profile, threads: pl.Series) -> Intervals:
     """Return the instants in which a device works, a thread computes, or a call runs.
 
-    The calls are those of the runtime, and remote calls. A pause and a garbage collection explain
-    themselves.
+    The calls are those of the runtime, and remote calls. A pause, a garbage collection and a program,
+    which may run on other threads, explain themselves.
     """
     tree = profile.tree
-    collections = tree.hosts.filter(pl.col("name").cast(pl.String) == GARBAGE_COLLECTION)
+    known = pl.col("name").cast(pl.String).is_in((GARBAGE_COLLECTION, RUN_OF_PROGRAM))
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
     communication = profile.communication
     return together(
@@ -176,7 +176,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
         intervals_of(calls),
         intervals_of(profile.remote_calls),
         intervals_of(profile.pauses),
-        intervals_of(collections),
+        intervals_of(tree.hosts.filter(known)),
     )
 
 

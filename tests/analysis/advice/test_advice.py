@@ -195,6 +195,11 @@ def test_an_embedding_of_many_rows_is_a_wide_vocabulary(rows, remedies, tmp_path
     assert wide == remedies
 
 
+def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
+    found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
+    assert "many-small-operators" not in [finding.rule for finding in found]
+
+
 def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp_path):
     """A node of 500, in which gradients take 60 + 40, and Paddle's Backward between them nothing."""
 

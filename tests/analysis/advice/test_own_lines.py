@@ -165,6 +165,36 @@ def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path
     assert lines(tmp_path, threads, in_lines(*lengths)) == {LOG: 6 * 500}
 
 
+def test_a_program_that_waits_for_its_threads_trains(tmp_path: Path) -> None:
+    """
+    ::
+
+        steps     Net [interpreter_core_run   ] Backward   Optimization   log()
+        executor                  pd_op.x
+        0                         1950         2000       2100            2200 to 3000
+    """
+    steps, programs = [], []
+    for number in range(6):
+        at = 3000 * US * number
+        run = span("UserDefined", "interpreter_core_run", at, at + 2000 * US)
+        net = span("Forward", "Net", at, at + 2000 * US).around(run)
+        phases = [
+            span(name, name, at + begin * US, at + end * US)
+            for name, begin, end in (("Backward", 2000, 2100), ("Optimization", 2100, 2200))
+        ]
+        steps.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 3000 * US, net, *phases))
+        programs.append(span("Operator", "pd_op.matmul", at + 1950 * US, at + 2000 * US))
+    path = write(
+        tmp_path / "a.pb",
+        Thread(1, "main", tuple(steps)),
+        Thread(2, "executor", tuple(programs)),
+    )
+    gaps = host_time(Profile(read(path)), NO_BUBBLES).gaps
+    assert gaps.select("name", "time_ns").unique().rows() == [
+        ("step, after Optimization", 800 * US)
+    ]
+
+
 @pytest.mark.parametrize(("others_ratio", "num"), [(0.0, 1), (0.5, 0)])
 def test_few_samples_on_a_busy_machine_are_no_finding(
     tmp_path: Path, others_ratio: float, num: int

@@ -24,6 +24,8 @@ import pytest
 import ppprof
 from ppprof import rundir
 from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, modules
+from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import read_window
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -212,6 +214,36 @@ def test_operators_and_their_gradients_have_the_line_that_calls_them(tmp_path: P
         assert gradients["line"].unique().to_list() == [f"{path}:{first + after}"]
     exact = events.filter(pl.col("category").is_in(["Operator", "OperatorInner"]))
     assert not exact["line_is_sampled"].any()
+
+
+@pytest.mark.filterwarnings("ignore:Tensor do not have 'place' interface")
+def test_a_program_of_to_static_has_a_line_and_its_gradients_are_those_of_its_layer(
+    tmp_path: Path,
+) -> None:
+    net = paddle.jit.to_static(Twice(), full_graph=True)
+
+    def step() -> None:
+        y = net(paddle.ones([2, 4]))
+        y.mean().backward()
+
+    operators(tmp_path / "log", step)
+    ((_, raw),) = rundir.raw_files(rundir.newest(tmp_path / "log"))
+    trace = read_window(raw)
+    events = trace.events.with_columns(pl.col("name", "line").cast(pl.String))
+    inside = events.filter(pl.col("name").str.contains(r"^pd_op\."))
+    names = set(inside["name"])
+    assert {"pd_op.matmul", "pd_op.tanh", "pd_op.matmul_grad", "pd_op.tanh_grad"} <= {
+        name.removesuffix("_") for name in names
+    }
+    line = f"{os.path.relpath(__file__)}:{step.__code__.co_firstlineno + 1}"
+    assert inside["line"].unique().to_list() == [line]
+    gradients = events.filter(pl.col("name") == "Global_Dy2StGradNode")
+    assert gradients["line"].to_list() == [line, line]
+    tree = modules(Profile(trace))
+    paths = set(
+        tree["path"].str.replace_all(f"{OCCURRENCE}0", "").str.split(SEPARATOR).list.join("/")
+    )
+    assert {"Twice", "Backward/Twice"} <= paths
 
 
 @pytest.mark.filterwarnings("ignore:When training, we now always track")
