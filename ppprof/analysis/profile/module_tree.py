@@ -3,12 +3,14 @@
 A module is a Forward event (``nn.Layer``, ``nn.Module``), a user's span, or another piece of a
 step: Dataloader, Backward, Optimization. In a Backward, the gradients of a module's operators are a
 module, too, if the trace links gradients to their forward (``forward`` of
-`ppprof.trace.schema.EVENTS`). Steps share their nodes: the second ``Block`` in the first
+`ppprof.trace.schema.EVENTS`). Operators of a program of ``to_static`` are modules in the layer that
+runs it, those of one name and their gradients one module, without its ``pd_op.``. Steps share their nodes: the second ``Block`` in the first
 ``GPTModel`` of a step is one node for all steps.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Bool, Int32, Int64
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_PROGRAM
 from ppprof.trace.tree_arrays import subtree_sums
 
 MODULES = {
@@ -157,6 +160,7 @@ def module_nodes(profile: Profile, *, attribute_backward: bool = True) -> pl.Dat
             "name": _module_names(hosts[rows]),
             "start_ns": hosts["start_ns"].gather(rows),
             "repeats": repeats[rows],
+            "is_of_program": _in_program(tree)[rows],
         }
     )
     is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
@@ -167,10 +171,22 @@ def _module_mask(profile: Profile) -> Bool:
     """Return whether each host event is a module or a step, shape (hosts,)."""
     tree, hosts = profile.tree, profile.tree.hosts
     is_module = hosts["category"].is_in([*_PIECES, "ProfileStep"]).to_numpy()
+    is_module |= _in_program(tree)
     is_module &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
     is_module &= profile.step.slice(0, hosts.height).is_not_null().to_numpy()
     is_module &= _depths(np.flatnonzero(is_module), tree.size) < _MAX_DEPTH
     return is_module
+
+
+def _in_program(tree: Tree) -> Bool:
+    """Return whether each host event is an operator in the run of a program, shape (hosts,).
+
+    Not if it runs on another thread, where it may run beside others.
+    """
+    names, parent = tree.hosts["name"], tree.hosts["parent"].fill_null(-1).to_numpy()
+    is_operator = matching(names, f"^{re.escape(OPERATOR_OF_PROGRAM)}").to_numpy()
+    is_run = np.append(matching(names, f"^{RUN_OF_PROGRAM}$").to_numpy(), False)
+    return np.asarray(is_operator & is_run[parent], bool)
 
 
 def _module_names(hosts: pl.DataFrame) -> pl.Series:
@@ -179,6 +195,7 @@ def _module_names(hosts: pl.DataFrame) -> pl.Series:
     Paddle names its loader by its class, which depends on the number of workers.
     """
     category, name = pl.col("category").cast(pl.String), pl.col("name").cast(pl.String)
+    name = name.str.replace(f"^{re.escape(OPERATOR_OF_PROGRAM)}(.+?)(_grad)?_?$", "$1")
     is_phase = category.is_in(PHASES)
     return hosts.select(pl.when(is_phase).then(category).otherwise(name)).to_series()
 
@@ -224,10 +241,11 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
         "is_inside",
         "name",
         "repeats",
+        "is_of_program",
     )
-    for row, above, module, step, is_step, is_backward, inside, name, repeats in ordered.select(
-        columns
-    ).iter_rows():
+    for (
+        *(row, above, module, step, is_step, is_backward, inside, name, repeats, is_of_program),
+    ) in ordered.select(columns).iter_rows():
         outer, origin = paths.get(above, ""), origins.get(above, "")
         backwards[row] = row if is_backward and not inside else backwards.get(above, -1)
         if is_step:  # in damaged traces, a step inside a gradient is part of it
@@ -241,6 +259,7 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
             # Do not reuse the number of a module whose gradients may be here, too.
             is_reserved = has_gradients and outer != origin and not repeats
             number = taken.get(key, taken.get((step, origin, name), 0) if is_reserved else 0)
+            number = 0 if is_of_program else number
             taken[key] = number + 1
             own = f"{name}{OCCURRENCE}{number}"
             outer = _join_path(outer, own)

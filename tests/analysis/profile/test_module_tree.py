@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, modules
@@ -9,10 +11,12 @@ from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 
 def table(tmp_path, *threads):
-    trace = read(write(tmp_path / "a.pb", *threads))
-    found = modules(Profile(trace)).sort("step", "start_ns", "path")
+    return paths(modules(Profile(read(write(tmp_path / "a.pb", *threads)))))
+
+
+def paths(table):
     path = pl.col("path").str.replace_all(OCCURRENCE, "#").str.replace_all(SEPARATOR, "/")
-    return found.with_columns(path)
+    return table.sort("step", "start_ns", "path").with_columns(path)
 
 
 def test_times_of_modules_on_a_cpu(tmp_path):
@@ -65,6 +69,56 @@ def test_what_launches_onto_a_device_takes_the_time_there(tmp_path):
         ("GPT#0", 25, 3, 10, 23),
         ("GPT#0/Linear#0", 20, 20, 3, 20),
         ("GPT#0/Tokens#0", 2, 2, 2, 0),
+    ]
+
+
+def test_operators_of_a_program_are_modules_of_the_layer_that_runs_it(tmp_path):
+    """
+    ::
+
+        Net                       ################              0 to 16
+          interpreter_core_run     #############                1 to 14
+            pd_op.gelu              ###    ####                 2 to 5 and 9 to 13
+            pd_op.add_                 ####                     5 to 9
+        Backward                                    ##########  20 to 30
+          Global_Dy2StGradNode                       ########   21 to 29, of the run
+            interpreter_core_run                      ######    22 to 28
+              pd_op.gelu_grad                          ###      23 to 26
+        executor    pd_op.full, on another thread                3 to 8
+    """
+    run = span("UserDefined", "interpreter_core_run", 1, 14).around(
+        span("Operator", "pd_op.gelu", 2, 5),
+        span("Operator", "pd_op.add_", 5, 9),
+        span("Operator", "pd_op.gelu", 9, 13),
+    )
+    again = span("UserDefined", "interpreter_core_run", 22, 28).around(
+        span("Operator", "pd_op.gelu_grad", 23, 26)
+    )
+    step = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Forward", "Net", 0, 16, run),
+        span("Backward", "Backward", 20, 30).around(
+            span("Operator", "Global_Dy2StGradNode", 21, 29, again)
+        ),
+    )
+    others = Thread(2, "executor", (span("Operator", "pd_op.full", 3, 8),))
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,)), others))
+    names = trace.events["name"].to_list()
+    gradient = names.index("Global_Dy2StGradNode")
+    forward = trace.events["forward"].scatter(gradient, names.index("interpreter_core_run"))
+    trace = dataclasses.replace(trace, events=trace.events.with_columns(forward=forward))
+    assert paths(modules(Profile(trace))).select("path", "time_ns", "self_ns").rows() == [
+        (
+            "",
+            30,
+            4,
+        ),
+        ("Net#0", 16, 5),
+        ("Net#0/gelu#0", 3, 3),
+        ("Net#0/add#0", 4, 4),
+        ("Net#0/gelu#0", 4, 4),
+        ("Backward#0", 10, 2),
+        ("Backward#0/Net#0", 8, 5),
+        ("Backward#0/Net#0/gelu#0", 3, 3),
     ]
 
 
