@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
+from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -94,6 +95,9 @@ def main(
             print(warning, file=sys.stderr)
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
+    if loaded.profiler.enable and loaded.profiler.python_stacks is not False:
+        # The script may fork workers of a DataLoader before its optimizer, which begins the session.
+        import_module("ppprof.capture.recording.python_stacks")
     session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer, yields, args.report)
     if at_start is not None and not getattr(sys.flags, "safe_path", False):
         _forget_modules(program.path0, at_start)

@@ -22,7 +22,7 @@ collector in the oldest generation, likewise: the line is where the thread was. 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -113,6 +113,11 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    file.write(encoded_stacks(stacks))
+
+
+def encoded_stacks(stacks: PythonStacks) -> bytes:
+    """Return the content of a file with these samples."""
     source = {
         path: {str(line): text for line, text in lines.items()}
         for path, lines in stacks.source.items()
@@ -126,7 +131,7 @@ def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
         threads=threads,
     )
     numbers = np.concatenate(parts).astype("<i8").tobytes()
-    file.write(b"\n".join([msgspec.json.encode(header), numbers]))
+    return b"\n".join([msgspec.json.encode(header), numbers])
 
 
 def read_python_stacks(file: RunFile) -> PythonStacks:
@@ -137,7 +142,16 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
-    text, _, numbers = file.read(_MOST_BYTES).partition(b"\n")
+    return decoded_stacks(file.read(_MOST_BYTES))
+
+
+def decoded_stacks(content: bytes) -> PythonStacks:
+    """Return the samples of a file with this content, as `read_python_stacks` does.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    text, _, numbers = content.partition(b"\n")
     if len(text) > _MOST_TEXT_BYTES:
         raise ValueError(f"a line of {len(text)} bytes")
     header = msgspec.json.decode(text, type=_Header)
@@ -182,6 +196,29 @@ def read_python_stacks(file: RunFile) -> PythonStacks:
     }
     return PythonStacks(
         interval_ns, frames, header.stacks, samples, source, reads, collections, threads
+    )
+
+
+def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
+    """Return the samples of one or more files as those of one, without times of threads."""
+    frames: dict[Frame, int] = {}
+    stacks: dict[tuple[int, ...], int] = {}
+    rows: tuple[list[Int64], ...] = [], [], []
+    source: dict[str, Mapping[int, str]] = {}
+    for part in parts:
+        frame_of = [frames.setdefault(frame, len(frames)) for frame in part.frames]
+        keys = [tuple(frame_of[row] for row in stack) for stack in part.stacks]
+        stack_of = np.array([*(stacks.setdefault(key, len(stacks)) for key in keys), -1], np.int64)
+        for every, of_part in zip(rows, (part.samples, part.reads, part.collections)):
+            own = of_part.copy()
+            own[:, 3] = stack_of[own[:, 3]]
+            every.append(own)
+        source.update(part.source)
+    joined = [np.concatenate(parts) for parts in rows]
+    samples, reads, collections = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
+    interval_ns = sum(part.interval_ns for part in parts) // len(parts)
+    return PythonStacks(
+        interval_ns, list(frames), list(map(list, stacks)), samples, source, reads, collections
     )
 
 

@@ -20,8 +20,7 @@ from itertools import accumulate, count
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Int64
-from ppprof.rundir.python_stacks import Frame, PythonStacks
+from ppprof.rundir.python_stacks import joined_stacks
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -56,11 +55,12 @@ def join_segments(segments: Sequence[Trace]) -> Trace:
     segments = _with_unique_correlations(_in_order(segments))
     first = segments[0]
     joined = concatenated(segments)
+    stacks = [trace.stacks for trace in segments if trace.stacks is not None]
     devices = {str(sorted(each.items())): each for trace in segments for each in trace.devices}
     return replace(
         joined,
         frames=pl.concat([trace.frames for trace in segments]),
-        stacks=_joined_stacks([trace.stacks for trace in segments if trace.stacks is not None]),
+        stacks=joined_stacks(stacks) if stacks else None,
         extra_info={
             **{key: text for trace in segments for key, text in trace.extra_info.items()},
             **_mean_utilizations(segments),
@@ -70,28 +70,6 @@ def join_segments(segments: Sequence[Trace]) -> Trace:
         ignored=_sum([trace.ignored for trace in segments]),
         communicates=first.communicates,
     )
-
-
-def _joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks | None:
-    """Return the samples of all segments; None without any."""
-    if not parts:
-        return None
-    frames: list[Frame] = []
-    stacks: list[list[int]] = []
-    rows: tuple[list[Int64], ...] = [], [], []
-    source: dict[str, Mapping[int, str]] = {}
-    for part in parts:
-        for every, of_part in zip(rows, (part.samples, part.reads, part.collections)):
-            own = of_part.copy()
-            own[own[:, 3] >= 0, 3] += len(stacks)
-            every.append(own)
-        stacks += [[row + len(frames) for row in stack] for stack in part.stacks]
-        frames += part.frames
-        source.update(part.source)
-    joined = [np.concatenate(parts) for parts in rows]
-    samples, reads, collections = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
-    interval_ns = sum(part.interval_ns for part in parts) // len(parts)
-    return PythonStacks(interval_ns, frames, stacks, samples, source, reads, collections)
 
 
 def _sum(counts: Sequence[object]) -> dict[str, int]:

@@ -36,6 +36,7 @@ SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "conf
 NOT_MEASURED = ("layer_as_a_loop", "recurrence_in_python", "tiny_batches")
 """Scripts whose cost is a maximum: another line does the same in fewer operators, of unknown time."""
 AT_LEAST = (
+    "collate_in_a_worker",
     "collate_in_python",
     "float64_in_one_layer",
     "large_collective",

@@ -221,6 +221,7 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
     )
     joined = join_segments([one, other]).stacks
     assert joined is not None
+    assert joined.frames == frames  # each once
     assert joined.samples[:, 4].tolist() == [3] * 4
     named = [
         (

@@ -17,6 +17,8 @@ five runs on two cores, Python 3.9 to 3.13).
 Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
 ``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them.
 
+Workers of DataLoaders, which are other processes, are sampled by `loader_stacks`. Their threads have no times.
+
 The instants are due at random intervals, so that they do not keep step with the training. A
 sample takes 40 to 130 us, the first one of a window up to 190 (two cores, Paddle 3.3.1, a stack of some 20 frames).
 """
@@ -28,6 +30,8 @@ import dis
 import functools
 import itertools
 import logging
+import math
+import os
 import random
 import sys
 import threading
@@ -46,6 +50,7 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.capture.output import reason
 from ppprof.capture.process import start_thread
+from ppprof.capture.recording.loader_stacks import LoaderStacks
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
 from ppprof.capture.signals import pass_interruption
@@ -55,6 +60,7 @@ from ppprof.rundir.python_stacks import (
     Frame,
     PythonStacks,
     ThreadTime,
+    joined_stacks,
     write_python_stacks,
 )
 from ppprof.rundir.run_file import RunFile
@@ -68,6 +74,8 @@ _SWITCH_SECONDS = 0.0002
 """Longest time, in a window, for which a thread that runs Python keeps the lock from another one."""
 _FIRST_INTERVAL_NS = 4_000_000
 """Until the first samples have shown what one costs."""
+_WORKER_INTERVAL_NS = 10_000_000
+"""Mean time between two samples in a worker of a DataLoader: 1% of its time."""
 _SMOOTHING = 0.1
 """Weight of the latest sample in the mean cost."""
 _MOST_DEPTH = 64
@@ -83,8 +91,9 @@ _MOST_STACKS = 20_000
 _MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
 _BACKWARDS = frozenset(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))
-_ENDS_STEPS = "ppprof.capture.session"
-"""Module with what ppprof does as a step ends: stacks begin there."""
+_OUTERMOST = ("ppprof.capture.session", "paddle.io.dataloader.worker")
+"""Modules at which stacks begin: what ppprof does as a step ends, for which the training's line waits; and the loop
+of a DataLoader's worker, below which the stack is that of the training which forked it."""
 _MOST_SOURCE_BYTES = 2 << 20
 """Largest file whose lines are kept."""
 
@@ -131,12 +140,16 @@ class StackSampler(WindowObserver):
             sys.setswitchinterval(_SWITCH_SECONDS)
         self._sampling = self._last = _Sampling(self._interval_ns, OwnLines(self._files))
         start_thread(self._sampling.run, "stacks")
+        if _WORKERS is not None:
+            _WORKERS.open()
 
     def uninstall(self) -> None:
         """Stop the thread."""
         if self._sampling is not None:
             self._sampling.stop()
             self._sampling = None
+        if _WORKERS is not None:
+            _WORKERS.close()
         for name, method, wrapper in self._wrapped:
             if vars(self._tensor).get(name) is wrapper:  # unless the training has wrapped it, too
                 setattr(self._tensor, name, method)
@@ -175,17 +188,33 @@ class StackSampler(WindowObserver):
 
     def kept(self, name: TraceName, num_steps: int) -> None:
         """Take the samples of a recording that stays in memory."""
-        self._kept[name], self._last = self._last, None
+        self._kept[name] = self._taken()
 
     def saved(self, name: TraceName, num_steps: int) -> None:
         """Write the samples of a window."""
-        sampling, self._last = self._kept.pop(name, self._last), None
+        sampling = self._kept.pop(name) if name in self._kept else self._taken()
         if sampling is None:
             return
         sampling.stop()  # of a window that goes on in another segment, it still samples
         with self._losing_stacks(name):
-            stacks = sampling.stacks(self._files, self._keeps_source)
+            stacks = sampling.stacks(self._files)
+            stacks = dataclasses.replace(
+                joined_stacks([stacks, *sampling.of_workers]),
+                interval_ns=stacks.interval_ns,
+                threads=stacks.threads,
+            )
+            if self._keeps_source:
+                source = _source(stacks, self._files.folder)
+                stacks = dataclasses.replace(stacks, source=source)
             write_python_stacks(RunFile(self._run, name.stacks), stacks)
+
+    def _taken(self) -> _Sampling | None:
+        """Return the samples of the latest window, and forget them."""
+        sampling, self._last = self._last, None
+        if sampling is not None and _WORKERS is not None:
+            with suppress(OSError):
+                sampling.of_workers += _WORKERS.read()
+        return sampling
 
     def dropped(self, name: TraceName) -> None:
         """Forget the samples of a recording."""
@@ -230,13 +259,16 @@ class _Sampling:
         """Code and module by the id of the code, which Python hashes faster than the code."""
         self._samples = array("q")
         """Thread, time of the sample, ns that it stands for, row of the stack or -1, ns that it was late."""
+        self.of_workers: list[PythonStacks] = []
 
-    def run(self) -> None:
-        """Sample until `stop`."""
+    def run(self, seconds: float = math.inf) -> None:
+        """Sample until `stop`, or for some seconds."""
         me = threading.get_ident()
         cost_ns = 0.0
         self._await_next()
-        while not self._stops.acquire(timeout=max(0, self._due_ns - time.perf_counter_ns()) / 1e9):
+        while self._due_ns < self._begin_ns + seconds * 1e9 and not self._stops.acquire(
+            timeout=max(0, self._due_ns - time.perf_counter_ns()) / 1e9
+        ):
             began_ns = time.thread_time_ns()
             self._sample(me)
             cost_ns += _SMOOTHING * (time.thread_time_ns() - began_ns - cost_ns)
@@ -331,7 +363,7 @@ class _Sampling:
         if self._is_fixed:
             self._interval_ns *= 2
 
-    def stacks(self, files: UserFiles, keeps_source: bool) -> PythonStacks:
+    def stacks(self, files: UserFiles) -> PythonStacks:
         """Return the samples as columns, and the stacks that they found."""
         # In this order: the last sample may still be taken.
         samples, keys = _as_rows(self._samples), list(self._rows)
@@ -356,8 +388,8 @@ class _Sampling:
                     path, is_own = files[code.co_filename]
                     frames.append(Frame(module, path, function_name(code), line, is_own))
                 rows.append(row)
-                if module == _ENDS_STEPS:
-                    break  # the training's line waits for it
+                if module in _OUTERMOST:
+                    break
             stacks.append(rows)
         samples = samples[is_stepping | has_own[samples[:, 3]]]
         num_reads = len(self._reads) // COLUMNS
@@ -373,7 +405,7 @@ class _Sampling:
         threads = {
             thread: each for thread, each in (self._threads or {}).items() if thread in sampled
         }
-        result = PythonStacks(
+        return PythonStacks(
             (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1),
             frames,
             stacks,
@@ -382,14 +414,36 @@ class _Sampling:
             collections=noted[num_reads:],
             threads=threads,
         )
-        if keeps_source:
-            return dataclasses.replace(result, source=_source(result, files.folder))
-        return result
 
     @property
     def _native_id(self) -> int:
         thread = threading._active.get(self._stepping)  # type: ignore[attr-defined]
         return getattr(thread, "native_id", None) or -1
+
+
+def _sample_worker(seconds: float) -> PythonStacks:
+    """Return the samples of this worker of a DataLoader, for some time."""
+    files = UserFiles(Path.cwd())
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(switch_s, _SWITCH_SECONDS))
+    sampling = _Sampling(_WORKER_INTERVAL_NS, OwnLines(files))
+    sampling.run(seconds)
+    sys.setswitchinterval(switch_s)
+    stacks = sampling.stacks(files)
+    is_own = [any(stacks.frames[row].is_own for row in stack) for stack in stacks.stacks]
+    samples = stacks.samples[np.array([*is_own, False])[stacks.samples[:, 3]]]
+    return dataclasses.replace(stacks, samples=samples)
+
+
+def _workers() -> LoaderStacks | None:
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            return LoaderStacks(_sample_worker)
+    return None
+
+
+_WORKERS = _workers()
+"""The samples of workers of DataLoaders, which may be forked ahead of any window; None without them."""
 
 
 def _thread_times() -> dict[int, tuple[int, int]]:

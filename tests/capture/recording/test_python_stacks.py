@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import dis
 import gc
+import os
 import sys
 import threading
 import time
@@ -382,6 +383,54 @@ def test_reads_of_tensors_are_counted_by_their_lines(
     assert counts == {3: 3, 4: 2, 5: 1}
     assert (stacks.reads[:, 1] - stacks.reads[:, 2] >= begin).all()
     assert (stacks.reads[:, 0] == threading.get_native_id()).all()
+
+
+LOADS = """\
+import time
+
+def collate(samples):
+    time.sleep(0.02)
+    return samples[0]
+"""
+
+
+@pytest.mark.paddle
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are sampled on Linux only")
+def test_workers_of_a_loader_are_sampled_while_a_window_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are forked ahead of the first of two windows, and go on behind it."""
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loads.py").write_text(LOADS, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(LOADS, str(tmp_path / "loads.py"), "exec"), names)  # noqa: S102
+    samples = [np.zeros(1, "float32")] * 400
+    options = {"num_workers": 2, "collate_fn": names["collate"], "batch_size": 1}
+    batches = iter(paddle.io.DataLoader(samples, **options))
+
+    def work() -> None:
+        for _ in range(100):
+            next(batches)
+
+    for _ in range(2):
+        begin_ns = time.time_ns()
+        stacks = recorded(tmp_path, work, 1000)
+        of_workers = stacks.samples[stacks.samples[:, 0] != threading.get_native_id()]
+        assert len(set(of_workers[:, 0].tolist())) == 2
+        assert (of_workers[:, 1] >= begin_ns).all()
+        assert 0.2 * (time.time_ns() - begin_ns) < of_workers[:, 2].sum() / 2
+        next(batches)
+    lines = [
+        next(
+            stacks.frames[frame].place
+            for frame in stacks.stacks[row]
+            if stacks.frames[frame].is_own
+        )
+        for row in of_workers[:, 3].tolist()
+    ]
+    assert lines.count("loads.py:4") > 0.8 * len(lines)
+    assert len(list(batches)) == 400 - 202
 
 
 COLLECTS = """\
