@@ -40,7 +40,7 @@ from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
 from ppprof.capture.steps.metrics import Metrics
 from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.steps.step_log import StepLog, memory_reader
+from ppprof.capture.steps.step_log import StepLog, host_peak_allocated_bytes, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock
@@ -424,6 +424,7 @@ def _steps(
         memory_reader(paddle, _device()),
         LastingCost() if is_judged else None,
         flight_recorder.communication_ns if flight_recorder else lambda: None,
+        partial(host_peak_allocated_bytes, paddle),
         metrics,
     )
 

@@ -365,6 +365,7 @@ class StepsPart(Part):
         device_memory: returns the memory of the device now; None without a device.
         lasting_cost: compares steps before and after the first window; None without a device.
         communication_ns: returns the step's time in communication, once it has ended; None if unknown.
+        allocated_bytes: returns the peak memory of tensors on the host so far; None if unknown.
         metrics: the file for Prometheus; None to write none. Without ``log`` it has no effect.
     """
 
@@ -379,11 +380,13 @@ class StepsPart(Part):
         device_memory: Callable[[], DeviceMemory] | None = None,
         lasting_cost: LastingCost | None = None,
         communication_ns: Callable[[], int | None] = lambda: None,
+        allocated_bytes: Callable[[], int | None] = lambda: None,
         metrics: Metrics | None = None,
     ) -> None:
         self._summary = summary
         self._metrics = metrics
         self._communication_ns = communication_ns
+        self._allocated_bytes = allocated_bytes
         self._log = log
         self._scalars = scalars
         self._device_memory = device_memory
@@ -452,6 +455,7 @@ class StepsPart(Part):
             memory.total_bytes,
             *self._processors.step(),
             self._communication_ns(),
+            self._allocated_bytes(),
         )
 
     def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:

@@ -32,6 +32,7 @@ STEP_TIMES = {
     "processors_busy_ratio": pl.Float64,
     "processors_own_ratio": pl.Float64,
     "communication_ns": pl.Int64,
+    "host_peak_allocated_bytes": pl.Int64,
     "others_ratio": pl.Float64,
 }
 """Columns and their types; a value that is missing in a line is null.

@@ -267,6 +267,16 @@ def test_a_full_run_leaves_a_manifest_and_step_times(tmp_path: Path, block: dict
     assert all(line["host_peak_bytes"] > 50 << 20 for line in lines)
 
 
+def test_the_peak_of_tensors_on_the_host_is_logged(tmp_path: Path, block: dict[str, Any]) -> None:
+    with ppprof.attach({**block, "timer_only": True}) as prof:
+        prof.step()
+        size = paddle.base.core.host_memory_stat_peak_value("Allocated", 0)
+        held = paddle.zeros([size // 4 + 1])
+        prof.step()
+    first, second = ppprof.open(tmp_path / "log").step_times["host_peak_allocated_bytes"]
+    assert first <= size < 4 * held.size <= second
+
+
 def test_a_cpu_has_no_known_peak(tmp_path: Path, block: dict[str, Any]) -> None:
     paddle.set_device("cpu")
     with ppprof.attach({**block, "timer_only": True}) as prof:

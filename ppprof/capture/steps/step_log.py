@@ -4,7 +4,8 @@
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
-"processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000}``
+"processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
+"host_peak_allocated_bytes":18350080}``
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class StepRecord(NamedTuple):
     """Time in which the thread that calls `ProfilerSession.step` was in calls of communication or waited for
     them, as `ppprof.capture.ranks.flight_recorder` sees them; null without it. On a device that queues
     its work, transfers take longer than their calls."""
+    host_peak_allocated_bytes: int | None = None
+    """Peak memory of tensors on the host so far: what Paddle's allocator for the CPU has given out; null
+    where Paddle does not count it."""
 
 
 RecordValues = tuple[Union[float, None], ...]
@@ -193,6 +197,14 @@ def memory_reader(paddle: Any, device: str) -> Callable[[], DeviceMemory] | None
         )
 
     return read
+
+
+def host_peak_allocated_bytes(paddle: Any) -> int | None:
+    """Return the peak memory of tensors on the host; None where Paddle does not count it."""
+    try:
+        return int(paddle.base.core.host_memory_stat_peak_value("Allocated", 0))
+    except Exception:  # not in this version
+        return None
 
 
 def _first_answer(functions: tuple[_Ask, ...], paddle: Any, device: str) -> int | None:
