@@ -23,7 +23,7 @@ log = logging.getLogger("ppprof")
 
 CHANGEABLE = (
     *("Global.micro_batch_size", "Global.local_batch_size", "Global.global_batch_size"),
-    *("Model.virtual_pp_degree", "Model.use_recompute"),
+    *("Model.virtual_pp_degree", "Model.use_recompute", "Model.recompute_granularity"),
     *("Distributed.dp_degree", "Distributed.mp_degree", "Distributed.pp_degree"),
     *("Distributed.sharding.sharding_degree", "Distributed.sharding.sharding_stage"),
 )
@@ -131,14 +131,12 @@ def layout_of(config: Config) -> Layout:
         UsageError: the parts of the model are not known with its recompute_granularity.
     """
     model, topology = config.Model, config.topology
-    recompute = model.use_recompute
-    if recompute and (
-        model.recompute_granularity not in (None, "full") or model.no_recompute_layers
-    ):
+    if model.use_recompute and model.no_recompute_layers:
         raise UsageError(
-            "Model.use_recompute: only the time of whole blocks is known; expected recompute_granularity "
-            "full, and no no_recompute_layers"
+            "Model.no_recompute_layers: the parts of a step are known for equal blocks only"
         )
+    is_on_cpu, mix = config.Global.device == "cpu", config.Engine.mix_precision
+    is_mixed = (mix.enable or mix.use_pure_fp16) and not is_on_cpu  # without effect there
     pp = topology.degree("pp")
     return Layout(
         dp=topology.degree("dp"),
@@ -156,9 +154,13 @@ def layout_of(config: Config) -> Layout:
         vocabulary=model.vocab_size,
         positions=model.max_position_embeddings,
         length=config.Data.Train.dataset.max_seq_len,
-        recompute=recompute,
+        recompute=(model.recompute_granularity or "full") if model.use_recompute else "",
         sequence_parallel=model.sequence_parallel and topology.degree("mp") > 1,
-        is_float32=not config.Engine.mix_precision.enable,
+        word_bytes=4 if not is_mixed else 2 if mix.level == "O2" else None,
+        flash_attention=is_mixed,
+        hidden_dropout=model.hidden_dropout_prob > 0,
+        attention_dropout=model.attention_probs_dropout_prob > 0,
+        clips=config.Optimizer.grad_clip is not None,
     )
 
 
@@ -209,10 +211,8 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
         UsageError: a memory is given, and the memory of mixed precision is not known.
     """
     old = base.runs[0].layout
-    if memory_bytes is not None and not old.is_float32:
-        raise UsageError(
-            "--memory: only the memory of float32 is known, and the run has mixed precision"
-        )
+    if memory_bytes is not None and old.word_bytes is None:
+        raise UsageError("--memory: the memory of mixed precision is known for level O2 only")
     recorded = _settings(old)
     rows: list[Row] = []
     candidates = list(itertools.islice(_candidates(old, world_size), _MOST_CANDIDATES + 1))
@@ -295,8 +295,8 @@ def _divisors(number: int) -> list[int]:
 def _degrees(layout: Layout) -> Row:
     values = (
         *(layout.dp, layout.mp, layout.pp, layout.virtual, layout.micro_batch_size),
-        *(layout.sharding, layout.sharding_stage, layout.recompute),
-        "full" if layout.recompute else None,
+        *(layout.sharding, layout.sharding_stage, bool(layout.recompute)),
+        layout.recompute or None,
     )
     return dict(zip(_TUNED, values))
 

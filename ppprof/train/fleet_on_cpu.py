@@ -265,25 +265,25 @@ class _CrossEntropy(PyLayer):
         own = logits.shape[-1]
         highest = logits.max(-1, keepdim=True)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
-        shifted = logits - highest
         index = label - group.rank * own
         is_own = ((index >= 0) & (index < own)).astype(logits.dtype)
         index = index.clip(0, own - 1)
-        target = paddle.take_along_axis(shifted, index, -1) * is_own
-        weights = shifted.exp()
+        target = (paddle.take_along_axis(logits, index, -1) - highest) * is_own
+        # In place, as Paddle's own kernel: logits and softmax may be the largest tensors of a training.
+        weights = (logits - highest).exp_()
         total = weights.sum(-1, keepdim=True)
         dist.all_reduce(target, group=group)
         dist.all_reduce(total, group=group)
         counts = (label != ignore).astype(logits.dtype)
-        ctx.save_for_backward(weights / total, index, is_own, counts)
+        ctx.save_for_backward(weights.divide_(total), index, is_own, counts)
         return (total.log() - target) * counts
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the gradient of the logits: the softmax, minus one at the label, times ``gradient``."""
         softmax, index, is_own, counts = ctx.saved_tensor()
-        slope = paddle.put_along_axis(softmax, index, -is_own, -1, reduce="add")
-        return slope * (gradient * counts)
+        slope = softmax.put_along_axis_(index, -is_own, -1, reduce="add")
+        return slope.multiply_(gradient * counts)
 
 
 def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:

@@ -164,10 +164,11 @@ def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
     if layout.mp != old.mp:
         _split(parts, base, layout)
     if layout.recompute != old.recompute:
-        sign = 1 if layout.recompute else -1
+        forward, backward = parts["layer_forward"].time, parts["layer_backward"].time
         # The least of a difference has the most of what is taken away: the scenarios in reverse.
-        time = parts["layer_backward"].time + sign * parts["layer_forward"].time[::sign]
-        parts["layer_backward"] = Part(time, "modelled")
+        time = backward + _again(layout, forward) - _again(old, forward)[::-1]
+        is_known = {old.recompute, layout.recompute} == {"", "full"}
+        parts["layer_backward"] = Part(np.maximum(time, 0), "modelled" if is_known else "unknown")
     share = layout.most_parameters() / layout.sharding / (old.most_parameters() / old.sharding)
     if share != 1:
         parts["tail"] = Part(parts["tail"].time * share, "modelled")
@@ -175,6 +176,13 @@ def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
     if layout.pp == 1:
         parts["transfer"] = Part(np.zeros(3), "measured")
     return parts
+
+
+def _again(layout: Layout, forward: Float64) -> Float64:
+    """Return the time to compute a block's forward pass again: of a part of it, any time up to the whole."""
+    if layout.recompute in ("", "full"):
+        return forward if layout.recompute else np.zeros(3)
+    return np.array([0, np.nan, forward[2]])
 
 
 def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.memory import memory_of
 from ppprof.analysis.predict.parts import PARTS, Measured, Part, parts_of
 from ppprof.analysis.predict.schedule import Pass, order, simulate
 from ppprof.arrays import Float64
@@ -106,19 +107,21 @@ def _step(layout: Layout, parts: Mapping[str, Part]) -> tuple[Float64, Float64]:
 def memory(layout: Layout) -> list[Row]:
     """Return the memory of a rank of each stage: stage, state_bytes, activation_bytes and total_bytes.
 
-    Modelled. No rows with mixed precision.
+    Modelled; ``moment`` is when the total is held. No rows with mixed precision of level O1, and with
+    sharding stage 3, which gathers weights before it needs them.
     """
-    if not layout.is_float32:
+    if layout.word_bytes is None or (layout.sharding > 1 and layout.sharding_stage == 3):
         return []
     rows = []
     for stage in range(layout.pp):
-        state, kept = layout.state_bytes(stage), layout.activation_bytes(stage)
+        held = memory_of(layout, stage)
         rows.append(
             {
                 "stage": stage,
-                "state_bytes": state,
-                "activation_bytes": kept,
-                "total_bytes": state + kept,
+                "state_bytes": held.state_bytes,
+                "activation_bytes": held.moments[held.moment],
+                "total_bytes": held.total_bytes,
+                "moment": held.moment,
             }
         )
     return rows

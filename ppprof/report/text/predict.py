@@ -13,7 +13,7 @@ _NOTE = """\
 Likely: the step with the recorded times of its parts; - if it is not known. Least, Most: the range of the
 parts that are not known, widened by Error (predicted against measured, of the recorded configuration) and the
 95% interval of the recorded steps; - for Most: without a bound. Bubble: idle time of an average stage in the
-pipeline. Memory: modelled, of the rank with most, of float32 tensors. Basis: of the least certain part."""
+pipeline. Memory: modelled, of the rank with most. Basis: of the least certain part."""
 
 _STEPS = (
     Column("configuration", header="Configuration", width=24, grows=True),
@@ -49,8 +49,9 @@ _TITLES: Mapping[str, tuple[str, Sequence[Column]]] = {
         (
             Column("stage", "number", text="text", header="Stage"),
             Column("state_bytes", "bytes", header="Weights, Gradients, Moments"),
-            Column("activation_bytes", "bytes", header="Activations"),
-            Column("total_bytes", "bytes", header="Total"),
+            Column("activation_bytes", "bytes", header="Activations, Temporary"),
+            Column("total_bytes", "bytes", header="Peak"),
+            Column("moment", header="When"),
         ),
     ),
 }

@@ -8,7 +8,7 @@ import pytest
 
 from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.parts import PARTS, Measured
-from ppprof.analysis.predict.prediction import memory, predict
+from ppprof.analysis.predict.prediction import predict
 
 LAYOUT = Layout(
     dp=1,
@@ -26,9 +26,13 @@ LAYOUT = Layout(
     vocabulary=256,
     positions=64,
     length=32,
-    recompute=False,
+    recompute="",
     sequence_parallel=False,
-    is_float32=True,
+    word_bytes=4,
+    flash_attention=False,
+    hidden_dropout=False,
+    attention_dropout=False,
+    clips=True,
 )
 
 
@@ -63,7 +67,7 @@ def test_stages_share_the_blocks() -> None:
 
 
 def test_recompute_adds_a_forward_pass() -> None:
-    recomputed = replace(LAYOUT, recompute=True)
+    recomputed = replace(LAYOUT, recompute="full")
     assert step_of(recomputed) == 8 * 2 + 11 * 2 * 40 + 7
     base = run_of(recomputed, layer_forward=10, layer_backward=30)
     assert step_of(LAYOUT, base) == 11 * 2 * 30
@@ -111,31 +115,3 @@ def test_another_mp_degree_is_between_the_same_work_and_half_of_it() -> None:
     error = abs(660 / 1000 - 1)
     assert row["low_ns"] == pytest.approx(11 * 2 * (6 + 16) * (1 - error))
     assert row["high_ns"] == pytest.approx(11 * 2 * (12 + 32) * (1 + error))
-
-
-def test_the_memory_of_a_block_by_hand() -> None:
-    """One block, one sample of one token, hidden 1, one head: 18 + 48 + 9 bytes, and the loss."""
-    tiny = replace(
-        LAYOUT,
-        pp=1,
-        layers=1,
-        hidden=1,
-        inner=4,
-        heads=1,
-        vocabulary=10,
-        positions=1,
-        length=1,
-    )
-    (row,) = memory(tiny)
-    # 12 h^2 + 13 h of the block, two norms' weights of the end, 10 words and 1 position
-    assert row["state_bytes"] == 16 * (25 + 2 + 10 + 1)
-    assert row["activation_bytes"] == 75 + 12 * 10 + 8
-    assert memory(replace(tiny, is_float32=False)) == []
-
-
-@pytest.mark.parametrize(("stage", "bytes_of_parameter"), [(1, 12), (2, 10), (3, 8)])
-def test_sharding_divides_moments_then_gradients_then_weights(
-    stage: int, bytes_of_parameter: int
-) -> None:
-    layout = replace(LAYOUT, sharding=2, sharding_stage=stage)
-    assert layout.state_bytes(1) == bytes_of_parameter * layout.parameters(1)
