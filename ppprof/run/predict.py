@@ -91,12 +91,11 @@ def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
     return Base(measured, runs[0].manifest["config"], str(runs[0]))
 
 
-def measured_of(run: Run, **selection: Any) -> Measured:
-    """Return the parts of a run's steps; ``selection`` is passed to `Run.cluster`.
+def layout_in(run: Run) -> Layout:
+    """Return the configuration of a run.
 
     Raises:
-        InputError: the run's manifest has no valid config of a GPT, its pipeline has one stage, or no
-            step of it can be replayed.
+        InputError: the run's manifest has no valid config of a GPT.
     """
     values = run.manifest.get("config")
     if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
@@ -110,7 +109,17 @@ def measured_of(run: Run, **selection: Any) -> Measured:
         raise InputError(f"{run}: the config in its manifest is not valid: {error}") from error
     if config.Model.module != "GPTModule":
         raise InputError(f"{run}: {config.Model.module}: only the parts of a GPTModule are known")
-    layout = layout_of(config)
+    return layout_of(config)
+
+
+def measured_of(run: Run, **selection: Any) -> Measured:
+    """Return the parts of a run's steps; ``selection`` is passed to `Run.cluster`.
+
+    Raises:
+        InputError: the run's manifest has no valid config of a GPT, its pipeline has one stage, or no
+            step of it can be replayed.
+    """
+    layout = layout_in(run)
     if layout.pp == 1:
         raise InputError(
             f"{run}: it has one pipeline stage, so blocks and the rest are one pass; "
@@ -156,6 +165,7 @@ def layout_of(config: Config) -> Layout:
         length=config.Data.Train.dataset.max_seq_len,
         recompute=(model.recompute_granularity or "full") if model.use_recompute else "",
         sequence_parallel=model.sequence_parallel and topology.degree("mp") > 1,
+        fused_qkv=model.fuse_attn_qkv,
         word_bytes=4 if not is_mixed else 2 if mix.level == "O2" else None,
         flash_attention=is_mixed,
         hidden_dropout=model.hidden_dropout_prob > 0,

@@ -30,6 +30,8 @@ class Layout:
     recompute: str
     """What the backward pass computes again: nothing, or ``full``, ``full_attn`` or ``core_attn``."""
     sequence_parallel: bool
+    fused_qkv: bool
+    """Whether one product computes queries, keys and values."""
     word_bytes: int | None
     """Bytes of an activation; None if they differ (mixed precision O1)."""
     flash_attention: bool

@@ -110,7 +110,9 @@ def _state_bytes(layout: Layout, tensors: Sequence[int]) -> int:
     state = _FLOAT32 * (2 if word == _FLOAT32 else 3)
     if ranks == 1:
         return (2 * word + state) * total
-    own = max(shares(sorted(tensors, reverse=True) if layout.sharding_stage == 1 else tensors, ranks))
+    own = max(
+        shares(sorted(tensors, reverse=True) if layout.sharding_stage == 1 else tensors, ranks)
+    )
     gradients = total
     if layout.sharding_stage == 2:
         # A buffer for each rank's small tensors; one more is still held when they are made again.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,17 @@ class Part(NamedTuple):
         return bool(self.time[2] != 0)
 
 
+class Message(NamedTuple):
+    """An all-reduce."""
+
+    num_bytes: int
+    """Of each rank."""
+    ranks: int
+    """Of its group."""
+    time: float
+    """Nanoseconds from the arrival of the last rank."""
+
+
 @dataclass(frozen=True)
 class Measured:
     """The parts of a recorded run."""
@@ -61,8 +73,8 @@ class Measured:
     """The step, mean over steps."""
     error_ratio: float
     """Half of the 95% interval of the mean step, as a ratio of it."""
-    messages: Sequence[tuple[float, float]]
-    """Bytes on the slowest link and nanoseconds of the smallest and the largest all-reduce; empty without any."""
+    messages: Sequence[Message]
+    """The all-reduces of the run by size, with their mean time."""
 
 
 def measure(cluster: Cluster, layout: Layout) -> Measured | None:
@@ -127,7 +139,7 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
     recorded = ends["recorded_ns"].to_numpy().astype(np.float64)
     spread = float(recorded.std()) / max(1, len(recorded) - 1) ** 0.5  # of the mean
     step_ns = float(recorded.mean())
-    return Measured(layout, times, step_ns, 1.96 * spread / step_ns, _messages(cluster.bandwidths))
+    return Measured(layout, times, step_ns, 1.96 * spread / step_ns, _messages(cluster.arrivals))
 
 
 def _only_mp(steps: pl.DataFrame) -> pl.Expr:
@@ -135,13 +147,12 @@ def _only_mp(steps: pl.DataFrame) -> pl.Expr:
     return pl.col(name).fill_null(0) if name in steps.columns else pl.lit(0)
 
 
-def _messages(bandwidths: pl.DataFrame) -> list[tuple[float, float]]:
+def _messages(arrivals: pl.DataFrame) -> list[Message]:
     is_sum = pl.col("op").str.replace_all("_", "").str.starts_with("allreduce")
-    rows = bandwidths.filter(is_sum, pl.col("bytes").is_not_null()).sort("bytes")
-    if rows.is_empty():
-        return []
-    ends = [rows.row(number, named=True) for number in (0, -1)]
-    return [(_on_link(row["bytes"], row["ranks"]), row["transfer_ns"]) for row in ends]
+    rows = arrivals.filter(is_sum, pl.col("bytes") > 0, pl.col("transfer_ns") > 0)
+    ranks = pl.col("members").str.count_matches(r"[,>]") + 1
+    means = rows.group_by("bytes", ranks.alias("ranks")).agg(pl.col("transfer_ns").mean())
+    return [Message(*row) for row in means.sort("bytes", "ranks").rows()]
 
 
 def _on_link(num_bytes: float, num_ranks: int) -> float:
@@ -211,8 +222,13 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
 
 
 def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
-    """Change the parts for another mp_degree: between a perfect split of the work, and the same work."""
+    """Change the parts for another mp_degree: between a perfect split of the work, and the same work.
+
+    A block sums hidden states over mp twice in each pass, in the backward pass once for each product
+    that takes them. So do the embedding and the loss, which also sums three values a token.
+    """
     old = base.layout
+    forward, backward = 2, 2 if layout.fused_qkv else 4
     own = parts["mp"].time
     for name in PARTS:
         if name.partition("_")[0] not in ("layer", "first", "last"):
@@ -222,16 +238,28 @@ def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
         split = work * old.mp / layout.mp
         low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
         parts[name] = Part(np.array([low, np.nan, high]), "unknown")
-    if layout.mp == 1:
-        parts["mp"] = Part(np.zeros(3), "measured")
-    elif old.mp > 1:
+    tokens = 4 * layout.length * layout.micro_batch_size
+    sums = value = np.zeros(3)
+    if layout.mp > 1 and old.mp > 1:
+        # From the bytes on a link, at least; at most from the number of messages of a ring, too.
         share = _on_link(1, layout.mp) / _on_link(1, old.mp)
-        parts["mp"] = Part(own * share, "modelled")
-    else:
-        size = 4 * layout.length * layout.micro_batch_size * layout.hidden
-        parts["mp"] = _message(base, size, layout.mp, 2)
-    for name in ("layer_forward", "layer_backward"):
-        parts[name] = Part(parts[name].time + parts["mp"].time, parts[name].basis)
+        most = (layout.mp - 1) / (old.mp - 1)
+        low, likely, high = own * sorted((1, share, most))
+        sums = np.array([low, likely, high]) * 2 / (forward + backward)
+    elif layout.mp > 1:
+        calls = 2 if layout.sequence_parallel else 1  # a gather and a scatter instead of a sum
+        sums = calls * _message(base, tokens * layout.hidden, layout.mp)
+        value = _message(base, tokens, layout.mp)
+    for name, time in {
+        "layer_forward": forward * sums,
+        "layer_backward": backward * sums,
+        "first_forward": sums,
+        "last_forward": 3 * value,
+        "last_backward": sums,
+    }.items():
+        parts[name] = Part(parts[name].time + time, parts[name].basis)
+    basis = "measured" if layout.mp == 1 else _basis(sums)
+    parts["mp"] = Part((forward + backward) / 2 * sums, basis)
 
 
 def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
@@ -249,26 +277,43 @@ def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
         return Part(np.full(3, base.times["replicas"] * share), basis)
     if layout.sharding > 1 and layout.sharding_stage > 1:
         return Part(np.array([0.0, np.nan, np.inf]), "unknown")
-    # Sharding stage 1 has a reduce and a broadcast for each tensor, else one all-reduce has all.
-    tensors = 12 * layout.stage_layers() + 4
-    return _message(base, size, ranks, 2 * tensors if layout.sharding > 1 else 1, is_split=True)
+    if layout.sharding == 1:
+        time = _message(base, size, ranks)
+        return Part(time, _basis(time))
+    # Sharding stage 1 reduces and broadcasts each tensor.
+    tensors = max((layout.tensors(stage) for stage in range(layout.pp)), key=sum)
+    time = np.sum([2 * _message(base, 4 * each, ranks) for each in tensors], axis=0)
+    return Part(time, _basis(time))
 
 
-def _message(
-    base: Measured, size: float, ranks: int, count: int, *, is_split: bool = False
-) -> Part:
-    """Return the time of all-reduces that the run lacks, from its smallest and largest all-reduce.
+def _basis(time: Float64) -> str:
+    return "modelled" if np.isfinite(time[2]) else "unknown"
 
-    Args:
-        base: the run.
-        size: bytes of each rank, in one call, or over all calls if ``is_split``.
-        ranks: ranks of the group.
-        count: calls.
-        is_split: whether the calls share ``size``.
+
+def _message(base: Measured, num_bytes: int, ranks: int) -> Float64:
+    """Return the time of an all-reduce that the run lacks.
+
+    It is in no less than the share of any recorded one that has its part of the bytes and ranks. It is
+    in no more than any recorded one that is repeated until it has carried all bytes to all ranks.
+    Likely is a line through the smallest and the largest, by the bytes on a link::
+
+        time |            .x
+             |      ?.
+             |  x
+             +------------------ bytes on a link
     """
     if not base.messages:
-        return Part(np.array([0.0, np.nan, np.inf]), "unknown")
-    (small, short), (large, long) = base.messages
+        return np.array([0.0, np.nan, np.inf])
+    bounds = [
+        (
+            each.time * min(1, num_bytes / each.num_bytes) * min(1, (ranks - 1) / (each.ranks - 1)),
+            each.time * ceil(num_bytes / each.num_bytes) * max(1, (ranks - 1) / (each.ranks - 1)),
+        )
+        for each in base.messages
+    ]
+    low, high = min(bounds)[0], min(high for _, high in bounds)
+    by_link = sorted((_on_link(each.num_bytes, each.ranks), each.time) for each in base.messages)
+    (small, short), (large, long) = by_link[0], by_link[-1]
     slope = max(0.0, (long - short) / (large - small)) if large > small else 0.0
-    on_link = _on_link(size, ranks) * (1 if is_split else count)
-    return Part(np.array([0.0, count * short + slope * on_link, np.inf]), "modelled")
+    likely = short + slope * (_on_link(num_bytes, ranks) - small)
+    return np.array([low, np.clip(likely, low, high), high])

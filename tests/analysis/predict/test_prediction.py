@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ppprof.analysis.predict.layout import Layout
-from ppprof.analysis.predict.parts import PARTS, Measured
+from ppprof.analysis.predict.parts import PARTS, Measured, Message
 from ppprof.analysis.predict.prediction import predict
 
 LAYOUT = Layout(
@@ -28,6 +28,7 @@ LAYOUT = Layout(
     length=32,
     recompute="",
     sequence_parallel=False,
+    fused_qkv=True,
     word_bytes=4,
     flash_attention=False,
     hidden_dropout=False,
@@ -36,9 +37,7 @@ LAYOUT = Layout(
 )
 
 
-def run_of(
-    layout: Layout, messages: tuple[tuple[float, float], ...] = (), **times: float
-) -> Measured:
+def run_of(layout: Layout, messages: tuple[Message, ...] = (), **times: float) -> Measured:
     """Return a run whose parts take no time but the given ones; the step is 1,000 ns."""
     return Measured(layout, {**dict.fromkeys(PARTS, 0.0), **times}, 1000, 0, messages)
 
@@ -93,12 +92,42 @@ def test_a_sum_that_the_run_lacks_has_no_upper_bound() -> None:
     layout = replace(LAYOUT, dp=2)
     row, _ = predict([BASE], layout)
     assert (row["step_ns"], row["high_ns"], row["basis"]) == (None, None, "unknown")
-    # Two messages over two ranks: 1 ns a byte after 5 ns; a ring of two carries the bytes once.
-    base = replace(BASE, messages=((4, 9), (104, 109)))
+
+
+def test_a_sum_that_the_run_lacks_is_between_its_other_messages() -> None:
+    layout = replace(LAYOUT, dp=2)
+    # 1 ns a byte after 5 ns; a ring of two carries the bytes once.
+    base = replace(BASE, messages=(Message(4, 2, 9), Message(100, 2, 105)))
     size = 4 * layout.most_parameters()
-    row, _ = predict([base], layout)
-    assert row["step_ns"] == pytest.approx(683 + 9 + size)
-    assert (row["high_ns"], row["basis"]) == (None, "modelled")
+    row, parts = predict([base], layout)
+    assert row["step_ns"] == pytest.approx(683 + 5 + size)
+    assert row["basis"] == "modelled"
+    (replicas,) = (part for part in parts if part["part"] == PARTS["replicas"])
+    # At least the shortest; at most the larger one again and again.
+    assert (replicas["low_ns"], replicas["high_ns"]) == (9, 105 * -(-size // 100))
+
+
+def test_more_ranks_take_more_messages_of_a_ring() -> None:
+    base = replace(BASE, messages=(Message(1 << 20, 2, 1000),))
+    _, parts = predict([base], replace(LAYOUT, dp=4))
+    (replicas,) = (part for part in parts if part["part"] == PARTS["replicas"])
+    assert replicas["high_ns"] == 3 * 1000
+
+
+def test_mp_sums_hidden_states_four_times_in_a_block() -> None:
+    hidden = 4 * LAYOUT.length * LAYOUT.hidden
+    base = replace(BASE, messages=(Message(hidden, 2, 10), Message(4 * LAYOUT.length, 2, 1)))
+    _, parts = predict([base], replace(LAYOUT, mp=2))
+    times = {part["part"]: (part["low_ns"], part["high_ns"]) for part in parts}
+    assert times[PARTS["layer_forward"]][1] == 10 + 2 * 10
+    assert times[PARTS["layer_backward"]][1] == 20 + 2 * 10
+    # The work of half of it, and messages as short as the shortest of their size.
+    assert times[PARTS["layer_backward"]][0] == 10 + 2 * 1
+    assert times[PARTS["first_forward"]][1] == times[PARTS["last_backward"]][1] == 10
+    assert times[PARTS["last_forward"]][1] == 3
+    _, parts = predict([base], replace(LAYOUT, mp=2, fused_qkv=False))
+    times = {part["part"]: (part["low_ns"], part["high_ns"]) for part in parts}
+    assert times[PARTS["layer_backward"]][1] == 20 + 4 * 10
 
 
 def test_a_recorded_sum_scales_with_the_ring() -> None:
