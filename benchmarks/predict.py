@@ -129,7 +129,7 @@ MODELS: Sequence[tuple[Size, Change]] = (
     (Size(176, 8, 2, 120, 1400), {LOCAL: 4, MP: 2, SHARDING: 2, STAGE: 1}),
     (Size(208, 8, 4, 40, 1200), {MICRO: 2, LOCAL: 2, SHARDING: 2, STAGE: 2}),
     (Size(320, 5, 2, 24, 2500), {SHARDING: 4, STAGE: 2, LOCAL: 1}),
-    (Size(160, 5, 3, 48, 2000), {SHARDING: 2, DP: 2, STAGE: 2, LOCAL: 1}),
+    (Size(160, 5, 3, 48, 2000), {SHARDING: 2, DP: 2, STAGE: 2, LOCAL: 2}),
 )
 """Models and what differs from one rank with micro-batches of one sample; none of the sizes was fitted."""
 
