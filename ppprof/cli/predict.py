@@ -18,8 +18,8 @@ from ppprof.cli.options import (
     whole_number,
 )
 from ppprof.cli.output import csv_or_markdown, problem_of_output
-from ppprof.errors import UsageError
-from ppprof.paths import to_path
+from ppprof.errors import InputError, UsageError
+from ppprof.paths import read_bounded, to_path
 
 if TYPE_CHECKING:
     from ppprof.analysis.predict.prediction import Row
@@ -29,8 +29,10 @@ EXAMPLES = {
     "ppprof predict profiler_log -o Distributed.pp_degree=4": "the step and memory with four stages",
     "ppprof predict micro_1 micro_2 -o Global.micro_batch_size=4": "from two runs, without a range",
     "ppprof predict micro_1 micro_2 --search --world-size 64 --memory 80GiB": "the ten best",
+    "ppprof predict micro_1 micro_2 --history tuner_history.csv": "and what a tuner measured of them",
 }
 _TUNER = "paddle-tuner"
+_MOST_BYTES = 1 << 24
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -60,6 +62,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar=("WHAT", "FILE"),
         help=f"with --search, write FILE too; WHAT is {_TUNER}: configs_csv of Paddle's auto-tuner",
     )
+    add(
+        "--history",
+        metavar="FILE",
+        help="history CSV of Paddle's auto-tuner: its configurations, predicted beside measured",
+    )
     add("--steps", metavar="A:B", help="only steps A to B-1; also A:, :B or one number")
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
     add_format(parser, "json, csv and md are in nanoseconds; csv and md hold the first table")
@@ -85,6 +92,8 @@ def check(args: argparse.Namespace) -> None:
             checks.problems.append("--search: expected --world-size N")
     else:
         checks.no_effect(["world_size", "memory", "to"], "without --search")
+    if args.history and (args.override or args.search):
+        checks.problems.append("--history: has no effect with -o and --search")
     if args.to:
         what, file = args.to
         if what != _TUNER:
@@ -105,14 +114,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the prediction; return 0."""
     from ppprof.cli import executors
     from ppprof.cli.runs import open_run
-    from ppprof.run.predict import base_of, measured_of, prediction, search, tuner_csv
+    from ppprof.run.predict import base_of, history, measured_of, prediction, search, tuner_csv
 
     runs = [open_run(path) for path in args.paths]
     num = sum(len(each.recordings) for each in runs)
     with executors.processes(args.workers, num) as executor:
         measured = [measured_of(each, steps=args.steps, executor=executor) for each in runs]
     base = base_of(runs, measured)
-    if args.search:
+    if args.history:
+        tables = history(base, _text_in(args.history))
+    elif args.search:
         tables = search(base, args.world_size, args.memory)
     else:
         tables = prediction(base, args.override)
@@ -120,6 +131,13 @@ def run(args: argparse.Namespace) -> int:
         to_path(args.to[1]).write_text(tuner_csv(tables["search"]), encoding="utf-8")
     print(_text_of(args, runs, tables), end="")
     return 0
+
+
+def _text_in(file: str) -> str:
+    try:
+        return read_bounded(to_path(file), _MOST_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _text_of(args: argparse.Namespace, runs: Sequence[Run], tables: Mapping[str, list[Row]]) -> str:

@@ -6,7 +6,8 @@ import csv
 import io
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,6 +34,12 @@ _TUNED = (
     *("sharding_degree", "sharding_stage", "use_recompute", "recompute_granularity"),
 )
 """Columns of Paddle's ``configs_csv``."""
+_METRICS: Mapping[str, Callable[[float, int], float]] = {
+    "batch_cost": lambda value, samples: value,
+    "ips": lambda value, samples: samples / value,
+    "step/s": lambda value, samples: 1 / value,
+}
+"""Metrics of a tuner -> seconds of a step, from the metric and the samples of a step over all ranks."""
 _MOST_CANDIDATES = 2_000
 _MOST_PASSES = 200_000
 _BEST = 10
@@ -223,7 +230,6 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
     old = base.runs[0].layout
     if memory_bytes is not None and old.word_bytes is None:
         raise UsageError("--memory: the memory of mixed precision is known for level O2 only")
-    recorded = _settings(old)
     rows: list[Row] = []
     candidates = list(itertools.islice(_candidates(old, world_size), _MOST_CANDIDATES + 1))
     if len(candidates) > _MOST_CANDIDATES:
@@ -238,11 +244,8 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
             continue
         if layout.pp * layout.virtual * layout.micro_batches > _MOST_PASSES:
             continue
-        changes = {key: value for key, value in settings.items() if value != recorded[key]}
-        changes.pop("Global.global_batch_size", None)
         row, _ = predict(base.runs, layout)
-        name = " ".join(_overrides(changes)) or "as recorded"
-        row = {**_step_row(name, row, layout), **_degrees(layout)}
+        row = {**_step_row(_name(old, layout), row, layout), **_degrees(layout)}
         fits = memory_bytes is None or row["memory_bytes"] <= memory_bytes
         if fits and (row["step_ns"] or row["high_ns"]):
             rows.append(row)
@@ -253,6 +256,68 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
         )
     rows.sort(key=lambda row: row["step_ns"] or row["high_ns"])
     return {"search": rows[:_BEST]}
+
+
+def history(base: Base, text: str) -> dict[str, list[Row]]:
+    """Return what Paddle's auto-tuner measured beside the prediction of it: ``history``.
+
+    Args:
+        base: the recorded runs.
+        text: ``*_history.csv`` of the tuner; its metric is one of `_METRICS`, as the harness logs them.
+
+    Returns:
+        A row for each configuration, in the order of the file, as in `prediction`; measured_ns and
+        error_ratio are null for a configuration that did not train. Rows that the harness refuses
+        are skipped with a warning.
+
+    Raises:
+        InputError: the text has no rows, or lacks a column.
+    """
+    lines = list(csv.DictReader(io.StringIO(text)))
+    columns = set(lines[0]) if lines else set()
+    metric = next((name for name in _METRICS if name in columns), None)
+    if metric is None or not {*_TUNED, "global_batch_size"} <= columns:
+        raise InputError(
+            "not a history of Paddle's auto-tuner: expected rows with global_batch_size, "
+            f"{', '.join(_TUNED)} and one of {', '.join(_METRICS)}"
+        )
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            layout = _tuned(base, line)
+            value = float(line[metric] or "nan")
+        except (ConfigError, UsageError, ValueError) as error:
+            log.warning(f"line {number} of the history: skipped: {error}")
+            continue
+        row, _ = predict(base.runs, layout)
+        measured_ns = None
+        if value > 0:
+            measured_ns = 1e9 * _METRICS[metric](value, layout.samples * layout.replicas)
+        if measured_ns and row["step_ns"]:
+            row["error_ratio"] = row["step_ns"] / measured_ns - 1
+        rows.append(_step_row(_name(base.runs[0].layout, layout), row, layout, measured_ns))
+    return {"history": rows}
+
+
+def _tuned(base: Base, line: Mapping[str, str]) -> Layout:
+    """Return the configuration of a row of the tuner; pandas writes whole numbers beside blanks as ``2.0``."""
+    size = {name: int(float(line[name])) for name in _TUNED[:7]}
+    samples = int(float(line["global_batch_size"]))
+    settings = {
+        "Distributed.dp_degree": size["dp_degree"],
+        "Distributed.mp_degree": size["mp_degree"],
+        "Distributed.pp_degree": size["pp_degree"],
+        "Distributed.sharding.sharding_degree": size["sharding_degree"],
+        "Distributed.sharding.sharding_stage": size["sharding_stage"],
+        "Model.virtual_pp_degree": size["vpp_degree"],
+        "Global.global_batch_size": samples,
+        "Global.local_batch_size": samples // (size["dp_degree"] * size["sharding_degree"]),
+        "Global.micro_batch_size": size["micro_batch_size"],
+        "Model.use_recompute": line["use_recompute"].lower() == "true",
+        "Model.recompute_granularity": line["recompute_granularity"] or None,
+    }
+    ranks = math.prod(size[f"{axis}_degree"] for axis in ("dp", "mp", "pp", "sharding"))
+    return layout_of(base.load(_overrides(settings), ranks))
 
 
 def _candidates(old: Layout, world_size: int) -> Iterator[dict[str, int]]:
@@ -294,7 +359,22 @@ def _settings(layout: Layout) -> dict[str, int]:
     }
 
 
-def _overrides(settings: Mapping[str, int]) -> list[str]:
+def _name(old: Layout, layout: Layout) -> str:
+    """Return what a configuration changes, but for the batch."""
+    recorded, settings = ({**_settings(each), **_recompute(each)} for each in (old, layout))
+    changes = {key: value for key, value in settings.items() if value != recorded[key]}
+    changes.pop("Global.global_batch_size", None)
+    return " ".join(_overrides(changes)) or "as recorded"
+
+
+def _recompute(layout: Layout) -> dict[str, Any]:
+    return {
+        "Model.use_recompute": bool(layout.recompute),
+        "Model.recompute_granularity": layout.recompute or None,
+    }
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 

@@ -51,6 +51,40 @@ def test_the_best_are_written_for_paddles_tuner(cli, tmp_path):
     assert all(row["memory_bytes"] <= 5 << 20 for row in few)
 
 
+HISTORY = """\
+job_id,dp_degree,mp_degree,pp_degree,vpp_degree,micro_batch_size,sharding_degree,sharding_stage,\
+use_recompute,recompute_granularity,acc_steps,global_batch_size,time,max_mem_usage,error_info
+1,2,2,2,1,2.0,1,1,False,,4,16,VALUE,,
+2,4,2,2,1,2,1,1,True,full,2,16,,,Out of memory
+3,2,2,3,1,2,1,1,False,,4,16,1,,
+"""
+"""What Paddle's auto-tuner writes; pandas makes a column with blanks to floats."""
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"), [("batch_cost", 0.5), ("ips", 16 / 0.5), ("step/s", 1 / 0.5)]
+)
+def test_what_a_tuner_measured_stands_beside_the_prediction(cli, tmp_path, metric, value):
+    file = tmp_path / "tuner_history.csv"
+    file.write_text(HISTORY.replace("time", metric).replace("VALUE", str(value)))
+    recorded = document(cli)["steps"][0]
+    as_recorded, failed = document(cli, "--history", file)["history"]
+    assert as_recorded["configuration"] == "as recorded"
+    assert as_recorded["measured_ns"] == 0.5e9
+    assert as_recorded["step_ns"] == recorded["step_ns"]
+    assert as_recorded["error_ratio"] == pytest.approx(recorded["step_ns"] / 0.5e9 - 1)
+    assert failed["configuration"] == (
+        "Distributed.dp_degree=4 Global.local_batch_size=4 Model.use_recompute=True "
+        "Model.recompute_granularity=full"
+    )
+    assert failed["measured_ns"] is failed["error_ratio"] is None
+    out, err = cli("predict", RUN, "--history", file)
+    error = abs(as_recorded["error_ratio"])
+    assert f"Error: {error:.1%} (median), {error:.1%} (most)." in out
+    assert "of 1 measured steps" in out
+    assert "line 4 of the history: skipped" in err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -65,6 +99,9 @@ def test_the_best_are_written_for_paddles_tuner(cli, tmp_path):
         (["--search"], 2, "--search: expected --world-size N"),
         (["--memory", "1GiB"], 2, "--memory: has no effect without --search"),
         ([RUN], 3, "it has the micro_batch_size of"),
+        (["--history", __file__], 3, "not a history of Paddle's auto-tuner"),
+        (["--history", "absent.csv"], 3, "absent.csv: No such file"),
+        (["--history", "x", "--search"], 2, "--history: has no effect with -o and --search"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(cli, options, code, message):

@@ -93,6 +93,7 @@ def run(
     folder: Path,
     *program: str | Path,
     processes: int = 0,
+    options: tuple[str, ...] = (),
     code: int | None = 0,
     python: str | Path = sys.executable,
     timeout: float = 400,
@@ -104,13 +105,14 @@ def run(
         folder: its working directory.
         program: as for `command`.
         processes: as for `command`.
+        options: as for `command`.
         code: the exit code that is expected; None for any.
         python: as for `command`.
         timeout: seconds.
         variables: environment variables.
     """
     done = subprocess.run(
-        command(*program, processes=processes, python=python),
+        command(*program, processes=processes, options=options, python=python),
         cwd=folder,
         env=environment(folder, **variables),
         capture_output=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from ppprof.analysis.predict.prediction import Row
@@ -34,6 +36,7 @@ _TITLES: Mapping[str, tuple[str, Sequence[Column]]] = {
         "Best Configurations",
         tuple(each for each in _STEPS if each.header not in ("Measured", "Error")),
     ),
+    "history": ("Configurations of Paddle's Auto-Tuner", _STEPS),
     "parts": (
         "Parts",
         (
@@ -64,9 +67,24 @@ def render_predictions(tables: Mapping[str, Sequence[Row]], options: TableOption
         title, columns = _TITLES[name]
         lines: list[Line] = [text_cells(columns, row, options.time) for row in rows]
         unit = None if name == "memory" else options.time_unit
-        note = _NOTE if name in ("steps", "search") else ""
+        note = "" if name in ("parts", "memory") else _NOTE
+        if name == "history":
+            note = f"{_errors(rows)}\n{note}"
         if rows:
             parts.append(
                 options.layout.table(Table(title, text_columns(columns), lines, unit, note=note))
             )
     return "".join(parts)
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    """Return how far the predictions of rows are from the measured steps, as a sentence."""
+    errors = [abs(row["error_ratio"]) for row in rows if row["error_ratio"] is not None]
+    measured = [row for row in rows if row["measured_ns"] is not None]
+    num_in = sum(
+        row["low_ns"] <= row["measured_ns"] <= (row["high_ns"] or math.inf) for row in measured
+    )
+    text = f"Between Least and Most: {num_in} of {len(measured)} measured steps."
+    if not errors:
+        return text
+    return f"Error: {statistics.median(errors):.1%} (median), {max(errors):.1%} (most). {text}"
