@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +75,8 @@ BASES: Sequence[tuple[Sequence[int], Sequence[int]]] = (
 """Numbers of recorded runs, and of the changes that are predicted from them."""
 _STEPS = (4, 9)
 _TURN_S = 100
+_MOST_WAIT_RATIO = 0.05
+"""Runs in which ranks wait longer for a processor are repeated: other programs were running."""
 
 
 class Size(NamedTuple):
@@ -276,6 +279,9 @@ def main() -> None:
         if not folder.exists() and time.monotonic() - begin < _TURN_S:
             (train_steps if args.what == "steps" else train_memory)(folder, number)
             print(number, f"{time.monotonic() - begin:.0f} s", flush=True)
+            if args.what == "steps" and measured_ns(folder)[1] > _MOST_WAIT_RATIO:
+                print(f"{number}: not kept: its ranks waited for processors", flush=True)
+                shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
