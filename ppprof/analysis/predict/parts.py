@@ -228,38 +228,35 @@ def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
     that takes them. So do the embedding and the loss, which also sums three values a token.
     """
     old = base.layout
-    forward, backward = 2, 2 if layout.fused_qkv else 4
-    own = parts["mp"].time
-    for name in PARTS:
-        if name.partition("_")[0] not in ("layer", "first", "last"):
-            continue
-        communication = own if name.startswith("layer") else 0
-        work = np.maximum(parts[name].time - communication, 0)
-        split = work * old.mp / layout.mp
-        low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
-        parts[name] = Part(np.array([low, np.nan, high]), "unknown")
+    backward = 2 if layout.fused_qkv else 4
+    counts = {
+        "layer_forward": 2,
+        "layer_backward": backward,
+        "first_forward": 1,
+        "last_backward": 1,
+    }
+    mean_count = (2 + backward) / 2
+    own = parts["mp"].time / mean_count
     tokens = 4 * layout.length * layout.micro_batch_size
     sums = value = np.zeros(3)
     if layout.mp > 1 and old.mp > 1:
-        # From the bytes on a link, at least; at most from the number of messages of a ring, too.
+        # By the bytes on a link, or by the number of messages of a ring.
         share = _on_link(1, layout.mp) / _on_link(1, old.mp)
-        most = (layout.mp - 1) / (old.mp - 1)
-        low, likely, high = own * sorted((1, share, most))
-        sums = np.array([low, likely, high]) * 2 / (forward + backward)
+        sums = own * sorted((1, share, (layout.mp - 1) / (old.mp - 1)))
     elif layout.mp > 1:
         calls = 2 if layout.sequence_parallel else 1  # a gather and a scatter instead of a sum
         sums = calls * _message(base, tokens * layout.hidden, layout.mp)
         value = _message(base, tokens, layout.mp)
-    for name, time in {
-        "layer_forward": forward * sums,
-        "layer_backward": backward * sums,
-        "first_forward": sums,
-        "last_forward": 3 * value,
-        "last_backward": sums,
-    }.items():
-        parts[name] = Part(parts[name].time + time, parts[name].basis)
-    basis = "measured" if layout.mp == 1 else _basis(sums)
-    parts["mp"] = Part((forward + backward) / 2 * sums, basis)
+    for name in PARTS:
+        if name.partition("_")[0] not in ("layer", "first", "last"):
+            continue
+        count = counts.get(name, 0)
+        work = np.maximum(parts[name].time - count * own[::-1], 0)
+        split = work * old.mp / layout.mp
+        low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
+        time = np.array([low, np.nan, high]) + (count * sums if count else 0)
+        parts[name] = Part(time + (3 * value if name == "last_forward" else 0), "unknown")
+    parts["mp"] = Part(mean_count * sums, "measured" if layout.mp == 1 else _basis(sums))
 
 
 def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
