@@ -13,8 +13,9 @@ from tests.jobs.launching import CONFIG, NO_DROPOUT, SMALL, TRAIN, overrides, ru
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
-SETTINGS = (*SMALL, *NO_DROPOUT, "Global.global_batch_size=8", "Profiler.enable=True")
-PIPELINE = ("Distributed.pp_degree=2", "Global.micro_batch_size=2", "Profiler.scheduler=[4,9]")
+SETTINGS = (*SMALL, *NO_DROPOUT, "Global.global_batch_size=8")
+PIPELINE = ("Distributed.pp_degree=2", "Global.micro_batch_size=2")
+RECORDED = ("Profiler.enable=True", "Profiler.scheduler=[4,9]")
 KEYS = {
     **{f"{axis}_degree": f"Distributed.{axis}_degree" for axis in ("dp", "mp", "pp")},
     "sharding_degree": "Distributed.sharding.sharding_degree",
@@ -28,7 +29,7 @@ KEYS = {
 
 
 def test_the_tuner_trains_the_best_and_its_history_is_compared(tmp_path: Path, cli: Cli) -> None:
-    train(tmp_path, *SETTINGS, *PIPELINE, processes=2, code=0)
+    train(tmp_path, *SETTINGS, *PIPELINE, *RECORDED, processes=2, code=0)
     recorded = tmp_path / "profiler_log"
     best = tmp_path / "best.csv"
     cli("predict", recorded, "--search", "--world-size", 2, "--to", "paddle-tuner", best)

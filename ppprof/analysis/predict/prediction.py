@@ -55,7 +55,7 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
         "ranks": layout.world_size,
         "micro_batches": layout.micro_batches,
         "step_ns": _known(step[1]),
-        "low_ns": _known(step[0] * (1 - error)),
+        "low_ns": _known(step[0] * max(0, 1 - error)),
         "high_ns": _known(step[2] * (1 + error)),
         "bubble_ns": _known(bubble[1]),
         "bubble_ratio": _known(bubble[1] / step[1]),
