@@ -133,8 +133,15 @@ MODELS: Sequence[tuple[Size, Change]] = (
     (Size(208, 8, 4, 40, 1200), {MICRO: 2, LOCAL: 2, SHARDING: 2, STAGE: 2}),
     (Size(320, 5, 2, 24, 2500), {SHARDING: 4, STAGE: 2, LOCAL: 1}),
     (Size(160, 5, 3, 48, 2000), {SHARDING: 2, DP: 2, STAGE: 2, LOCAL: 2}),
+    (Size(120, 6, 6, 72, 2048), {LOCAL: 4, PP: 2, MP: 2, SEQUENCE: True}),
+    (Size(88, 11, 10, 104, 820), {LOCAL: 10, PP: 5}),
+    (Size(256, 16, 3, 64, 512), {MICRO: 4, LOCAL: 4, **DROPOUT}),
+    (Size(144, 9, 6, 48, 3600), {LOCAL: 6, PP: 3, VIRTUAL: 2, AGAIN: True}),
+    (Size(200, 10, 3, 56, 1000), {LOCAL: 2, DP: 2, MP: 2}),
 )
-"""Models and what differs from one rank with micro-batches of one sample; none of the sizes was fitted."""
+"""Models, and what differs from one rank with micro-batches of one sample.
+
+No number of the model of memory was fitted. The last five were trained after its last change."""
 
 
 def train(folder: Path, program: Sequence[str | Path], settings: Change) -> None:
