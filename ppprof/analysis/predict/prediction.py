@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ppprof.analysis.predict.layout import Layout
-from ppprof.analysis.predict.memory import memory_of
 from ppprof.analysis.predict.parts import PARTS, Measured, Part, parts_of
+from ppprof.analysis.predict.peak_memory import memory_of
 from ppprof.analysis.predict.schedule import Pass, order, simulate
 from ppprof.arrays import Float64
 

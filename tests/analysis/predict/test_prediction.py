@@ -9,32 +9,7 @@ import pytest
 from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.parts import PARTS, Measured, Message
 from ppprof.analysis.predict.prediction import predict
-
-LAYOUT = Layout(
-    dp=1,
-    mp=1,
-    pp=4,
-    sharding=1,
-    sharding_stage=1,
-    virtual=1,
-    micro_batch_size=1,
-    micro_batches=8,
-    layers=8,
-    hidden=32,
-    inner=128,
-    heads=4,
-    vocabulary=256,
-    positions=64,
-    length=32,
-    recompute="",
-    sequence_parallel=False,
-    fused_qkv=True,
-    word_bytes=4,
-    flash_attention=False,
-    hidden_dropout=False,
-    attention_dropout=False,
-    clips=True,
-)
+from tests.fixtures.layouts import LAYOUT
 
 
 def run_of(layout: Layout, messages: tuple[Message, ...] = (), **times: float) -> Measured:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ppprof.analysis.predict.memory import memory_of, shares
+from ppprof.analysis.predict.peak_memory import memory_of, shares
 from ppprof.analysis.predict.prediction import memory
-from tests.analysis.predict.test_prediction import LAYOUT
+from tests.fixtures.layouts import LAYOUT
 
 TINY = replace(
     LAYOUT,
