@@ -13,9 +13,11 @@ import polars as pl
 
 from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.flame_changes import flame_changes
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.efficiency.efficiency import mean_efficiency
+from ppprof.analysis.profile.flame import FLAME
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
@@ -103,7 +105,8 @@ def _of_traces(
     results = _rank_data(run, side.recordings, naming, steps, executor)
     cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
     costs = costs_of_run(side, [result.map(result.value.costs) for result in results])
-    change, baseline_work = _comparison(other, costs, naming, executor)
+    change, baseline_work, baseline_flame = _comparison(other, costs, naming, executor)
+    flame = _flame(results, cluster)
     indicators = {result.recording.rank: result.value.indicators for result in results}
     evidence = collect_evidence(run, cluster, indicators)
     return ReportData(
@@ -130,7 +133,7 @@ def _of_traces(
         findings=advise(evidence),
         typical=evidence.typical_lengths["step"].to_list(),
         targets=_targets(results, cluster),
-        flame=_flame(results, cluster),
+        flame=flame,
         module_work=mean_module_work(
             (run.stages.get(rank), _num_steps(result), result.value.module_work)
             for result in results
@@ -139,6 +142,7 @@ def _of_traces(
         sources={result.recording.rank: str(result.source) for result in results},
         diff=change,
         baseline_module_work=baseline_work,
+        flame_changes=flame_changes(baseline_flame, flame),
     )
 
 
@@ -155,7 +159,7 @@ def _of_step_times(
     side = RunSide(run, ranks)
     other = None if baseline is None else _side_of_baseline(baseline, ranks, has_all_times=True)
     costs = costs_of_run(side, ())
-    change, baseline_work = _comparison(other, costs, Naming(), executor)
+    change, baseline_work, _ = _comparison(other, costs, Naming(), executor)
     return ReportData(
         paths=[str(path) for path in run.paths],
         manifest=run.manifest,
@@ -185,10 +189,10 @@ def _side_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -
 
 def _comparison(
     side: RunSide | None, costs: RunCosts, naming: Naming, executor: Executor | None
-) -> tuple[Diff | None, pl.DataFrame | None]:
-    """Return the comparison with a baseline, if any, and the work of the baseline's modules."""
+) -> tuple[Diff | None, pl.DataFrame | None, pl.DataFrame]:
+    """Return the comparison with a baseline, if any, the work of its modules, and its flame graph."""
     if side is None:
-        return None, None
+        return None, None, pl.DataFrame(schema=FLAME)
     results: list[WindowResult[BaselineData]] = []
     if side.recordings:
         work = partial(collect_baseline_data, naming=naming)
@@ -202,7 +206,8 @@ def _comparison(
         for result in results
     )
     baseline = costs_of_run(side, [result.map(result.value.costs) for result in results])
-    return compare(baseline, costs), modules
+    flames = (result.value.flame for result in results if result.value.flame.height)
+    return compare(baseline, costs), modules, next(flames, pl.DataFrame(schema=FLAME))
 
 
 def _num_steps(result: WindowResult[RankReportData]) -> int:

@@ -35,6 +35,27 @@ def test_a_box_is_found_enlarged_and_shown_in_the_timeline(tmp_path: Path, chrom
     opened.close()
 
 
+def test_a_comparison_has_the_graphs_of_both_runs_as_one(tmp_path: Path, chromium: Any) -> None:
+    """log() takes 450 of each step more, and the line that calls it 450 less."""
+    base = run(tmp_path / "base", [training(450)], stacks=[logging(550)])
+    folder = run(tmp_path / "log", [training(450)], stacks=[logging()])
+    page = tmp_path / "page.html"
+    ppprof.write_report(ppprof.open(folder), page, baseline=ppprof.open(base))
+    opened = Opened(chromium, page)
+    opened.draw_all()
+    figure = opened.page.query_selector("figure[data-chart=change_flame]")
+    figure.query_selector("input").fill("log (")
+    (box,) = figure.query_selector_all(".module.found")
+    assert box.inner_text().startswith("▲ log (train.py:7) +450")
+    assert "slower" in box.get_attribute("class")
+    box.click()
+    chosen = figure.query_selector(".chosen").inner_text()
+    assert "100" in chosen
+    assert "550" in chosen
+    assert opened.complaints == []
+    opened.close()
+
+
 def test_a_run_without_samples_has_no_flame_graph(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ppprof.write_report(ppprof.open(run(tmp_path / "log", [training(450)])), page)

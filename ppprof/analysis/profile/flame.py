@@ -10,12 +10,13 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import ELSEWHERE, sampled_steps
-from ppprof.trace import Frame
+from ppprof.analysis.profile.python_lines import ELSEWHERE, sampled_steps, source_of
+from ppprof.trace import Frame, PythonStacks
 
 FLAME = {
     "depth": pl.Int64,
     "name": pl.String,
+    "key": pl.String,
     "samples": pl.Int64,
     "time_ns": pl.Float64,
     "self_ns": pl.Float64,
@@ -50,7 +51,8 @@ def flame(profile: Profile) -> pl.DataFrame:
     Of threads that end steps. The time of packages belongs to the line that calls them.
 
     Returns:
-        One row per node, in pre-order, the root first: depth; name; samples; time_ns and self_ns in
+        One row per node, in pre-order, the root first: depth; name; key (the name with the line's text in
+        place of its number, if that was kept: it stays where the code moves); samples; time_ns and self_ns in
         an average step; start_ns and end_ns, the time for which one sample stands: the longest one.
         Nodes below 0.2% of a step are left out. No rows without samples.
     """
@@ -59,6 +61,7 @@ def flame(profile: Profile) -> pl.DataFrame:
         return pl.DataFrame(schema=FLAME)
     samples = sampled.samples.filter("is_step")
     own = [_path(frames) or [ELSEWHERE] for frames in sampled.own]
+    keys = {_name(frame): _key(sampled.stacks, frame) for frame in sampled.stacks.frames}
     columns = (
         *samples.select("stack", "time_ns", "weight_ns"),
         samples.select(sampled.instants).to_series(),
@@ -78,12 +81,13 @@ def flame(profile: Profile) -> pl.DataFrame:
         node.own_ns += weight_ns
     scale = sampled.step_ns / max(1, root.weight_ns)
     least = _LEAST_RATIO * root.weight_ns
-    rows: list[tuple[int, str, int, float, float, int, int]] = []
+    rows: list[tuple[int, str, str, int, float, float, int, int]] = []
 
     def add(name: str, node: _Node, depth: int) -> None:
         weight_ns, end_ns = node.longest
         times = node.weight_ns * scale, node.own_ns * scale
-        rows.append((depth, name, node.samples, *times, end_ns - weight_ns, end_ns))
+        key = keys.get(name, name)
+        rows.append((depth, name, key, node.samples, *times, end_ns - weight_ns, end_ns))
         for inner, child in sorted(node.inside.items(), key=lambda item: -item[1].weight_ns):
             if child.weight_ns >= least:
                 add(inner, child, depth + 1)
@@ -94,8 +98,16 @@ def flame(profile: Profile) -> pl.DataFrame:
 
 def _path(frames: Sequence[Frame]) -> list[str]:
     """Return the names of frames, the outermost first; one for a line and a comprehension in it."""
-    names = (f"{frame.function} ({frame.place})" for frame in reversed(frames))
-    return [name for name, _ in itertools.groupby(names)]
+    return [name for name, _ in itertools.groupby(map(_name, reversed(frames)))]
+
+
+def _name(frame: Frame) -> str:
+    return f"{frame.function} ({frame.place})"
+
+
+def _key(stacks: PythonStacks, frame: Frame) -> str:
+    source = source_of(stacks, frame)
+    return _name(frame) if source is None else f"{frame.function} ({frame.file}: {source})"
 
 
 def _operators(

@@ -15,6 +15,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators
 from ppprof.analysis.diff.costs import Costs, Device, costs_of, operator_calls
 from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.flame_changes import FLAME_CHANGES
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
@@ -108,12 +109,15 @@ class BaselineData(NamedTuple):
     """The result of `ppprof.analysis.report_data.report.module_work`."""
     num_steps: int
     """Number of recorded steps."""
+    flame: pl.DataFrame
+    """The result of `ppprof.analysis.profile.flame.flame`, on the rank's own clock."""
 
 
 def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
     """Return the data of one rank's window of the baseline."""
     profile = Profile(with_step(trace)).without_pauses
-    return BaselineData(costs_of(profile, naming), module_work(profile, naming), len(profile.steps))
+    work = module_work(profile, naming)
+    return BaselineData(costs_of(profile, naming), work, len(profile.steps), flame(profile))
 
 
 def collect_rank_report_data(
@@ -208,6 +212,8 @@ class ReportData:
     """The comparison with a baseline; None if no baseline was given."""
     baseline_module_work: pl.DataFrame | None = None
     """``module_work`` of the baseline; None if no baseline was given."""
+    flame_changes: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=FLAME_CHANGES))
+    """The result of `ppprof.analysis.diff.flame_changes.flame_changes` for ``flame`` and the baseline's."""
 
     @property
     def what(self) -> str:

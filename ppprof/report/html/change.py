@@ -95,6 +95,9 @@ def change_section(
         tree = Chart("change_modules", words("about.change_modules"), "tree", 0, MODULE_TERMS)
         trend = Chart("trend", words("about.trend"), "trend", 300, (*_SIDES, "delta"))
         blocks += [tree, trend]
+    if report.flame_changes.height:
+        terms = (*MODULE_TERMS, *_SIDES, "delta", "delta_ratio")
+        blocks.append(Chart("change_flame", words("about.change_flame"), "flame", 0, terms))
     return words("about.change", baseline=diff.baseline.what), [*blocks, *by_name]
 
 

@@ -51,6 +51,7 @@ def chart_data(report: ReportData, words: Words, links: Links) -> dict[str, Any]
         )
     if report.diff is not None:
         data["change_modules"] = module_changes(report, report.diff, links)
+        data["change_flame"] = _flame_changes(report, links)
         data["trend"] = trend(report.diff)
         data["change_steps"] = _change_steps(report)
     return data
@@ -391,6 +392,31 @@ def _flame(report: ReportData, links: Links) -> dict[str, Any] | None:
         "passes": [[]] * table.height,
         "samples": table["samples"].to_list(),
         "sides": {"experiment": {**times, "cpu": unknown, "gpu": unknown, "calls": unknown}},
+    }
+
+
+def _flame_changes(report: ReportData, links: Links) -> dict[str, Any] | None:
+    """Return the flame graphs of both runs as one, in the form of `module_changes`."""
+    table = report.flame_changes
+    if table.is_empty():
+        return None
+    unknown = [None] * table.height
+    others = dict.fromkeys(("cpu", "gpu", "calls"), unknown)
+    places = table.select("rank", "start_ns", "end_ns").rows()
+    return {
+        "stage": unknown,
+        "depth": table["depth"].to_list(),
+        "name": table["name"].to_list(),
+        "href": ["" if place[0] is None else links.to_times(*place) for place in places],
+        "passes": [[]] * table.height,
+        "status": table["status"].to_list(),
+        "delta_self": milliseconds_of(table["delta_self_ns"]),
+        "is_clear": table["is_clear"].to_list(),
+        "sides": {
+            side: {name: milliseconds_of(table[f"{side}_{name}_ns"]) for name in ("time", "self")}
+            | others
+            for side in ("baseline", "experiment")
+        },
     }
 
 

@@ -2,7 +2,7 @@
 // The flame graph of Python and operators: boxes as those of the modules, and a search that marks names.
 
 function drawFlame(figure, found) {
-  const icicle = new Icicle(figure, found, { changed: false, onChoose: (at) => showFrame(figure, at) });
+  const icicle = new Icicle(figure, found, { changed: "status" in found, onChoose: (at) => showFrame(figure, at) });
   figure.icicle = icicle;
   const mark = () => {
     const text = (figure.searched || "").toLowerCase();
@@ -27,6 +27,7 @@ function drawFlame(figure, found) {
 // The time of the chosen line or operator, and its share of a step.
 function showFrame(figure, at) {
   showChosen(figure, at, "choose_frame", () => {
+    if (figure.icicle.changed) return numbersOf(figure.icicle, at);
     const { samples, sides } = figure.icicle.found;
     const { time, self } = sides.experiment;
     const facts = { time: inTime(time[at]), share: FORMATS.ratio(time[at] / time[0]), self: inTime(self[at]), samples: samples[at] };

@@ -1,0 +1,97 @@
+"""The flame graphs of two runs as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.diff.changes import SURE
+
+FLAME_CHANGES: dict[str, Any] = {
+    "depth": pl.Int64,
+    "name": pl.String,
+    "status": pl.String,
+    **{
+        f"{side}_{value}": pl.Float64
+        for side in ("baseline", "experiment")
+        for value in ("time_ns", "self_ns")
+    },
+    "delta_self_ns": pl.Float64,
+    "is_clear": pl.Boolean,
+    "rank": pl.Int64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
+"""Columns of `flame_changes`."""
+
+
+@dataclass
+class _Node:
+    row: dict[str, Any]
+    below: dict[tuple[str, int], _Node] = field(default_factory=dict)
+    """By key, and number among the siblings with that key."""
+
+
+def flame_changes(baseline: pl.DataFrame, experiment: pl.DataFrame) -> pl.DataFrame:
+    """Return the nodes of two flame graphs; those of equal keys below equal nodes are one.
+
+    ::
+
+        baseline      main: 10          experiment   main: 13            main        10 -> 13
+                      log: 4   save: 2               log: 8   eval: 1      log        4 ->  8
+                                                                           save       2 ->  0  gone
+                                                                           eval       0 ->  1  new
+
+    Args:
+        baseline: columns of `ppprof.analysis.profile.flame.FLAME`.
+        experiment: the same, and rank.
+
+    Returns:
+        One row per node, in pre-order, of siblings the longest first: depth; name, of the experiment
+        if it has the node; status (both, new or gone); the times of both sides, null for a node that
+        one lacks; delta_self_ns; is_clear, whether that is at least 5 standard errors of the number of
+        samples; and rank, start_ns and end_ns of the experiment. No rows if a run has no samples.
+    """
+    rows: list[tuple[Any, ...]] = []
+
+    def add(one: _Node | None, other: _Node | None, depth: int) -> None:
+        rows.append(_row(one.row if one else None, other.row if other else None, depth))
+        below = [node.below if node else {} for node in (one, other)]
+        pairs = [(below[0].get(key), below[1].get(key)) for key in {**below[1], **below[0]}]
+        for pair in sorted(pairs, key=lambda pair: -max(n.row["time_ns"] for n in pair if n)):
+            add(*pair, depth + 1)
+
+    if baseline.height and experiment.height:
+        add(_tree(baseline), _tree(experiment), 0)
+    return pl.DataFrame(rows, FLAME_CHANGES, orient="row")
+
+
+def _tree(table: pl.DataFrame) -> _Node:
+    path: list[_Node] = []
+    for row in table.iter_rows(named=True):
+        node = _Node(row)
+        del path[row["depth"] :]
+        if path:
+            siblings = path[-1].below
+            number = Counter(key for key, _ in siblings)[row["key"]]
+            siblings[row["key"], number] = node
+        path.append(node)
+    return path[0]
+
+
+def _row(one: dict[str, Any] | None, other: dict[str, Any] | None, depth: int) -> tuple[Any, ...]:
+    sides = [one or {}, other or {}]
+    before, after = (side.get("self_ns", 0.0) for side in sides)
+    # Of n samples that stand for some time each, the standard error is the square root of n.
+    variance = sum(
+        side["self_ns"] * side["time_ns"] / max(1, side["samples"]) for side in sides if side
+    )
+    status = "both" if one and other else "gone" if one else "new"
+    times = [side.get(name) for side in sides for name in ("time_ns", "self_ns")]
+    is_clear = abs(after - before) > SURE * variance**0.5
+    place = [sides[1].get(name) for name in ("rank", "start_ns", "end_ns")]
+    name = (other or one or {})["name"]
+    return (depth, name, status, *times, after - before, is_clear, *place)

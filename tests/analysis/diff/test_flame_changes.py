@@ -1,0 +1,64 @@
+"""The flame graphs of two runs as one."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.diff.flame_changes import flame_changes
+from ppprof.analysis.profile.flame import FLAME
+
+
+def graph(*rows: tuple[int, str, str, int, float, float]) -> pl.DataFrame:
+    """A graph of rows with depth, name, key, samples, time and own time."""
+    return pl.DataFrame([(*row, 0, 1) for row in rows], FLAME, orient="row")
+
+
+def changes(baseline: pl.DataFrame, experiment: pl.DataFrame) -> list[tuple[object, ...]]:
+    found = flame_changes(baseline, experiment.select(pl.lit(0).alias("rank"), pl.all()))
+    return found.select(
+        "depth", "name", "status", "baseline_time_ns", "experiment_time_ns", "delta_self_ns"
+    ).rows()
+
+
+def test_a_line_is_that_of_equal_text_below_equal_lines() -> None:
+    baseline = graph(
+        (0, "", "", 100, 10, 1),
+        (1, "main (a.py:9)", "main (a.py: log())", 90, 9, 3),
+        (2, "log (a.py:4)", "log (a.py: dump())", 40, 4, 4),
+        (2, "save (a.py:6)", "save (a.py: write())", 20, 2, 2),
+    )
+    experiment = graph(
+        (0, "", "", 130, 13, 1),
+        (1, "main (a.py:12)", "main (a.py: log())", 120, 12, 3),
+        (2, "log (a.py:7)", "log (a.py: dump())", 80, 8, 8),
+        (2, "eval (a.py:2)", "eval (a.py: net())", 10, 1, 1),
+    )
+    assert changes(baseline, experiment) == [
+        (0, "", "both", 10, 13, 0),
+        (1, "main (a.py:12)", "both", 9, 12, 0),
+        (2, "log (a.py:7)", "both", 4, 8, 4),
+        (2, "save (a.py:6)", "gone", 2, None, -2),
+        (2, "eval (a.py:2)", "new", None, 1, 1),
+    ]
+
+
+def test_two_lines_of_equal_text_stay_two() -> None:
+    one = graph((0, "", "", 9, 9, 0), (1, "f:1", "f: x()", 5, 5, 5), (1, "f:3", "f: x()", 4, 4, 4))
+    assert [row[1:5] for row in changes(one, one)][1:] == [
+        ("f:1", "both", 5, 5),
+        ("f:3", "both", 4, 4),
+    ]
+
+
+def test_a_change_is_clear_from_five_standard_errors_of_the_samples_on() -> None:
+    """100 samples of 1 have a standard error of 10, 150 or 200 one of 12 or 14; both together 16 and 17."""
+    for num, is_clear in ((150, False), (200, True)):
+        one, other = (graph((0, "", "", n, n, n)) for n in (100, num))
+        found = flame_changes(one, other.select(pl.lit(0).alias("rank"), pl.all()))
+        assert found["is_clear"].to_list() == [is_clear]
+
+
+def test_a_run_without_samples_has_no_changes() -> None:
+    one = graph((0, "", "", 9, 9, 9))
+    assert flame_changes(one.clear(), one).is_empty()
+    assert flame_changes(one, one.clear()).is_empty()
