@@ -141,14 +141,18 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     num_steps = table["num_steps"].to_list()
     lines = [
         f"{run}: no window; by the times of {Counted(max(num_steps)):step|steps}, medians in ms:",
-        f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers",
+        f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers, 95% interval",
     ]
     for row in table.head(args.row_limit or table.height).iter_rows(named=True):
         names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
         numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
-        excess = f"{row['excess_ns'] / 1e6:+.2f} ± {2 * row['noise_ns'] / 1e6:.2f}"
-        role = f" ({row['role']})" * bool(row["role"])
-        lines.append(f"{row['rank']:>6}{numbers}  {excess}{role}{'  slow' * row['is_slow']}")
+        excess = ["no peers"] if row["excess_ns"] is None else []
+        if not excess:
+            low, high = row["excess_low_ns"] / 1e6, row["excess_high_ns"] / 1e6
+            excess = [f"{row['excess_ns'] / 1e6:+.2f} ({low:+.2f} to {high:+.2f})"]
+        role = [f"({row['role']})"] * bool(row["role"])
+        since = [f"slow since step {row['since_step']:,}"] if row["is_slow"] else []
+        lines.append(f"{row['rank']:>6}{numbers}  {' '.join(excess + role + since)}")
     slow = table.filter("is_slow")["rank"].to_list()
     verdict = f"slow: {format_ranges('rank', slow)}" if slow else "no rank is slow"
     return "\n".join([*lines, f"\nVerdict: {verdict}.", ""])

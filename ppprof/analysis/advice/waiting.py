@@ -366,7 +366,9 @@ def _slow_rank_of_steps(evidence: Evidence) -> list[Finding]:
     """Report slow ranks from step times alone, where these hold the time of communication."""
     times = evidence.step_times
     roles = roles_of_ranks(evidence.topology, times["rank"].unique())
-    slow = unrecorded_ranks(times, roles).filter("is_slow")
+    width = pl.col("excess_high_ns") - pl.col("excess_low_ns")
+    table = unrecorded_ranks(times, roles).with_columns(noise_ns=width / (2 * 1.96))
+    slow = table.filter("is_slow")
     if slow.is_empty():
         return []
     first = slow.row(0, named=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from ppprof.analysis.ranks.stragglers import slow_ranks
+from ppprof.slow_ranks import SlowRanks
 from ppprof.topology import Topology
 
 RANKS = {
@@ -18,11 +20,17 @@ RANKS = {
     "reader_ns": pl.Float64,
     "own_ns": pl.Float64,
     "excess_ns": pl.Float64,
-    "noise_ns": pl.Float64,
+    "excess_low_ns": pl.Float64,
+    "excess_high_ns": pl.Float64,
     "is_slow": pl.Boolean,
+    "since_step": pl.Int64,
 }
 _FIRST_STEPS = 2
 """Steps at the start that are left out: they load libraries and compile."""
+_FEW_RANKS = 8
+"""Up to so many ranks, a rank is compared with the median of the others; of more, with that of all."""
+
+_Own = npt.NDArray[np.float64]
 
 
 def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int, str]:
@@ -41,26 +49,80 @@ def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int,
     return roles
 
 
+def own_times(times: pl.DataFrame) -> tuple[_Own, float, list[int]]:
+    """Return the time that each rank worked itself in each step outside windows.
+
+    ::
+
+                 computes   communicates (waits)
+        rank 0   # # # #    . . . . . .            both steps take 10; own 4 and 7
+        rank 1   # # # # # # #    . . .
+
+    Args:
+        times: the columns of `ppprof.rundir.step_times.STEP_TIMES`.
+
+    Returns:
+        float64[steps, ranks] in nanoseconds, NaN where it is unknown; the median step in nanoseconds; and the
+        ranks. No steps if it is known of no step.
+    """
+    steps = _steps(times)
+    ranks, own = _by_step(steps)
+    step_ns = steps["step_ns"].median() if steps.height else 0.0
+    return own, float(step_ns), ranks  # type: ignore[arg-type]
+
+
 def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
     """Return how each rank spends its steps outside windows, and whether it is slower than its peers.
 
     ::
 
-                 computes   communicates (waits)
-        rank 0   # # # #    . . . . . .            both steps take 10; own 4 and 7:
-        rank 1   # # # # # # #    . . .            rank 1 is slow, excess 3
+        own work     step 0 ... 39   step 40 ... 99
+        ranks 0-2    100             100
+        rank 3       100             120             slow since step 40, excess 20
 
     Args:
         times: the columns of `ppprof.rundir.step_times.STEP_TIMES`.
-        roles: the kind of work of each rank; ranks of one role are compared (`slow_ranks`).
+        roles: the kind of work of each rank; ranks of one role are compared.
 
     Returns:
         Columns of `RANKS`, one row per rank, the largest excess first: num_steps; medians of the step, of its
-        communication, of reading and of the rest, own_ns; excess_ns, noise_ns and is_slow as
-        `slow_ranks` defines them. Steps count that are neither in a window nor excluded, whose
-        communication is known, and that were timed on the host: on a device that queues its work,
+        communication, of reading and of the rest, own_ns; excess_ns, the median by which own work exceeds that of the peers in a
+        step, with its 95% interval (order statistics), null without peers; is_slow and since_step as
+        `ppprof.slow_ranks` defines them at the last step. The excess of a slow rank is that since then.
+        Steps count that are neither in a window nor excluded, whose communication is known, and that were timed on the host: on a device that queues its work,
         the time in calls says little about waiting. No rows without such steps.
     """
+    steps = _steps(times)
+    if steps.is_empty():
+        return pl.DataFrame(schema=RANKS)
+    medians = steps.group_by("rank").agg(
+        pl.len().alias("num_steps"),
+        pl.col("step_ns", "communication_ns", "reader_ns", "own_ns").median(),
+    )
+    ranks, own = _by_step(steps)
+    numbers = steps["step"].unique().sort().to_list()
+    test = SlowRanks([roles.get(rank, "") for rank in ranks])
+    for each in own:
+        test.add(each)
+    slow = dict(test.slow(steps["step_ns"].median() or 0.0))  # type: ignore[arg-type]
+    excess = _excess(own, [roles.get(rank, "") for rank in ranks])
+    rows = []
+    for place, rank in enumerate(ranks):
+        num = slow.get(place, len(own))
+        middle, low, high = _median_with_interval(excess[-num:, place])
+        since = numbers[-num] if place in slow else None
+        rows.append((rank, roles.get(rank, ""), middle, low, high, place in slow, since))
+    names = ("rank", "role", *list(RANKS)[-5:])
+    return (
+        pl.DataFrame(rows, {name: RANKS[name] for name in names}, orient="row")
+        .join(medians, "rank")
+        .select(*RANKS)
+        .cast(RANKS)  # type: ignore[arg-type]
+        .sort("excess_ns", "rank", descending=[True, False], nulls_last=True)
+    )
+
+
+def _steps(times: pl.DataFrame) -> pl.DataFrame:
     steps = times.filter(
         pl.col("window").is_null()
         & ~pl.col("excluded").fill_null(False)
@@ -68,18 +130,47 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
         & pl.col("device_timed").is_null()
         & (pl.col("step") >= _FIRST_STEPS)
     ).with_columns(reader_ns=pl.col("reader_cost_ns").fill_null(0), step_ns=pl.col("batch_cost_ns"))
-    if steps.is_empty():
-        return pl.DataFrame(schema=RANKS)
     own = pl.col("step_ns") - pl.col("communication_ns") - pl.col("reader_ns")
-    steps = steps.with_columns(own_ns=pl.max_horizontal(own, 0))
-    medians = steps.group_by("rank").agg(
-        pl.len().alias("num_steps"),
-        pl.col("step_ns", "communication_ns", "reader_ns", "own_ns").median(),
-    )
-    scores = slow_ranks(steps.select("rank", "step", "own_ns", "step_ns"), roles)
-    return (
-        scores.join(medians, "rank")
-        .select(*RANKS)
-        .cast(RANKS)  # type: ignore[arg-type]
-        .sort("excess_ns", "rank", descending=[True, False])
-    )
+    return steps.with_columns(own_ns=pl.max_horizontal(own, 0))
+
+
+def _by_step(steps: pl.DataFrame) -> tuple[list[int], _Own]:
+    ranks, column = np.unique(steps["rank"].to_numpy(), return_inverse=True)
+    numbers, row = np.unique(steps["step"].to_numpy(), return_inverse=True)
+    own = np.full((len(numbers), len(ranks)), np.nan)
+    own[row, column] = steps["own_ns"].to_numpy()
+    return ranks.tolist(), own
+
+
+def _excess(own: _Own, roles: list[str]) -> _Own:
+    """Return own work minus the median of the peers in the same step; NaN without peers."""
+    excess = np.full_like(own, np.nan)
+    for role in set(roles):
+        family = [place for place, each in enumerate(roles) if each == role]
+        if len(family) < 2:
+            continue
+        for place in family:
+            peers = [each for each in family if each != place or len(family) > _FEW_RANKS]
+            excess[:, place] = own[:, place] - _median(own[:, peers])
+    return excess
+
+
+def _median(own: _Own) -> _Own:
+    """Return the median of each row; NaN where nothing is known."""
+    middle = np.full(len(own), np.nan)
+    is_known = np.isfinite(own).any(axis=1)
+    middle[is_known] = np.nanmedian(own[is_known], axis=1)
+    return middle
+
+
+def _median_with_interval(values: _Own) -> tuple[float | None, float | None, float | None]:
+    """Return the median and its 95% interval: the values so many places from the middle that fewer are rare.
+
+    Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.
+    """
+    known = np.sort(values[np.isfinite(values)])
+    if not len(known):
+        return None, None, None
+    reach, middle = 0.98 * len(known) ** 0.5, (len(known) - 1) / 2
+    low, high = max(int(middle - reach), 0), min(int(np.ceil(middle + reach)), len(known) - 1)
+    return float(np.median(known)), float(known[low]), float(known[high])

@@ -1,4 +1,4 @@
-"""Windows on demand: a request file or a slow step opens them, and all ranks agree on them.
+"""Windows on demand: a request file, a slow step or a slow rank opens them, and all ranks agree on them.
 
 ::
 
@@ -31,11 +31,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppprof.capture.ranks.own_times import OwnTimes, rank_is_slow
 from ppprof.capture.schedule import Plan, Schedule, State, latest_plan, why_no_room
 from ppprof.capture.signals import pass_interruption
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
+from ppprof.slow_ranks import Times
 from ppprof.topology import Topology
 from ppprof.units import format_ranges
 
@@ -151,6 +153,10 @@ _WINDOW_NS = 1_000_000_000
 _LEAST_STEPS, _MOST_STEPS = 10, 100
 """With ``settled: auto``, the window has so many steps that they take a second, within these bounds:
 samples of Python stacks need some time."""
+_MOST_WINDOWS = 5
+"""Most windows of a run to keep because of slow ranks."""
+_MOST_PEERS = 8
+"""Most ranks of such a window: the slow one and others with the same work."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -210,6 +216,12 @@ class Triggers:
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
         self._num_kept = 0
+        self._own = OwnTimes(rank, topology) if config.slow_rank else None
+        self._known_slow: frozenset[int] = frozenset()
+        """On rank 0, the ranks that have been slow since the last look."""
+        self._on_slow_rank: dict[int, tuple[int, list[int], list[Times]]] = {}
+        """On rank 0, the windows that were opened for a slow rank, by number: the rank, it and its peers, and the
+        own times in the window's steps."""
         self._has_warned_of_limit = False
         self._has_warned_of_request = False
         self._announced: Plan | None = None
@@ -255,6 +267,21 @@ class Triggers:
         """
         try:  # not `_suppress_and_report`, which takes 2 us
             self._check_duration(step, duration_ns, is_recorded, is_excluded)
+        except Exception as error:
+            self._give_up(error)
+
+    def add_own(self, step: int, own_ns: int | None) -> None:
+        """Add how long this rank worked itself in a step; None if that is unknown."""
+        if self._own is None or self._has_failed:
+            return
+        try:
+            plan = self._plan or self._ended
+            is_last = plan is not None and step == plan.end - 1
+            message = self._own.add(step, own_ns, self._times.pace.median_ns, is_last=is_last)
+            if message is not None and self._rank == 0:
+                self._own.take(message)
+            elif message is not None:
+                self._channel.send(message)
         except Exception as error:
             self._give_up(error)
 
@@ -351,6 +378,8 @@ class Triggers:
             self._pending_reason = self._pending_reason or message["why"]
         elif kind == "slow":
             self._note_slow(message["window"])
+        elif kind == "own" and self._own is not None:
+            self._own.take(message)
 
     def _accept_plan(self, plan: Plan, step: int) -> None:
         """Take over a plan: wait for its window, join it late, or log that the window was missed.
@@ -376,6 +405,8 @@ class Triggers:
             self._awaited.add(plan.window)
 
     def _coordinate(self, step: int, window: int) -> None:
+        if self._own is not None:
+            self._look_for_slow_ranks(self._own, step, window)
         self._decide(step)
         if self._announced is not None and step >= self._announced.start:
             plan, self._announced = self._announced, None
@@ -498,6 +529,39 @@ class Triggers:
         members = sorted(self._members)
         self._respond(TriggerResponse(why, "", None, window, start, config.steps, members))
 
+    def _look_for_slow_ranks(self, own: OwnTimes, step: int, window: int) -> None:
+        """Compare the ranks' own times; open a window on a rank that has become slow, and on its peers.
+
+        A rank for which one was opened gets another one only after it has recovered.
+        """
+        has_new = False
+        for number, times in own.ready(step):
+            plans = [p for p in (self._plan, self._ended) if p and p.start - 1 <= number < p.end]
+            if not plans:
+                own.compare(times)
+                has_new = True
+            elif plans[0].window in self._on_slow_rank:
+                self._on_slow_rank[plans[0].window][2].append(times)
+        if not has_new:
+            return
+        slow = own.slow(self._times.pace.median_ns)
+        new = [rank for rank in slow if rank not in self._known_slow and rank in self._recorded]
+        self._known_slow &= slow.keys()
+        start = step + self._ahead()
+        num_windows = self._num_kept + len(self._undecided)
+        if not new or num_windows >= _MOST_WINDOWS or self._busy(step, start + self._config.steps):
+            return
+        rank = new[0]
+        self._known_slow |= {rank}
+        ranks = own.peers(rank, _MOST_PEERS)
+        plan = Plan(window, start, self._config.steps, ranks, is_held=True)
+        self._undecided[window] = (plan.end, False)
+        self._on_slow_rank[window] = (rank, ranks, [])
+        why = f"rank {rank} has worked longer than its peers for {slow[rank]} steps"
+        self._open(plan, step, why)
+        members = sorted(self._members)
+        self._respond(TriggerResponse(why, "", None, window, start, self._config.steps, members))
+
     def _open(self, plan: Plan, step: int, why: str) -> None:
         self._channel.send({"kind": "plan", "plan": vars(plan)})
         self._accept_plan(plan, step)
@@ -510,20 +574,26 @@ class Triggers:
     def _decide(self, step: float) -> None:
         """Decide on held windows, and send the decisions to the other ranks.
 
-        A window is kept if any rank reported a slow step in it. A decision is made when the reports
-        of all ranks must have arrived.
+        A window is kept if any rank reported a slow step in it, or if the rank for which it was opened was slow
+        in it. A decision is made when the reports of all ranks must have arrived.
         """
         for window, (end, is_slow) in list(self._undecided.items()):
             if step <= end + _AHEAD_STEPS:  # another rank's report may still arrive
                 continue
             del self._undecided[window]
+            cause = ""
+            if window in self._on_slow_rank:
+                rank, ranks, times = self._on_slow_rank.pop(window)
+                is_slow = is_slow or rank_is_slow(rank, ranks, times)
+                cause = f"rank {rank} did not work longer than its peers in it"
+            elif self._slow is not None:
+                cause = f"no step took more than {self._slow.times:g} times the median"
             self._num_kept += is_slow
             self._channel.send({"kind": "verdict", "window": window, "keep": is_slow})
             self._awaited.discard(window)
             self.keep_decisions[window] = is_slow
-            if not is_slow and self._slow is not None:
-                times = f"{self._slow.times:g} times the median"
-                log.info(f"rank 0: window {window} is deleted: no step took more than {times}")
+            if not is_slow:
+                log.info(f"rank 0: window {window} is deleted: {cause}")
 
     def _ahead(self) -> int:
         """Return how many steps from now a window can start if it is decided on now."""

@@ -71,18 +71,21 @@ class Job:
         ranks: int = 2,
         schedule: Schedule | None = None,
         late: int = 0,
+        stages: int = 1,
         **config: Any,
     ) -> None:
         self.run = run
         self.late = late
         self.times: list[list[tuple[int, int, bool, bool]]] = [[] for _ in range(ranks)]
+        self.own_ms: list[float] = []
+        """Own work of each rank in a step; empty: unknown."""
         self.now = 0.0
         self.posts: list[Post] = []
         self.posts += [Post(self.posts, rank) for rank in range(ranks)]
         block = ProfilerConfig.from_mapping({"trigger": {"steps": 3, **config}}).trigger
         assert isinstance(block, TriggerConfig)
         self.schedule = schedule or Schedule.of(None, on_demand=True)
-        topology = Topology.of(dp=ranks)
+        topology = Topology.of(dp=ranks // stages, pp=stages)
         self.ranks = [
             Triggers(
                 block,
@@ -131,6 +134,8 @@ class Job:
                     triggers.add_step(
                         step, took_ns, is_recorded=is_recorded, is_excluded=is_excluded
                     )
+            for triggers, own in zip(self.ranks, self.own_ms):
+                triggers.add_own(self.step, int(own * MS))
             self.step += 1
             self.befores = self.states
             self.states = [self._advance(rank, was) for rank, was in enumerate(self.states)]
@@ -568,3 +573,47 @@ def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
         triggers.close(failed=False)
     assert [triggers.keep_decisions for triggers in job.ranks] == [{0: False}] * 2
     assert not request_path(tmp_path).exists()
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_window_for_a_rank_that_becomes_slow_is_kept_if_it_still_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recovers: bool
+) -> None:
+    """Stage 1, the odd ranks, has less work."""
+    job = Job(tmp_path, ranks=8, stages=2, slow_rank=True, file=False)
+    job.own_ms = [100, 50, 100, 50, 100, 50, 100, 50]
+    job.go(40)
+    assert job.timeline[0] == 41 * "."
+    job.own_ms[5] = 60
+    num_steps = 0
+    while "r" not in job.timeline[5]:
+        job.go(1)
+        num_steps += 1
+        assert num_steps < 32  # 17 of the score, 8 of a message, and those that ranks are apart
+    if recovers:
+        job.own_ms[5] = 50
+    job.go(40)
+    assert [line.count("L") for line in job.timeline] == [0, 1] * 4
+    assert job.keep_decisions == [{0: not recovers}] * 8
+    err = capsys.readouterr().err
+    assert "on ranks 1, 3, 5, 7: rank 5 has worked longer than its peers for " in err
+    deleted = "window 0 is deleted: rank 5 did not work longer than its peers in it"
+    assert (deleted in err) == recovers
+
+
+def test_a_rank_gets_another_window_only_after_it_has_recovered(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=4, slow_rank=True, file=False)
+    for own_ms in ([100, 100, 100, 130], [100] * 4, [100, 100, 100, 130]):
+        job.own_ms = own_ms
+        job.go(100)
+    assert job.timeline[0].count("L") == 2
+
+
+def test_a_lost_message_delays_no_comparison_for_ever(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=4, slow_rank=True, file=False)
+    job.own_ms = [100, 100, 100, 130]
+    job.posts[0].delays = True
+    job.go(8)
+    job.posts[0].delays = False  # nothing of those steps arrives
+    job.go(72)
+    assert job.timeline[0].count("L") == 1

@@ -1,0 +1,116 @@
+"""Send rank 0 how long each rank works itself in a step, and find the ranks that are slower than their peers.
+
+::
+
+    step       8  9 10 11 12 13 14 15 | 16
+    rank 3     own time of each step  | one message
+    rank 0                            | reads them; compares the steps that all ranks have sent
+
+Each rank sends 8 steps at a time. In a large job it leaves blocks out, so that rank 0 gets some 50 messages a second
+at most. A lost message is not sent again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppprof.capture.ranks.control_channel import Message
+from ppprof.slow_ranks import LEAST_RATIO, SlowRanks, Times
+from ppprof.topology import Topology
+
+BLOCK = 8
+_MESSAGES_PER_S = 50
+_PATIENCE = 3 * BLOCK
+"""Steps after which those that some rank has not sent are compared without it."""
+
+
+class OwnTimes:
+    """The own times of this rank; on rank 0, those of all ranks."""
+
+    def __init__(self, rank: int, topology: Topology) -> None:
+        self._rank = rank
+        self._num_ranks = topology.world_size
+        self._block: list[int | None] = []
+        self._steps: dict[int, Times] = {}
+        """On rank 0, those that were not compared yet, by number."""
+        self._num_sent: Counter[int] = Counter()
+        """How many ranks have sent each of them."""
+        self._roles: list[int] = []
+        if rank == 0:
+            self._roles = [
+                topology.coordinate(each).get("pp", 0) for each in range(self._num_ranks)
+            ]
+        self._test = SlowRanks(self._roles)
+
+    def add(self, step: int, own_ns: int | None, step_ns: int, *, is_last: bool) -> Message | None:
+        """Add a step of this rank; return a message for rank 0 if one is due.
+
+        Args:
+            step: its number.
+            own_ns: the time in which the rank neither communicated nor waited for data; None if unknown.
+            step_ns: how long steps take.
+            is_last: whether a window ends with it: then the message is due.
+        """
+        if step % BLOCK == 0:
+            self._block = []
+        self._block.append(own_ns)
+        block_s = BLOCK * max(step_ns, 1) / 1e9
+        every = 1 << max(0, math.ceil(math.log2(self._num_ranks / _MESSAGES_PER_S / block_s)))
+        is_due = (step + 1) % BLOCK == 0 and step // BLOCK % every == 0
+        if not (is_due or is_last):
+            return None
+        block, self._block = self._block, []
+        return {"kind": "own", "step": step, "ns": block, "rank": self._rank}
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """On rank 0, add the steps of a message; ``rank`` is who sent it."""
+        values = message["ns"]
+        for step, own_ns in enumerate(values, message["step"] - len(values) + 1):
+            self._num_sent[step] += 1
+            times = self._steps.setdefault(step, np.full(self._num_ranks, np.nan))
+            if own_ns is not None:
+                times[message["rank"]] = own_ns
+
+    def ready(self, step: int) -> Iterator[tuple[int, Times]]:
+        """Yield the steps that can be compared now, and remove them: number, and own time of each rank.
+
+        Args:
+            step: number of the step that begins.
+        """
+        for number in sorted(self._steps):
+            if self._num_sent[number] < self._num_ranks and number > step - _PATIENCE:
+                return
+            del self._num_sent[number]
+            yield number, self._steps.pop(number)
+
+    def compare(self, own_ns: Times) -> None:
+        """Add a step to the test."""
+        self._test.add(own_ns)
+
+    def slow(self, step_ns: int) -> dict[int, int]:
+        """Return the ranks that are slow now, each with the number of compared steps since it is."""
+        return dict(self._test.slow(step_ns))
+
+    def peers(self, rank: int, most: int) -> list[int]:
+        """Return a rank and others with the same work, as many as ``most`` together, sorted."""
+        others = [
+            other
+            for other, role in enumerate(self._roles)
+            if role == self._roles[rank] and other != rank
+        ]
+        return sorted([rank, *others[: most - 1]])
+
+
+def rank_is_slow(rank: int, peers: Sequence[int], steps: Sequence[Times]) -> bool:
+    """Return whether a rank works longer than its peers in so few steps, by medians."""
+    if not steps:
+        return False
+    medians = np.nanmedian(
+        np.array(steps)[:, [rank, *(peer for peer in peers if peer != rank)]], axis=0
+    )
+    return bool(medians[0] > (1 + LEAST_RATIO) * np.median(medians[1:]))
