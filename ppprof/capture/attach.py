@@ -38,7 +38,7 @@ from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSessio
 from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
-from ppprof.capture.steps.metrics import Metrics
+from ppprof.capture.steps.metrics import Metrics, MetricsFile
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog, host_peak_allocated_bytes, memory_reader
 from ppprof.capture.steps.timer import StepTimer
@@ -248,7 +248,12 @@ def _attach(
         DevicePart(_device),
         _out_of_memory(job, run) if run is not None else None,
         liveness,
-        TriggersPart(triggers, store.saved_steps if store else {}, first_step)
+        TriggersPart(
+            triggers,
+            store.saved_steps if store else {},
+            first_step,
+            flight_recorder.communication_ns if flight_recorder else lambda: None,
+        )
         if triggers
         else None,
         RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
@@ -408,9 +413,7 @@ def _steps(
 
     step_log = scalars = metrics = None
     if run is not None:
-        if profiler.export == "prometheus":
-            file = RunFile(run, rundir.metrics_path(job.rank))
-            metrics = Metrics(file, job.rank, peak_flops)
+        metrics = _metrics(profiler, job, run, peak_flops)
         step_log = StepLog(RunFile(run, rundir.steps_path(job.rank)))
         # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
         if profiler.visualdl_scalars and job.rank in printing:
@@ -427,6 +430,20 @@ def _steps(
         partial(host_peak_allocated_bytes, paddle),
         metrics,
     )
+
+
+def _metrics(
+    profiler: ProfilerConfig, job: Job, run: Path, peak_flops: float | None
+) -> Metrics | None:
+    if profiler.export == "prometheus":
+        return MetricsFile(RunFile(run, rundir.metrics_path(job.rank)), job.rank, peak_flops)
+    if profiler.export == "otlp":
+        effect = 'Profiler.export has no effect (pip install "ppprof[otlp]")'
+        with _without(job.rank, effect, Exception):
+            from ppprof.capture.steps.otlp import OtlpMetrics
+
+            return OtlpMetrics(run.name, job.rank, peak_flops)
+    return None
 
 
 def _windows(

@@ -175,27 +175,40 @@ class LivenessPart(Part):
 
 
 class TriggersPart(Part):
-    """Opens windows on demand: at a request or after a slow step.
+    """Opens windows on demand: at a request, after a slow step or for a slow rank.
 
     Args:
         saved_steps: the steps of each window that this rank has saved, by number.
         first_step: number of the training's first step.
+        communication_ns: returns the time in communication of the step before the one that ends; None if unknown.
     """
 
     task = "triggers"
 
     def __init__(
-        self, triggers: Triggers, saved_steps: Mapping[int, range], first_step: int = 0
+        self,
+        triggers: Triggers,
+        saved_steps: Mapping[int, range],
+        first_step: int = 0,
+        communication_ns: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._triggers = triggers
+        self._communication_ns = communication_ns
+        self._before: FinishedStep | None = None
         self._saved_steps = saved_steps
         self._working: deque[FinishedStep] = deque()
         """Steps without a cost, the oldest first."""
         triggers.advance(first_step, 0)
 
     def on_step(self, step: FinishedStep) -> None:
-        """Report the step's time to `Triggers`; then exchange messages with the other ranks."""
+        """Report the step's time to `Triggers`; then exchange messages with the other ranks.
+
+        The recorder of communication is called after this part: it knows the step before.
+        """
         self._add(step)
+        if self._before is not None:
+            self._triggers.add_own(self._before.step, self._own_ns(self._before))
+        self._before = step
         self._triggers.advance(step.step + 1, step.next_window)
 
     def on_cost(self, cost: StepCost) -> None:
@@ -213,6 +226,14 @@ class TriggersPart(Part):
             is_recorded=step.window is not None,
             is_excluded=step.excluded,
         )
+
+    def _own_ns(self, step: FinishedStep) -> int | None:
+        """Return how long this rank worked itself in a step; None on a device, whose work no host sees."""
+        communication_ns = self._communication_ns()
+        is_known = not step.excluded and step.device_timed is None
+        if not is_known or communication_ns is None or step.batch_cost_ns is None:
+            return None
+        return max(step.batch_cost_ns - communication_ns - (step.reader_cost_ns or 0), 0)
 
     def close(self, ending: Ending) -> None:
         """Close the channel; wait up to 2 s for decisions on which windows to keep.
@@ -366,7 +387,7 @@ class StepsPart(Part):
         lasting_cost: compares steps before and after the first window; None without a device.
         communication_ns: returns the step's time in communication, once it has ended; None if unknown.
         allocated_bytes: returns the peak memory of tensors on the host so far; None if unknown.
-        metrics: the file for Prometheus; None to write none. Without ``log`` it has no effect.
+        metrics: the numbers for machines; None to publish none. Without ``log`` it has no effect.
     """
 
     task = "timing a step"
@@ -456,6 +477,9 @@ class StepsPart(Part):
             *self._processors.step(),
             self._communication_ns(),
             self._allocated_bytes(),
+            step.loss
+            if isinstance(step.loss, (int, float))
+            else None,  # a tensor waits for its device
         )
 
     def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:

@@ -100,6 +100,9 @@ class TriggerConfig:
     slow_step: Optional[SlowStep] = None
     """Record the steps after a slow one. True for the defaults; a number sets ``times``; blank or
     False for no such windows."""
+    slow_rank: bool = False
+    """Record a rank that has become slower than those with the same work, and up to seven of these; keep the
+    window if it was slow in it, too. Needs ``flight_recorder``; not on a device."""
     settled: Union[int, Literal["auto"], None] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Record a window of so many steps once, as soon as five steps in a row take about as long, at
     step 20 at the latest. ``auto``: 10 steps, or as many as take a second, at most 100. Without a
@@ -204,9 +207,10 @@ class ProfilerConfig:
     visualdl_scalars: bool = False
     """Write loss, ips, tokens/s, reader cost and memory of every step for VisualDL, on the ranks of
     ``print_ranks``. Needs ``pip install 'ppprof[view]'``."""
-    export: Optional[Literal["prometheus"]] = None
+    export: Optional[Literal["prometheus", "otlp"]] = None
     """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the run
-    directory every 10 seconds, for node_exporter, until the training ends."""
+    directory every 10 seconds, for node_exporter, until the training ends. ``otlp``: send them to an OpenTelemetry
+    collector (``OTEL_EXPORTER_OTLP_ENDPOINT``); needs ``pip install 'ppprof[otlp]'``."""
     profiler_options: Optional[str] = None
     """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
     profile_path=log``. It enables the profiler; other keys take precedence."""
@@ -413,7 +417,9 @@ def _read_trigger(value: Any, key: Key, problems: Problems) -> TriggerConfig | N
     if value is True:
         return TriggerConfig()
     if not isinstance(value, Mapping):
-        expected = "expected True, or a mapping of file, slow_step, settled, steps, ranks"
+        expected = (
+            "expected True, or a mapping of file, slow_step, slow_rank, settled, steps, ranks"
+        )
         problems.add(key, f"{value!r}: {expected}")
         return None
     values = dict(value)
@@ -424,8 +430,9 @@ def _read_trigger(value: Any, key: Key, problems: Problems) -> TriggerConfig | N
         values["slow_step"] = {"times": slow_step}
     trigger = read_block(TriggerConfig, values, key, problems)
     _check_selector(trigger.ranks, (*key, "ranks"), problems)
-    if not trigger.file and trigger.slow_step is None and trigger.settled is None:
-        message = "file is False, slow_step and settled are blank, so no window could ever open"
+    opens = (trigger.file, trigger.slow_step, trigger.slow_rank, trigger.settled)
+    if not any(opens):
+        message = "file is False, slow_step, slow_rank and settled are blank, so no window could ever open"
         problems.add(key, f"{message}; expected at least one of them")
     return trigger
 
@@ -488,6 +495,10 @@ def _warn_about_ignored_keys(
         problems.warn((*key, name), f"has no effect, because {reason}")
     if config.hang_exit_code is not None and config.hang_after is None:
         problems.warn((*key, "hang_exit_code"), "has no effect, because hang_after is blank")
+    if config.trigger is not None and config.trigger.slow_rank and not config.flight_recorder:
+        problems.warn(
+            (*key, "trigger", "slow_rank"), "has no effect, because flight_recorder is False"
+        )
     if config.stop_training and config.scheduler is None:
         message = "has no effect, because scheduler is null: " + (
             "the window ends with the training"

@@ -108,6 +108,8 @@ class TrainerHooks(CallbackSession):
         super().__init__(profiler, open_session)
         self._model: Any = None
         self._num_tokens = self._num_flops = 0
+        self._loss: float | None = None
+        """What the trainer has logged since the last step: the loss of the steps before it."""
         self._latest = (0, 0)
         """Tokens and FLOPs of the micro-batch that was loaded last."""
 
@@ -133,6 +135,10 @@ class TrainerHooks(CallbackSession):
         """Count from the micro-batch that was loaded last: a resumed training skips those ahead of it."""
         self._num_tokens, self._num_flops = self._latest
 
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the loss that the trainer logs, for the next step: it is a number already."""
+        self._loss = (kwargs.get("logs") or {}).get("loss")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End a step; if ``should_stop`` is true after it, make the trainer stop.
 
@@ -144,7 +150,9 @@ class TrainerHooks(CallbackSession):
             num_micro_batches=num_micro_batches,
             num_tokens=self._num_tokens or None,
             num_flops=self._num_flops or None,
+            loss=self._loss,
         )
+        self._loss = None
         self._num_tokens = self._num_flops = 0
         if self.session.should_stop:
             control.should_training_stop = True

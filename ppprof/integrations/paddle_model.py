@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import paddle
 
 from ppprof.integrations.callback import Block, CallbackSession
@@ -47,7 +48,11 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         is_last = step + 1 == (self.params or {}).get("steps")
         if not is_last and (step + 1) % getattr(self.model, "_accumulate", 1):
             return
-        self.session.step(num_samples=self._num_samples, num_micro_batches=self._num_batches)
+        self.session.step(
+            num_samples=self._num_samples,
+            num_micro_batches=self._num_batches,
+            loss=_first_loss((logs or {}).get("loss")),
+        )
         self._num_samples = self._num_batches = 0
         if self.session.should_stop:
             self.model.num_iters = 1  # like the argument of fit: makes this batch the last
@@ -59,3 +64,9 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
     def on_train_end(self, logs: Any = None) -> None:
         """Close the session."""
         self.end()
+
+
+def _first_loss(losses: Any) -> float | None:
+    """Return the first of the losses, which Paddle has copied to the host; None without one."""
+    values = np.ravel(losses if losses is not None else [])
+    return float(values[0]) if len(values) else None

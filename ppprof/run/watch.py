@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import polars as pl
@@ -78,6 +78,8 @@ class View:
     samples_per_s: float | None
     mfu: float | None
     """Model FLOPs utilization, mean over the ranks: 0 to 1."""
+    loss: tuple[int, float] | None
+    """The latest step with a loss, and the mean loss of the ranks that know it."""
     communication_ratio: float | None
     """Share of a step in which hosts wait in communication, mean over the ranks."""
     reader_ratio: float | None
@@ -164,6 +166,7 @@ class Watch:
         self._excess = {
             rank: excess / step if step else 0.0
             for rank, excess, step in table.select("rank", "excess_ns", "step_ns").iter_rows()
+            if excess is not None
         }
         slow = table.filter("is_slow").select("rank", "excess_ns", "step_ns", "num_steps")
         self._slow = tuple(
@@ -220,6 +223,7 @@ class Watch:
             self._of_all({rank: each.tokens_per_s for rank, each in latest.items()}),
             self._of_all({rank: each.samples_per_s for rank, each in latest.items()}),
             flops / self._peak_flops if flops is not None and self._peak_flops else None,
+            _latest_loss([each.loss for each in ranks.values() if each.loss is not None]),
             _mean([each.communication_ratio for each in latest.values()]),
             _mean([each.reader_ratio for each in latest.values()]),
             max(devices, key=lambda each: each[0]) if devices else None,
@@ -235,6 +239,8 @@ class Watch:
                 by_text.setdefault(each.gone, []).append(rank)
         for text, ranks in by_text.items():
             yield f"{self._names(ranks)}: {text}"
+        if view.loss is not None and not math.isfinite(view.loss[1]):
+            yield f"the loss is {view.loss[1]} at step {view.loss[0]:,}"
         if view.is_stalled:
             behind = [rank for rank, each in view.ranks.items() if each.is_behind]
             steps = f"; {self._names(behind)} behind" if behind else ""
@@ -324,6 +330,13 @@ def _latest(steps: Iterable[Step]) -> _Latest:
         share(step.communication_ns for step in clean),
         share(step.reader_cost_ns or 0 for step in clean),
     )
+
+
+def _latest_loss(losses: Sequence[tuple[int, float]]) -> tuple[int, float] | None:
+    if not losses:
+        return None
+    latest = max(step for step, _ in losses)
+    return latest, fmean(loss for step, loss in losses if step == latest)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

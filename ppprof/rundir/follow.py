@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 import msgspec
 
@@ -33,6 +33,7 @@ _LEAST_BYTES = 8 << 10
 # Python 3.9 cannot evaluate "int | None", and msgspec evaluates annotations.
 _Int = Optional[int]
 _Bool = Optional[bool]
+_Loss = Optional[Union[float, str]]
 
 
 class Step(msgspec.Struct):
@@ -51,6 +52,7 @@ class Step(msgspec.Struct):
     window: _Int = None
     device_timed: _Bool = None
     communication_ns: _Int = None
+    loss: _Loss = None
 
 
 _DECODER = msgspec.json.Decoder(Step)
@@ -62,6 +64,8 @@ class RankProgress:
 
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     """Its latest steps, the oldest first."""
+    loss: tuple[int, float] | None = None
+    """The latest step with a loss, and the loss."""
     num_ended: int = 0
     """Steps that have ended."""
     ended_ns: int | None = None
@@ -112,8 +116,10 @@ class Follower:
                 progress.offset, most
             )
             for line in text.splitlines():
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    progress.steps.append(_DECODER.decode(line))
+                with suppress(msgspec.MsgspecError, ValueError):
+                    progress.steps.append(step := _DECODER.decode(line))
+                    if step.loss is not None:
+                        progress.loss = step.step, float(step.loss)
         if progress.steps:
             num_ended = max(num_ended, progress.steps[-1].step + 1)
         if progress.changed_s is None:  # by the rank's clock, which may be ahead of this machine's

@@ -85,6 +85,23 @@ def test_the_screen_of_a_job(tmp_path: Path, cli: Cli) -> None:
     assert "data 1.0%  peak memory: host 1 GiB (rank 7)" in out
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown", "finding"),
+    [("2.71828", "loss 2.718 at step 20", ""), ('"nan"', "loss nan at step 20", "the loss is nan")],
+)
+def test_the_last_loss_that_the_training_knew(
+    tmp_path: Path, loss: str, shown: str, finding: str
+) -> None:
+    run = job(tmp_path)
+    for rank in range(8):
+        line = f'{{"step": 20, "batch_cost_ns": {STEP_NS}, "loss": {loss}}}\n'
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(line.encode())
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(lines(rank, 31, 90).encode())
+    text = "\n".join(screen(Watch(run).look(), Layout(80), 24))
+    assert shown in text
+    assert finding in text
+
+
 def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
     run = job(tmp_path)
     for rank in range(8):

@@ -90,6 +90,7 @@ def test_every_key_at_once(profiler):
         "trigger": {
             "file": False,
             "slow_step": {"times": 3.0, "cool_down": 7, "max_windows": 8, "keep": "all"},
+            "slow_rank": True,
             "settled": 6,
             "steps": 9,
             "ranks": {"dp": 0},
@@ -388,6 +389,7 @@ def test_from_mapping_has_every_problem():
 TRIGGER = {
     "file": True,
     "slow_step": None,
+    "slow_rank": False,
     "settled": None,
     "steps": 4,
     "ranks": "all",
@@ -435,7 +437,7 @@ def test_triggers(profiler, text, expected):
     [
         (
             "trigger: 4",
-            "trigger: 4: expected True, or a mapping of file, slow_step, settled, steps, ranks",
+            "trigger: 4: expected True, or a mapping of file, slow_step, slow_rank, settled, steps, ranks",
         ),
         ("trigger: {stpes: 4}", 'trigger.stpes: unknown key; did you mean "steps"?'),
         ("trigger: {steps: 0}", "trigger.steps: 0: expected at least 1"),
@@ -446,7 +448,7 @@ def test_triggers(profiler, text, expected):
         ),
         (
             "trigger: {file: False}",
-            "trigger: file is False, slow_step and settled are blank, so no window could ever open; "
+            "trigger: file is False, slow_step, slow_rank and settled are blank, so no window could ever open; "
             "expected at least one of them",
         ),
         ("max_trace_mb: 0", "max_trace_mb: 0: expected more than 0"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,3 +240,55 @@ def test_pipes_and_links_in_the_run_directory_do_not_stop_a_job(tmp_path: Path) 
     assert "steps/rank_00001.jsonl: not a regular file; step times are no longer written" in logs
     assert outside.read_text() == "not of the run"
     assert job.windows()[1].keys() == {0, 1}
+
+
+def test_a_rank_that_becomes_slow_is_recorded_with_its_peers(tmp_path: Path) -> None:
+    block = {"trigger": {"slow_rank": True, "file": False}, "formats": ["json"]}
+    with running(tmp_path, 3, block, 60, 1, 1, 30) as job:  # 30 ms longer in each step from 60 on
+        wait_for(lambda: "has worked longer than its peers" in job.logs(), job.process)
+        wait_for(lambda: len(job.windows().get(0, [])) == 3, job.process)
+        job.stop()
+    assert "rank 1 has worked longer than its peers for " in job.logs()
+    steps = job.windows()[0]
+    assert steps[0] == steps[1] == steps[2]
+    assert steps[1][0] > 60
+
+
+def test_a_terminal_follows_a_running_training(tmp_path: Path) -> None:
+    """A terminal of 80 x 24; its keys open a window, and make the page of it."""
+    with running(tmp_path, 2, {"trigger": {"steps": 2}, "formats": ["json"]}) as job:
+        job.wait_for("ready")
+        wait_for(lambda: len([*job.run.glob("steps/*.jsonl")]) == 2, job.process)
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "ppprof", "watch", str(job.run)],
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        )
+        os.close(theirs)
+        written = b""
+
+        def read_until(pattern: bytes) -> re.Match[bytes]:
+            nonlocal written
+            deadline = time.monotonic() + 90
+            while not (found := re.search(pattern, written)):
+                assert time.monotonic() < deadline, written
+                if select.select([ours], [], [], 1)[0]:
+                    written += os.read(ours, 1 << 16)
+            return found
+
+        found = read_until(rb"loss (\d+)(?:\.\d+)? at step ([\d,]+)")
+        assert float(found[1]) == float(found[2].replace(b",", b""))  # the job's loss is its step
+        assert re.search(rb"2 ranks.*step \d.*running.*waits: communication", written, re.DOTALL)
+        os.write(ours, b"w")
+        read_until(rb"window 0 is ready: p opens its page")
+        os.write(ours, b"p")
+        page = read_until(rb"window 0: (/\S+report.html)")[1].decode()
+        os.write(ours, b"q")
+        read_until(rb"\x1b\[\?1049l")
+        assert watch.wait(20) == 0
+        os.close(ours)
+        assert "window 0" in Path(page).read_text(encoding="utf-8")
+        job.stop()
+        text = re.sub(rb"\x1b\[[?\d;]*[a-zA-Z]", b"", written).decode()
+        assert max(map(len, text.split("\r\n"))) <= 80

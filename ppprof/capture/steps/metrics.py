@@ -1,4 +1,4 @@
-"""Write the numbers of a rank for Prometheus, as a text file that node_exporter's textfile collector reads.
+"""The numbers of a rank for machines; for Prometheus, a text file that node_exporter's textfile collector reads.
 
 ::
 
@@ -12,10 +12,11 @@ Source: Prometheus, "Exposition formats", text-based format, version 0.0.4.
 from __future__ import annotations
 
 import logging
-import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
@@ -27,7 +28,7 @@ log = logging.getLogger("ppprof")
 _EVERY_NS = 10_000_000_000
 _MOST_STEPS = 20
 """Latest steps that a value is of, as in ``ppprof watch``."""
-_HELP = {
+HELP = {
     "steps_total": "Steps that have ended.",
     "step_seconds": f"Median of the latest {_MOST_STEPS} steps outside windows.",
     "reader_seconds": "Wait for the DataLoader in such a step, mean.",
@@ -44,61 +45,43 @@ _HELP = {
 """Names of the metrics, after ``ppprof_``, and what they are."""
 
 
-class Metrics:
-    """The file of one rank. It is written every ten seconds, and removed at the end: its values are of a running job.
-
-    The first failure is logged and ends the writing.
+class Metrics(ABC):
+    """The numbers of a running job on this rank, published every ten seconds.
 
     Args:
-        file: the file.
-        rank: of this process.
         peak_flops: FLOP/s that the device can do; None if unknown.
     """
 
     def __init__(
-        self,
-        file: RunFile,
-        rank: int,
-        peak_flops: float | None,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, peak_flops: float | None, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._file = file
-        self._labels = f'{{run="{_escaped(file.run.name)}",rank="{rank}"}}'
         self._peak_flops = peak_flops
         self._clock = clock
-        self._written = clock()
+        self._published = clock()
         self._steps: deque[StepRecord] = deque(maxlen=_MOST_STEPS)
         self._loss: float | None = None
-        self._failed = False
+
+    @abstractmethod
+    def publish(self, numbers: dict[str, float]) -> None:
+        """Publish numbers by their names in `HELP`, those that are known and finite."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the publishing."""
 
     def add(self, record: StepRecord, loss: Any) -> None:
-        """Add a step; write the file if that is due."""
+        """Add a step; publish if that is due."""
         if isinstance(loss, (int, float)):
             self._loss = loss
         if record.window is None and not record.excluded:
             self._steps.append(record)
-        if self._clock() - self._written >= _EVERY_NS and not self._failed:
-            self._written = self._clock()
-            try:
-                self._file.write("".join(self._lines(record)).encode())
-            except OSError as error:
-                self._failed = True
-                log.warning(f"{self._file}: {error.strerror or error}; Profiler.export has ended")
-
-    def close(self) -> None:
-        """Remove the file."""
-        try:
-            self._file.remove()
-        except OSError as error:
-            log.debug(f"{self._file}: {error.strerror or error}")
-
-    def _lines(self, latest: StepRecord) -> Iterator[str]:
-        for name, value in self._values(latest).items():
-            if value is not None and math.isfinite(value):
-                yield f"# HELP ppprof_{name} {_HELP[name]}\n"
-                kind = "counter" if name.endswith("_total") else "gauge"
-                yield f"# TYPE ppprof_{name} {kind}\n"
-                yield f"ppprof_{name}{self._labels} {value}\n"
+        now = self._clock()
+        if now - self._published >= _EVERY_NS:
+            self._published = now
+            values = self._values(record).items()
+            self.publish(
+                {name: value for name, value in values if value is not None and isfinite(value)}
+            )
 
     def _values(self, latest: StepRecord) -> dict[str, float | None]:
         steps = list(self._steps)
@@ -127,6 +110,48 @@ class Metrics:
             "host_peak_bytes": latest.host_peak_bytes,
             "loss": self._loss,
         }
+
+
+class MetricsFile(Metrics):
+    """The file of one rank. It is removed at the end: its values are of a running job.
+
+    The first failure is logged and ends the writing.
+
+    Args:
+        file: the file.
+        rank: of this process.
+        peak_flops: as for `Metrics`.
+    """
+
+    def __init__(self, file: RunFile, rank: int, peak_flops: float | None, **clock: Any) -> None:
+        super().__init__(peak_flops, **clock)
+        self._file = file
+        self._labels = f'{{run="{_escaped(file.run.name)}",rank="{rank}"}}'
+        self._failed = False
+
+    def publish(self, numbers: dict[str, float]) -> None:
+        """Write the file."""
+        if self._failed:
+            return
+        try:
+            self._file.write("".join(self._lines(numbers)).encode())
+        except OSError as error:
+            self._failed = True
+            log.warning(f"{self._file}: {error.strerror or error}; Profiler.export has ended")
+
+    def close(self) -> None:
+        """Remove the file."""
+        try:
+            self._file.remove()
+        except OSError as error:
+            log.debug(f"{self._file}: {error.strerror or error}")
+
+    def _lines(self, numbers: dict[str, float]) -> Iterator[str]:
+        for name, value in numbers.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            yield f"# HELP ppprof_{name} {HELP[name]}\n"
+            yield f"# TYPE ppprof_{name} {kind}\n"
+            yield f"ppprof_{name}{self._labels} {value}\n"
 
 
 def _escaped(text: str) -> str:

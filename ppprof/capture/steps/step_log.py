@@ -5,7 +5,7 @@
 "stall_ns":0,"excluded":false,"window":0,"device_timed":null,
 "device_peak_reserved_bytes":null,"device_total_bytes":null,"processor_wait_ns":81000,
 "processors_busy_ratio":0.52,"processors_own_ratio":0.49,"communication_ns":4310000,
-"host_peak_allocated_bytes":18350080}``
+"host_peak_allocated_bytes":18350080,"loss":2.75}``
 """
 
 from __future__ import annotations
@@ -88,11 +88,18 @@ class StepRecord(NamedTuple):
     host_peak_allocated_bytes: int | None = None
     """Peak memory of tensors on the host so far: what Paddle's allocator for the CPU has given out; null
     where Paddle does not count it."""
+    loss: float | None = None
+    """The loss, if `ProfilerSession.step` was given a number. In the file it is the text "nan", "inf" or "-inf" if it
+    is not finite."""
 
 
 RecordValues = tuple[Union[float, None], ...]
 """The values of a `StepRecord`, in the order of its fields."""
 
+_JSON = {
+    **{"None": "null", "True": "true", "False": "false"},
+    **{f":{value}": f':"{value}"' for value in ("nan", "inf", "-inf")},
+}
 _LINE = "{" + ",".join(f'"{name}":%s' for name in StepRecord._fields) + "}\n"
 
 
@@ -124,7 +131,7 @@ class StepLog:
         if self._failed or not lines:
             return
         text = "".join([_LINE % line for line in lines])  # json.dumps takes ten times as long
-        for value, name in (("None", "null"), ("True", "true"), ("False", "false")):
+        for value, name in _JSON.items():
             text = text.replace(value, name)
         try:
             self._file.append(text.encode())

@@ -37,7 +37,7 @@ def screen(view: View, layout: Layout, height: int, notes: Sequence[str] = ()) -
 
         profiler_log: 8 ranks, dp 2 x pp 2 x mp 2
         step 1,240  412 ms (402 ms to 455 ms)  running
-        19,885 tokens/s  MFU 41.2%
+        19,885 tokens/s  MFU 41.2%  loss 2.718 at step 1,230
         waits: communication 12.1%, data 0.4%  memory: device 61.2 of 80 GiB (rank 3)
 
         own work above peers': . <5%  + 5%  x 10%  # 20%  ? unknown
@@ -97,6 +97,8 @@ def _head(view: View, width: int) -> list[str]:
     if view.samples_per_s is not None:
         speed.append(f"{view.samples_per_s:,.1f} samples/s")
     speed += [f"MFU {format_ratio(view.mfu)}"] if view.mfu is not None else []
+    if view.loss is not None:
+        speed.append(f"loss {view.loss[1]:.4g} at step {view.loss[0]:,}")
     waits = {"communication": view.communication_ratio, "data": view.reader_ratio}
     known = [f"{name} {format_ratio(ratio)}" for name, ratio in waits.items() if ratio is not None]
     memory = []

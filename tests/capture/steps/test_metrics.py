@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppprof.capture.parts import StepsPart
-from ppprof.capture.steps.metrics import Metrics
+from ppprof.capture.steps.metrics import MetricsFile
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepRecord
 from ppprof.rundir.run_file import RunFile
@@ -36,7 +36,7 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
     run = tmp_path / 'a "run"'
     run.mkdir()
     now = [0]
-    metrics = Metrics(RunFile(run, "metrics/rank_00003.prom"), 3, 1e9, lambda: now[0])
+    metrics = MetricsFile(RunFile(run, "metrics/rank_00003.prom"), 3, 1e9, clock=lambda: now[0])
     path = run / "metrics/rank_00003.prom"
     for step in range(30):
         cost_ns = SECOND if step < 10 else 2 * SECOND
@@ -67,7 +67,9 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
 ) -> None:
     (tmp_path / "metrics").write_text("no folder", encoding="utf-8")
     now = [0]
-    metrics = Metrics(RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, lambda: now[0])
+    metrics = MetricsFile(
+        RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, clock=lambda: now[0]
+    )
     for step in range(3):
         now[0] += 10 * SECOND
         metrics.add(record(step), None)
@@ -77,7 +79,9 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
 
 def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> None:
     now = [0]
-    metrics = Metrics(RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, lambda: now[0])
+    metrics = MetricsFile(
+        RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, clock=lambda: now[0]
+    )
     now[0] = 10 * SECOND
     metrics.add(record(0), None)
     path = tmp_path / "metrics/rank_00000.prom"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,20 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
         '"stall_ns":0,"excluded":false,"window":0,"device_timed":null,'
         '"device_peak_reserved_bytes":null,"device_total_bytes":null,'
         '"processor_wait_ns":null,"processors_busy_ratio":null,"processors_own_ratio":null,"communication_ns":null,'
-        '"host_peak_allocated_bytes":null}'
+        '"host_peak_allocated_bytes":null,"loss":null}'
     )
+
+
+@pytest.mark.parametrize(
+    ("loss", "written"), [(2.5, "2.5"), (1e-7, "1e-07"), (math.nan, '"nan"'), (-math.inf, '"-inf"')]
+)
+def test_a_loss_that_is_not_finite_is_a_text(tmp_path: Path, loss: float, written: str) -> None:
+    path = tmp_path / "rank_00000.jsonl"
+    log = StepLog(run_file(path))
+    log.add(record(1)._replace(loss=loss))
+    log.flush()
+    assert path.read_text().endswith(f'"loss":{written}}}\n')
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # strict JSON
 
 
 def test_truth_values_are_those_of_json(tmp_path: Path) -> None:
