@@ -6,21 +6,31 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import polars as pl
 
+from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.peak_memory import memory_of as modelled_memory
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HeldMemory, held_at_peak
-from ppprof.errors import InputError
+from ppprof.config import load_config
+from ppprof.config.yaml_source import ConfigTree
+from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run.base import BaseRun
+from ppprof.run.predict import layout_of
 from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 from ppprof.topology import Topology
+from ppprof.units import format_bytes
 
 _LAST_STEPS = 5
 _INDEX = re.compile(r"\[\d+\](?=/|\Z)")
 """End of a module's name if it occurs several times in a row: Net/Block, Net/Block[1], Net/Block[2]."""
+
+SHARDING, MICRO_BATCH, RECOMPUTE = "sharding stage", "half the micro-batch size", "recompute of"
+"""First words of remedies that both tensors and the memory model may give."""
 
 _log = logging.getLogger("ppprof")
 
@@ -88,14 +98,23 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     failed = rank if rank in failures else min(failures, default=None)
     failure = failures[failed] if failed is not None else None
     held = peak.held if peak is not None else None
-    most_first = tuple(remedies(failure, held, run.topology))
+    whose = failed if failed is not None else peak.rank if peak is not None else rank or 0
+    most_first = tuple(remedies(failure, held, run.topology, _layout(run), whose))
     return MemoryUse(failures, peaks, peak, failed, most_first)
 
 
 def remedies(
-    failure: OutOfMemory | None, held: HeldMemory | None, topology: Topology | None
+    failure: OutOfMemory | None,
+    held: HeldMemory | None,
+    topology: Topology | None,
+    layout: Layout | None = None,
+    rank: int = 0,
 ) -> list[Remedy]:
-    """Return what would give memory back, the most bytes first; those that are not known are left out."""
+    """Return what would give memory back, the most bytes first; those that are not known are left out.
+
+    What tensors show counts; where they do not, the memory model of ``ppprof predict`` does, if the configuration is
+    known.
+    """
     found = []
     kinds = failure.bytes_by_kind if failure is not None else {}
     num = topology.degree("dp") if topology is not None else 1
@@ -106,7 +125,7 @@ def remedies(
             names.append(f"{kind}s")
             if shared:
                 why = f"{' and '.join(names)} are split over the {num} ranks of dp"
-                name = f"sharding stage {stage}, sharding_degree {num} in place of dp_degree {num}"
+                name = f"{SHARDING} {stage}, sharding_degree {num} in place of dp_degree {num}"
                 found.append(Remedy(name, shared * (num - 1) // num, why))
     if failure is not None and failure.reserved_bytes and failure.allocated_bytes:
         free = failure.reserved_bytes - failure.allocated_bytes
@@ -117,12 +136,16 @@ def remedies(
             )
     if held is not None:
         found += _of_activations(held.table.filter(pl.col("phase") == "Forward"))
+    if layout is not None and topology is not None:
+        measured = {_kind(each.name) for each in found}
+        modelled = _of_configuration(layout, topology.coordinate(rank).get("pp", 0))
+        found += [each for each in modelled if _kind(each.name) not in measured]
     return sorted((each for each in found if each.bytes > 0), key=lambda each: -each.bytes)
 
 
 def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
     total = int(forward["bytes"].sum())
-    found = [Remedy("half the micro-batch size", total // 2, "activations at the window's peak")]
+    found = [Remedy(MICRO_BATCH, total // 2, "activations at the window's peak")]
     rows = forward.drop_nulls("module").select("module", "bytes").rows()
     for name in _repeated(module for module, _ in rows):
         instance = re.compile(rf"{re.escape(name)}({_INDEX.pattern}|(?=/|\Z))")
@@ -132,8 +155,63 @@ def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
                 held[match[0]] += num
         given = sum(held.values()) - max(held.values())
         why = f"{len(held)} of it hold activations at the peak; one at a time is computed again"
-        found.append(Remedy(f"recompute of {name.rpartition('/')[2]}", given, why))
+        found.append(Remedy(f"{RECOMPUTE} {name.rpartition('/')[2]}", given, why))
     return found
+
+
+def _kind(name: str) -> str:
+    """Return what a remedy changes: the first words of its name."""
+    return next(
+        (kind for kind in (SHARDING, MICRO_BATCH, RECOMPUTE) if name.startswith(kind)), name
+    )
+
+
+def _of_configuration(layout: Layout, stage: int) -> list[Remedy]:
+    """Return what other configurations take less on a rank of a stage, by `ppprof.analysis.predict`."""
+    changes = {}
+    if not layout.recompute:
+        name = f"{RECOMPUTE} all blocks, Model.use_recompute=True"
+        changes[name] = replace(layout, recompute="full")
+    if layout.dp > 1 and layout.sharding == 1:
+        degrees = f"sharding_degree {layout.dp} in place of dp_degree {layout.dp}"
+        for level in (1, 2):
+            split = replace(layout, dp=1, sharding=layout.dp, sharding_stage=level)
+            changes[f"{SHARDING} {level}, {degrees}"] = split
+    if layout.micro_batch_size % 2 == 0:
+        half = layout.micro_batch_size // 2
+        changes[f"{MICRO_BATCH}, Global.micro_batch_size={half}"] = replace(
+            layout, micro_batch_size=half, micro_batches=2 * layout.micro_batches
+        )
+    if layout.mp > 1 and not layout.sequence_parallel:
+        name = "sequence parallel, Model.sequence_parallel=True"
+        changes[name] = replace(layout, sequence_parallel=True)
+    now = modelled_memory(layout, stage)
+    why = f"by the memory model of ppprof predict, of {format_bytes(now.total_bytes)}"
+    found = [
+        Remedy(name, now.total_bytes - modelled_memory(other, stage).total_bytes, why)
+        for name, other in changes.items()
+    ]
+    # The product with the vocabulary is held at these moments alone, and in quarters.
+    logits = layout.length * layout.micro_batch_size * layout.vocabulary // layout.mp
+    word = layout.word_bytes or 0
+    parts = {"loss": 8 + (word < 4) * word, "backward pass of the loss": word}
+    rest = {name: size - 3 * logits * parts.get(name, 0) // 4 for name, size in now.moments.items()}
+    given = now.total_bytes - now.state_bytes - max(rest.values())
+    return [*found, Remedy("the loss in 4 parts of the tokens", given, why)]
+
+
+def _layout(run: BaseRun) -> Layout | None:
+    """Return the configuration of a run of the harness's GPT in numbers; None if it is not known."""
+    values = run.manifest.get("config")
+    if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
+        return None
+    try:
+        config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)))
+        layout = layout_of(config)
+    except (ConfigError, UsageError):
+        return None
+    is_modelled = layout.word_bytes and not (layout.sharding > 1 and layout.sharding_stage == 3)
+    return layout if is_modelled and config.Model.module == "GPTModule" else None
 
 
 def _repeated(modules: Iterable[str]) -> list[str]:

@@ -13,6 +13,8 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.peak_memory import memory_of as memory_of_layout
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
 from ppprof.errors import InputError, UsageError
@@ -100,6 +102,65 @@ def test_sharding_gives_what_the_other_ranks_take() -> None:
     ]
     assert [each.bytes for each in remedies(FAILURE, None, Topology.of(dp=2, sharding=2))] == [600]
     assert [each.bytes for each in remedies(FAILURE, None, None)] == [600]
+
+
+GPT = Layout(
+    **{"dp": 2, "mp": 2, "pp": 2, "sharding": 1, "sharding_stage": 1, "virtual": 1},
+    **{
+        "micro_batch_size": 2,
+        "micro_batches": 4,
+        "layers": 4,
+        "hidden": 64,
+        "inner": 256,
+        "heads": 4,
+    },
+    **{"vocabulary": 50_000, "positions": 1024, "length": 1024, "recompute": "", "word_bytes": 4},
+    **{"sequence_parallel": False, "fused_qkv": True, "flash_attention": False, "clips": True},
+    **{"hidden_dropout": True, "attention_dropout": True},
+)
+JOB = Topology.of(dp=2, pp=2, mp=2)
+
+
+def test_without_measured_tensors_the_memory_model_says_what_changes_give() -> None:
+    """Rank 0 is of stage 0, which has no product with the vocabulary; rank 3 of stage 1, whose peak that is."""
+    sharding = "sharding_degree 2 in place of dp_degree 2"
+    others = {
+        "recompute of all blocks, Model.use_recompute=True": {"recompute": "full"},
+        f"sharding stage 1, {sharding}": {"dp": 1, "sharding": 2},
+        f"sharding stage 2, {sharding}": {"dp": 1, "sharding": 2, "sharding_stage": 2},
+        "half the micro-batch size, Global.micro_batch_size=1": {
+            **{"micro_batch_size": 1, "micro_batches": 8}
+        },
+        "sequence parallel, Model.sequence_parallel=True": {"sequence_parallel": True},
+    }
+    for rank, stage in ((0, 0), (3, 1)):
+        now = memory_of_layout(GPT, stage).total_bytes
+        expected = {
+            name: now - memory_of_layout(replace(GPT, **change), stage).total_bytes
+            for name, change in others.items()
+        }
+        if stage:  # logits and softmax in float32
+            expected["the loss in 4 parts of the tokens"] = (
+                3 * (2 * 4 * 1024 * 2 * 50_000 // 2) // 4
+            )
+        found = {each.name: each.bytes for each in remedies(None, None, JOB, GPT, rank)}
+        assert found == {name: num for name, num in expected.items() if num > 0}
+        assert len(found) >= 4
+
+
+def test_measured_tensors_count_more_than_the_memory_model() -> None:
+    blocks = [{"module": f"Net/Block{number}", "bytes": 100} for number in ("", "[1]")]
+    found = {each.name: each for each in remedies(FAILURE, held(blocks), JOB, GPT, rank=2)}
+    assert found["recompute of Block"].bytes == 100
+    assert found["half the micro-batch size"].bytes == 100
+    assert not any(name.startswith("recompute of all") for name in found)
+    assert sum(name.startswith("sharding stage") for name in found) == 3
+    assert "model" in found["sequence parallel, Model.sequence_parallel=True"].why
+
+
+def test_the_configuration_of_a_recorded_run_is_known(cli: Cli) -> None:
+    out, _ = cli("memory", RUNS / "eight_ranks")
+    assert "recompute of all blocks, Model.use_recompute=True: by the memory model" in out
 
 
 def test_recompute_gives_all_but_one_of_the_modules() -> None:
