@@ -130,12 +130,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
-    from ppprof.run.ranks import ranks_without_window
+    from ppprof.run.ranks import links_without_window, ranks_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
 
     table = ranks_without_window(run)
+    links = links_without_window(run)
     if args.format == "json":
-        return f"{dumps(document(rows_of({'ranks': table}), run=str(run.path)))}\n"
+        tables = {"ranks": table, "slow_groups": links}
+        return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
     if args.format != "table":
         return csv_or_markdown(table, args.format)
     num_steps = table["num_steps"].to_list()
@@ -153,9 +155,17 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         role = [f"({row['role']})"] * bool(row["role"])
         since = [f"slow since step {row['since_step']:,}"] if row["is_slow"] else []
         lines.append(f"{row['rank']:>6}{numbers}  {' '.join(excess + role + since)}")
-    slow = table.filter("is_slow")["rank"].to_list()
-    verdict = f"slow: {format_ranges('rank', slow)}" if slow else "no rank is slow"
-    return "\n".join([*lines, f"\nVerdict: {verdict}.", ""])
+    slow = [format_ranges("rank", table.filter("is_slow")["rank"])] * table["is_slow"].any()
+    lines.append("")
+    for row in links.filter("is_slow").iter_rows(named=True):
+        slow.append(f"the link of ranks {row['members']}")
+        lines.append(
+            f"Slow link, by the last operations: ranks {row['members']} ({row['axis'] or '?'}): "
+            f"{row['excess_ns'] / 1e6:.2f} ms a step (± {2 * row['noise_ns'] / 1e6:.2f}) more in transfers than the "
+            f"{row['siblings']} beside it"
+        )
+    verdict = f"slow: {', '.join(slow)}" if slow else "no rank or link is slow"
+    return "\n".join([*lines, f"Verdict: {verdict}.", ""])
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:

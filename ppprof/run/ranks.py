@@ -11,12 +11,14 @@ from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
+from ppprof.analysis.ranks.stragglers import slow_groups
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.base import BaseRun
 from ppprof.run.traces import T, WindowResult
+from ppprof.rundir.flight import POINT_TO_POINT, read_rings
 from ppprof.units import format_ranges, short_name
 
 _Window = tuple[int, int, pl.DataFrame]
@@ -122,6 +124,38 @@ def ranks_without_window(run: BaseRun) -> pl.DataFrame:
             "(Profiler.flight_recorder): record a window"
         )
     return table
+
+
+def links_without_window(run: BaseRun) -> pl.DataFrame:
+    """Return which groups have longer transfers than their siblings, by the last operations of each rank; see `slow_groups`.
+
+    The member that comes last to a collective waits for no other: its time is that of the transfer. So no clocks are
+    compared. Sends and receives do not say it: a send ends before its transfer, and a receiver may come after it.
+    """
+    rows: list[tuple[str, str | None, str, int, int, int, int]] = []
+    for path in run.paths:
+        for ring in read_rings(path)[0].values():
+            for each in ring.operations:
+                group = ring.groups.get(each.group)
+                if each.is_pending or each.name in POINT_TO_POINT or group is None:
+                    continue
+                members = ",".join(map(str, group.ranks))
+                end_ns = max(each.returned_ns, each.waited_ns)
+                values = (each.name, each.size, each.step, each.sequence, end_ns - each.called_ns)
+                rows.append((members, group.axis, *values))
+    names = ("members", "axis", "op", "bytes", "step", "sequence", "transfer_ns")
+    types = (pl.String, pl.String, pl.String, *[pl.Int64] * 4)
+    calls = pl.DataFrame(rows, dict(zip(names, types)), orient="row")
+    num_members = pl.col("members").str.count_matches(",", literal=True) + 1
+    transfers = (
+        calls.group_by(*names[:-1])
+        .agg(pl.col("transfer_ns").min(), num=pl.len())
+        .filter((pl.col("num") == num_members) & (num_members > 1))
+    )
+    times = run.step_times.filter(pl.col("window").is_null() & ~pl.col("excluded"))
+    lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))
+    roles = roles_of_ranks(run.topology, times["rank"].unique())
+    return slow_groups(transfers, dict(lengths.iter_rows()), roles)
 
 
 def windows_with_steps(

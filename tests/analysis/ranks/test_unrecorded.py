@@ -12,6 +12,7 @@ import pytest
 from ppprof.analysis.advice import Evidence, advise
 from ppprof.analysis.ranks.unrecorded import RANKS, unrecorded_ranks
 from ppprof.report.text.advice import render_findings
+from ppprof.rundir.flight import FlightRing
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.conftest import Cli
@@ -74,21 +75,60 @@ def test_windows_excluded_steps_and_devices_do_not_count() -> None:
         assert unrecorded_ranks(times.with_columns(columns), ROLES).is_empty()
 
 
-def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
+def _run(folder: Path, times: pl.DataFrame) -> Path:
     manifest = {"schema_version": 2, "axes": {"order": JOB.order, "degrees": JOB.degrees}}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    (tmp_path / "steps").mkdir()
-    for (rank,), table in step_times(30, 0, 3, 1.5).group_by("rank"):
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "steps").mkdir()
+    for (rank,), table in times.group_by("rank"):
         lines = table.drop("rank", "others_ratio").write_ndjson()
-        (tmp_path / "steps" / f"rank_{rank:05d}.jsonl").write_text(lines)
+        (folder / "steps" / f"rank_{rank:05d}.jsonl").write_text(lines)
+    return folder
+
+
+def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
+    _run(tmp_path, step_times(30, 0, 3, 1.5))
     out, _ = cli("ranks", tmp_path)
     assert "no window; by the times of 28 steps" in out
     assert out.endswith("Verdict: slow: rank 3.\n")
+    assert "slow since step 2\n" in out
     rows = json.loads(cli("ranks", tmp_path, "--format", "json").out)["tables"]["ranks"]
     assert [*rows[0]] == [*RANKS]
     assert rows[0]["rank"] == 3
     assert len(cli("ranks", tmp_path, "--format", "csv").out.splitlines()) == 9
     assert len(cli("ranks", tmp_path, "--format", "md").out.splitlines()) == 10
+
+
+def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli) -> None:
+    """Ranks 1 and 5 transfer for 90 ms, others for 10; rank 0 comes 50 ms late to its group, and waits for none of them.
+
+    ::
+
+        rank 0        #      10 ms: the transfer
+        rank 4   ######      it waits for rank 0
+    """
+    run = _run(tmp_path, step_times(30, 0))
+    groups = {number: (number, number + 4) for number in range(4)}
+    for number, ranks in groups.items():
+        for rank in ranks:
+            ring = FlightRing(run, rank)
+            ring.group(number + 1, ranks, "dp")
+            text = ring.text("all_reduce")
+            for step in range(2, 30):
+                late = 50 if rank == 0 else 0
+                transfer = (90 if number == 1 else 10) + step % 3
+                ended = step * 1000 + transfer + (50 if number == 0 else 0)
+                called_ns = (step * 1000 + late) * 1_000_000
+                call = ring.add(number + 1, step, step, called_ns, 4096, -1, text, 0, 0, 0)
+                ring.returned(call, ended * 1_000_000)
+    out, _ = cli("ranks", run)
+    assert "ranks 1,5 (dp): 80.00 ms a step (± " in out
+    assert out.endswith("Verdict: slow: the link of ranks 1,5.\n")
+    (first, *others) = json.loads(cli("ranks", run, "--format", "json").out)["tables"][
+        "slow_groups"
+    ]
+    assert first["members"] == "1,5"
+    assert first["excess_ns"] == 80e6
+    assert [each["is_slow"] for each in others] == [False] * 3
 
 
 @pytest.mark.parametrize(("slow", "rules"), [(5, ["slow-rank"]), (-1, [])])

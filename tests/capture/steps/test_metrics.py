@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ppprof.capture.parts import StepsPart
 from ppprof.capture.steps.metrics import MetricsFile
 from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.steps.step_log import StepRecord
 from ppprof.rundir.run_file import RunFile
-
-parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus_client")
-
-SECOND = 1_000_000_000
-UNKNOWN = dict.fromkeys(StepRecord._fields)
-
-
-def record(step: int, **values: Any) -> StepRecord:
-    known = {"batch_cost_ns": SECOND, "host_peak_bytes": 7, "stall_ns": 0, "excluded": False}
-    return StepRecord(**{**UNKNOWN, "step": step, **known, **values})
-
-
-def values(path: Path) -> dict[str, float]:
-    families = parser.text_string_to_metric_families(path.read_text(encoding="utf-8"))
-    samples = [sample for family in families for sample in family.samples]
-    assert all(sample.labels == {"run": 'a "run"', "rank": "3"} for sample in samples)
-    return {sample.name: sample.value for sample in samples}
+from tests.fixtures.metrics import SECOND, record, values
 
 
 def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from ppprof.capture.steps.metrics import Metrics, MetricsFile
 from ppprof.rundir.run_file import RunFile
-from tests.capture.steps.test_metrics import SECOND, record, values
+from tests.fixtures.metrics import SECOND, record, values
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otlp")
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
