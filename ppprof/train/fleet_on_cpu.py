@@ -41,6 +41,8 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage impor
 from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 from paddle.distributed.sharding import group_sharded_parallel
 
+from ppprof.capture.recording import collectives
+
 _Gloo = core.ProcessGroupGloo
 _all_reduce = (
     _Gloo.all_reduce
@@ -65,6 +67,7 @@ def install() -> None:
     _Gloo.all_reduce_on_calc_stream = _on_calc_stream(_Gloo.all_reduce)
     _Gloo.reduce_scatter_tensor = _reduce_scatter
     _Gloo.reduce_scatter_tensor_on_calc_stream = _on_calc_stream(_reduce_scatter)
+    collectives.TASKS.append(_Task)
     mp_ops._C_ops = _Operators(mp_ops._C_ops)
     dist.ParallelEnv._device_id = 0
     group_sharded_storage.device_guard = lambda *device: nullcontext()

@@ -111,8 +111,11 @@ def rank_graph(trace: Trace) -> RankGraph:
       `LATENCY_NS` before and its stream is idle, the last event of another stream that ends before;
     - of a call that waits or copies: the last device event that ends within it and was launched before;
     - of a thread's outermost event: the thread with steps, wherever that is by then;
-    - of a thread with steps, where it is in no span but the step: a receive, collective or remote call
-      of another thread that ends meanwhile.
+    - of a thread with steps, where it is in no span but the step, or in one that waits for
+      communication (``irecv.wait``): a receive, collective or remote call of another thread that ends
+      meanwhile.
+
+    Of communication that no other thread does, the wait is the end.
     """
     profile = Profile(with_step(trace))
     tree = profile.whole_tree
@@ -394,11 +397,47 @@ def _waited_in_steps(events: EventArrays, nodes: _Nodes, collectives: pl.DataFra
     is_inside = (position >= 0) & (position < len(nodes.of_steps) - 1)
     ends, position = ends[is_inside], position[is_inside]
     before, after = nodes.of_steps[position], nodes.of_steps[position + 1]
-    is_step = np.zeros(events.events.height + 1, bool)
-    is_step[events.host_rows("ProfileStep")] = True
-    is_step[-1] = True
-    waited = is_step[nodes.owner[before]] & (nodes.thread[before] == nodes.thread[after])
+    may_wait = np.zeros(events.events.height + 1, bool)
+    may_wait[events.host_rows("ProfileStep")] = True
+    may_wait[_waits(events)] = True
+    may_wait[-1] = True
+    waited = may_wait[nodes.owner[before]] & (nodes.thread[before] == nodes.thread[after])
     return _edges(ends[waited], after[waited], nodes.key[before[waited]])
+
+
+def _waits(events: EventArrays) -> Int64:
+    """Return the rows of the spans that wait for communication: ``irecv.wait``."""
+    spans = events.host_rows("Communication")
+    return spans[events.names.take(spans).where(lambda name: name.endswith(_WAIT))]
+
+
+_WAIT = ".wait"
+
+
+def _waited_for(events: EventArrays, call: Int64) -> Int64:
+    """Return the row of the span that waits for each call of communication; without one, the call's own.
+
+    Calls and waits of equal arguments belong together in their order, if there are as many of them::
+
+        irecv[peers=1]  irecv[peers=2]   irecv.wait[peers=2]  irecv.wait[peers=1]
+    """
+    wait = _waits(events)
+    equal = ["name", "axis", "group", "bytes", "dtype", "peers"]
+    calls, waits = (
+        events.events[equal][rows]
+        .with_columns(
+            pl.col("name").cast(pl.String).str.strip_suffix(_WAIT),
+            row=pl.Series(rows, dtype=pl.Int64),
+            start_ns=pl.Series(events.start_ns[rows]),
+        )
+        .sort("start_ns")
+        .with_columns(index=pl.int_range(pl.len()).over(equal), num=pl.len().over(equal))
+        for rows in (np.unique(call), wait)
+    )
+    found = calls.join(waits, [*equal, "index", "num"], nulls_equal=True).select("row", "row_right")
+    last = np.arange(events.num_hosts)
+    last[found["row"].to_numpy()] = found["row_right"].to_numpy()
+    return last[call]
 
 
 def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFrame]:
@@ -531,6 +570,8 @@ def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataF
 def _with_nodes(collectives: pl.DataFrame, events: EventArrays, nodes: _Nodes) -> pl.DataFrame:
     """Return the collectives with the nodes at which they start and end; those without are left out."""
     first, last = (collectives[name].to_numpy() for name in ("first_row", "last_row"))
+    if not events.has_devices:
+        last = _waited_for(events, last)
     start, end = nodes.start[first], nodes.end[last]
     times = [collectives[name].to_numpy() for name in ("start_ns", "end_ns")]
     # Communication without an event of its own lies between two nodes of its thread.

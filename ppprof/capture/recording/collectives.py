@@ -102,6 +102,9 @@ _MOST_NAMES = 10_000
 
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
+TASKS: list[type] = [core.task]
+"""Classes of the tasks that calls return. A process group written in Python adds its own."""
+
 _Function = Callable[..., Any]
 
 
@@ -183,7 +186,8 @@ class Collectives(WindowObserver):
                     self._methods.install(
                         kind, name, functools.partial(self._call_method, op, index)
                     )
-        self._methods.install(core.task, "wait", self._call_wait)
+        for task in TASKS:
+            self._methods.install(task, "wait", self._call_wait)
 
     def _add_functions(self) -> None:
         for home in (dist, dist.stream, sys.modules.get(_PIPELINE)):
@@ -247,12 +251,9 @@ class Collectives(WindowObserver):
     def _record(self, names: _Names, function: _Function, args: Any, kwargs: Any) -> Any:
         """Call a function in a span; remember the tasks that it returns, to name their wait spans."""
         result = self._span(names.span, function, args, kwargs)
-        if isinstance(result, core.task):
-            self._tasks[result] = names.wait
-        elif isinstance(result, list):
-            for task in result:
-                if isinstance(task, core.task):
-                    self._tasks[task] = names.wait
+        for task in result if isinstance(result, list) else [result]:
+            if isinstance(task, tuple(TASKS)):
+                self._tasks[task] = names.wait
         return result
 
     def _annotations(

@@ -27,8 +27,9 @@ def on_path(graph, *groups):
     return {key[0] if len(groups) == 1 else tuple(key): time_ns for *key, time_ns in rows}
 
 
-def comm(name, start, end, peers):
-    return span("Communication", f"{name}[axis=dp group=1 bytes=4 peers={peers}]", start, end)
+def comm(name, start, end, peers, num_bytes=4):
+    annotations = f"axis=dp group=1 bytes={num_bytes} peers={peers}"
+    return span("Communication", f"{name}[{annotations}]", start, end)
 
 
 def step(start, end, *inside, number=1):
@@ -242,6 +243,79 @@ def test_a_receive_of_another_thread_ends_a_wait_only_outside_of_spans(tmp_path)
         (2, "communication", 0): 1,
         (2, "host", 0): 120,
     }
+
+
+def test_a_span_that_waits_is_no_work_of_its_rank(tmp_path):
+    """
+    ::
+
+        rank 1   Block                         send
+        rank 0   irecv  [irecv.wait                 ]Block       the receive is on another thread
+        thread     [recv                           ]
+    """
+    sender = Thread(1, "main").around(
+        step(0, 60, span("Forward", "Block", 0, 50), comm("send", 50, 51, "0"))
+    )
+    main = Thread(1, "main").around(
+        step(
+            *(0, 100),
+            comm("irecv", 1, 2, "1"),
+            wait("irecv", 10, 60, "1"),
+            span("Forward", "Block", 60, 100),
+        )
+    )
+    thread = Thread(2, "channel").around(comm("recv", 2, 55, "1"))
+    graph = job(tmp_path, [main, thread], [sender])
+    assert on_path(graph, "kind", "name", "rank") == {
+        ("host", "Block", 1): 50,
+        ("communication", "send", None): 5,
+        ("communication", "irecv.wait", 0): 5,  # the thread goes on
+        ("host", "Block", 0): 40,
+    }
+    is_sender = (graph.labels["rank"] == 1).fill_null(value=False).to_numpy()[graph.label]
+    without = graph.step_ns(np.where(is_sender, 0, graph.weight_ns))
+    assert without.tolist() == [2 + 5 + 5 + 40], "the receive, the transfer, the thread, the block"
+
+
+def test_a_wait_is_the_end_of_what_no_other_thread_does(tmp_path):
+    """Calls and waits of equal arguments belong together, in whatever order these are.
+
+    ::
+
+        rank 1   Block     send of a    Block   send of b
+        rank 0   irecv of a  irecv of b    [b.wait       ]Block [a.wait]
+    """
+    sender = Thread(1, "main").around(
+        step(
+            *(0, 90),
+            span("Forward", "Block", 0, 30),
+            comm("send", 30, 31, "0", num_bytes=4),
+            span("Forward", "Block", 31, 80),
+            comm("send", 80, 81, "0", num_bytes=8),
+        )
+    )
+    main = Thread(1, "main").around(
+        step(
+            *(0, 110),
+            comm("irecv", 0, 1, "1", num_bytes=4),
+            comm("irecv", 1, 2, "1", num_bytes=8),
+            wait("irecv", 20, 83, "1", num_bytes=8),
+            span("Forward", "Block", 83, 108),
+            wait("irecv", 108, 110, "1", num_bytes=4),
+        )
+    )
+    graph = job(tmp_path, [main], [sender])
+    assert on_path(graph, "kind", "rank") == {
+        ("host", 1): 30 + 49,
+        ("communication", None): 1 + 3,
+        ("host", 0): 25,
+        ("communication", 0): 2,
+    }
+
+
+def wait(op, start, end, peers, num_bytes=4):
+    annotations = f"op={op} axis=dp group=1 bytes={num_bytes} peers={peers}"
+    return span("Communication", f"wait[{annotations}]", start, end)
 
 
 def test_the_result_of_a_remote_call_ends_a_wait(tmp_path):

@@ -219,6 +219,13 @@ def test_a_wait_that_was_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) ->
     assert core.task.wait is theirs
 
 
+class TaskFake:
+    """The task of a process group written in Python."""
+
+    def wait(self) -> bool:
+        return True
+
+
 class ProcessGroupFake:
     """A process group that logs the calls which reach it; as NCCL's, it launches at a group's end."""
 
@@ -234,7 +241,8 @@ class ProcessGroupFake:
 
     def send(self, tensor: Any, peer: int, sync_op: bool) -> None: ...
 
-    def recv(self, tensor: Any, peer: int, sync_op: bool) -> None: ...
+    def recv(self, tensor: Any, peer: int, sync_op: bool) -> TaskFake:
+        return TaskFake()
 
     def send_on_calc_stream(self, tensor: Any, peer: int) -> None: ...
 
@@ -246,6 +254,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The starts and ends of spans, and launches, while a window is open over a fake group."""
     found: list[str] = []
     monkeypatch.setattr(core, "ProcessGroupFake", ProcessGroupFake, raising=False)
+    monkeypatch.setattr(collectives, "TASKS", [core.task, TaskFake])
+    wait = TaskFake.wait
 
     def span(name: str, category: str) -> Any:
         found.append(name)
@@ -256,6 +266,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     wrappers.install()
     yield found
     wrappers.uninstall()
+    assert TaskFake.wait is wait
 
 
 def pipeline_group(monkeypatch: pytest.MonkeyPatch, log: list[str], *ranks: int) -> Any:
@@ -270,6 +281,15 @@ def pipeline_group(monkeypatch: pytest.MonkeyPatch, log: list[str], *ranks: int)
     )
     monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: {7: made})
     return made
+
+
+@needs_paddle_3
+def test_waiting_for_a_task_of_another_class_is_a_span_too(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pipeline_group(monkeypatch, log, 0, 4).process_group.recv(FLOAT32, 1, True).wait()
+    text = "axis=pp group=7 bytes=16 dtype=float32 peers=4"
+    assert log == [f"recv[{text}]", "end recv", f"wait[op=recv {text}]", "end wait"]
 
 
 @needs_paddle_3
