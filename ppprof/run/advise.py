@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +14,8 @@ from ppprof.analysis.advice import Evidence
 from ppprof.analysis.advice import advise as findings_of
 from ppprof.analysis.advice.finding import Finding, Findings
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
+from ppprof.analysis.path.graph import Graph, job_graph
+from ppprof.analysis.path.rank_graph import RankGraph, rank_graph
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
@@ -71,26 +73,65 @@ def collect_evidence_of_run(
     if not run.recordings:
         return _evidence_of_step_times(run, ranks, window, steps)
     indicators: dict[int, list[Indicators]] = {}
-    analyses = []
-    for result in run.map_windows(analyze, run.select_ranks(ranks, window), executor):
-        analysis, of_window = result.value
+    analyses, graphs = [], []
+    recordings = run.select_ranks(ranks, window)
+    has_graph = are_all_ranks(run, recordings)
+    work = partial(analyze, most_nodes=MOST_NODES // len(recordings) if has_graph else 0)
+    for result in run.map_windows(work, recordings, executor):
+        analysis, of_window, graph = result.value
         indicators.setdefault(result.recording.rank, []).append(of_window)
         analyses.append(result.map(analysis))
+        graphs.append(result.map(graph))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
-    return collect_evidence(
-        run, cluster, {rank: concat_indicators(parts) for rank, parts in indicators.items()}
-    )
+    of_ranks = {rank: concat_indicators(parts) for rank, parts in indicators.items()}
+    of_job = graph_of_job(run, cluster, graphs) if has_graph else None
+    return collect_evidence(run, cluster, of_ranks, of_job)
 
 
-def analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
-    """Return what the rules need of one window."""
+def analyze(trace: Trace, most_nodes: int = 0) -> tuple[RankAnalysis, Indicators, RankGraph | None]:
+    """Return what the rules need of one window; its graph if that has ``most_nodes`` at most."""
     profile = Profile(with_step(trace)).without_pauses
     parts = breakdown(profile)
-    return analyze_profile(profile, parts), collect_indicators(profile, parts)
+    graph = rank_graph(trace) if 2 * trace.events.height <= most_nodes else None
+    return analyze_profile(profile, parts), collect_indicators(profile, parts), graph
+
+
+MOST_NODES = 4_000_000
+"""Most nodes of all windows: their graph takes 0.5 GB."""
+
+
+def are_all_ranks(run: Run, recordings: Sequence[Recording]) -> bool:
+    """Return whether the windows are of all ranks of a job of several ranks."""
+    ranks = {recording.rank for recording in recordings}
+    return run.topology is not None and len(ranks) >= max(2, run.topology.world_size)
+
+
+def graph_of_job(
+    run: Run,
+    cluster: Cluster,
+    results: Sequence[WindowResult[RankGraph | None]],
+    steps: StepRange | None = None,
+) -> Graph | None:
+    """Return the graph of all windows; None if one has no graph or no steps, or a rank no clock.
+
+    Its paths are those of ``steps``; None: of all steps.
+    """
+    parts = [
+        (result.recording.rank, result.recording.window, result.value)
+        for result in results
+        if result.value is not None and result.value.has_steps
+    ]
+    ranks = {rank for rank, _, _ in parts}
+    if not parts or len(parts) < len(results) or (len(ranks) > 1 and ranks - cluster.clocks.keys()):
+        return None
+    return job_graph(parts, cluster.clocks, run.topology, steps)
 
 
 def collect_evidence(
-    run: Run, cluster: Cluster | None, indicators_by_rank: Mapping[int, Indicators]
+    run: Run,
+    cluster: Cluster | None,
+    indicators_by_rank: Mapping[int, Indicators],
+    graph: Graph | None = None,
 ) -> Evidence:
     """Return the data that the rules look at, from windows that are already analyzed.
 
@@ -99,6 +140,7 @@ def collect_evidence(
         cluster: tables of all ranks, cut to the wanted steps; None for a run without traces.
         indicators_by_rank: the indicators of each rank, its windows concatenated. This function
             cuts them to the steps of ``cluster``.
+        graph: the graph of all ranks; None if it cannot be made.
     """
     indicators = dict(indicators_by_rank)
     if cluster is not None:
@@ -111,9 +153,8 @@ def collect_evidence(
         config["Profiler"] = block
     versions = run.manifest.get("versions")
     paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
-    return Evidence(
-        cluster, indicators, run.step_times, config, run.topology, str(paddle) if paddle else None
-    )
+    version = str(paddle) if paddle else None
+    return Evidence(cluster, indicators, run.step_times, config, run.topology, version, graph)
 
 
 def _evidence_of_step_times(
@@ -163,7 +204,7 @@ def findings_of_window(
         InputError: the trace has no event, or the manifest is unreadable.
     """
     one_rank = _OneRank(RunLocation((str(run),), (run,), (recording,), read_manifest(run)))
-    analysis, indicators = analyze(trace)
+    analysis, indicators, _ = analyze(trace)
     if not analysis.has_steps:
         return None
     cluster = cluster_of(one_rank, [WindowResult(recording, recording.files[0], {}, analysis)])

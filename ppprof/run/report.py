@@ -36,7 +36,13 @@ from ppprof.analysis.report_data.report import (
 from ppprof.choices import StepRange
 from ppprof.errors import UsageError
 from ppprof.messages import message_of
-from ppprof.run.advise import collect_evidence, collect_evidence_of_run
+from ppprof.run.advise import (
+    MOST_NODES,
+    are_all_ranks,
+    collect_evidence,
+    collect_evidence_of_run,
+    graph_of_job,
+)
 from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
@@ -108,7 +114,10 @@ def _of_traces(
     change, baseline_work, baseline_flame = _comparison(other, costs, naming, executor)
     flame = _flame(results, cluster)
     indicators = {result.recording.rank: result.value.indicators for result in results}
-    evidence = collect_evidence(run, cluster, indicators)
+    graphs = [result.map(result.value.graph) for result in results]
+    graph = graph_of_job(run, cluster, graphs, steps)
+    has_all = are_all_ranks(run, side.recordings)
+    evidence = collect_evidence(run, cluster, indicators, graph if has_all else None)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,
@@ -271,7 +280,8 @@ def _rank_data(
         UsageError: no window has a step of ``steps``.
     """
     drawn = _drawn(run, [recording.rank for recording in recordings])
-    collect = partial(collect_rank_report_data, naming=naming, steps=steps)
+    most_nodes = MOST_NODES // max(1, len(recordings))
+    collect = partial(collect_rank_report_data, naming=naming, steps=steps, most_nodes=most_nodes)
     shown = partial(collect, share=1 / max(len(drawn), 1))
     works = {
         _for_page(each): partial(shown, stalls=run.stalls.get((each.rank, each.window), {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
@@ -48,6 +48,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         rank 1   ##########rr
         slow-rank  6, exposed-communication  2 of 8
 
+    Findings with ``changes`` cost what replays win (`replayed`).
+
     Args:
         findings: in the order of the rules: causes before their effects.
         evidence: provides how long ranks wait and compute.
@@ -68,13 +70,15 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     }
     kept = []
     claimed: dict[str, float] = {}
-    for finding in findings:
+    for finding in replayed(list(findings), evidence):
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
             kept.append(finding)
             continue
         step_ns = finding.cost_ns / finding.share
         pool = next((rules for rules in pools if finding.rule in rules), None)
-        left_ns = whole * step_ns if pool is None else min(whole * step_ns, pools[pool])
+        left_ns = whole * step_ns
+        if pool is not None and finding.alone_ns is None:
+            left_ns = min(left_ns, pools[pool])
         cost_ns = finding.cost_ns - sum(claimed.get(line, 0.0) for line in _lines_of(finding))
         share = min(cost_ns, left_ns) / step_ns
         if share < LEAST_RATIO:
@@ -102,6 +106,51 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             )
         kept.append(finding)
     return kept
+
+
+def replayed(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
+    """Return the findings, those with ``changes`` with the cost that replays show.
+
+    The one that wins most comes first, then the one that wins most on top of it, and so on: together
+    they cost what a replay of all wins. Those that win nothing on top of the others are left out. But
+    causes on two ranks may win nothing alone and much together: then they keep the cost of their rules.
+    """
+    replays, least_ns = evidence.replays, LEAST_RATIO * evidence.step_ns
+    left = [number for number, finding in enumerate(findings) if finding.changes]
+    if replays is None or not left:
+        return list(findings)
+    costs: dict[int, float] = {}
+    known: list[str] = []
+    known_ns = 0.0
+    while left:
+        won = {n: replays.saved_ns([*known, *findings[n].changes]) - known_ns for n in left}
+        best = max(left, key=won.__getitem__)
+        if won[best] < least_ns:
+            break
+        costs[best] = won[best]
+        known += findings[best].changes
+        known_ns += won[best]
+        left.remove(best)
+    others = [change for number in left for change in findings[number].changes]
+    are_kept = bool(left) and replays.saved_ns([*known, *others]) - known_ns >= least_ns
+    result = []
+    for number, finding in enumerate(findings):
+        if number in costs:
+            cost_ns = costs[number]
+            share = cost_ns / evidence.step_ns
+            finding = dataclasses.replace(
+                finding,
+                cost_ns=cost_ns,
+                share=share,
+                severity=severity_of(share),
+                alone_ns=replays.saved_ns(finding.changes),
+            )
+        elif number in left:
+            if not are_kept:
+                continue
+            finding = dataclasses.replace(finding, changes=())
+        result.append(finding)
+    return result
 
 
 def _longest_wait_ns(evidence: Evidence) -> float:

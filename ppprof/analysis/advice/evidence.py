@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,9 +21,12 @@ from ppprof.analysis.advice.finding import (
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
+from ppprof.analysis.advice.replays import MOST_ERROR, Replays
+from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
 
 STEP_TIMES = {
@@ -83,6 +86,8 @@ class Evidence:
     """The ranks' coordinates; None if unknown."""
     paddle_version: str | None = None
     """The version of Paddle that trained, such as ``3.3.1``; None if unknown."""
+    graph: Graph | None = None
+    """The work of all ranks of the job; None if a rank lacks a window, or the job is too large."""
 
     def setting(self, key: str) -> Any:
         """Return the value of a dotted key in the config; None if the key is missing.
@@ -232,6 +237,24 @@ class Evidence:
         return mean_of(self.sound_times.join(self.typical_lengths, "step", "semi"), "batch_cost_ns")
 
     @cached_property
+    def replays(self) -> Replays | None:
+        """Replays of ``graph``; None without, or if its times cannot be trusted.
+
+        Its typical steps may differ from the recorded ones by `MOST_ERROR`, and clocks may be wrong by
+        less than the least cost that is reported.
+        """
+        if self.graph is None or self.cluster is None:
+            return None
+        errors_ns = [clock.error_ns for clock in self.cluster.clocks.values()]
+        if max(errors_ns, default=0) > LEAST_RATIO * self.step_ns:
+            return None
+        ranks = self.graph.labels["rank"].drop_nulls().unique()
+        steps = self.typical_lengths.select("window", "step")
+        replays = Replays(self.graph, roles_of_ranks(self.topology, ranks), steps)
+        is_close = abs(replays.step_ns - self.step_ns) <= MOST_ERROR * self.step_ns
+        return replays if is_close else None
+
+    @cached_property
     def rank_means(self) -> pl.DataFrame:
         """One row per rank, ascending: the mean over its typical steps of each time column of `steps`.
 
@@ -345,6 +368,7 @@ class Evidence:
         facts: Mapping[str, Fact],
         rows: pl.DataFrame,
         step: tuple[float, str] | None = None,
+        changes: Sequence[str] = (),
     ) -> list[Finding]:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
@@ -361,6 +385,8 @@ class Evidence:
             rows: the evidence; the first `MOST_ROWS` rows are kept.
             step: the step time in ns that ``cost_ns`` is a part of, and whether its steps were
                 recorded (`RECORDED` or `NOT_RECORDED`); None: `step_ns` and `basis`.
+            changes: what a replay changes to find the cost, if there is one that has all of it
+                (`ppprof.analysis.advice.disjoint`).
         """
         step_ns, basis = step or (self.step_ns, self.basis)
         cost_ns = min(cost_ns, step_ns)
@@ -372,7 +398,10 @@ class Evidence:
         shown = rows.head(MOST_ROWS)
         if confidence == "sure" and self.is_disturbed:
             confidence = "likely"
-        return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
+        can_replay = self.replays is not None and self.replays.can_replay(changes)
+        replayed = tuple(changes) if can_replay else ()
+        severity = severity_of(share)
+        return [Finding(rule, severity, cost_ns, share, confidence, all_facts, shown, replayed)]
 
     @property
     def _words(self) -> dict[str, Fact]:

@@ -70,6 +70,14 @@ class Finding:
     evidence: pl.DataFrame
     """The rows that show the finding, at most `MOST_ROWS`. Columns end in their units."""
 
+    changes: tuple[str, ...] = ()
+    """What a replay changes to win ``cost_ns``, as for ``ppprof path --what-if``; empty if the cost is
+    the rule's own estimate."""
+
+    alone_ns: float | None = None
+    """What a replay wins with ``changes`` alone: ``cost_ns`` comes on top of what other findings win. None
+    without a replay."""
+
     source: tuple[tuple[int, str], ...] = ()
     """Number and text of the lines of source around the place that the finding names; empty if it
     names none, or if no source was kept."""

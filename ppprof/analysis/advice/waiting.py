@@ -10,7 +10,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import MODERATE_RATIO, Fact, Finding
 from ppprof.analysis.advice.slow_reason import reason_of
-from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
@@ -172,7 +172,8 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     if evidence.steps.is_empty() and evidence.is_on_device:
         confidence = "possible"
     step = (step_ns, basis)
-    return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step)
+    changes = ["data loading: 0"] if basis == RECORDED else []
+    return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step, changes)
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:
@@ -255,7 +256,10 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     if groups.is_empty():
         rows = ranks.sort(exposed, "rank", descending=[True, False])
     # How much of it can be hidden is unknown: this is the maximum.
-    return evidence.time_finding("exposed-communication", cost_ns, "possible", facts, rows)
+    changes = [f"overlap {axis}"]
+    return evidence.time_finding(
+        "exposed-communication", cost_ns, "possible", facts, rows, changes=changes
+    )
 
 
 _BLOCKS = {
@@ -359,7 +363,8 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         rows = reasons
     # On one host, ranks disturb each other: which of them is slow may be chance.
     confidence = "sure" if kind == "-hosts" else "possible" if evidence.is_disturbed else "likely"
-    return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows)
+    changes = [f"rank {rank}: as usual" for rank in slow["rank"]]
+    return evidence.time_finding("slow-rank", cost_ns, confidence, facts, rows, changes=changes)
 
 
 def _slow_rank_of_steps(evidence: Evidence) -> list[Finding]:
@@ -510,7 +515,16 @@ def slow_link(evidence: Evidence) -> list[Finding]:
         "noise_ns": first["noise_ns"],
     }
     rows = slow.select("members", "axis", "siblings", "excess_ns", "noise_ns")
-    return evidence.time_finding("slow-link", first["excess_ns"], "sure", facts, rows)
+    whole = evidence.typical.groups.group_by("members").agg(pl.col("transfer_ns").sum())
+    changes = [
+        f"link {members}: {max(0.0, 1 - excess_ns / transfer_ns):.4f}x"
+        for members, excess_ns, transfer_ns in slow.join(whole, "members")
+        .select("members", "excess_ns", "transfer_ns")
+        .iter_rows()
+    ]
+    return evidence.time_finding(
+        "slow-link", first["excess_ns"], "sure", facts, rows, changes=changes
+    )
 
 
 def pipeline_bubble(evidence: Evidence) -> list[Finding]:

@@ -67,7 +67,7 @@ def what_if(
     Source: Student's t over the steps of the window.
     """
     recorded_ns = graph.step_ns()
-    factors = [_factors(graph, change, roles or {}) for change in changes]
+    factors = [factors_of(graph, change, roles or {}) for change in changes]
     cases = [("as recorded", np.ones(graph.labels.height))]
     cases += [(change.text, factor) for change, factor in zip(changes, factors)]
     if len(changes) > 1:
@@ -97,8 +97,12 @@ def _interval(step_ns: Int64) -> tuple[float, float | None, float | None]:
     return mean, mean - half, mean + half
 
 
-def _factors(graph: Graph, change: Change, roles: Mapping[int, int]) -> Float64:
-    """Return what the time of each label is multiplied by, shape (labels,)."""
+def factors_of(graph: Graph, change: Change, roles: Mapping[int, object]) -> Float64:
+    """Return what a change multiplies the time of each label by, shape (labels,).
+
+    Raises:
+        UsageError: the change names nothing in the graph; the message has what exists.
+    """
     labels = graph.labels
     is_work = pl.col("kind").is_in(_WORK)
     if change.target == "rank":
@@ -161,8 +165,11 @@ def _launching(labels: pl.DataFrame) -> pl.Expr:
     )
 
 
-def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, int]) -> Float64:
-    """Return the factors that give a rank's labels the median time of its peers' equal labels."""
+def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, object]) -> Float64:
+    """Return the factors that give a rank's labels the median time of its peers' equal labels.
+
+    What most of its peers do not do at all takes no time.
+    """
     same = ["kind", "name", "operator", "module", "line"]
     time_ns = np.bincount(graph.label, graph.weight_ns, graph.labels.height)
     table = graph.labels.select(*same, "rank").with_columns(
@@ -177,14 +184,18 @@ def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, int]) -> 
         .group_by(*same, "rank")
         .agg(pl.col("time_ns").sum())
     )
-    usual = totals.group_by(same).agg(usual_ns=pl.col("time_ns").median())
+    missing = pl.lit(0, pl.Int64).repeat_by(len(peers) - pl.len())
+    usual = totals.group_by(same).agg(
+        usual_ns=pl.concat_list(pl.col("time_ns").implode(), missing).list.median()
+    )
     own = table.filter("is_own")
     whole = own.group_by(same).agg(own_ns=pl.col("time_ns").sum())
     own = own.join(whole, same, "left", nulls_equal=True).join(
         usual, same, "left", nulls_equal=True
     )
     factors = np.ones(graph.labels.height)
-    factor = own.select(pl.when(pl.col("own_ns") > 0).then(pl.col("usual_ns") / pl.col("own_ns")))
+    usual_ns = pl.col("usual_ns").fill_null(0)
+    factor = own.select(pl.when(pl.col("own_ns") > 0).then(usual_ns / pl.col("own_ns")))
     factors[own["row"].to_numpy()] = factor.to_series().fill_null(1.0).to_numpy()
     return factors
 

@@ -19,6 +19,7 @@ from ppprof.analysis.diff.flame_changes import FLAME_CHANGES
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
+from ppprof.analysis.path.rank_graph import RankGraph, rank_graph
 from ppprof.analysis.profile.flame import FLAME, flame
 from ppprof.analysis.profile.module_tree import module_nodes
 from ppprof.analysis.profile.profile import Profile
@@ -99,6 +100,8 @@ class RankReportData(NamedTuple):
     """The rank's timeline and memory; None if the rank is not drawn."""
     flame: pl.DataFrame
     """The result of `ppprof.analysis.profile.flame.flame`, on the rank's own clock."""
+    graph: RankGraph | None
+    """The part of the graph of all ranks; None for a window that is too large."""
 
 
 class BaselineData(NamedTuple):
@@ -126,12 +129,15 @@ def collect_rank_report_data(
     steps: StepRange | None = None,
     share: float = 0.0,
     stalls: Mapping[int, int] = MappingProxyType({}),
+    most_nodes: int = 0,
 ) -> RankReportData:
     """Return the report data of one rank's window.
 
     ``steps`` are those to keep. ``share`` is the rank's share of a page's timelines, 0 to 1; 0:
     ``details`` is not computed. ``stalls`` between two steps are drawn: `ppprof.trace.segments.with_stalls`.
+    ``most_nodes`` is the most that ``graph`` may have.
     """
+    graph = rank_graph(trace) if 2 * trace.events.height <= most_nodes else None
     trace = with_step(trace)
     first = step_spans(trace.events)["step"].min()
     trace = with_stalls(trace, {step: stalls[step] for step in stalls if step != first})
@@ -152,6 +158,7 @@ def collect_rank_report_data(
         module_work(profile, naming),
         details,
         flame(profile),
+        graph,
     )
 
 

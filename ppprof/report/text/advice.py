@@ -110,7 +110,8 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
                 words["confidence"][finding.confidence],
                 _known_sentences(_text(texts, "what", finding), known).format_map(facts),
                 _remedy(texts["do"], finding.facts, known),
-                texts["how"].format_map(format_facts(thresholds[finding.rule])),
+                texts["how"].format_map(format_facts(thresholds[finding.rule]))
+                + _replay(finding, words),
                 _evidence(finding, words),
                 [_header(name, catalogue["columns"]) for name in finding.evidence.columns],
                 _source(finding),
@@ -323,6 +324,9 @@ def findings_document(
                 "share": finding.share,
                 "confidence": finding.confidence,
                 "basis": finding.facts.get("basis") if finding.cost_ns is not None else None,
+                "replay": None
+                if finding.alone_ns is None
+                else {"changes": list(finding.changes), "alone_ns": finding.alone_ns},
                 **texts,
                 "where": _where(finding),
                 "proposal": _proposal(finding, row.do),
@@ -397,11 +401,25 @@ def _text(texts: Mapping[str, Any], name: str, finding: Finding) -> str:
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
-    return words["cost"].format(
+    alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
+    is_same = abs(alone_ns - finding.cost_ns) <= _SAME * finding.cost_ns
+    return words["cost" if is_same else "cost_on_top"].format(
         cost=format_time(finding.cost_ns),
         share=format_ratio(finding.share),
         basis=_facts(finding, words).get("basis"),
+        alone=format_time(alone_ns),
     )
+
+
+_SAME = 0.01
+
+
+def _replay(finding: Finding, words: Mapping[str, str]) -> str:
+    """Return a sentence with the command that shows the cost; "" for one that no replay shows."""
+    if finding.alone_ns is None:
+        return ""
+    options = " ".join(f'--what-if "{change}"' for change in finding.changes)
+    return words["replayed"].format(options=options)
 
 
 def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:

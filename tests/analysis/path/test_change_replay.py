@@ -154,6 +154,29 @@ def test_a_rank_without_peers_has_no_usual_time(two_ranks):
         what_if(two_ranks, [parse_change("rank 1: as usual")], {0: 0, 1: 1})
 
 
+def test_what_no_other_rank_does_is_unusual(tmp_path):
+    """Rank 1 alone evaluates; rank 0 saves, too, and rank 2 does not: half of it is usual."""
+    ranks = []
+    for others in (["save"], ["evaluate", "save"], []):
+        spans = [
+            span("PythonUserDefined", name, start, start + 20)
+            for start, name in zip((0, 20), others)
+        ]
+        meet = comm(20 * len(others), 50)
+        ranks.append(
+            [Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 60, *spans, meet))]
+        )
+    assert replayed(job(tmp_path, *ranks), "rank 1: as usual") == {
+        "as recorded": 60,
+        "rank 1: as usual": 60 - 20,  # rank 0's save
+    }
+
+
+def comm(start, end):
+    name = "all_reduce[axis=dp group=1 bytes=4 peers=0,1,2]"
+    return span("Communication", name, start, end)
+
+
 def test_a_planted_delay_is_what_the_replay_wins():
     """Rank 1 sleeps 30 ms in each of its two blocks; on 8 ranks, 4 times 60 ms and 200 ms on a link."""
     table = ppprof.open(COMMITTED / "slow_rank_of_two").what_if("rank 1: as usual")
