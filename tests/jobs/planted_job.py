@@ -3,11 +3,14 @@
 planted_job.py nothing -c CFG -o K=V          nothing
 planted_job.py rank:3:0.05 -c CFG ...         rank 3 sleeps 50 ms in every block's forward
 planted_job.py link:1,5:0.05 -c CFG ...       ranks 1 and 5 sleep in each all-reduce of theirs
+planted_job.py transfer:0,1:0.05 -c CFG ...   ranks 0 and 1, two stages, sleep in each receive
+planted_job.py optimizer:0:0.05 -c CFG ...    every rank sleeps in each update of its parameters
 planted_job.py layer:1:0.02 -c CFG ...        the second block sleeps 20 ms in its forward
 planted_job.py operator:relu -c CFG ...       relu in the place of gelu
 planted_job.py data:0:0.004 -c CFG ...        each sample takes 4 ms to read
 planted_job.py work:0.004:0.0001 -c CFG ...   each block's forward sleeps 4 ms + 0.1 ms a token / mp,
                                               its backward twice as long
+planted_job.py spans+layer:1:0.02 -c CFG ...  ranks, layers and optimizers sleep in a span "planted"
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import Any
 
 from ppprof.train.command import main
 
+pause = time.sleep
+
 
 def plant(what: str) -> None:
     """Puts it in before the training begins."""
@@ -26,6 +31,21 @@ def plant(what: str) -> None:
     if kind == "nothing":
         return
     who, _, seconds = rest.partition(":")
+    if kind == "spans":
+        global pause
+        pause = _pause_in_a_span
+        return
+    if kind == "optimizer":
+        from paddle.optimizer import Optimizer
+
+        apply = Optimizer._apply_optimize
+
+        def slow_apply(*args: Any, **kwargs: Any) -> Any:
+            pause(float(seconds))
+            return apply(*args, **kwargs)
+
+        Optimizer._apply_optimize = slow_apply
+        return
     if kind == "layer":
         from ppprof.train import model
 
@@ -59,7 +79,7 @@ def plant(what: str) -> None:
         forward = Block.forward
 
         def slow_forward(block: Block, hidden: Any) -> Any:
-            time.sleep(float(seconds))
+            pause(float(seconds))
             return forward(block, hidden)
 
         Block.forward = slow_forward
@@ -77,6 +97,25 @@ def plant(what: str) -> None:
             return all_reduce(process_group, *args)
 
         core.ProcessGroupGloo.all_reduce = slow_all_reduce
+    if kind == "transfer" and rank in members:
+        from paddle.base import core
+
+        recv = core.ProcessGroupGloo.recv
+
+        def slow_recv(*args: Any) -> Any:
+            task = recv(*args)
+            task.wait()
+            time.sleep(float(seconds))
+            return task
+
+        core.ProcessGroupGloo.recv = slow_recv
+
+
+def _pause_in_a_span(seconds: float) -> None:
+    import ppprof
+
+    with ppprof.span("planted"):
+        time.sleep(seconds)
 
 
 def _slow_down_a_layer(model: Any, number: int, seconds: float) -> None:
@@ -91,7 +130,7 @@ def _slow_down_a_layer(model: Any, number: int, seconds: float) -> None:
 
     def slow_forward(block: Any, hidden: Any) -> Any:
         if block.planted:
-            time.sleep(seconds)
+            pause(seconds)
         return forward(block, hidden)
 
     model.Block.__init__, model.Block.forward = numbered, slow_forward

@@ -1,0 +1,156 @@
+"""What ``ppprof path --what-if`` promises of a planted delay's removal, against trainings without the delay.
+
+::
+
+    python -m benchmarks.what_if FOLDER train     # train what FOLDER lacks in quiet steps, as long as a turn takes
+    python -m benchmarks.what_if FOLDER           # the table
+
+Four ranks, two replicas of two stages. Blocks sleep for their work, so that ranks on two cores do not
+slow each other down. Steps in which a rank waits for a processor for more than 2% are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import polars as pl
+
+import ppprof
+from benchmarks.predict import DP, LOCAL, PP, WORK, train
+from ppprof.analysis.advice.evidence import mean_of
+from ppprof.analysis.path.graph import Graph
+from ppprof.run.run import Run
+from tests.jobs.launching import JOBS, SMALL
+
+NOTHING = "nothing"
+PLANTED = "planted: 0"
+PLANTS: Sequence[tuple[str, Sequence[str]]] = (
+    (NOTHING, ()),
+    ("layer:1:0.02", (PLANTED,)),
+    ("layer:0:0.04", (PLANTED,)),
+    ("rank:1:0.015", ("rank 1: as usual",)),
+    ("rank:2:0.03", ("rank 2: as usual",)),
+    ("link:0,2:0.08", ("link 0,2: usual",)),
+    (NOTHING, ()),
+    ("link:1,3:0.03", ("link 1,3: usual",)),
+    ("transfer:0,1:0.02", ("link 0>1: usual", "link 1>0: usual")),
+    ("transfer:2,3:0.04", ("link 2>3: usual", "link 3>2: usual")),
+    ("optimizer:0:0.05", (PLANTED,)),
+    ("optimizer:0:0.15", (PLANTED,)),
+    ("data:0:0.025", ("num_workers: enough",)),
+    (NOTHING, ()),
+    ("data:0:0.25", ("num_workers: enough",)),
+    ("layer:1:0.02+rank:3:0.03", (PLANTED,)),
+    ("link:0,2:0.08+optimizer:0:0.05", (PLANTED, "link 0,2: usual")),
+    ("rank:0:0.02+transfer:0,1:0.02", (PLANTED, "link 0>1: usual", "link 1>0: usual")),
+    (NOTHING, ()),
+)
+"""What is planted, and the changes that remove it. The usual time of a link is that of its siblings."""
+
+_STEPS = (4, 9)
+_TURN_S = 100
+_SETTINGS = {
+    **dict(setting.split("=") for setting in SMALL),
+    **{PP: 2, DP: 2, LOCAL: 4, "Model.num_layers": 4, "Engine.logging_freq": 100},
+    "Profiler.scheduler": list(_STEPS),
+}
+_MOST_WAIT = 0.02
+_LEAST_STEPS = 3
+_LINKS = {"0,2": "1,3", "1,3": "0,2", "0>1": "2>3", "1>0": "3>2", "2>3": "0>1", "3>2": "1>0"}
+
+
+def quiet_steps(path: Path) -> pl.DataFrame:
+    """Return step and own_ns of the recorded steps of a training in which no rank waits for a processor."""
+    run = ppprof.open(path / "profiler_log")
+    steps = run.step_times.filter(pl.col("step").is_between(*_STEPS, closed="left")).with_columns(
+        wait=pl.col("processor_wait_ns") / pl.col("batch_cost_ns"),
+        own_ns=pl.col("batch_cost_ns") - pl.col("stall_ns").fill_null(0),
+    )
+    steps = steps.group_by("step").agg(pl.col("wait").max(), pl.col("own_ns").max()).sort("step")
+    return steps.filter(pl.col("wait") < _MOST_WAIT)
+
+
+def factor(graph: Graph, link: str) -> float:
+    """Return the time of a link's siblings as a share of its own."""
+    summed = graph.labels.with_columns(
+        time_ns=pl.Series(_by_label(graph)), link=pl.col("link").cast(pl.String)
+    )
+    times = dict(summed.group_by("link").agg(pl.col("time_ns").sum()).iter_rows())
+    return float(times[_LINKS[link]] / times[link])
+
+
+def _by_label(graph: Graph) -> list[int]:
+    table = pl.DataFrame({"label": graph.label, "time_ns": graph.weight_ns})
+    sums = dict(table.group_by("label").agg(pl.col("time_ns").sum()).iter_rows())
+    return [sums.get(label, 0) for label in range(graph.labels.height)]
+
+
+def promised_ns(run: Run, changes: Sequence[str], steps: Iterable[int]) -> float:
+    """Return the mean length of some steps in a replay with all changes."""
+    lengths = []
+    for step in steps:
+        graph = run.graph(steps=step)
+        texts = [
+            f"{text.rpartition(':')[0]}: {factor(graph, text.split()[1].rstrip(':')):.6f}x"
+            if text.endswith("usual") and text.startswith("link")
+            else text
+            for text in changes
+        ]
+        lengths.append(run.what_if(*texts, steps=step)["step_ns"][-1])
+    return float(statistics.mean(lengths))
+
+
+def main() -> None:
+    """Train or print."""
+    folder = Path(sys.argv[1])
+    begin = time.monotonic()
+    paths = [folder / f"{number:02}" for number in range(len(PLANTS))]
+    if sys.argv[2:] == ["train"]:
+        for (what, _), path in zip(PLANTS, paths):
+            if path.exists() and quiet_steps(path).height < _LEAST_STEPS:
+                shutil.rmtree(path)
+            if not path.exists() and time.monotonic() - begin < _TURN_S:
+                train(path, (JOBS / "planted_job.py", f"spans+{WORK}+{what}"), _SETTINGS)
+                num = quiet_steps(path).height
+                print(path.name, what, num, f"{time.monotonic() - begin:.0f} s", flush=True)
+        return
+    runs = [
+        (what, changes, ppprof.open(path / "profiler_log"), quiet)
+        for (what, changes), path in zip(PLANTS, paths)
+        if path.exists() and (quiet := quiet_steps(path)).height >= _LEAST_STEPS
+    ]
+    without = [mean_of(steps, "own_ns") for what, _, _, steps in runs if what == NOTHING]
+    real = statistics.median(without)
+    print(f"without a plant: {', '.join(f'{each / 1e6:,.0f}' for each in sorted(without))} ms")
+    print("| plant | steps | step, ms | promised without it | error | to win | promised |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    errors, misses = [], []
+    for what, changes, run, steps in runs:
+        if what == NOTHING:
+            continue
+        planted, promised = mean_of(steps, "own_ns"), promised_ns(run, changes, steps["step"])
+        won, expected = planted - real, planted - promised
+        errors.append(abs(promised / real - 1))
+        if abs(expected - won) > max(0.1 * won, 10e6):
+            misses.append(what)
+        cells = [
+            f"`{what}`",
+            str(steps.height),
+            *(f"{each / 1e6:,.0f}" for each in (planted, promised)),
+        ]
+        cells += [
+            f"{promised / real - 1:+.1%}",
+            *(f"{each / 1e6:,.0f}" for each in (won, expected)),
+        ]
+        print(f"| {' | '.join(cells)} |")
+    print(f"median {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+    print(f"gain not within 10% or 10 ms: {', '.join(misses) or 'no plant'}")
+
+
+if __name__ == "__main__":
+    main()
