@@ -16,7 +16,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from tests.fixtures.timeline import Thread, span, write
-from tests.fixtures.timeline_view import FIGURE, T, View
+from tests.fixtures.timeline_view import FIGURE, T, View, axe
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 from tests.report.runs_and_pages import EVIL, gpu, page_of
@@ -219,6 +219,46 @@ def test_a_collective_leads_to_the_other_ranks(opened, runs):
     assert (
         view.figure.get_by_role("button", name="Rank 1 ").get_attribute("aria-expanded") == "true"
     )
+
+
+@pytest.mark.parametrize("name", ["ranks", "gpu"])
+def test_the_critical_path_is_marked_where_it_is(opened, runs, name):
+    """As long as the steps, on the tracks of the graph; a switch of the keyboard, off at first."""
+    graph = ppprof.open(runs[name]).graph()
+    view = View(opened(name, bypass_csp=True))
+    canvas = view.figure.locator(".tl-body")
+    switch = view.figure.get_by_role("button", name="Critical path")
+    assert switch.get_attribute("aria-pressed") == "false"
+    plain = canvas.screenshot()
+    switch.press("Enter")
+    view.page.wait_for_function(f"() => {T}.path?.length")
+    view.settle()
+    assert switch.get_attribute("aria-pressed") == "true"
+    assert canvas.screenshot() != plain
+    shown = view.eval(
+        """t.path.map(({from, to, rank, track}) =>
+            [to - from, rank.rank, track.isHost ? null : track.stream, track.number])"""
+    )
+    pieces = pl.DataFrame(shown, ["time_ns", "rank", "stream", "track"], orient="row")
+    steps = graph.steps.select(pl.col("end_ns") - pl.col("begin_ns")).sum().item()
+    assert pieces["time_ns"].sum() == pytest.approx(steps, abs=pieces.height)
+    keys = ["rank", "stream"]
+    places = graph.places().with_columns(time_ns=pl.col("end_ns") - pl.col("begin_ns"))
+    for table in (pieces, places):
+        assert table["rank"].n_unique() == (1 if name == "gpu" else 8)
+    expected, found = (
+        table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys) for table in (places, pieces)
+    )
+    assert found.select(keys).rows() == expected.select(keys).rows()
+    assert found["time_ns"].to_list() == pytest.approx(expected["time_ns"].to_list(), rel=1e-6)
+    assert pieces.filter(pl.col("stream").is_null())["track"].unique().to_list() == [0]
+    view.page.evaluate(axe())
+    run = f"axe.run(document.querySelector('{FIGURE}'), {{resultTypes: ['violations']}})"
+    impacts = [each["impact"] for each in view.page.evaluate(run)["violations"]]
+    assert not {"serious", "critical"}.intersection(impacts)
+    switch.press("Enter")
+    view.settle()
+    assert canvas.screenshot() == plain
 
 
 def test_a_send_leads_to_its_receive(opened, runs):

@@ -211,6 +211,41 @@ class Graph:
         begin_ns: Int64 = np.maximum(self.time_ns[self.source[edge]], first_ns)
         return of_step, edge, begin_ns, self.time_ns[target]
 
+    def places(self) -> pl.DataFrame:
+        """Return where the critical path is, piece by piece.
+
+        Own code is on its rank. Communication between ranks, and gaps, are where the path goes on.
+
+        Returns:
+            begin_ns, end_ns, rank, thread, device, stream, sorted by begin_ns; the pieces of a step
+            follow each other without a gap.
+        """
+        of_step, edge, begin_ns, end_ns = self.paths
+        where = ["rank", "thread", "device", "stream"]
+        is_known = pl.any_horizontal(pl.col("thread", "device").is_not_null())
+        is_known |= (pl.col("kind") == "own code") & pl.col("rank").is_not_null()
+        labels = self.labels.select(
+            place=pl.when(is_known).then(pl.struct(where)),
+        )
+        # From the end of each step to its begin: what comes before is where the path goes on.
+        place = labels["place"].gather(self.label[edge])
+        table = pl.DataFrame(
+            {"step": of_step, "begin_ns": begin_ns, "end_ns": end_ns, "place": place}
+        )
+        filled = pl.col("place").forward_fill().backward_fill().over("step")
+        pieces = table.with_columns(filled).filter(pl.col("end_ns") > pl.col("begin_ns"))
+        moves = (pl.col("place") != pl.col("place").shift()) | (
+            pl.col("step") != pl.col("step").shift()
+        )
+        return (
+            pieces.with_columns(piece=moves.fill_null(value=True).cum_sum())
+            .group_by("piece", maintain_order=True)
+            .agg(pl.col("begin_ns").min(), pl.col("end_ns").max(), pl.col("place").first())
+            .drop("piece")
+            .unnest("place")
+            .sort("begin_ns")
+        )
+
     def on_path(self, by: str | Sequence[str] = "kind") -> pl.DataFrame:
         """Return what lies on the critical path of an average step.
 
@@ -358,7 +393,7 @@ def _meetings(
         operator="op",
         module=pl.lit(None, pl.String),
         line=pl.lit(None, pl.String),
-        rank=pl.lit(None, pl.Int64),
+        **{name: pl.lit(None, pl.Int64) for name in ("thread", "device", "stream", "rank")},
         link="members",
         axis="axis",
     )

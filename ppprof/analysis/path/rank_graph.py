@@ -69,9 +69,13 @@ LABELS: dict[str, pl.DataType] = {
     "operator": pl.String(),
     "module": pl.String(),
     "line": pl.String(),
+    "thread": pl.Int64(),
+    "device": pl.Int64(),
+    "stream": pl.Int64(),
 }
 """Columns of a table of labels, of which each edge has one: the kind; the name of the innermost event;
-the operator, module and line around it, or around its launch. Null: none, or unknown."""
+the operator, module and line around it, or around its launch; and the thread, or the device and the
+stream, of the event. Null: none, or unknown."""
 
 _LEAST_LATENCY = 0.02
 """The quantile of launch latencies that counts as the least that is possible."""
@@ -462,8 +466,14 @@ def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFra
     host = _hosts(events)[row] if num_rows else row
     columns = {"name": _names(events, row, kind), **_surroundings(tree, host)}
     numbers = [np.where(is_general, -1, labels.number) for labels in columns.values()]
+    places = events.events[["thread", "device", "stream"]][row]
+    is_known = pl.Series(~is_general)
+    places = places.with_columns(pl.when(is_known).then(pl.all().cast(pl.Int64)))
     code = kind.astype(np.uint64)
-    for number in numbers:  # a hash: five columns do not fit into an integer
+    for number in (
+        *numbers,
+        *map(filled, places),
+    ):  # a hash: the columns do not fit into an integer
         code = code * np.uint64(0x9E3779B97F4A7C15) + (number + 1).astype(np.uint64)
         code ^= code >> np.uint64(29)
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
@@ -476,6 +486,7 @@ def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFra
                 name: Labels(number[first], labels.texts).column()
                 for (name, labels), number in zip(columns.items(), numbers)
             },
+            **places[first].to_dict(),
         }
     )
     return label[key], table

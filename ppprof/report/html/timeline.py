@@ -50,6 +50,7 @@ def timeline_data(report: ReportData, blobs: Blobs) -> dict[str, Any] | None:
     slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
     return {
         "kinds": KINDS,
+        "path": _path(report, drawn, blobs),
         "ranks": [
             {
                 "rank": rank,
@@ -64,6 +65,46 @@ def timeline_data(report: ReportData, blobs: Blobs) -> dict[str, Any] | None:
             for rank, details in sorted(drawn.items())
         ],
     }
+
+
+_MOST_PIECES = 100_000
+"""Most pieces of the critical path on a page: some 500 KB."""
+
+
+def _path(report: ReportData, drawn: Mapping[int, Details], blobs: Blobs) -> int | None:
+    """Add the critical path to ``blobs``, as far as it is on drawn ranks; None without one.
+
+    Packed columns: start, sorted, and length of each piece; the position of its rank among the drawn
+    ones; and 1 + the number of its track, 0 for a track that is not drawn.
+    """
+    if report.path is None:
+        return None
+    where = ["rank", "thread", "device", "stream"]
+    rows = [
+        (rank, track.thread, track.device, track.stream, position, number)
+        for position, (rank, details) in enumerate(sorted(drawn.items()))
+        for number, track in enumerate(details.timeline.tracks, 1)
+        if not track.is_python
+    ]
+    # Own code, without a thread, is on the first track: that of the steps.
+    rows += [
+        (rank, None, None, None, position, 1) for rank, *_, position, number in rows if number == 1
+    ]
+    tracks = pl.DataFrame(
+        rows, dict.fromkeys([*where, "position", "track"], pl.Int64), orient="row"
+    )
+    ranks = tracks.select("rank", rank_position="position").unique()
+    pieces = (
+        report.path.join(ranks, "rank")
+        .join(tracks, where, "left", nulls_equal=True)
+        .with_columns(pl.col("track").fill_null(0))
+        .sort("begin_ns")
+        .head(_MOST_PIECES)
+    )
+    start_ns = pieces["begin_ns"].to_numpy()
+    columns = [start_ns - report.origin_ns, pieces["end_ns"].to_numpy() - start_ns]
+    columns += [pieces[name].to_numpy() for name in ("rank_position", "track")]
+    return blobs.add(pack(columns, [True, False, False, False])) if len(start_ns) else None
 
 
 def _node(rank: int, details: Details) -> str:

@@ -118,6 +118,12 @@ def test_kernels_follow_each_other_and_their_launches(tmp_path):
         ("device gap", "(device gap)"): 1 * US,
     }
     assert on_path(graph, "operator")["matmul dygraph"] == (39 + 33 + 5 + 2) * US
+    places = graph.places().select("begin_ns", "end_ns", "thread", "device", "stream")
+    assert places.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
+        (0, 2 * US, 1, None, None),
+        (2 * US, 80 * US, None, 0, 7),
+        (80 * US, 100 * US, 1, None, None),
+    ]
 
 
 def test_an_event_waits_for_one_of_another_stream_if_it_has_long_been_launched(tmp_path):
@@ -180,6 +186,11 @@ def test_the_last_rank_to_arrive_is_on_the_path_of_all(tmp_path):
         ("communication", None, "0,1"): 20,
         ("own code", 0, None): 20,
     }
+    places = graph.places().select("begin_ns", "end_ns", "rank", "thread")
+    assert places.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
+        (0, 60, 1, 1),
+        (60, 100, 0, 1),  # the transfer is where the path goes on
+    ]
     is_work = (graph.labels["kind"] == "host").to_numpy()[graph.label]
     without = graph.step_ns(np.where(is_work, 0, graph.weight_ns))
     assert without.tolist() == [100 - 60], "the transfer and what follows remain"

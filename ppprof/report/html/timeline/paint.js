@@ -67,6 +67,7 @@ class TimelinePainter {
       if (line.curve) this.paintCurve(pen, line);
       else if (!line.track) this.paintRankLine(pen, line);
     }
+    this.paintPath(pen);
     this.paintSelection(pen);
     this.paintArrows(pen);
     pen.restore();
@@ -311,6 +312,50 @@ class TimelinePainter {
     }
   }
 
+  // The critical path: a band over the track that it is on, and an arrow to the next one, if there is room.
+  paintPath(pen) {
+    const { path, from, to, stack } = this.timeline;
+    if (!path) return;
+    const lines = new Map();
+    for (const line of stack.lines.filter(({ curve }) => !curve)) lines.set(line.track ?? line.rank, line);
+    let [before, beforeX, arrowX] = [null, -1, -Infinity];
+    this.pathPieces = 0;
+    for (let at = firstEndingAfter(path, from); at < path.length && path[at].from <= to; at++) {
+      const line = lines.get(path[at].track) ?? lines.get(path[at].rank);
+      const isNext = before !== null && path[at - 1].to === path[at].from;
+      const x = Math.max(this.timeline.gutter, this.x(path[at].from));
+      const wide = Math.max(1, this.x(Math.min(to, path[at].to)) - x);
+      if (line && (line !== before || x + wide >= beforeX + 1)) {
+        pen.fillStyle = this.colours.accent;
+        pen.globalAlpha = 0.2;
+        pen.fillRect(x, line.y - this.top, wide, line.height);
+        pen.globalAlpha = 1;
+        pen.fillRect(x, line.y - this.top, wide, 3);
+        this.pathPieces += 1;
+        beforeX = Math.floor(x + wide);
+      }
+      if (line && isNext && line !== before && x >= arrowX + 4) {
+        this.paintHop(pen, x, before, line);
+        arrowX = x;
+      }
+      before = line ?? null;
+    }
+  }
+
+  paintHop(pen, x, { y, height }, { y: otherY, height: otherHeight }) {
+    const isDown = otherY > y;
+    const [start, end] = isDown ? [y + height, otherY] : [y, otherY + otherHeight];
+    const tip = end - this.top;
+    const back = isDown ? -5 : 5;
+    pen.fillStyle = this.colours.accent;
+    pen.fillRect(x - 0.5, Math.min(start, end) - this.top, 1, Math.abs(end - start));
+    pen.beginPath();
+    pen.moveTo(x, tip);
+    pen.lineTo(x - 3, tip + back);
+    pen.lineTo(x + 3, tip + back);
+    pen.fill();
+  }
+
   // An arrow that leaves the page: the name of where it leads, above the event or below it.
   paintFlag(pen, { track, depth, time }, text) {
     const row = this.timeline.stack.topOf(track, depth);
@@ -411,6 +456,17 @@ class TimelinePainter {
       Math.max(0.75, tall - (tall > 3 ? 1 : 0)), 0, store.end, gutter, this.width));
     return image;
   }
+}
+
+// The position of the first of some pieces, in order of time, that ends after a time.
+function firstEndingAfter(pieces, time) {
+  let [low, high] = [0, pieces.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (pieces[middle].to > time) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 // [track, row] of what stands for a rank: the phases of its first thread, and its first three streams.

@@ -55,6 +55,7 @@ function toReference({ shift, at, drift }) {
 class TimelineStore {
   constructor(meta) {
     this.kinds = meta.kinds;
+    this.packedPath = meta.path; // null: the page has no critical path
     this.loaded = new Map(); // chunk -> its events, least recently used first
     this.loading = new Map(); // chunk -> promise of its events
     this.queue = Promise.resolve(); // chunks are unpacked one by one, so that frames come between
@@ -92,6 +93,18 @@ class TimelineStore {
       for (let at = 0; at < start.length; at++) start[at] = rank.shared(start[at]);
       track.overview = { start, dur, sig, depth, num };
     }));
+  }
+
+  // The pieces of the critical path, in order of time: times, and rank and track of each (null: not drawn).
+  async path() {
+    this.pieces ||= inflate(this.packedPath).then((bytes) => {
+      const [start, dur, ranks, tracks] = unpack(bytes, [Float64Array, Float64Array, Int32Array, Int32Array]);
+      return [...start].map((from, at) => {
+        const rank = this.ranks[ranks[at]];
+        return { from, to: from + dur[at], rank, track: rank.tracks[tracks[at] - 1] ?? null };
+      });
+    });
+    return this.pieces;
   }
 
   // The events of a chunk, or null while it is being unpacked.

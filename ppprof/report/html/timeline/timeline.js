@@ -12,7 +12,7 @@ class Timeline {
     this.store = new TimelineStore(meta);
     this.stack = new TimelineStack(this.store);
     this.shortest = Math.max(SHORTEST, this.store.end * FINEST);
-    Object.assign(this, { from: 0, to: this.store.end, arrows: [], selected: null, hovered: null, range: null, text: "", masks: null, dimmed: null, hits: null, marks: [] });
+    Object.assign(this, { from: 0, to: this.store.end, arrows: [], selected: null, hovered: null, range: null, text: "", path: null, masks: null, dimmed: null, hits: null, marks: [] });
     this.build();
     this.painter = new TimelinePainter(this, this.head, this.body);
     this.panel = new TimelinePanel(this, this.panelBox, this.live);
@@ -76,6 +76,10 @@ class Timeline {
       this.shownRanks = make("output");
       bar.append(group(this.filterBox, this.shownRanks, order,
         button("timeline_unfold_all", "▾", () => this.foldAll(false)), button("timeline_fold_all", "▸", () => this.foldAll(true))));
+    }
+    if (this.store.packedPath !== null) {
+      this.pathButton = makeButton(say("timeline_path"), () => this.togglePath(), { title: say("timeline_path_help"), "aria-pressed": "false" });
+      bar.append(group(this.pathButton));
     }
     bar.append(group(button("zoom_out", "−", () => this.zoom(1.6)), button("zoom_in", "+", () => this.zoom(0.6)), button("reset", "⤢", () => this.look(0, this.store.end))));
     return bar;
@@ -467,6 +471,17 @@ class Timeline {
 
   pressLegend(kind) {
     [...this.legend.children].forEach((button, at) => button.setAttribute("aria-pressed", String(this.legendKinds[at] === kind)));
+  }
+
+  async togglePath() {
+    const isOn = this.path === null;
+    this.pathButton.setAttribute("aria-pressed", String(isOn));
+    this.path = isOn ? [] : null; // while it is unpacked
+    if (isOn) {
+      const path = await this.store.path();
+      if (this.path) this.path = path;
+    }
+    this.painter.request();
   }
 
   // Which signatures of a rank are drawn in full colour; null: all.
