@@ -42,11 +42,12 @@ def test_a_step_counts_its_samples_and_the_last_window_ends_the_training(
     ends = []
     for _ in range(2):
         hooks.on_step_end(args, None, control)
+        hooks.on_log(args, None, control, logs={"loss": 2.5})
         ends.append(control.should_training_stop)
     hooks.on_train_end(args, None, control)
     assert ends == [False, True]
     counts = {"num_samples": 8, "num_micro_batches": 4, "num_tokens": None, "num_flops": None}
-    assert session.calls == [counts] * 2 + ["closed"]
+    assert session.calls == [{**counts, "loss": None}, {**counts, "loss": 2.5}, "closed"]
 
 
 class Ids:
