@@ -26,7 +26,7 @@ def test_the_first_finding_is_the_headline(slow_data, cli):
         "480 us of a 1 ms step, recorded (48.0%)."
     )
     assert lines[2] == "1. The training waits for data [input-bound]"
-    assert "   Do: Raise Data.Train.loader.num_workers to 2 (now 0);" in out
+    assert "   Do: Raise Data.Train.loader.num_workers to 2 (now 0)." in out
     assert err == ""
 
 
@@ -55,7 +55,7 @@ def test_formats_hold_the_same_findings(slow_data, cli):
     ]
     (row,) = csv.DictReader(io.StringIO(cli("advise", slow_data, "--format", "csv").out))
     assert (row["rule"], float(row["cost_ns"])) == ("input-bound", 480_000)
-    assert row["do"].startswith("Raise Data.Train.loader.num_workers to 2 (now 0);")
+    assert row["do"].startswith("Raise Data.Train.loader.num_workers to 2 (now 0).")
     text = cli("advise", slow_data, "--format", "md").out
     assert text.startswith("**Findings: 1. First, major: The training waits for data")
     assert "| rank | loading | step | loading ratio |\n| --- | --- | --- | --- |\n" in text

@@ -29,7 +29,7 @@ def loaded(name: str) -> TorchTrace:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("_MultiProcessingDataLoaderIter", "The DataLoader has worker processes already"),
+        ("_MultiProcessingDataLoaderIter", "Raise num_workers and prefetch_factor of the DataLoader"),
         ("_SingleProcessDataLoaderIter", "Raise num_workers of torch.utils.data.DataLoader to 2"),
     ],
 )
@@ -45,7 +45,7 @@ def test_torch_s_loader(name, advice, tmp_path):
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("_DataLoaderIterMultiProcess", "The DataLoader has worker processes already"),
+        ("_DataLoaderIterMultiProcess", "Raise num_workers and prefetch_factor of the DataLoader"),
         ("_DataLoaderIterSingleProcess", "Raise num_workers of paddle.io.DataLoader to 2"),
     ],
 )

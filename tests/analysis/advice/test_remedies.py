@@ -121,7 +121,7 @@ def test_what_the_system_does_not_count_is_not_mentioned():
         ("sgd_", "Momentum(momentum=0.0, use_multi_tensor=True)"),
         ("adam_", "paddle.optimizer.Adam(use_multi_tensor=True)"),
         ("momentum_", "paddle.optimizer.Momentum(use_multi_tensor=True)"),
-        ("lamb_", "only Adam and Momentum"),
+        ("lamb_", "Only Adam and Momentum"),
     ],
 )
 def test_the_optimizer_decides_how_to_fuse_it(operator: str, says: str, tmp_path: Path):
