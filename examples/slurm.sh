@@ -1,7 +1,7 @@
 #!/bin/bash
 # Four nodes with eight GPUs each: sbatch examples/slurm.sh
 # All ranks record the same ten steps. This script assumes that all nodes share the directory of sbatch.
-# Without a shared disk: docs/hybrid.md, Slurm.
+# Without a shared disk: docs/hybrid.md, Slurm and Kubernetes.
 #SBATCH --job-name=pretrain
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1

@@ -4,7 +4,7 @@
     python -m tools.docs --trainings          # runs the trainings in pages, compares the words
     python -m tools.docs --trainings --write  # and writes what they print into the pages
 
-``docs/config.md`` gets a table of keys for each block, from the dataclasses and the docstrings
+``docs/config.md`` gets the tables of the keys of two blocks, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
 Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
 ``docs/commands.md`` names pages by their titles. Console sessions in all pages, such as each
@@ -20,7 +20,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -40,8 +40,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 CONFIG_MARKER = "<!-- written by python -m tools.docs -->\n"
 TRANSLATIONS = Path(__file__).with_name("docs.zh.yaml")
 _RULES_HEADERS = {
-    "en": "| rule | says | evidence and threshold | proposes |\n",
-    "zh": "| 规则 | 结论 | 依据与阈值 | 建议 |\n",
+    "en": "| rule | says | evidence and threshold |\n",
+    "zh": "| 规则 | 结论 | 依据与阈值 |\n",
 }
 
 _USUAL_THRESHOLD = {
@@ -73,13 +73,13 @@ def to_chinese(text: str) -> str:
 
 
 def config_tables(translate: Translate = str) -> str:
-    """Return a section for each block, with a row for each key."""
+    """Return a section for each block that ppprof itself reads, with a row for each key."""
     sections = []
-    blocks: dict[str, type[Any]] = {"Profiler": ProfilerConfig, **BLOCKS}
+    blocks: dict[str, type[Any]] = {"Profiler": ProfilerConfig, "Global": BLOCKS["Global"]}
     for name, block in blocks.items():
         about = (inspect.getdoc(block) or "").replace("``", "`")
         lines = [f"## {name}\n", f"{translate(about)}\n", *_table(block, "", translate)]
-        unused = [f"`{prefix}{key}`" for prefix, key in _unused(block, "")]
+        unused = [f"`{key}`" for key in getattr(block, "UNUSED", ())]
         if unused:
             sentence = translate("Known from FleetX, without effect here: {names}.")
             lines.append("\n" + sentence.format(names=", ".join(unused)))
@@ -91,38 +91,19 @@ def config_tables(translate: Translate = str) -> str:
 
 
 def rules_table(language: str = "en") -> str:
-    """Return the table of all rules: title, definition of the numbers, and proposals for own code.
-
-    Facts differ between runs, so the table shows their names in italics.
-    """
+    """Return the table of all rules: title and definition of the numbers."""
     catalogue = read_catalogue(language)["rules"]
-    lines = [_RULES_HEADERS[language].strip(), "|---|---|---|---|"]
+    lines = [_RULES_HEADERS[language].strip(), "|---|---|---|"]
     for rule in RULES:
         texts = catalogue[rule.name]
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
         how = texts["how"]
         if rule.thresholds.get("least_ratio") == LEAST_RATIO:
             how = how.removesuffix(_USUAL_THRESHOLD[language])
-        proposals = "<br>".join(own_code_proposals(texts["do"]))
-        proposals = re.sub(r"{(\w+)}", lambda fact: f"_{fact[1].replace('_', ' ')}_", proposals)
-        cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds), proposals]
+        cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds)]
         escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
-
-
-def own_code_proposals(texts: Mapping[str, str]) -> list[str]:
-    """Return the proposals of a rule for a training of Paddle in the user's own code.
-
-    >>> own_code_proposals({"config": "Set the key.", "code": "Call f().", "torch": "Call g()."})
-    ['Call f().']
-    >>> own_code_proposals({"config-npu": "Use msprof.", "torch": "Call g()."})
-    ['Use msprof.']
-    """
-    names = [name for name in texts if not name.startswith("torch")]
-    replaced = {f"config{name.removeprefix('code')}" for name in names if name.startswith("code")}
-    replaced |= {f"config-{name}" for name in names}
-    return list(dict.fromkeys(texts[name] for name in names if name not in replaced))
 
 
 def updated_config_page(page: str, translate: Translate = str) -> str:
@@ -168,10 +149,6 @@ def _rows(block: type[Any], prefix: str, translate: Translate) -> Iterator[str]:
     hints, docs = get_type_hints(block), _docstrings(block)
     for item in dataclasses.fields(block):
         hint, inner = hints[item.name], _inner(hints[item.name])
-        if item.name == "Eval":
-            keys, meaning = translate("the same keys as `Train`"), translate(docs["Eval"])
-            yield f"| `Eval...` | | {keys} | {meaning} |"
-            continue
         if inner in (None, WindowSchedule) or item.default is None:
             yield _row(item, hint, prefix, docs[item.name], translate)
         if inner not in (None, WindowSchedule):
@@ -186,15 +163,6 @@ def _row(
     if (prefix, item.name) == ("scheduler.", "record"):
         default = translate("required")
     return f"| `{prefix}{item.name}` | {default} | {kind} | {translate(meaning)} |"
-
-
-def _unused(block: type[Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for key in getattr(block, "UNUSED", ()):
-        yield prefix, key
-    for name, hint in get_type_hints(block).items():
-        inner = _inner(hint)
-        if inner is not None and name != "Eval":
-            yield from _unused(inner, f"{prefix}{name}.")
 
 
 def _inner(hint: Any) -> type[Any] | None:

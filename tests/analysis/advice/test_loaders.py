@@ -29,7 +29,10 @@ def loaded(name: str) -> TorchTrace:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("_MultiProcessingDataLoaderIter", "Raise num_workers and prefetch_factor of the DataLoader"),
+        (
+            "_MultiProcessingDataLoaderIter",
+            "Raise num_workers and prefetch_factor of the DataLoader",
+        ),
         ("_SingleProcessDataLoaderIter", "Raise num_workers of torch.utils.data.DataLoader to 2"),
     ],
 )
