@@ -3,8 +3,8 @@
     python tools/build_core.py
 
 writes ``ppprof/trace/fastpath/native/_core.so``, as ``make`` does when a C source has changed.
-``$CC`` is the compiler if it is set, else the first of cc, gcc and clang; ``$CFLAGS`` is added to
-the options. The library needs nothing but libc, and no header of Python, so one wheel serves all
+``$CC`` is the compiler if it is set, also one for another machine (``aarch64-linux-gnu-gcc``), else
+the first of cc, gcc and clang; ``$CFLAGS`` is added to the options. The library needs nothing but libc, and no header of Python, so one wheel serves all
 versions of Python on a platform.
 
 Without a compiler, or if it fails, the wheel is a pure one, and ppprof reads without it.
@@ -94,7 +94,7 @@ def _compiler() -> list[str]:
 
 
 def wheel_tag() -> str:
-    """Return the tag of a wheel with the library: any Python 3 on this platform.
+    """Return the tag of a wheel with the library: any Python 3 on the compiler's platform.
 
     On Linux, ``auditwheel repair`` replaces it by the tag of the oldest system with all functions
     that the library calls.
@@ -104,6 +104,10 @@ def wheel_tag() -> str:
         major, minor = platform.mac_ver()[0].split(".")[:2]
         version = f"{major}.{minor if major == '10' else 0}"  # pip knows no minor versions since 11
         name = f"macosx-{version}-{platform.machine()}"
+    elif sys.platform == "linux" and os.environ.get("CC"):  # it may compile for another machine
+        command = [*_compiler(), "-dumpmachine"]
+        target = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        name = f"linux-{target.partition('-')[0]}" if "-linux" in target else name
     return f"py3-none-{name.replace('-', '_').replace('.', '_')}"
 
 

@@ -7,12 +7,13 @@ for byte: so users can build them again and compare. Their times are that of the
 lists the versions that pip installs on that day.
 
     ppprof-0.2.0.tar.gz                       the source
-    ppprof-0.2.0-py3-none-manylinux*.whl      with the compiled core of this platform
+    ppprof-0.2.0-py3-none-manylinux*.whl      with the compiled core, one for each machine
     ppprof-0.2.0-py3-none-any.whl             reads traces without C
     ppprof-0.2.0.cdx.json                     SBOM (CycloneDX) of an installation
     SHA256SUMS                                checksums of the files above
 
-Wheels of other platforms are built by this command on these platforms.
+On Linux, the wheel for aarch64 is built too, if Debian's ``gcc-aarch64-linux-gnu`` is installed. Wheels
+of other platforms are built by this command on these platforms.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+CROSS_COMPILERS = ("aarch64-linux-gnu-gcc",)
+"""Compilers for other machines, of which each gives a wheel on Linux if it is installed."""
 
 
 class ReleaseError(Exception):
@@ -101,14 +104,16 @@ def build(scratch: Path) -> Path:
     _run([*made, "--wheel"], source, {"SOURCE_DATE_EPOCH": epoch, "CC": "false"})
     native = [sys.executable, "-m", "build", "--outdir", str(scratch / "native"), "--wheel"]
     _run(native, source, {"SOURCE_DATE_EPOCH": epoch})
-    (wheel,) = (scratch / "native").glob("*.whl")
-    if wheel.name.endswith("-any.whl"):
+    if list((scratch / "native").glob("*-any.whl")):
         raise ReleaseError("no compiler, so no wheel with the core; install cc, gcc or clang")
-    if sys.platform == "linux":
-        repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(out)]
+    if sys.platform != "linux":
+        shutil.copytree(scratch / "native", out, dirs_exist_ok=True)
+        return out
+    for compiler in filter(shutil.which, CROSS_COMPILERS):
+        _run(native, source, {"SOURCE_DATE_EPOCH": epoch, "CC": compiler})
+    repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(out)]
+    for wheel in sorted((scratch / "native").iterdir()):
         _run([*repair, str(wheel)], source, {"SOURCE_DATE_EPOCH": epoch})
-    else:
-        shutil.copy(wheel, out)
     return out
 
 

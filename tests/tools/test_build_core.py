@@ -102,4 +102,19 @@ def test_tags(system, tag, monkeypatch):
     monkeypatch.setattr(build_core.sysconfig, "get_platform", lambda: "linux-x86_64")
     monkeypatch.setattr(build_core.platform, "mac_ver", lambda: ("14.2.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(build_core.platform, "machine", lambda: "arm64")
+    monkeypatch.delenv("CC", raising=False)
+    assert build_core.wheel_tag() == tag
+
+
+@pytest.mark.parametrize(
+    ("target", "tag"),
+    [("aarch64-linux-gnu", "py3-none-linux_aarch64"), ("unknown", "py3-none-linux_x86_64")],
+)
+def test_a_compiler_for_another_machine_decides_the_tag(target, tag, tmp_path, monkeypatch):
+    compiler = tmp_path / "cc"
+    compiler.write_text(f"#!/bin/sh\necho {target}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(build_core.sys, "platform", "linux")
+    monkeypatch.setattr(build_core.sysconfig, "get_platform", lambda: "linux-x86_64")
     assert build_core.wheel_tag() == tag
