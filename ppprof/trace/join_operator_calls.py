@@ -114,14 +114,14 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     known = operators.filter(pl.any_horizontal(pl.col(_INPUTS.keys()).is_not_null())).select(
         "row", *_INPUTS
     )
-    links = links_of_gradients(events, operators, recorded)
+    links = links_of_gradients(events, operators, recorded).sort("row")
     gradients = links.join(
         known.with_columns(pl.col("row").cast(pl.Int64)), left_on="forward", right_on="row"
     )
     gradients = gradients.with_columns(
         attributes=pl.when(pl.col("shapes").is_not_null()).then(_with_gradients(gradients))
     )
-    known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed")
+    known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed").sort("row")
     forward = events["forward"].scatter(links["row"], links["forward"])
     events = events.with_columns(
         forward,
