@@ -156,6 +156,10 @@ _TEXTS = {
 """The texts of each message, keyed by its name, in the order of `LANGUAGES`."""
 
 
+_PATHS = frozenset({"given", "path", "paths"})
+"""Placeholders of paths: a line break in a file's name does not break the message's line."""
+
+
 class Counted(str):
     """A number as text that is followed by the noun that agrees with it.
 
@@ -206,7 +210,12 @@ def translated(message: str, language: str) -> str:
 
 
 def _filled(text: str, values: Mapping[str, object]) -> str:
-    return text.format(**{name: Counted(value) for name, value in values.items()})
+    return text.format(
+        **{
+            name: Counted(str(value).replace("\n", "\\n") if name in _PATHS else value)
+            for name, value in values.items()
+        }
+    )
 
 
 def message_of(record: logging.LogRecord) -> str:

@@ -21,7 +21,7 @@ from ppprof.cli.options import (
     names_in,
 )
 from ppprof.cli.output import csv_or_markdown, show
-from ppprof.units import format_ranges
+from ppprof.units import escape_cell, format_ranges
 
 if TYPE_CHECKING:
     import polars as pl
@@ -136,7 +136,9 @@ def _tables(args: argparse.Namespace, run: Run, graph: Graph, changes: pl.DataFr
     options = TableOptions(args.time_unit, row_limit=args.row_limit, layout=args.layout)
     ranks = format_ranges("rank", graph.labels["rank"].drop_nulls().unique().to_list())
     steps = format_ranges("step", graph.steps["step"].unique().sort().to_list())
-    parts = [options.layout.paint(f"{run.path}: {ranks}, {steps}", "title") + "\n"]
+    parts = [
+        options.layout.paint(f"{escape_cell(str(run.path))}: {ranks}, {steps}", "title") + "\n"
+    ]
     if changes is None or args.by:
         groups = [args.by] if args.by else shown_groups(graph)
         parts += [render_path(graph, by, options, is_last=by is groups[-1]) for by in groups]

@@ -27,7 +27,7 @@ from ppprof.cli.terminal import log
 from ppprof.messages import Counted
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
-from ppprof.units import format_ranges
+from ppprof.units import escape_cell, format_ranges
 
 if TYPE_CHECKING:
     import polars as pl
@@ -194,7 +194,7 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
     ranks = run.name_ranks(cluster.steps["rank"].unique().to_list())
     steps = _step_ranges(cluster.steps["step"].unique().sort().to_list())
     parts = [
-        f"{options.layout.paint(f'{run}: {ranks}, {steps}', 'title')}\n\n",
+        f"{options.layout.paint(f'{escape_cell(str(run))}: {ranks}, {steps}', 'title')}\n\n",
         render_ranks(table, args.by, options),
         _slowest(cluster.steps),
     ]

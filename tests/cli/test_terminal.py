@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -304,3 +305,16 @@ def test_an_error_about_a_path_with_a_line_break_is_one_line(
     assert main([command, str(path)]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert r"a\nppprof: all is well\x1b[31m" in line
+
+
+@pytest.mark.parametrize("command", ["summary", "ranks", "path", "diff"])
+def test_a_line_break_in_the_name_of_a_file_is_escaped(command, cli, tmp_path):
+    """Also in the name of a file that is found in a folder."""
+    folder = tmp_path / "fol\nder"
+    folder.mkdir()
+    (recorded,) = (RUNS / "nothing").glob("rank_*.json.gz")
+    (folder / "cut\nshort.json").write_bytes(gzip.decompress(recorded.read_bytes())[:-100])
+    for path in (folder, folder / "cut\nshort.json"):
+        done = cli(command, *[path] * (1 + (command == "diff")))
+        assert "fol\\nder" in done.out + done.err
+        assert not {"der", "short"} & set(re.findall(r"^\w+", done.out + done.err, re.MULTILINE))

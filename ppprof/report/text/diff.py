@@ -27,7 +27,7 @@ from ppprof.report.diff_rows import (
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
-from ppprof.units import format_time, short_names
+from ppprof.units import escape_cell, format_time, short_names
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -168,8 +168,8 @@ def headline(diff: Diff) -> str:
     """
     change = diff.change
     lines = [
-        f"baseline    {diff.baseline.what}",
-        f"experiment  {diff.experiment.what}",
+        f"baseline    {escape_cell(diff.baseline.what)}",
+        f"experiment  {escape_cell(diff.experiment.what)}",
         "",
         f"Step time: {change}",
     ]

@@ -37,7 +37,7 @@ from ppprof.report.columns import (
 from ppprof.report.text import table as drawn
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Line, Table
-from ppprof.units import distinct, format_ratio, format_time, short_name
+from ppprof.units import distinct, escape_cell, format_ratio, format_time, short_name
 
 Rows = Sequence[Row]
 """The rows of a table of `ppprof.analysis.summaries`, keyed by column."""
@@ -107,7 +107,7 @@ def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:
     >>> title(3, "dp1 mp1", 0, [5, 6, 7])
     'rank 3 (dp1 mp1), window 0, steps 5 to 7'
     """
-    return f"rank {rank} ({coordinate}), {window_title(window, steps)}"
+    return f"rank {rank} ({escape_cell(coordinate)}), {window_title(window, steps)}"
 
 
 def window_title(window: int, steps: Sequence[int]) -> str:
