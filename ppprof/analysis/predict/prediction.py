@@ -15,6 +15,8 @@ from ppprof.arrays import Float64
 
 Row = dict[str, Any]
 """One row of a table; null for what is not known."""
+LEAST_ERROR = 0.07
+"""What a range is widened by at least: predictions that were checked were off by up to 6.3% (docs/predict.md)."""
 
 
 def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
@@ -35,7 +37,7 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
         - step_ns: the likely step, null if the runs do not determine it; low_ns and high_ns: the least
           and most that it can be, widened by the error of the run's own step (how far the
           prediction of the recorded configuration is from the measured step, and the 95% interval
-          of that); high_ns is null if there is no bound;
+          of that; for another configuration at least `LEAST_ERROR`); high_ns is null if there is no bound;
         - bubble_ns and bubble_ratio: idle time of an average stage, likely;
         - exposed_ns: sum of the gradients, and all-reduces over mp in the passes of a stage, likely;
         - basis: ``measured`` if all parts are, else ``fitted``, ``modelled`` or ``unknown``, whichever
@@ -48,6 +50,8 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
     step, bubble = _step(layout, parts)
     own = step if layout == base.layout else _step(base.layout, parts_of(runs, base.layout))[0]
     error = abs(own[1] / base.step_ns - 1) + base.error_ratio
+    if layout != base.layout:
+        error = max(error, LEAST_ERROR)
     passes = 2 * layout.stage_layers() * layout.micro_batches
     exposed = parts["replicas"].time[1] + passes * parts["mp"].time[1]
     used = [name for name in PARTS if parts[name].is_used]

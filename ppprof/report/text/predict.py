@@ -14,7 +14,7 @@ from ppprof.report.text.table import Line, Table
 _NOTE = """\
 Likely: the step with the recorded times of its parts; - if it is not known. Least, Most: the range of the
 parts that are not known, widened by Error (predicted against measured, of the recorded configuration) and the
-95% interval of the recorded steps; - for Most: without a bound. Bubble: idle time of an average stage in the
+95% interval of the recorded steps, by 7% at least; - for Most: without a bound. Bubble: idle time of an average stage in the
 pipeline. Memory: modelled, of the rank with most. Basis: of the least certain part."""
 
 _STEPS = (

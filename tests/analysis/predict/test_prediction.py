@@ -35,6 +35,15 @@ def test_the_recorded_step_is_the_sum_of_its_parts() -> None:
     assert row["bubble_ns"] == 3 * 2 * 30
 
 
+def test_no_range_is_narrower_than_the_errors_that_were_measured() -> None:
+    exact = run_of(LAYOUT, layer_forward=10, layer_backward=20, tail=7, head=2)
+    exact = replace(exact, step_ns=683)
+    row, _ = predict([exact], LAYOUT)
+    assert row["low_ns"] == row["step_ns"] == row["high_ns"] == 683
+    row, _ = predict([exact], replace(LAYOUT, micro_batches=4))
+    assert row["high_ns"] == pytest.approx(1.07 * row["step_ns"])
+
+
 def test_stages_share_the_blocks() -> None:
     ratio = replace(LAYOUT, pp=2).most_parameters() / LAYOUT.most_parameters()
     assert step_of(replace(LAYOUT, pp=2)) == pytest.approx(16 + 9 * 4 * 30 + 7 * ratio)
