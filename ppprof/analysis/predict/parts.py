@@ -173,7 +173,7 @@ def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
     for name in ("head", "tail", "replicas"):
         parts[name] = Part(np.full(3, base.times[name]), "measured")
     if layout.mp != old.mp:
-        _split(parts, base, layout)
+        _split(parts, runs, layout)
     if layout.recompute != old.recompute:
         forward, backward = parts["layer_forward"].time, parts["layer_backward"].time
         # The least of a difference has the most of what is taken away: the scenarios in reverse.
@@ -221,13 +221,15 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
     return Part(np.full(3, short + slope * (size - small)), "fitted")
 
 
-def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
+def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> None:
     """Change the parts for another mp_degree: between a perfect split of the work, and the same work.
+
+    If two runs without mp separate the fixed cost, likely is a split of the rest.
 
     A block sums hidden states over mp twice in each pass, in the backward pass once for each product
     that takes them. So do the embedding and the loss, which also sums three values a token.
     """
-    old = base.layout
+    base, old = runs[0], runs[0].layout
     backward = 2 if layout.fused_qkv else 4
     counts = {
         "layer_forward": 2,
@@ -254,8 +256,11 @@ def _split(parts: dict[str, Part], base: Measured, layout: Layout) -> None:
         work = np.maximum(parts[name].time - count * own[::-1], 0)
         split = work * old.mp / layout.mp
         low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
-        time = np.array([low, np.nan, high]) + (count * sums if count else 0)
-        parts[name] = Part(time + (3 * value if name == "last_forward" else 0), "unknown")
+        fixed = _of_micro_batch(runs, name, 0).time[1] if old.mp == 1 else np.nan
+        likely = work[1] + (work[1] - np.clip(fixed, 0, work[1])) * (old.mp / layout.mp - 1)
+        time = np.array([low, likely, high]) + (count * sums if count else 0)
+        basis = "modelled" if np.isfinite(likely) else "unknown"
+        parts[name] = Part(time + (3 * value if name == "last_forward" else 0), basis)
     parts["mp"] = Part(mean_count * sums, "measured" if layout.mp == 1 else _basis(sums))
 
 

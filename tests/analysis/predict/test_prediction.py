@@ -98,6 +98,14 @@ def test_more_ranks_take_more_messages_of_a_ring() -> None:
     assert replicas["high_ns"] == 3 * 1000
 
 
+def test_two_runs_say_what_mp_does_not_split() -> None:
+    base = replace(BASE, messages=(Message(1 << 20, 2, 0.0),))
+    row, parts = predict([base, DOUBLE], replace(LAYOUT, mp=2))
+    # 10 and 14 for one and two samples: 6 + 4 for one, of which mp takes half of the 4.
+    assert {part["part"]: part["likely_ns"] for part in parts}[PARTS["layer_forward"]] == 6 + 2
+    assert (row["step_ns"] is not None, row["basis"]) == (True, "modelled")
+
+
 def test_mp_sums_hidden_states_four_times_in_a_block() -> None:
     hidden = 4 * LAYOUT.length * LAYOUT.hidden
     base = replace(BASE, messages=(Message(hidden, 2, 10), Message(4 * LAYOUT.length, 2, 1)))
