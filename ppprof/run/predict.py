@@ -12,6 +12,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import polars as pl
+
 from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.parts import Measured, measure
 from ppprof.analysis.predict.prediction import Row, memory, predict
@@ -40,6 +42,7 @@ _METRICS: Mapping[str, Callable[[float, int], float]] = {
     "step/s": lambda value, samples: 1 / value,
 }
 """Metrics of a tuner -> seconds of a step, from the metric and the samples of a step over all ranks."""
+_MOST_WAIT_RATIO = 0.1
 _MOST_CANDIDATES = 2_000
 _MOST_PASSES = 200_000
 _BEST = 10
@@ -131,6 +134,13 @@ def measured_of(run: Run, **selection: Any) -> Measured:
         raise InputError(
             f"{run}: it has one pipeline stage, so blocks and the rest are one pass; "
             "expected a run with pp_degree 2 or more"
+        )
+    recorded = run.step_times.filter(pl.col("window").is_not_null())
+    wait_ratio = (recorded["processor_wait_ns"] / recorded["batch_cost_ns"]).median()
+    if isinstance(wait_ratio, float) and wait_ratio > _MOST_WAIT_RATIO:
+        log.warning(
+            f"{run}: its ranks waited for a processor for {wait_ratio:.0%} of the recorded steps, and "
+            "predictions contain that; record it while no other programs run"
         )
     measured = measure(run.cluster(**selection), layout)
     if measured is None:

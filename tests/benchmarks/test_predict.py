@@ -68,7 +68,9 @@ def test_a_step_is_predicted_from_its_base_and_measured_by_its_median(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = trained / "profiler_log"
-    (recorded,) = json.loads(cli("predict", run, "--format", "json").out)["tables"]["steps"]
+    out, err = cli("predict", run, "--format", "json")
+    (recorded,) = json.loads(out)["tables"]["steps"]
+    assert "for a processor" not in err
     monkeypatch.setattr(predict, "CHANGES", [SETTINGS])
     monkeypatch.setattr(predict, "BASES", [((0,), (0,))])
     monkeypatch.setattr(predict, "_STEPS", (4, 5))

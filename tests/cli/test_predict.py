@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import pytest
 
@@ -26,6 +27,19 @@ def test_a_change_stands_beside_the_recorded_configuration(cli):
     assert [row["stage"] for row in tables["memory"]] == [0, 1]
     out = cli("predict", RUN, "-o", "Distributed.dp_degree=4").out
     assert f"{changed['step_ns'] / 1e6:.2f}" in out
+
+
+def test_a_run_beside_other_programs_is_warned_about(cli, tmp_path):
+    run = tmp_path / "log"
+    shutil.copytree(RUN, run)
+    for path in (run / "steps").iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line["processor_wait_ns"] = line["batch_cost_ns"] // 8
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert (
+        "its ranks waited for a processor for 12% of the recorded steps" in cli("predict", run).err
+    )
 
 
 def test_without_a_change_it_checks_itself(cli):
