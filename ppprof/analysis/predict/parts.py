@@ -274,18 +274,29 @@ def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
     if ranks == 1:
         return Part(np.zeros(3), "measured")
     if old.replicas > 1 and is_same_kind:
+        # By the bytes on a link, or by the number of messages: of a ring, and with sharding of tensors.
         share = _on_link(size, ranks) / _on_link(4 * old.most_parameters(), old.replicas)
-        basis = "measured" if share == 1 else "modelled"
-        return Part(np.full(3, base.times["replicas"] * share), basis)
+        messages = (ranks - 1) / (old.replicas - 1)
+        if layout.sharding > 1:
+            messages *= len(_most_tensors(layout)) / len(_most_tensors(old))
+        time = base.times["replicas"] * np.array(
+            [min(share, messages), share, max(share, messages)]
+        )
+        return Part(time, "measured" if share == messages == 1 else "modelled")
     if layout.sharding > 1 and layout.sharding_stage > 1:
         return Part(np.array([0.0, np.nan, np.inf]), "unknown")
     if layout.sharding == 1:
         time = _message(base, size, ranks)
         return Part(time, _basis(time))
     # Sharding stage 1 reduces and broadcasts each tensor.
-    tensors = max((layout.tensors(stage) for stage in range(layout.pp)), key=sum)
-    time = np.sum([2 * _message(base, 4 * each, ranks) for each in tensors], axis=0)
+    times = [2 * _message(base, 4 * each, ranks) for each in _most_tensors(layout)]
+    time = np.sum(times, axis=0)
     return Part(time, _basis(time))
+
+
+def _most_tensors(layout: Layout) -> list[int]:
+    """Return the sizes of the parameters of the rank with most."""
+    return max((layout.tensors(stage) for stage in range(layout.pp)), key=sum)
 
 
 def _basis(time: Float64) -> str:

@@ -124,8 +124,11 @@ def test_mp_sums_hidden_states_four_times_in_a_block() -> None:
 
 def test_a_recorded_sum_scales_with_the_ring() -> None:
     base = run_of(replace(LAYOUT, dp=2), layer_forward=10, layer_backward=20, replicas=30)
-    # 2 (n - 1) / n: 1 for two ranks, 1.5 for four
+    # 2 (n - 1) / n: 1 for two ranks, 1.5 for four; as many messages as ranks, but for one
     assert step_of(replace(LAYOUT, dp=4), base) == 11 * 2 * 30 + 45
+    _, parts = predict([base], replace(LAYOUT, dp=4))
+    times = {part["part"]: (part["low_ns"], part["high_ns"]) for part in parts}
+    assert times[PARTS["replicas"]] == (45, 90)
 
 
 def test_another_mp_degree_is_between_the_same_work_and_half_of_it() -> None:
