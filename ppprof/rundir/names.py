@@ -22,6 +22,9 @@ PAUSE_SPAN = "paused"
 """Name of the PythonUserDefined event around a pause in a step, ``ProfilerSession.paused``; what the training
 does in it may follow: ``paused: evaluation``."""
 
+GARBAGE_COLLECTION = "Python garbage collection"
+"""Name of the PythonUserDefined events in which Python looks for garbage: `ppprof.capture.recording.garbage`."""
+
 INCOMPLETE_MARKER = "not ended by step()"
 """Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:
 the training ended before ``step()`` did. See `ppprof.trace.steps`."""

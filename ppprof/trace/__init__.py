@@ -1,7 +1,7 @@
 """Read trace files into one columnar events table, and write them back.
 
-`Clock`, `Reading`, `Frame` and `PythonStacks` belong to `ppprof.rundir`. They are exported here too, because `ppprof.analysis`
-needs them and may import only leaves and this package.
+`Clock`, `Reading`, `Frame`, `PythonStacks` and `GARBAGE_COLLECTION` belong to `ppprof.rundir`. They are
+exported here too, because `ppprof.analysis` needs them and may import only leaves and this package.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppprof.rundir import GARBAGE_COLLECTION
     from ppprof.rundir.clocks import Clock, Reading
     from ppprof.rundir.python_stacks import Frame, PythonStacks
     from ppprof.trace.formats import read, write
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ppprof.trace.schema import Trace
 
 __all__ = [
+    "GARBAGE_COLLECTION",
     "Clock",
     "Frame",
     "PythonStacks",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "GARBAGE_COLLECTION": "ppprof.rundir",
     "Clock": "ppprof.rundir.clocks",
     "Frame": "ppprof.rundir.python_stacks",
     "PythonStacks": "ppprof.rundir.python_stacks",

@@ -208,8 +208,6 @@ RUN_OF_PROGRAM = "interpreter_core_run"
 OPERATOR_OF_PROGRAM = "pd_op."
 """Beginning of the names of operators in a program. They may run on other threads than it."""
 
-GARBAGE_COLLECTION = "Python garbage collection"
-"""Name of the spans in which Python looks for garbage: `ppprof.capture.recording.garbage`."""
 
 OVERHEADS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (pl.Categorical(), "what the profiler does: 'Activity Buffer Request'"),

@@ -7,7 +7,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import BESIDE_IN
-from ppprof.trace.schema import GARBAGE_COLLECTION
+from ppprof.trace import GARBAGE_COLLECTION
 
 LEAST_BESIDE = 0.05
 """Share of a step. Less time of one line is not worth a change."""

@@ -42,8 +42,9 @@ from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Int64
+from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.labels import Labels
-from ppprof.trace.schema import GARBAGE_COLLECTION, is_kernel, nullable
+from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
 
 TINY_NS = 10_000

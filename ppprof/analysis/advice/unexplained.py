@@ -18,9 +18,10 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.nesting import nest
-from ppprof.trace.schema import GARBAGE_COLLECTION, RUN_OF_PROGRAM
+from ppprof.trace.schema import RUN_OF_PROGRAM
 
 LEAST_GAP_NS = 500_000
 """Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no

@@ -11,7 +11,7 @@ from typing import Any
 
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.recorder import span
-from ppprof.trace.schema import GARBAGE_COLLECTION
+from ppprof.rundir import GARBAGE_COLLECTION
 
 _FULL = 2
 """The oldest generation. The younger ones are collected many times a step, in microseconds."""

@@ -6,9 +6,9 @@ import polars as pl
 
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS, unexplained_gaps
 from ppprof.analysis.profile.profile import Profile
+from ppprof.rundir import GARBAGE_COLLECTION
 from ppprof.trace import read
 from ppprof.trace.kineto.names import LEAST_FRAME_NS
-from ppprof.trace.schema import GARBAGE_COLLECTION
 from tests.fixtures.timeline import Shapes, Span, Thread, span, write
 
 MS = 1_000_000
