@@ -19,7 +19,7 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import matching
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Bool, Int32, Int64
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_PROGRAM
 from ppprof.trace.tree_arrays import subtree_sums
@@ -160,7 +160,7 @@ def module_nodes(profile: Profile, *, attribute_backward: bool = True) -> pl.Dat
             "name": _module_names(hosts[rows]),
             "start_ns": hosts["start_ns"].gather(rows),
             "repeats": repeats[rows],
-            "is_of_program": _in_program(tree)[rows],
+            "is_of_program": _in_program(profile)[rows],
         }
     )
     is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
@@ -171,20 +171,24 @@ def _module_mask(profile: Profile) -> Bool:
     """Return whether each host event is a module or a step, shape (hosts,)."""
     tree, hosts = profile.tree, profile.tree.hosts
     is_module = hosts["category"].is_in([*_PIECES, "ProfileStep"]).to_numpy()
-    is_module |= _in_program(tree)
+    is_module |= _in_program(profile)
     is_module &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
     is_module &= profile.step.slice(0, hosts.height).is_not_null().to_numpy()
     is_module &= _depths(np.flatnonzero(is_module), tree.size) < _MAX_DEPTH
     return is_module
 
 
-def _in_program(tree: Tree) -> Bool:
+@once
+def _in_program(profile: Profile) -> Bool:
     """Return whether each host event is an operator in the run of a program, shape (hosts,).
 
     Not if it runs on another thread, where it may run beside others.
     """
-    names, parent = tree.hosts["name"], tree.hosts["parent"].fill_null(-1).to_numpy()
+    names = profile.tree.hosts["name"]
     is_operator = matching(names, f"^{re.escape(OPERATOR_OF_PROGRAM)}").to_numpy()
+    if not is_operator.any():
+        return np.zeros(len(names), bool)
+    parent = profile.tree.hosts["parent"].fill_null(-1).to_numpy()
     is_run = np.append(matching(names, f"^{RUN_OF_PROGRAM}$").to_numpy(), False)
     return np.asarray(is_operator & is_run[parent], bool)
 
