@@ -82,8 +82,8 @@ def with_lines(trace: Trace) -> Trace:
     sampled = _sampled(events, line, trace.stacks) if trace.stacks is not None else {}
     is_sampled = pl.Series(np.zeros(events.height, bool)).set(line.is_null(), None)
     if sampled:
-        rows = list(sampled)
-        line = line.scatter(rows, list(sampled.values()))
+        rows = sorted(sampled)  # the polars of Python 3.9 refuses another order
+        line = line.scatter(rows, [sampled[row] for row in rows])
         is_sampled = is_sampled.scatter(rows, True)
     columns = {"line": line.cast(pl.Categorical), "line_is_sampled": is_sampled}
     return dataclasses.replace(trace, events=events.with_columns(**columns))

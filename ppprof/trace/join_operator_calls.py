@@ -143,7 +143,7 @@ def _with_lines_of_programs(events: pl.DataFrame) -> pl.DataFrame:
     operators = events.select("name", "start_ns").with_row_index("row")
     operators = operators.filter(name.str.starts_with(OPERATOR_OF_PROGRAM)).sort("start_ns")
     operators = operators.join_asof(runs.sort("start_ns"), on="start_ns")
-    operators = operators.filter(pl.col("start_ns") <= pl.col("end_ns"))
+    operators = operators.filter(pl.col("start_ns") <= pl.col("end_ns")).sort("row")
     callstack = events["callstack"].cast(pl.String)
     callstack = callstack.scatter(operators["row"], operators["callstack"].cast(pl.String))
     return events.with_columns(callstack.cast(pl.Categorical))

@@ -189,12 +189,15 @@ def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
         return hosts, ()
     renamed = hosts.with_columns(pl.col("name", "category").cast(pl.String))
     if inner:
-        changed = renamed["category"].scatter(inner, "PythonUserDefined")
+        changed = renamed["category"].scatter(sorted(inner), "PythonUserDefined")
         renamed = renamed.with_columns(category=changed)
     notes: list[Note] = [("inner_steps", {"num": len(inner)})] if inner else []
     if is_repeated:
         names = [f"ProfileStep#{number}" for number in range(outer.height)]
-        renamed = renamed.with_columns(name=renamed["name"].scatter(outer["row"], names))
+        numbered = outer.select("row", name=pl.Series(names)).sort("row")
+        renamed = renamed.with_columns(
+            name=renamed["name"].scatter(numbered["row"], numbered["name"])
+        )
         notes.append(("repeated_steps", {"num": outer.height}))
     return renamed.with_columns(pl.col("name", "category").cast(pl.Categorical())), tuple(notes)
 
@@ -224,10 +227,11 @@ def with_step_mark(trace: Trace, pattern: str | None) -> Trace:
     rows = rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]
     was_step = (events["category"] == "ProfileStep").arg_true()
     category = events["category"].cast(pl.String).scatter(was_step, "PythonUserDefined")
-    names = [f"ProfileStep#{number}" for number in range(len(rows))]
+    order = np.argsort(rows)
+    names = [f"ProfileStep#{number}" for number in order]
     events = events.with_columns(
-        name=events["name"].cast(pl.String).scatter(rows, names).cast(pl.Categorical()),
-        category=category.scatter(rows, "ProfileStep").cast(pl.Categorical()),
+        name=events["name"].cast(pl.String).scatter(rows[order], names).cast(pl.Categorical()),
+        category=category.scatter(rows[order], "ProfileStep").cast(pl.Categorical()),
     )
     mark = trace.events["name"][int(rows[0])]
     note: Note = ("chosen_steps", {"num": len(rows), "mark": mark})
