@@ -107,10 +107,10 @@ class OwnTimes:
 
 
 def rank_is_slow(rank: int, peers: Sequence[int], steps: Sequence[Times]) -> bool:
-    """Return whether a rank works longer than its peers in so few steps, by medians."""
-    if not steps:
-        return False
-    medians = np.nanmedian(
-        np.array(steps)[:, [rank, *(peer for peer in peers if peer != rank)]], axis=0
-    )
+    """Return whether a rank works longer than its peers in so few steps, by medians; True if that is unknown."""
+    ranks = [rank, *(peer for peer in peers if peer != rank)]
+    known = [own[ranks] for own in steps if np.isfinite(own[ranks]).all()]
+    if not known:
+        return True
+    medians = np.median(known, axis=0)
     return bool(medians[0] > (1 + LEAST_RATIO) * np.median(medians[1:]))

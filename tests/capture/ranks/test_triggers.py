@@ -617,3 +617,13 @@ def test_a_lost_message_delays_no_comparison_for_ever(tmp_path: Path) -> None:
     job.posts[0].delays = False  # nothing of those steps arrives
     job.go(72)
     assert job.timeline[0].count("L") == 1
+
+
+def test_a_window_is_kept_if_the_training_ends_before_its_times_are_known(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=4, slow_rank=True, file=False)
+    job.own_ms = [100, 100, 100, 130]
+    while "L" not in job.timeline[3]:
+        job.go(1)
+        assert job.step < 60
+    job.ranks[0].close(failed=False)
+    assert job.ranks[0].keep_decisions.get(0, True)
