@@ -130,7 +130,10 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         raise ValueError(f"a line of {len(text)} bytes")
     if text.count(b"GradNode") > _MOST_NODES:
         raise ValueError("more nodes than a window has time for")
-    header = msgspec.json.decode(text, type=_Header)
+    try:
+        header = msgspec.json.decode(text, type=_Header)
+    except msgspec.DecodeError as error:  # a ValueError in newer msgspec only
+        raise ValueError(str(error)) from error
     if len(header.backwards) > _MOST_BACKWARDS:
         raise ValueError(f"{len(header.backwards)} backward passes in one step")
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)

@@ -154,7 +154,10 @@ def decoded_stacks(content: bytes) -> PythonStacks:
     text, _, numbers = content.partition(b"\n")
     if len(text) > _MOST_TEXT_BYTES:
         raise ValueError(f"a line of {len(text)} bytes")
-    header = msgspec.json.decode(text, type=_Header)
+    try:
+        header = msgspec.json.decode(text, type=_Header)
+    except msgspec.DecodeError as error:  # a ValueError in newer msgspec only
+        raise ValueError(str(error)) from error
     if len(header.frames) > _MOST_FRAMES or len(header.stacks) > _MOST_STACKS:
         raise ValueError("more stacks than a window has time for")
     if header.columns not in (4, COLUMNS):
