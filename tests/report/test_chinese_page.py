@@ -11,7 +11,7 @@ from tests.fixtures.tiers import one_in
 from tests.jobs.planted import COMMITTED
 
 TECHNICAL = {
-    *("rank", "Rank", "pp", "CPU", "GPU", "Kernel", "GB/s", "ms", "Node ID"),
+    *("rank", "Rank", "pp", "CPU", "GPU", "kernel", "GB/s", "ms", "Node ID"),
     *("Paddle", "Tokens/s", "TFLOP/s", "FLOP/B"),
 }
 RUNS = sorted(path.name for path in COMMITTED.iterdir() if path.is_dir())
