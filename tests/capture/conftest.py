@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from types import ModuleType
 
@@ -15,8 +16,9 @@ from tests.capture.fake_helper import NO_TRACES
 
 @pytest.fixture(autouse=True)
 def _log_to_stderr(_logger: None) -> None:
-    """Log as `attach` does."""
+    """Log as `attach` does, and to the root logger, too: pytest 8 hears no other."""
     log_to_stderr()
+    logging.getLogger("ppprof").propagate = True
 
 
 @pytest.fixture
