@@ -75,6 +75,8 @@ def dask(address: str) -> Iterator[Executor]:
             installed on the scheduler or a worker.
     """
     try:
+        from asyncio import TimeoutError as NoWorker  # until Python 3.10, no TimeoutError
+
         from distributed import Client
     except ImportError as error:
         raise UsageError(f'--dask: {error}: pip install "ppprof[dask]"') from error
@@ -93,7 +95,7 @@ def dask(address: str) -> Iterator[Executor]:
     with client:
         try:
             client.wait_for_workers(1, timeout=ANSWER_S)
-        except TimeoutError as error:
+        except (NoWorker, TimeoutError) as error:
             raise UsageError(
                 f"--dask {address}: the scheduler has had no worker for {ANSWER_S} s; start some: "
                 f"dask worker {address}"
