@@ -75,9 +75,9 @@ def dask(address: str) -> Iterator[Executor]:
             installed on the scheduler or a worker.
     """
     try:
-        from asyncio import TimeoutError as NoWorker  # until Python 3.10, no TimeoutError
-
+        # asyncio's, which until Python 3.10 is no TimeoutError
         from distributed import Client
+        from distributed import TimeoutError as NoWorker
     except ImportError as error:
         raise UsageError(f'--dask: {error}: pip install "ppprof[dask]"') from error
     try:
