@@ -71,7 +71,9 @@ class Base(NamedTuple):
                     f"{', '.join(CHANGEABLE)}"
                 )
         tree = ConfigTree(deepcopy(dict(self.config)), path=self.path)
-        return load_config(tree, overrides, world_size)
+        # A blank dp_degree was what the processes of the run left over.
+        dp = f"Distributed.dp_degree={self.runs[0].layout.dp}"
+        return load_config(tree, [dp, *overrides], world_size)
 
 
 def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
@@ -105,7 +107,7 @@ def layout_in(run: Run) -> Layout:
     """Return the configuration of a run.
 
     Raises:
-        InputError: the run's manifest has no valid config of a GPT.
+        InputError: the run's manifest has no valid config of a GPT, or of another job.
     """
     values = run.manifest.get("config")
     if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
@@ -113,12 +115,24 @@ def layout_in(run: Run) -> Layout:
             f"{run}: its manifest has no config with the blocks Model and Distributed; expected a run "
             "of the harness, or of a training that gives ppprof.attach its config"
         )
+    topology = run.topology
+    world_size = None if topology is None else topology.world_size
     try:
-        config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)))
+        config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)), (), world_size)
     except ConfigError as error:
         raise InputError(f"{run}: the config in its manifest is not valid: {error}") from error
+    degrees = [
+        dict(zip(each.order, each.degrees))
+        for each in (config.topology, topology or config.topology)
+    ]
+    if degrees[0] != degrees[1]:
+        raise InputError(
+            f"{run}: its config has the degrees {degrees[0]}, but its ranks trained with {degrees[1]}"
+        )
     if config.Model.module != "GPTModule":
         raise InputError(f"{run}: {config.Model.module}: only the parts of a GPTModule are known")
+    if config.topology.degree("sep") > 1:
+        raise InputError(f"{run}: sep_degree {config.topology.degree('sep')}: expected 1")
     return layout_of(config)
 
 
@@ -283,7 +297,10 @@ def history(base: Base, text: str) -> dict[str, list[Row]]:
     Raises:
         InputError: the text has no rows, or lacks a column.
     """
-    lines = list(csv.DictReader(io.StringIO(text)))
+    try:
+        lines = list(csv.DictReader(io.StringIO(text), restval=""))
+    except csv.Error as error:
+        raise InputError(f"not a history of Paddle's auto-tuner: {error}") from error
     columns = set(lines[0]) if lines else set()
     metric = next((name for name in _METRICS if name in columns), None)
     if metric is None or not {*_TUNED, "global_batch_size"} <= columns:
@@ -296,12 +313,12 @@ def history(base: Base, text: str) -> dict[str, list[Row]]:
         try:
             layout = _tuned(base, line)
             value = float(line[metric] or "nan")
-        except (ConfigError, UsageError, ValueError) as error:
+        except (ConfigError, UsageError, ValueError, ArithmeticError) as error:
             log.warning(f"line {number} of the history: skipped: {error}")
             continue
         row, _ = predict(base.runs, layout)
         measured_ns = None
-        if value > 0:
+        if 0 < value < math.inf:
             measured_ns = 1e9 * _METRICS[metric](value, layout.samples * layout.replicas)
         if measured_ns and row["step_ns"]:
             row["error_ratio"] = row["step_ns"] / measured_ns - 1

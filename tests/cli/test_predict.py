@@ -29,6 +29,48 @@ def test_a_change_stands_beside_the_recorded_configuration(cli):
     assert f"{changed['step_ns'] / 1e6:.2f}" in out
 
 
+def with_config(folder, **distributed):
+    """Return a copy of the run with other values in the config of its manifest."""
+    shutil.copytree(RUN, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["config"]["Distributed"].update(distributed)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_blank_dp_degree_is_what_the_ranks_of_the_run_leave(cli, tmp_path):
+    run = with_config(tmp_path / "blank", dp_degree=None)
+    for options in ((), ("-o", "Distributed.pp_degree=1"), ("--search", "--world-size", "8")):
+        given, blank = (
+            json.loads(cli("predict", path, *options, "--format", "json").out)["tables"]
+            for path in (RUN, run)
+        )
+        assert blank == given
+
+
+@pytest.mark.parametrize(
+    ("distributed", "message"),
+    [
+        ({"dp_degree": 4}, "dp 4 x mp 2 x pp 2 x sharding 1 = 16, but 8 processes were launched"),
+        ({"dp_degree": 4, "mp_degree": 1}, "but its ranks trained with"),
+        ({"dp_degree": 1, "sep_degree": 2}, "but its ranks trained with"),
+    ],
+)
+def test_the_config_of_another_job_is_refused(cli, tmp_path, distributed, message):
+    run = with_config(tmp_path / "other", **distributed)
+    assert message in cli("predict", run, code=3).err
+
+
+def test_only_the_selected_steps_count(cli):
+    (whole,) = document(cli)["steps"]
+    rows = [document(cli, "--steps", step)["steps"][0] for step in (3, 4, 5)]
+    measured = [row["measured_ns"] for row in rows]
+    assert len(set(measured)) == 3
+    assert sum(measured) / 3 == pytest.approx(whole["measured_ns"])
+    # One step has no spread.
+    assert {(row["low_ns"], row["high_ns"]) for row in rows} == {(0, None)}
+
+
 def test_a_run_beside_other_programs_is_warned_about(cli, tmp_path):
     run = tmp_path / "log"
     shutil.copytree(RUN, run)
@@ -97,6 +139,28 @@ def test_what_a_tuner_measured_stands_beside_the_prediction(cli, tmp_path, metri
     assert f"Error: {error:.1%} (median), {error:.1%} (most)." in out
     assert "of 1 measured steps" in out
     assert "line 4 of the history: skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("row", "measured"),
+    [
+        ("1,2,2,2,1,2,1,1", []),
+        ("1,0,2,2,1,2,1,1,False,,4,16,1,,", []),
+        ("1,inf,2,2,1,2,1,1,False,,4,16,1,,", []),
+        ("1,2,2,2,1,2,1,1,False,,4,16,inf,,", [None]),
+    ],
+)
+def test_a_damaged_row_of_a_history_ends_nothing(cli, tmp_path, row, measured):
+    file = tmp_path / "history.csv"
+    file.write_text(f"{HISTORY.splitlines()[0].replace('time', 'batch_cost')}\n{row}\n")
+    rows = document(cli, "--history", file)["history"]
+    assert [each["measured_ns"] for each in rows] == measured
+
+
+def test_a_history_with_an_endless_field_is_refused(cli, tmp_path):
+    file = tmp_path / "history.csv"
+    file.write_text(HISTORY.replace("False", "x" * 200_000))
+    assert "field larger than field limit" in cli("predict", RUN, "--history", file, code=3).err
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import polars as pl
 
 from ppprof.analysis.diff.changes import SURE
+from ppprof.analysis.profile.flame import LEAST_RATIO
 
 FLAME_CHANGES: dict[str, Any] = {
     "depth": pl.Int64,
@@ -26,13 +28,23 @@ FLAME_CHANGES: dict[str, Any] = {
     "end_ns": pl.Int64,
 }
 """Columns of `flame_changes`."""
+_LINE = re.compile(r":(\d+)\)?$")
 
 
 @dataclass
 class _Node:
     row: dict[str, Any]
-    below: dict[tuple[str, int], _Node] = field(default_factory=dict)
-    """By key, and number among the siblings with that key."""
+    below: dict[str, list[_Node]] = field(default_factory=dict)
+    """By key."""
+
+    def with_key(self, key: str) -> list[_Node]:
+        """Return the nodes below with a key, by their lines."""
+        return sorted(self.below.get(key, []), key=lambda node: _line(node.row["name"]))
+
+
+def _line(name: str) -> int:
+    found = _LINE.search(name)
+    return int(found[1]) if found else 0
 
 
 def flame_changes(baseline: pl.DataFrame, experiment: pl.DataFrame) -> pl.DataFrame:
@@ -53,14 +65,21 @@ def flame_changes(baseline: pl.DataFrame, experiment: pl.DataFrame) -> pl.DataFr
         One row per node, in pre-order, of siblings the longest first: depth; name, of the experiment
         if it has the node; status (both, new or gone); the times of both sides, null for a node that
         one lacks; delta_self_ns; is_clear, whether that is at least 5 standard errors of the number of
-        samples; and rank, start_ns and end_ns of the experiment. No rows if a run has no samples.
+        samples, also if a side that lacks the node has one too short to be kept; and rank, start_ns and
+        end_ns of the experiment. No rows if a run has no samples.
     """
     rows: list[tuple[Any, ...]] = []
+    steps = [table["time_ns"].first() or 0.0 for table in (baseline, experiment)]
 
     def add(one: _Node | None, other: _Node | None, depth: int) -> None:
-        rows.append(_row(one.row if one else None, other.row if other else None, depth))
-        below = [node.below if node else {} for node in (one, other)]
-        pairs = [(below[0].get(key), below[1].get(key)) for key in {**below[1], **below[0]}]
+        unkept = 0.0 if one and other else LEAST_RATIO * steps[0 if other else 1]
+        rows.append(_row(one.row if one else None, other.row if other else None, depth, unkept))
+        sides = [node or _Node({}) for node in (one, other)]
+        pairs = [
+            pair
+            for key in {**sides[1].below, **sides[0].below}
+            for pair in zip_longest(*(side.with_key(key) for side in sides))
+        ]
         for pair in sorted(pairs, key=lambda pair: -max(n.row["time_ns"] for n in pair if n)):
             add(*pair, depth + 1)
 
@@ -75,14 +94,14 @@ def _tree(table: pl.DataFrame) -> _Node:
         node = _Node(row)
         del path[row["depth"] :]
         if path:
-            siblings = path[-1].below
-            number = Counter(key for key, _ in siblings)[row["key"]]
-            siblings[row["key"], number] = node
+            path[-1].below.setdefault(row["key"], []).append(node)
         path.append(node)
     return path[0]
 
 
-def _row(one: dict[str, Any] | None, other: dict[str, Any] | None, depth: int) -> tuple[Any, ...]:
+def _row(
+    one: dict[str, Any] | None, other: dict[str, Any] | None, depth: int, unkept_ns: float
+) -> tuple[Any, ...]:
     sides = [one or {}, other or {}]
     before, after = (side.get("self_ns", 0.0) for side in sides)
     # Of n samples that stand for some time each, the standard error is the square root of n.
@@ -91,7 +110,7 @@ def _row(one: dict[str, Any] | None, other: dict[str, Any] | None, depth: int) -
     )
     status = "both" if one and other else "gone" if one else "new"
     times = [side.get(name) for side in sides for name in ("time_ns", "self_ns")]
-    is_clear = abs(after - before) > SURE * variance**0.5
+    is_clear = abs(after - before) - unkept_ns > SURE * variance**0.5
     place = [sides[1].get(name) for name in ("rank", "start_ns", "end_ns")]
     name = (other or one or {})["name"]
     return (depth, name, status, *times, after - before, is_clear, *place)

@@ -55,6 +55,11 @@ class Layout:
         """The number of ranks."""
         return self.dp * self.mp * self.pp * self.sharding
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a gradient, and of a hidden value (with mixed precision O1, of a gradient alone)."""
+        return self.word_bytes or 4
+
     def stage_layers(self) -> int:
         """Return the blocks of a stage, over all its chunks."""
         return self.layers // self.pp
@@ -62,7 +67,8 @@ class Layout:
     def tensors(self, stage: int) -> list[int]:
         """Return the sizes of the parameters of a rank of a stage, in the model's order."""
         h, f, mp = self.hidden, self.inner, self.mp
-        attention = [3 * h * h // mp, 3 * h // mp, h * h // mp, h]
+        projected = [3 * h * h // mp, 3 * h // mp] if self.fused_qkv else 3 * [h * h // mp, h // mp]
+        attention = [*projected, h * h // mp, h]
         mlp = [h * f // mp, f // mp, f * h // mp, h]
         norm = [h, h]
         words = [self.vocabulary * h // mp]

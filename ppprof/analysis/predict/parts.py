@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.diff.significance import student
 from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
@@ -72,7 +73,7 @@ class Measured:
     step_ns: float
     """The step, mean over steps."""
     error_ratio: float
-    """Half of the 95% interval of the mean step, as a ratio of it."""
+    """Half of the 95% interval of the mean step, as a ratio of it; infinity from one step."""
     messages: Sequence[Message]
     """The all-reduces of the run by size, with their mean time."""
 
@@ -85,7 +86,11 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
         layout: its configuration, with several stages.
     """
     topology = cluster.topology
-    tables = [to_reference_clock(table, cluster.clocks) for table in cluster.passes if table.height]
+    tables = [
+        to_reference_clock(table, cluster.clocks)
+        for table in cluster.selected_passes
+        if table.height
+    ]
     if topology is None or not tables:
         return None
     rows = with_workers(pl.concat(tables), topology)
@@ -137,9 +142,11 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
     times["head"] = means["head", 0, None] / layout.samples
     times["tail"] = max(0.0, mean(ends["tail_ns"]) - times["replicas"])
     recorded = ends["recorded_ns"].to_numpy().astype(np.float64)
-    spread = float(recorded.std()) / max(1, len(recorded) - 1) ** 0.5  # of the mean
-    step_ns = float(recorded.mean())
-    return Measured(layout, times, step_ns, 1.96 * spread / step_ns, _messages(cluster.arrivals))
+    step_ns, freedom = float(recorded.mean()), len(recorded) - 1
+    error_ratio = np.inf
+    if freedom:
+        error_ratio = student(freedom) * float(recorded.std()) / freedom**0.5 / step_ns
+    return Measured(layout, times, step_ns, error_ratio, _messages(cluster.arrivals))
 
 
 def _only_mp(steps: pl.DataFrame) -> pl.Expr:
@@ -174,6 +181,9 @@ def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
         parts[name] = Part(np.full(3, base.times[name]), "measured")
     if layout.mp != old.mp:
         _split(parts, runs, layout)
+    elif _num_sums(layout) != _num_sums(old):
+        ratio = (2 + _num_sums(layout)) / (2 + _num_sums(old))
+        parts["mp"] = Part(ratio * parts["mp"].time, "modelled")
     if layout.recompute != old.recompute:
         forward, backward = parts["layer_forward"].time, parts["layer_backward"].time
         # The least of a difference has the most of what is taken away: the scenarios in reverse.
@@ -217,8 +227,8 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
         low, high = sorted((time, time * size / of_size))
         return Part(np.array([low, np.nan, high]), "unknown")
     (small, short), (large, long) = sorted(times.items())
-    slope = (long - short) / (large - small)
-    return Part(np.full(3, short + slope * (size - small)), "fitted")
+    slope = max(0.0, (long - short) / (large - small))
+    return Part(np.full(3, max(short + slope * (size - small), min(short, 0.0))), "fitted")
 
 
 def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> None:
@@ -226,20 +236,18 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> 
 
     If two runs without mp separate the fixed cost, likely is a split of the rest.
 
-    A block sums hidden states over mp twice in each pass, in the backward pass once for each product
-    that takes them. So do the embedding and the loss, which also sums three values a token.
+    A block sums hidden states over mp twice in its forward pass. So do the embedding and the loss, which
+    also sums three values a token.
     """
     base, old = runs[0], runs[0].layout
-    backward = 2 if layout.fused_qkv else 4
     counts = {
         "layer_forward": 2,
-        "layer_backward": backward,
+        "layer_backward": _num_sums(old),
         "first_forward": 1,
         "last_backward": 1,
     }
-    mean_count = (2 + backward) / 2
-    own = parts["mp"].time / mean_count
-    tokens = 4 * layout.length * layout.micro_batch_size
+    own = parts["mp"].time * 2 / (2 + _num_sums(old))
+    tokens = layout.length * layout.micro_batch_size
     sums = value = np.zeros(3)
     if layout.mp > 1 and old.mp > 1:
         # By the bytes on a link, or by the number of messages of a ring.
@@ -247,8 +255,8 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> 
         sums = own * sorted((1, share, (layout.mp - 1) / (old.mp - 1)))
     elif layout.mp > 1:
         calls = 2 if layout.sequence_parallel else 1  # a gather and a scatter instead of a sum
-        sums = calls * _message(base, tokens * layout.hidden, layout.mp)
-        value = _message(base, tokens, layout.mp)
+        sums = calls * _message(base, layout.value_bytes * tokens * layout.hidden, layout.mp)
+        value = _message(base, 4 * tokens, layout.mp)
     for name in PARTS:
         if name.partition("_")[0] not in ("layer", "first", "last"):
             continue
@@ -261,12 +269,22 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> 
         time = np.array([low, likely, high]) + (count * sums if count else 0)
         basis = "modelled" if np.isfinite(likely) else "unknown"
         parts[name] = Part(time + (3 * value if name == "last_forward" else 0), basis)
+    mean_count = (2 + _num_sums(layout)) / 2
     parts["mp"] = Part(mean_count * sums, "measured" if layout.mp == 1 else _basis(sums))
+
+
+def _num_sums(layout: Layout) -> int:
+    """Return how often a block's backward pass sums over mp: for each product that takes hidden states.
+
+    What it computes again, it sums again, as in the forward pass: after the attention and the MLP.
+    """
+    again = {"full": 2, "full_attn": 1}.get(layout.recompute, 0)
+    return (2 if layout.fused_qkv else 4) + again
 
 
 def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
     old, ranks = base.layout, layout.replicas
-    size = 4 * layout.most_parameters()
+    size = layout.value_bytes * layout.most_parameters()
     is_same_kind = (old.sharding > 1, old.sharding > 1 and old.sharding_stage) == (
         layout.sharding > 1,
         layout.sharding > 1 and layout.sharding_stage,
@@ -275,7 +293,9 @@ def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
         return Part(np.zeros(3), "measured")
     if old.replicas > 1 and is_same_kind:
         # By the bytes on a link, or by the number of messages: of a ring, and with sharding of tensors.
-        share = _on_link(size, ranks) / _on_link(4 * old.most_parameters(), old.replicas)
+        share = _on_link(size, ranks) / _on_link(
+            old.value_bytes * old.most_parameters(), old.replicas
+        )
         messages = (ranks - 1) / (old.replicas - 1)
         if layout.sharding > 1:
             messages *= len(_most_tensors(layout)) / len(_most_tensors(old))
@@ -289,7 +309,7 @@ def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
         time = _message(base, size, ranks)
         return Part(time, _basis(time))
     # Sharding stage 1 reduces and broadcasts each tensor.
-    times = [2 * _message(base, 4 * each, ranks) for each in _most_tensors(layout)]
+    times = [2 * _message(base, layout.value_bytes * each, ranks) for each in _most_tensors(layout)]
     time = np.sum(times, axis=0)
     return Part(time, _basis(time))
 

@@ -37,7 +37,8 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
         - step_ns: the likely step, null if the runs do not determine it; low_ns and high_ns: the least
           and most that it can be, widened by the error of the run's own step (how far the
           prediction of the recorded configuration is from the measured step, and the 95% interval
-          of that; for another configuration at least `LEAST_ERROR`); high_ns is null if there is no bound;
+          of that, which one step does not give; for another configuration at least `LEAST_ERROR`);
+          high_ns is null if there is no bound;
         - bubble_ns and bubble_ratio: idle time of an average stage, likely;
         - exposed_ns: sum of the gradients, and all-reduces over mp in the passes of a stage, likely;
         - basis: ``measured`` if all parts are, else ``fitted``, ``modelled`` or ``unknown``, whichever

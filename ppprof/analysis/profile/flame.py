@@ -24,7 +24,7 @@ FLAME = {
     "end_ns": pl.Int64,
 }
 """Columns of `flame`."""
-_LEAST_RATIO = 0.002
+LEAST_RATIO = 0.002
 """Share of a step. A page draws no narrower boxes."""
 
 
@@ -80,7 +80,7 @@ def flame(profile: Profile) -> pl.DataFrame:
             node.longest = max(node.longest, (weight_ns, time_ns))
         node.own_ns += weight_ns
     scale = sampled.step_ns / max(1, root.weight_ns)
-    least = _LEAST_RATIO * root.weight_ns
+    least = LEAST_RATIO * root.weight_ns
     rows: list[tuple[int, str, str, int, float, float, int, int]] = []
 
     def add(name: str, node: _Node, depth: int) -> None:

@@ -216,9 +216,13 @@ class Cluster:
         """
         if self.topology is None:
             return pl.DataFrame(schema=WHAT_IF)
+        return what_if(self.selected_passes, self.topology, self.clocks)
+
+    @property
+    def selected_passes(self) -> Sequence[pl.DataFrame]:
+        """``passes`` in the steps of `steps`."""
         steps = self.steps["step"].unique().implode()
-        recorded = [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
-        return what_if(recorded, self.topology, self.clocks)
+        return [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
 
     @cached_property
     def _hosts(self) -> Mapping[int, str]:

@@ -50,6 +50,33 @@ def test_two_lines_of_equal_text_stay_two() -> None:
     ]
 
 
+def test_lines_of_equal_text_are_paired_in_the_order_of_the_code() -> None:
+    """The second line becomes longer than the first, which stays as it is."""
+    step = (0, "", "", 40, 40, 0)
+    one = graph(
+        step, (1, "f (a.py:10)", "f: x()", 10, 10, 10), (1, "f (a.py:20)", "f: x()", 1, 1, 1)
+    )
+    other = graph(
+        step, (1, "f (a.py:20)", "f: x()", 20, 20, 20), (1, "f (a.py:10)", "f: x()", 10, 10, 10)
+    )
+    assert [row[1:] for row in changes(one, other)][1:] == [
+        ("f (a.py:20)", "both", 1, 20, 19),
+        ("f (a.py:10)", "both", 10, 10, 0),
+    ]
+
+
+def test_a_node_that_one_side_lacks_may_be_too_short_to_be_kept_there() -> None:
+    """Of 40,000 samples, 79 are below 0.2% and 81 above; 200 are more than 5 standard errors of 14 above it."""
+    for num, is_clear in ((81, False), (200, True)):
+        one = graph((0, "", "", 40_000, 40_000, 40_000))
+        other = graph(
+            (0, "", "", 40_000, 40_000, 40_000 - num), (1, "f:1", "f: x()", num, num, num)
+        )
+        for baseline, experiment in ((one, other), (other, one)):
+            found = flame_changes(baseline, experiment.select(pl.lit(0).alias("rank"), pl.all()))
+            assert found.filter(pl.col("depth") == 1)["is_clear"].to_list() == [is_clear]
+
+
 def test_a_change_is_clear_from_five_standard_errors_of_the_samples_on() -> None:
     """100 samples of 1 have a standard error of 10, 150 or 200 one of 12 or 14; both together 16 and 17."""
     for num, is_clear in ((150, False), (200, True)):

@@ -117,9 +117,55 @@ def test_mp_sums_hidden_states_four_times_in_a_block() -> None:
     assert times[PARTS["layer_backward"]][0] == 10 + 2 * 1
     assert times[PARTS["first_forward"]][1] == times[PARTS["last_backward"]][1] == 10
     assert times[PARTS["last_forward"]][1] == 3
-    _, parts = predict([base], replace(LAYOUT, mp=2, fused_qkv=False))
-    times = {part["part"]: (part["low_ns"], part["high_ns"]) for part in parts}
-    assert times[PARTS["layer_backward"]][1] == 20 + 4 * 10
+    # Three products take hidden states instead of one; what is computed again is summed again.
+    for settings, count in (
+        ({"fused_qkv": False}, 4),
+        ({"recompute": "full"}, 2 + 2),
+        ({"recompute": "full_attn"}, 2 + 1),
+        ({"recompute": "core_attn"}, 2),
+    ):
+        old = replace(base, layout=replace(LAYOUT, **settings))
+        _, parts = predict([old], replace(old.layout, mp=2))
+        times = {part["part"]: (part["low_ns"], part["high_ns"]) for part in parts}
+        assert times[PARTS["layer_backward"]][1] == 20 + count * 10
+
+
+def test_recompute_repeats_its_sums_over_mp() -> None:
+    mp = replace(LAYOUT, mp=2)
+    base = run_of(mp, layer_forward=10, layer_backward=20, mp=4)
+    row, _ = predict([base], replace(mp, recompute="full"))
+    # 2 + 2 sums of 2 ns in two passes become 2 + 4; a stage has 2 blocks and 8 micro-batches.
+    assert row["exposed_ns"] == 2 * 2 * 8 * (2 + 4) * 2 / 2
+
+
+def test_messages_of_mixed_precision_have_two_bytes_a_value() -> None:
+    layout = replace(LAYOUT, word_bytes=2)
+    num_values = replace(layout, dp=2).most_parameters()
+    messages = (Message(2 * num_values, 2, 500), Message(4 * num_values, 2, 1000))
+    _, parts = predict([run_of(layout, messages, layer_forward=1)], replace(layout, dp=2))
+    assert {part["part"]: part["likely_ns"] for part in parts}[PARTS["replicas"]] == 500
+
+
+def test_a_fitted_time_does_not_fall_with_the_micro_batch() -> None:
+    one = run_of(LAYOUT, layer_forward=10, gap=3, transfer=4)
+    two = run_of(
+        replace(LAYOUT, micro_batch_size=2, micro_batches=4), layer_forward=12, gap=2, transfer=3
+    )
+    _, parts = predict([one, two], replace(LAYOUT, micro_batch_size=8, micro_batches=1))
+    times = {part["part"]: part["likely_ns"] for part in parts}
+    assert (times[PARTS["gap"]], times[PARTS["transfer"]]) == (3, 4)
+
+
+def test_one_step_gives_no_upper_bound() -> None:
+    row, _ = predict([replace(BASE, error_ratio=float("inf"))], LAYOUT)
+    assert (row["step_ns"], row["low_ns"], row["high_ns"]) == (683, 0, None)
+
+
+def test_queries_keys_and_values_are_one_tensor_or_three() -> None:
+    fused, split = (replace(LAYOUT, fused_qkv=is_fused) for is_fused in (True, False))
+    assert fused.most_parameters() == split.most_parameters()
+    # Three weights and three biases instead of one of each, in two blocks.
+    assert len(split.tensors(1)) == len(fused.tensors(1)) + 2 * 4
 
 
 def test_a_recorded_sum_scales_with_the_ring() -> None:
