@@ -42,6 +42,10 @@ class _Node:
         return sorted(self.below.get(key, []), key=lambda node: _line(node.row["name"]))
 
 
+def _longest_first(pair: tuple[_Node | None, _Node | None]) -> float:
+    return -max(float(node.row["time_ns"]) for node in pair if node)
+
+
 def _line(name: str) -> int:
     found = _LINE.search(name)
     return int(found[1]) if found else 0
@@ -69,22 +73,23 @@ def flame_changes(baseline: pl.DataFrame, experiment: pl.DataFrame) -> pl.DataFr
         end_ns of the experiment. No rows if a run has no samples.
     """
     rows: list[tuple[Any, ...]] = []
-    steps = [table["time_ns"].first() or 0.0 for table in (baseline, experiment)]
+    if baseline.is_empty() or experiment.is_empty():
+        return pl.DataFrame(rows, FLAME_CHANGES, orient="row")
+    roots = _tree(baseline), _tree(experiment)
 
     def add(one: _Node | None, other: _Node | None, depth: int) -> None:
-        unkept = 0.0 if one and other else LEAST_RATIO * steps[0 if other else 1]
+        unkept = 0.0 if one and other else LEAST_RATIO * roots[0 if other else 1].row["time_ns"]
         rows.append(_row(one.row if one else None, other.row if other else None, depth, unkept))
-        sides = [node or _Node({}) for node in (one, other)]
+        before, after = (node or _Node({}) for node in (one, other))
         pairs = [
             pair
-            for key in {**sides[1].below, **sides[0].below}
-            for pair in zip_longest(*(side.with_key(key) for side in sides))
+            for key in {**after.below, **before.below}
+            for pair in zip_longest(before.with_key(key), after.with_key(key))
         ]
-        for pair in sorted(pairs, key=lambda pair: -max(n.row["time_ns"] for n in pair if n)):
-            add(*pair, depth + 1)
+        for node, partner in sorted(pairs, key=_longest_first):
+            add(node, partner, depth + 1)
 
-    if baseline.height and experiment.height:
-        add(_tree(baseline), _tree(experiment), 0)
+    add(*roots, 0)
     return pl.DataFrame(rows, FLAME_CHANGES, orient="row")
 
 
