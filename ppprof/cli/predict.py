@@ -31,7 +31,7 @@ EXAMPLES = {
     "ppprof predict micro_1 micro_2 --search --world-size 64 --memory 80GiB": "the ten best",
     "ppprof predict micro_1 micro_2 --history tuner_history.csv": "and what a tuner measured of them",
 }
-_TUNER = "paddle-tuner"
+_TUNER, _MEMORY_TOOL = "paddle-tuner", "paddle-memory-tool"
 _MOST_BYTES = 1 << 24
 _UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -60,7 +60,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--to",
         nargs=2,
         metavar=("WHAT", "FILE"),
-        help=f"with --search, write FILE too; WHAT is {_TUNER}: configs_csv of Paddle's auto-tuner",
+        help=f"write FILE for Paddle's auto-tuner, too; WHAT is {_TUNER}: its configs_csv, with --search; "
+        f"{_MEMORY_TOOL}: its memory_estimation_tool",
     )
     add(
         "--history",
@@ -91,13 +92,15 @@ def check(args: argparse.Namespace) -> None:
         if args.world_size is None:
             checks.problems.append("--search: expected --world-size N")
     else:
-        checks.no_effect(["world_size", "memory", "to"], "without --search")
+        checks.no_effect(["world_size", "memory"], "without --search")
     if args.history and (args.override or args.search):
         checks.problems.append("--history: has no effect with -o and --search")
     if args.to:
         what, file = args.to
-        if what != _TUNER:
-            checks.problems.append(f"--to {what}: expected {_TUNER}")
+        if what not in (_TUNER, _MEMORY_TOOL):
+            checks.problems.append(f"--to {what}: expected {_TUNER} or {_MEMORY_TOOL}")
+        elif what == _TUNER and not args.search:
+            checks.problems.append(f"--to {what}: has no effect without --search")
         elif problem := problem_of_output(to_path(file), args.paths, force=False):
             checks.problems.append(f"--to {what} {file}: {problem}")
     checks.done()
@@ -114,21 +117,24 @@ def run(args: argparse.Namespace) -> int:
     """Print the prediction; return 0."""
     from ppprof.cli import executors
     from ppprof.cli.runs import open_run
-    from ppprof.run.predict import base_of, history, measured_of, prediction, search, tuner_csv
+    from ppprof.run import predict
+    from ppprof.run.memory_tool import memory_tool
 
     runs = [open_run(path) for path in args.paths]
     num = sum(len(each.recordings) for each in runs)
     with executors.processes(args.workers, num) as executor:
-        measured = [measured_of(each, steps=args.steps, executor=executor) for each in runs]
-    base = base_of(runs, measured)
+        measured = [predict.measured_of(each, steps=args.steps, executor=executor) for each in runs]
+    base = predict.base_of(runs, measured)
     if args.history:
-        tables = history(base, _text_in(args.history))
+        tables = predict.history(base, _text_in(args.history))
     elif args.search:
-        tables = search(base, args.world_size, args.memory)
+        tables = predict.search(base, args.world_size, args.memory)
     else:
-        tables = prediction(base, args.override)
+        tables = predict.prediction(base, args.override)
     if args.to:
-        to_path(args.to[1]).write_text(tuner_csv(tables["search"]), encoding="utf-8")
+        what, file = args.to
+        text = predict.tuner_csv(tables["search"]) if what == _TUNER else memory_tool(runs[0])
+        to_path(file).write_text(text, encoding="utf-8")
     print(_text_of(args, runs, tables), end="")
     return 0
 

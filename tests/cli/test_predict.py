@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,6 +166,34 @@ def test_a_history_with_an_endless_field_is_refused(cli, tmp_path):
     assert "field larger than field limit" in cli("predict", RUN, "--history", file, code=3).err
 
 
+@pytest.mark.paddle
+def test_paddles_tuner_asks_the_memory_model(cli, tmp_path, monkeypatch):
+    from paddle.distributed.auto_tuner.prune import prune_by_memory_estimation
+
+    tool = tmp_path / "memory.py"
+    options = (
+        *("-o", "Distributed.pp_degree=1", "-o", "Model.use_recompute=True"),
+        *("-o", "Model.recompute_granularity=core_attn", "--to", "paddle-memory-tool", tool),
+    )
+    tables = document(cli, *options)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    tuned = {
+        **{"dp_degree": 2, "mp_degree": 2, "pp_degree": 1, "vpp_degree": 1, "sharding_degree": 1},
+        **{"sharding_stage": 1, "micro_batch_size": 2, "use_recompute": True},
+        "recompute_granularity": "core_attn",
+    }
+    settings = {"memory_estimation_tool": str(tool), "max_mem_usage": 1, "model_cfg": {}}
+    assert not prune_by_memory_estimation(settings, tuned)
+    assert tuned["estimated_memory_usage"] == int(tables["memory"][0]["total_bytes"] / 2**20)
+    large = {
+        **settings,
+        "model_cfg": {"hidden_size": 4096},
+    }  # 16 bytes for each of 4 x 4,096^2 weights in 2 blocks
+    assert prune_by_memory_estimation(large, tuned)
+    with pytest.raises(ValueError, match="expected degrees that divide 16 samples, 2 blocks"):
+        prune_by_memory_estimation(settings, {**tuned, "pp_degree": 4})
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -175,6 +206,8 @@ def test_a_history_with_an_endless_field_is_refused(cli, tmp_path):
         ),
         (["--search", "--world-size", "7"], 3, "no configuration of 7 ranks"),
         (["--search"], 2, "--search: expected --world-size N"),
+        (["--to", "paddle-tuner", "x"], 2, "--to paddle-tuner: has no effect without --search"),
+        (["--to", "csv", "x"], 2, "--to csv: expected paddle-tuner or paddle-memory-tool"),
         (["--memory", "1GiB"], 2, "--memory: has no effect without --search"),
         ([RUN], 3, "it has the micro_batch_size of"),
         (["--history", __file__], 3, "not a history of Paddle's auto-tuner"),

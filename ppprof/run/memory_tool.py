@@ -1,0 +1,71 @@
+"""The memory model of `ppprof predict` for Paddle's auto-tuner, which asks a program for each configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ppprof.analysis.predict.prediction import memory
+from ppprof.errors import InputError
+from ppprof.run.predict import layout_in
+from ppprof.run.run import Run, open
+
+_PROGRAM = '''"""Memory of a configuration in MiB: memory_estimation_tool of Paddle's auto-tuner."""
+
+import sys
+
+from ppprof.run.memory_tool import estimated_mib
+
+print(estimated_mib({path!r}, sys.argv[1:]))
+'''
+_FIELDS = {
+    **{"dp_degree": "dp", "mp_degree": "mp", "pp_degree": "pp", "vpp_degree": "virtual"},
+    **{"sharding_degree": "sharding", "sharding_stage": "sharding_stage"},
+    **{"micro_batch_size": "micro_batch_size", "hidden_size": "hidden"},
+    **{"intermediate_size": "inner", "num_attention_heads": "heads", "num_layers": "layers"},
+    **{"vocab_size": "vocabulary", "max_sequence_length": "length"},
+}
+"""Options of the auto-tuner -> the number in a layout."""
+
+
+def memory_tool(run: Run) -> str:
+    """Return a program that prints `estimated_mib` of a run for its arguments."""
+    return _PROGRAM.format(path=str(run.path.resolve()))
+
+
+def estimated_mib(path: str, arguments: Sequence[str]) -> float:
+    """Return the memory of a rank of the stage with most, in MiB.
+
+    Args:
+        path: a run directory. Its config counts for what the arguments do not say, and the samples of its
+            steps over all ranks stay.
+        arguments: as the auto-tuner passes them: ``--dp_degree 2 --use_recompute False ...``.
+
+    Raises:
+        InputError: the run has no config of a GPT, the degrees do not divide its blocks, heads or samples,
+            or the memory of the configuration is not known.
+    """
+    given = {key[2:]: value for key, value in zip(arguments[::2], arguments[1::2])}
+    old = layout_in(open(path))
+    changes: dict[str, Any] = {
+        name: int(given[key]) for key, name in _FIELDS.items() if key in given
+    }
+    if "use_recompute" in given:
+        granularity = given.get("recompute_granularity", "None").replace("None", "full")
+        changes["recompute"] = granularity if given["use_recompute"] == "True" else ""
+    layout = replace(old, **changes)
+    samples, once = old.samples * old.replicas, layout.replicas * layout.micro_batch_size
+    if samples % once or layout.layers % (layout.pp * layout.virtual) or layout.heads % layout.mp:
+        raise InputError(
+            f"{' '.join(arguments)}: expected degrees that divide {samples} samples, {layout.layers} blocks "
+            f"and {layout.heads} heads"
+        )
+    splits_sequence = old.sequence_parallel and layout.mp > 1
+    layout = replace(layout, micro_batches=samples // once, sequence_parallel=splits_sequence)
+    rows = memory(layout)
+    if not rows:
+        raise InputError(
+            f"{' '.join(arguments)}: the memory of mixed precision O1 and of sharding stage 3 is not known"
+        )
+    return max(float(row["total_bytes"]) for row in rows) / 2**20
