@@ -7,9 +7,9 @@
 ``docs/config.md`` gets the tables of the keys of two blocks, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
 Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
-``docs/commands.md`` names pages by their titles. Console sessions in all pages, such as each
-``--help`` there, get the output that their commands print now, see `tools.doc_sessions`. For
-trainings see `tools.doc_trainings`.
+``docs/commands.md`` gets usages and options, and names pages by their titles. Console sessions in
+all pages get the output that their commands print now, see `tools.doc_sessions`. For trainings see
+`tools.doc_trainings`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -29,6 +30,7 @@ import yaml
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import LEAST_RATIO
+from ppprof.cli import COMMANDS
 from ppprof.config import ProfilerConfig, WindowSchedule
 from ppprof.config.training import BLOCKS
 from ppprof.config.validation import expected
@@ -44,11 +46,17 @@ _RULES_HEADERS = {
     "zh": "| 规则 | 结论 | 依据与阈值 |\n",
 }
 
-_USUAL_THRESHOLD = {
-    "en": " Reported from {least_ratio} of a step.",
-    "zh": "达到 step 的 {least_ratio} 时给出。",
+_USUAL_ENDS = {
+    "en": (" Reported from {least_ratio} of a step.", " Median rank, mean over steps."),
+    "zh": ("达到一步的 {least_ratio} 时给出。", "取中位 rank，对各步取平均。"),
 }
-"""The end of most definitions; the page says it once for all rules."""
+"""The ends of most definitions, the last one first; the page says them once for all rules."""
+
+_OPTION = re.compile(r"^  -.*\n(?: {3,}.*\n)*", re.MULTILINE)
+"""An option in a help, with the lines that explain it."""
+_SHARED_BY = 3
+_EMPTY = re.compile(r"\n[\w ]+:\n(?=\n|$)")
+"""The heading of a group of options without options."""
 
 Translate = Callable[[str], str]
 """Returns an English text of the tables in the page's language."""
@@ -99,7 +107,8 @@ def rules_table(language: str = "en") -> str:
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
         how = texts["how"]
         if rule.thresholds.get("least_ratio") == LEAST_RATIO:
-            how = how.removesuffix(_USUAL_THRESHOLD[language])
+            for end in _USUAL_ENDS[language]:
+                how = how.removesuffix(end)
         cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds)]
         escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
@@ -120,13 +129,65 @@ def updated_advice_page(page: str, language: str = "en") -> str:
 
 
 def updated_commands_page(page: str) -> str:
-    """Return ``docs/commands.md``, or its Chinese page, with the titles of the pages that it names."""
+    """Return ``docs/commands.md``, or its Chinese page, with new usages and options.
+
+    A block of text that begins with a usage is that command's; the other one has shared options.
+    Links get the titles of the pages that they lead to.
+    """
+    usages = usages_and_options()
+
+    def block(old: re.Match[str]) -> str:
+        return f"```text\n{usages[old[1] or '']}```"
 
     def link(old: re.Match[str]) -> str:
         title, _, _ = (DOCS / old[1]).read_text(encoding="utf-8").partition("\n")
         return f"[{title.removeprefix('# ')}]({old[1]})"
 
+    page = re.sub(
+        r"^```text\n(?:usage: ppprof (\w+))?.*?^```$", block, page, flags=re.MULTILINE | re.DOTALL
+    )
     return re.sub(r"^\[[^\]]+\]\(([\w.-]+\.md)\)$", link, page, flags=re.MULTILINE)
+
+
+def usages_and_options() -> dict[str, str]:
+    """Return the ``--help`` of each command, without its examples and without shared options.
+
+    The shared ones, which at least three commands explain in the same words, have the key "".
+    """
+    with doc_sessions.runs_folder():
+        helps = {name: doc_sessions.output(f"ppprof {name} --help") for name in COMMANDS}
+    usages = {name: f"{text.partition('Examples:')[0].rstrip()}\n" for name, text in helps.items()}
+    options = [option for text in usages.values() for option in _OPTION.findall(text)]
+    counts = Counter(map(_words, options))
+    shared: dict[str, str] = {}
+    for option in options:
+        if counts[_words(option)] >= _SHARED_BY:
+            shared.setdefault(_words(option), option)
+    own = {name: _usage_and_own_options(text, shared) for name, text in usages.items()}
+    return {"": "".join(shared.values()), **own}
+
+
+def _usage_and_own_options(text: str, shared: Collection[str]) -> str:
+    """Return a help with the names of the shared options alone, in place of their explanations."""
+    usage, _, explained = text.partition("\n\n")
+    usage = re.sub(r"(\[-[^\]]*\] ?)+", "[options] ", " ".join(usage.split()), count=1)
+    names = []
+
+    def own(option: re.Match[str]) -> str:
+        if _words(option[0]) not in shared:
+            return option[0]
+        names.append(option[0].split()[0].rstrip(","))
+        return ""
+
+    explained = _EMPTY.sub("", _OPTION.sub(own, explained))
+    more = names[1:]  # the first one is -h
+    last = f"\nshared options: {', '.join(more)}\n" if more else ""
+    return f"{usage}\n\n{explained}{last}"
+
+
+def _words(option: str) -> str:
+    """Return an option and its explanation on one line: the columns differ between commands."""
+    return " ".join(option.split())
 
 
 UPDATES: dict[str, Callable[[str], str]] = {

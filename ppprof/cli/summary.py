@@ -78,7 +78,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     switch = argparse.BooleanOptionalAction
     add_paths(parser, "run directory or trace file", "PATH")
-    add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
+    add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {', '.join(ALL_VIEWS)}")
     add(
         "--by",
         choices=(*WAYS, _SHAPE),
