@@ -136,15 +136,12 @@ WORDS = {
             "ranks": "Eight ranks: which one is slow?",
         },
         {
-            "slow": "The Overview Summary has the wait for data, in % of the steps: `Dataloader` {0}. The layer is in no "
-            "table: the tables and VisualDL's pages ({views}) have phases and operators, and no operator runs while it "
-            "sleeps. A person finds it in the timeline, in chrome://tracing or Perfetto. ppprof prints `{answer}`.",
-            "changed": "VisualDL shows one run at a time ({views}), and a person compares the tables by eye: Forward is longer "
-            "in the second run; the layer is in no table. ppprof prints `{answer}`, and a table of modules in which `Neck` "
-            "takes {more} ms a step more.",
-            "ranks": "The launcher prints the tables of rank 0, and VisualDL shows one rank at a time ({views}). All ranks "
-            "have about the same step time, since they wait for each other. A person who compares the Overview pages of all "
-            "ranks finds that Forward is longer on rank 5. ppprof prints `{answer}`.",
+            "slow": "The Overview Summary has the wait for data: `Dataloader` {0} (%). The layer is in no table ({views}); a "
+            "person finds it in the timeline. ppprof prints `{answer}`.",
+            "changed": "VisualDL shows one run at a time ({views}); a person compares the tables and sees that Forward is "
+            "longer. ppprof prints `{answer}`, and a table in which `Neck` takes {more} ms a step more.",
+            "ranks": "VisualDL shows one rank at a time ({views}); a person compares the pages of all ranks and sees that "
+            "Forward is longer on rank 5. ppprof prints `{answer}`.",
         },
     ),
     "zh": Words(
@@ -164,12 +161,12 @@ WORDS = {
             "ranks": "八个 rank：哪个慢？",
         },
         {
-            "slow": "Overview Summary 里有等待数据的时间占一步的百分比：`Dataloader` {0}。那一层不在任何表里：表和 VisualDL 的页面（{views}）"
-            "只有环节和算子，而它睡眠时没有算子在运行；人可以在 chrome://tracing 或 Perfetto 的时间线里找到它。ppprof 打印 `{answer}`。",
-            "changed": "VisualDL 一次只显示一次运行（{views}），两次运行的表要靠人用眼睛比较：第二次的 Forward 更长，那一层不在任何表里。"
-            "ppprof 打印 `{answer}`，以及一张模块表，其中 `Neck` 每步多用 {more} ms。",
-            "ranks": "启动器打印 rank 0 的表，VisualDL 一次只显示一个 rank（{views}）。所有 rank 的一步时间差不多，因为它们互相等待；"
-            "人比较所有 rank 的 Overview 页面后，会发现 rank 5 的 Forward 更长。ppprof 打印 `{answer}`。",
+            "slow": "Overview Summary 里有等待数据的时间：`Dataloader` {0}（%）。那一层不在任何表里（{views}），人可以在时间线里找到它。"
+            "ppprof 打印 `{answer}`。",
+            "changed": "VisualDL 一次只显示一次运行（{views}），人比较各表，发现 Forward 更长。ppprof 打印 `{answer}`，以及一张表，"
+            "其中 `Neck` 每步多用 {more} ms。",
+            "ranks": "VisualDL 一次只显示一个 rank（{views}），人比较所有 rank 的页面，发现 rank 5 的 Forward 更长。"
+            "ppprof 打印 `{answer}`。",
         },
     ),
 }
