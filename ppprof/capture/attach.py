@@ -154,7 +154,7 @@ def attach(
         manifest = {
             "profiler": block.to_mapping(),
             "config": config,
-            "config_file": _path_of(profiler),
+            "config_file": fspath(profiler) if isinstance(profiler, (str, PathLike)) else None,
             "device": _device(),
             "device_peak_flops": device_peak_flops,
             "device_peak_gbps": device_peak_gbps,
@@ -187,8 +187,8 @@ def _attach(
 
     ::
 
-        job -> run directory -> clock: which steps a window has -> steps, store -> windows -> parts
-            -> session
+        job -> run directory -> timer, flight recorder -> clock: which steps a window has
+            -> steps, store -> windows -> parts -> session
 
     The session calls its parts in their order, after each step and at its end: ``close`` of all, which
     saves an open window, then ``wait`` of all, which waits for tables and prints results. After a
@@ -217,16 +217,16 @@ def _attach(
     run = shown and shown.absolute()  # the training may change its directory
     liveness = _liveness(job, run) if run is not None else None
 
-    timer: StepTimer | None = None  # made last: step 0 begins with it
-
-    def is_paused() -> bool:
-        return timer is not None and timer.is_paused()
-
+    device_events = DeviceEvents.here()
+    timer = StepTimer() if device_events is None else DeviceStepTimer(device_events)
     flight_recorder = None
     if run is not None:
-        flight_recorder = _flight_recorder(profiler, job, run, is_paused, first_step)
+        flight_recorder = _flight_recorder(profiler, job, run, timer.is_paused, first_step)
+    communication_ns: Callable[[], int | None] = (
+        flight_recorder.communication_ns if flight_recorder else lambda: None
+    )
 
-    schedule = _schedule(profiler, first_step)
+    schedule = Schedule.of(profiler.scheduler, profiler.trigger is not None, first_step)
     clock_sync = triggers = None
     if run is not None and not profiler.timer_only:
         clock_sync = _clock_sync(job, run, key, recorded)
@@ -235,7 +235,7 @@ def _attach(
 
     peak_flops = manifest["device_peak_flops"]
     summary = PerfSummary(peak_flops)
-    steps = _steps(profiler, job, run, summary, printing, flight_recorder, peak_flops)
+    steps = _steps(profiler, job, run, summary, printing, communication_ns, peak_flops)
     post_processor = store = windows = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
@@ -252,7 +252,7 @@ def _attach(
             triggers,
             store.saved_steps if store else {},
             first_step,
-            flight_recorder.communication_ns if flight_recorder else lambda: None,
+            communication_ns,
         )
         if triggers
         else None,
@@ -275,7 +275,6 @@ def _attach(
             brief=profiler.brief,
         ),
     ]
-    timer = _timer()
     timer.watch_readers()
     session = RecordingSession(
         window_clock,
@@ -287,10 +286,6 @@ def _attach(
     )
     attached.remember(attached.Attached(session, windows, manifest["profiler"]))
     return session
-
-
-def _schedule(profiler: ProfilerConfig, first_step: int) -> Schedule:
-    return Schedule.of(profiler.scheduler, profiler.trigger is not None, first_step)
 
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
@@ -406,7 +401,7 @@ def _steps(
     run: Path | None,
     summary: PerfSummary,
     printing: Collection[int],
-    flight_recorder: FlightRecorder | None,
+    communication_ns: Callable[[], int | None],
     peak_flops: float | None,
 ) -> StepsPart:
     import paddle
@@ -426,7 +421,7 @@ def _steps(
         scalars,
         memory_reader(paddle, _device()),
         LastingCost() if is_judged else None,
-        flight_recorder.communication_ns if flight_recorder else lambda: None,
+        communication_ns,
         partial(host_peak_allocated_bytes, paddle),
         metrics,
     )
@@ -544,12 +539,6 @@ def _operators(job: Job, run: Path) -> OperatorCallRecorder | None:
         return None
 
 
-def _timer() -> StepTimer:
-    """Return a timer whose steps end when the device has done them; without a device, the host's."""
-    events = DeviceEvents.here()
-    return StepTimer() if events is None else DeviceStepTimer(events)
-
-
 def _read_block(
     profiler: ProfilerConfig | Mapping[str, Any] | str | PathLike[str],
 ) -> tuple[ProfilerConfig, Mapping[str, Any] | None]:
@@ -583,11 +572,6 @@ def _plain(values: Any) -> Any:
     if omegaconf is None or not omegaconf.OmegaConf.is_config(values):
         return values
     return omegaconf.OmegaConf.to_container(values, resolve=True)
-
-
-def _path_of(profiler: object) -> str | None:
-    """Return the config's path as the caller wrote it; None for a config that is no file."""
-    return fspath(profiler) if isinstance(profiler, (str, PathLike)) else None
 
 
 def _is_positive(number: object) -> bool:

@@ -126,7 +126,7 @@ class RecordingSession(ProfilerSession):
     Args:
         window_clock: decides which steps are recorded.
         parts: the parts to call, in this order.
-        timer: measures the steps.
+        timer: measures the steps; step 0 begins when the session is made.
         rank: this process's rank.
         stop_training: whether `should_stop` becomes true after the last window.
         saves: whether the parts have something to save when a signal ends the process.
@@ -174,6 +174,7 @@ class RecordingSession(ProfilerSession):
         self._lock = threading.RLock()  # between the training and a signal
         self._guard = SignalGuard.install(self._save_on_signal) if saves else None
         atexit.register(self._at_exit)
+        self._timer.start()
         self._advance()
 
     @property

@@ -263,6 +263,10 @@ class DeviceStepTimer(StepTimer):
         """Time of the latest mark whose time is known."""
         self._stalls = False
         self._done = _Splitter(clock())
+
+    def start(self) -> None:
+        """Begin step 0: when the device has done its work so far."""
+        super().start()
         self._mark(_Kind.START)
 
     def step(self) -> StepTime:

@@ -56,10 +56,14 @@ class StepTimer:
         self._pauses = 0
         self._pause_start = 0
         self._paused_ns = 0
-        self._step_start = self._reader_start = clock()
+        self._step_start = self._reader_start = 0
         self._reader_ns: int | None = None
         self._thread = threading.get_ident()
         self._benchmark: Any = None
+
+    def start(self) -> None:
+        """Begin step 0."""
+        self._step_start = self._reader_start = self._now()
 
     def watch_readers(self) -> None:
         """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost).

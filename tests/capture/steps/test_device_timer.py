@@ -70,7 +70,9 @@ def device() -> Device:
 
 @pytest.fixture
 def timer(device: Device) -> DeviceStepTimer:
-    return DeviceStepTimer(device, device.clock, device.sleep, watches=False)
+    timer = DeviceStepTimer(device, device.clock, device.sleep, watches=False)
+    timer.start()
+    return timer
 
 
 def known(timer: DeviceStepTimer) -> list[int]:
@@ -172,6 +174,7 @@ def test_events_are_used_again(timer: DeviceStepTimer, device: Device) -> None:
 def test_work_before_the_first_step_is_in_no_step(device: Device) -> None:
     device.launch(100)
     timer = DeviceStepTimer(device, device.clock, watches=False)
+    timer.start()
     device.launch(7)
     timer.step()
     watch(timer, device, 2000)
@@ -304,6 +307,7 @@ def test_a_device_that_falls_too_far_behind_is_one_warning(
 ) -> None:
     monkeypatch.setattr(device_timer, "MOST_PENDING", 3)
     timer = DeviceStepTimer(device, device.clock, watches=False)
+    timer.start()
     device.launch(10**15)
     costs = []
     for _ in range(6):
@@ -361,6 +365,7 @@ def test_finishing_does_not_wait_for_the_next_planned_query(
         time.sleep(0.001)
 
     timer = DeviceStepTimer(device, device.clock, sleep)
+    timer.start()
     device.launch(50 * MS)
     timer.step()
     timer.finish()
@@ -386,6 +391,7 @@ def test_a_forked_child_records_no_event(
 def test_the_thread_finds_the_end_of_a_step_and_ends_with_the_timer() -> None:
     device = Device()
     timer = DeviceStepTimer(device)
+    timer.start()
     device.done, device.now = 2, 1
     timer.step()
     watcher = timer._watcher

@@ -30,7 +30,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def timer(clock: Clock) -> StepTimer:
-    return StepTimer(clock)
+    timer = StepTimer(clock)
+    timer.start()
+    return timer
 
 
 def read(timer: StepTimer, clock: Clock, cost: int) -> None:
@@ -140,6 +142,7 @@ def paddle() -> Any:
 def watching(paddle: Any) -> Iterator[StepTimer]:
     timer = StepTimer()
     timer.watch_readers()
+    timer.start()
     yield timer
     timer.close()
 
