@@ -334,7 +334,7 @@ class RecordingPart(Part):
         windows = self._windows
         if windows is not None:
             for window, is_kept in decisions.items():
-                (windows.release if is_kept else windows.drop)(window)
+                windows.settle(window, is_kept)
 
 
 class DevicePart(Part):

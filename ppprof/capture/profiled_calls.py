@@ -203,15 +203,15 @@ class _Profiled:
         kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # the caller does not record, or the call is local
             return RemoteResult(self._function(*args, **kwargs))
-        recording = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns)
+        call = _RecordedCall(self._origin, self._name, self._to, self._arrived_ns)
         try:
             value = self._function(*args, **kwargs)
         except BaseException as error:
-            answer = RemoteResult(None, self._origin, recording.end())
+            answer = RemoteResult(None, self._origin, call.end())
             with suppress(Exception):  # attributes of an exception are pickled with it
                 error.__dict__["_ppprof_answer"] = answer
             raise
-        return RemoteResult(value, self._origin, recording.end())
+        return RemoteResult(value, self._origin, call.end())
 
 
 def _current_origin(scope: _Scope | None) -> _Origin | None:

@@ -177,7 +177,7 @@ def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = Training(tmp_path).go(3)
-    training.windows.give_way()
+    training.windows.preempt()
     training.recorder.is_in_use = True
     training.go(3)
     training.recorder.is_in_use = False
@@ -196,7 +196,7 @@ def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
 
 def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path: Path) -> None:
     training = Training(tmp_path).go(3)
-    training.windows.give_way()
+    training.windows.preempt()
     training.go(3).session.close()
     assert training.recordings() == ["1 2 3-"]
     assert training.store.saved_steps == {0: range(1, 3)}
@@ -208,7 +208,7 @@ def test_a_profiler_of_the_training_before_the_window_has_a_step_leaves_the_firs
 ) -> None:
     """As the window gets ready in step 19, or within its first step, step 20."""
     training = Training(tmp_path).go(num_steps - 1)
-    training.windows.give_way()
+    training.windows.preempt()
     training.recorder.is_in_use = True
     training.go(20).session.close()
     assert training.recordings() == ["1 2 3"]
@@ -217,7 +217,7 @@ def test_a_profiler_of_the_training_before_the_window_has_a_step_leaves_the_firs
 
 def test_a_profiler_of_the_training_within_the_window_leaves_its_steps(tmp_path: Path) -> None:
     training = Training(tmp_path).go(22)
-    training.windows.give_way()
+    training.windows.preempt()
     training.recorder.is_in_use = True
     training.go(5).session.close()
     assert training.recordings() == ["20 21 22-"]

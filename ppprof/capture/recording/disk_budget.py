@@ -109,7 +109,7 @@ class DiskBudget(WindowObserver):
             self._resident[num_steps] = self._resident_bytes()
 
     def kept(self, name: rundir.TraceName, num_steps: int) -> None:
-        """Estimate the size of a step, unless it is known: the recording may never be written.
+        """Estimate the size of a step, unless it is known: the steps may never be written.
 
         Only the second half of its steps counts, since the training itself takes memory in its first
         steps. The size stays unknown if there are too few steps, or if memory has not grown.

@@ -8,7 +8,7 @@ constructor gets None, and its ``start()`` raises ``AttributeError``::
     training                   Profiler(...): our window is saved, then theirs is created
 
 So this process holds the C++ profiler for a window only. Meanwhile the function that creates it is
-wrapped: it first calls the window's `Holder`, which saves the window and releases the C++ profiler.
+wrapped: it first preempts the window, which is saved and releases the C++ profiler.
 Windows are skipped while the training holds it.
 """
 
@@ -30,12 +30,10 @@ from ppprof.capture.signals import pass_interruption
 
 log = logging.getLogger("ppprof")
 
-Holder = Callable[[], None]
-"""Saves what it has recorded, and calls `release`; called in the thread that needs the profiler."""
-
 _mutex = threading.RLock()
 """Guards the variables below; no other lock is taken while it is held."""
-_holder: Holder | None = None
+_preempt: Callable[[], None] | None = None
+"""The argument of `acquire`; None while this process does not hold the profiler."""
 _holder_pid = 0
 _num_arriving = 0
 """Number of threads that create a profiler of the training now."""
@@ -43,7 +41,7 @@ _patches = Patches()
 _constructing = threading.local()
 
 
-def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any:
+def acquire(trace_switch: int, custom_devices: list[str], preempt: Callable[[], None]) -> Any:
     """Create Paddle's C++ profiler and return it; return None if another one exists.
 
     The caller holds it until it drops the object and then calls `release`.
@@ -51,15 +49,16 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
     Args:
         trace_switch: the sum of ``TRACE_SWITCH`` of the targets to record.
         custom_devices: types of custom devices to record.
-        holder: called if the training creates its own profiler before `release`.
+        preempt: saves what is recorded, and calls `release`. It is called if the training creates its own
+            profiler before, in the thread that does so.
     """
-    global _holder, _holder_pid
+    global _preempt, _holder_pid
     options = core.ProfilerOptions()
     options.trace_switch = trace_switch
-    if _holder is not None and _holder_pid != os.getpid():
-        _call(_holder)  # this process was forked in a window of its parent
+    if _preempt is not None and _holder_pid != os.getpid():
+        _call(_preempt)  # this process was forked in a window of its parent
     with _mutex:
-        if _num_arriving or _holder is not None:
+        if _num_arriving or _preempt is not None:
             return None
         create = core._Profiler.create
         # First the wrapper: another thread may be in the constructor of a profiler already.
@@ -74,23 +73,23 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
             if profiler is None:
                 _patches.uninstall()
             else:
-                _holder, _holder_pid = holder, os.getpid()
+                _preempt, _holder_pid = preempt, os.getpid()
         return profiler
 
 
-def release(holder: Holder) -> None:
+def release(preempt: Callable[[], None]) -> None:
     """End the hold of `acquire`: the caller has dropped Paddle's C++ profiler."""
-    global _holder
+    global _preempt
     with _mutex:
-        if _holder == holder:
-            _holder = None
+        if _preempt == preempt:
+            _preempt = None
             _patches.uninstall()
 
 
 def is_free() -> bool:
     """Return whether no profiler exists in this process, neither ours nor the training's."""
     with _mutex:
-        return _holder is None and core._Profiler.create(core.ProfilerOptions(), []) is not None
+        return _preempt is None and core._Profiler.create(core.ProfilerOptions(), []) is not None
 
 
 def _construct_theirs(init: Callable[..., None], profiler: Any, *args: Any, **kwargs: Any) -> None:
@@ -110,20 +109,20 @@ def _create_theirs(create: Callable[..., Any], *args: Any) -> Any:
         return create(*args)
     with _mutex:
         _num_arriving += 1  # no other window may begin before the training has its profiler
-        holder = _holder
+        preempt = _preempt
     try:
-        if holder is not None:
-            _call(holder)
+        if preempt is not None:
+            _call(preempt)
         return create(*args)
     finally:
         with _mutex:
             _num_arriving -= 1
 
 
-def _call(holder: Holder) -> None:
-    """Call a holder; a failure is logged, since it is not the training's."""
+def _call(preempt: Callable[[], None]) -> None:
+    """Preempt the window; a failure is logged, since it is not the training's."""
     try:
-        holder()
+        preempt()
     except Exception as error:
         pass_interruption(error)
         log.warning(f"the open window is lost: {reason(error)}")

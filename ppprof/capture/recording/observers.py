@@ -28,10 +28,10 @@ class WindowObserver:
         """Restore what `install` has wrapped: Paddle's profiler is about to stop."""
 
     def kept(self, name: rundir.TraceName, num_steps: int) -> None:
-        """Handle that a recording is closed and stays in memory: `saved` or `dropped` follows."""
+        """Handle that provisional steps are over, and stay in memory: `saved` or `dropped` follows."""
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
         """Handle that the raw capture of a window is written."""
 
     def dropped(self, name: rundir.TraceName) -> None:
-        """Handle that a recording is not written, or that a held window is about to be deleted."""
+        """Handle that a segment is not written, or that a held window is about to be deleted."""

@@ -287,7 +287,7 @@ class OperatorCallRecorder(WindowObserver):
     def __init__(self, run: Path) -> None:
         self._run = run
         self._kept: dict[TraceName, OperatorCalls | None] = {}
-        """The calls of recordings that are in memory; None if they could not be taken."""
+        """The calls of segments that are in memory; None if they could not be taken."""
         self._tensor: Any = core.eager.Tensor
         self._node_of: _Call | None = None
         self._knows_graphs = False
@@ -384,7 +384,7 @@ class OperatorCallRecorder(WindowObserver):
         self._functions.uninstall()
 
     def kept(self, name: TraceName, num_steps: int) -> None:
-        """Take the calls of a recording that stays in memory."""
+        """Take the calls of a segment that stays in memory."""
         self._kept[name] = None
         with self._losing_shapes(name):
             self._kept[name] = self.take()
@@ -397,7 +397,7 @@ class OperatorCallRecorder(WindowObserver):
                 write_operator_calls(RunFile(self._run, name.operator_calls), calls)
 
     def dropped(self, name: TraceName) -> None:
-        """Forget the calls of a recording."""
+        """Forget the calls of a segment."""
         self._kept.pop(name, None)
 
     @contextmanager

@@ -187,7 +187,7 @@ class StackSampler(WindowObserver):
         return wrapper
 
     def kept(self, name: TraceName, num_steps: int) -> None:
-        """Take the samples of a recording that stays in memory."""
+        """Take the samples of a segment that stays in memory."""
         self._kept[name] = self._taken()
 
     def saved(self, name: TraceName, num_steps: int) -> None:
@@ -217,7 +217,7 @@ class StackSampler(WindowObserver):
         return sampling
 
     def dropped(self, name: TraceName) -> None:
-        """Forget the samples of a recording."""
+        """Forget the samples of a segment."""
         self._kept.pop(name, None)
 
     @contextmanager

@@ -54,7 +54,7 @@ class RecordEvents:
         reports: whether to log the first event that cannot be recorded.
     """
 
-    recording: RecordEvents | None = None
+    active: RecordEvents | None = None
     """The events that are on because of a window."""
 
     def __init__(self, nvtx: bool, reports: bool) -> None:
@@ -77,13 +77,13 @@ class RecordEvents:
             self._previous = paddle_profiler._is_profiler_used
             self._patches.install(paddle_profiler.RecordEvent, "begin", self._begin)
             self._patches.install(paddle_profiler.RecordEvent, "end", _end)
-            RecordEvents.recording = self
+            RecordEvents.active = self
         paddle_profiler._is_profiler_used = True
 
     def stop(self) -> None:
         """Restore the setting before `start`; do nothing if it is restored."""
         if self._previous is not None:
-            RecordEvents.recording = None
+            RecordEvents.active = None
             self._patches.uninstall()
             self._begun.clear()
             paddle_profiler._is_profiler_used = self._previous
@@ -101,14 +101,14 @@ class RecordEvents:
             self._begun.append((threading.get_ident(), weakref.ref(event)))
 
     def leave_open_ones(self, *, reports: bool) -> None:
-        """Leave the events of this thread that the step does not end out of the recording.
+        """Leave the events of this thread that the step does not end out of the window.
 
         ::
 
             step              |--------------|       |-------
             RecordEvent             |--------------------|      in one thread
 
-        Paddle refuses a recording in which two events of a thread overlap like this: its ``stop()``
+        Paddle refuses a window in which two events of a thread overlap like this: its ``stop()``
         raises. Here that would be ours, or that of a ``paddle.profiler.Profiler`` that the training
         opens within the event.
 
@@ -168,8 +168,8 @@ def _nothing(name: str) -> None:
 
 def _after_fork_in_child() -> None:
     """Record no events in a worker that is forked within a window: they would never be taken."""
-    if RecordEvents.recording is not None:
-        RecordEvents.recording.stop()
+    if RecordEvents.active is not None:
+        RecordEvents.active.stop()
 
 
 if hasattr(os, "register_at_fork"):

@@ -130,7 +130,7 @@ class Recorder:
             log.warning("Profiler.with_flops: the table has no FLOPs, since record_shapes is False")
         self._step: Any = None
         self._clock_offset_ns = 0
-        self._prepared = self._recording = False
+        self._is_prepared = self._is_recording = False
         self._events = RecordEvents(config.emit_nvtx, prints) if not is_guest else None
         if not is_guest:
             # At once: a function that calls step() from within an optimizer wraps this wrapper, so
@@ -149,7 +149,7 @@ class Recorder:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between a guest's thread and `discard`
         self._thread = threading.get_ident()
-        self._give_way: Callable[[], None] = self._discard_after_a_while
+        self._on_preempt: Callable[[], None] = self._discard_after_a_while
         self.wait_seconds = 0.0
         """Processor time for which this has waited for the device's work so far."""
 
@@ -161,18 +161,18 @@ class Recorder:
         self._trace_switch = sum(TRACE_SWITCH[target] for target in self._targets.decide())
         has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
-        self._profiler = instance.acquire(self._trace_switch, devices, self._release_early)
+        self._profiler = instance.acquire(self._trace_switch, devices, self._preempt)
         guest = Recorder._guest
         if self._profiler is None and guest is not None and not self._is_guest:
             guest._discard_after_a_while()
-            self._profiler = instance.acquire(self._trace_switch, devices, self._release_early)
+            self._profiler = instance.acquire(self._trace_switch, devices, self._preempt)
         if self._is_guest and self._profiler is not None:
             Recorder._guest = self
         return self._profiler is not None
 
-    def _release_early(self) -> None:
+    def _preempt(self) -> None:
         if os.getpid() == self._pid:
-            self._give_way()
+            self._on_preempt()
         else:  # a forked child: the window is the parent's, which saves it
             self._lock = threading.RLock()  # another thread of the parent may hold the other one
             self.discard()
@@ -187,13 +187,13 @@ class Recorder:
         """The time for which `prepare` is likely to wait for the probe of the device's profiler."""
         return self._targets.seconds_left
 
-    def prepare(self, give_way: Callable[[], None] | None = None) -> bool:
+    def prepare(self, on_preempt: Callable[[], None] | None = None) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 
         On a device, the first call waits for the probe of the device's profiler.
 
         Args:
-            give_way: called when the training creates its own profiler, in the thread that does so.
+            on_preempt: called when the training creates its own profiler, in the thread that does so.
                 It must release Paddle's profiler, by `take` or `discard`. None drops the window, after
                 a while.
 
@@ -201,11 +201,11 @@ class Recorder:
             False if another profiler is open in this process: Paddle allows only one.
         """
         with self._lock:
-            self._give_way = give_way or self._discard_after_a_while
+            self._on_preempt = on_preempt or self._discard_after_a_while
             if not self._create():
                 return False
             self._profiler.prepare()
-            self._prepared = True
+            self._is_prepared = True
             return True
 
     def start(self) -> None:
@@ -227,7 +227,7 @@ class Recorder:
                     core.enable_memory_recorder()
                 if self._events is not None:
                     self._events.start()
-                self._prepared, self._recording = False, True
+                self._is_prepared, self._is_recording = False, True
                 self._profiler.start()
                 least, most = self._targets.ahead_ns or (0, 0)
                 if least > 0 or most < 0:
@@ -280,7 +280,7 @@ class Recorder:
             if self._profiler is None:
                 raise RuntimeError(_TAKEN)
             self._silence()
-            self._recording = False
+            self._is_recording = False
             result = self._stop(brief=brief)
             # When the process ends by a signal, the training may be in an operator meanwhile.
             if not brief:
@@ -345,14 +345,14 @@ class Recorder:
                     self._silence()
                     self._tear_down()
             finally:
-                self._prepared = self._recording = False
+                self._is_prepared = self._is_recording = False
                 self._release()
 
     def _tear_down(self) -> None:
         if os.getpid() != self._pid and self._targets.on_device:
             _abandoned.append(self._profiler)  # a forked child cannot use the device
             return
-        if self._prepared or self._recording:
+        if self._is_prepared or self._is_recording:
             with suppress(StuckDeviceError):
                 self._stop()
 
@@ -377,7 +377,7 @@ class Recorder:
         self._profiler = None
         if self._events is not None:
             self._events.left.clear()
-        instance.release(self._release_early)
+        instance.release(self._preempt)
 
     def ends_by(self, error: BaseException) -> None:
         """Note that an exception ends the training: it must not wait for the device for long."""
@@ -390,7 +390,7 @@ class Recorder:
             StuckDeviceError: the device does not answer.
         """
         with self._waiting_for_device(brief=brief):
-            if self._prepared:  # only a window tears prepared tracers down, here an empty one
+            if self._is_prepared:  # only a window tears prepared tracers down, here an empty one
                 self._profiler.start()
             result = self._profiler.stop()
             if self._targets.is_gpu and not brief:
@@ -439,7 +439,7 @@ class Recorder:
         return max(LEAST_PATIENCE_SECONDS, 2 * (time.monotonic() - self._started))
 
     def _silence(self) -> None:
-        if self._memory and self._recording:
+        if self._memory and self._is_recording:
             core.disable_memory_recorder()
         if self._events is not None:
             self._events.stop()

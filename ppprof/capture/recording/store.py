@@ -1,4 +1,4 @@
-"""The recordings of a rank's windows once Paddle's profiler is closed: in memory, held or saved.
+"""The windows of a rank once Paddle's profiler is closed: in memory, held or saved.
 
 ::
 
@@ -23,7 +23,7 @@ from ppprof.topology import Topology
 
 @dataclass(frozen=True)
 class InMemory:
-    """A recording that is closed and not written."""
+    """A segment that is closed and not written."""
 
     name: rundir.TraceName
     steps: range
@@ -52,14 +52,14 @@ class ProvisionalSteps:
         """Return whether there are steps to write."""
         return self._kept is not None
 
-    def keep(self, recording: InMemory) -> None:
+    def keep(self, segment: InMemory) -> None:
         """Keep the steps until `take` or `drop`."""
-        self._kept = recording
+        self._kept = segment
 
     def take(self) -> InMemory | None:
         """Return the steps to write them; None if no steps are kept."""
-        recording, self._kept = self._kept, None
-        return recording
+        segment, self._kept = self._kept, None
+        return segment
 
     def drop(self) -> None:
         """Do not write the steps: a step of the window has ended.
@@ -81,10 +81,10 @@ class ProvisionalSteps:
         Names of files have seconds, in which short steps end.
         """
         now = now.replace(microsecond=0)
-        recording = self._kept or self._dropped
-        if recording is None:
+        segment = self._kept or self._dropped
+        if segment is None:
             return now
-        return max(now, recording.name.started.replace(microsecond=0) + timedelta(seconds=1))
+        return max(now, segment.name.started.replace(microsecond=0) + timedelta(seconds=1))
 
 
 class WindowStore:

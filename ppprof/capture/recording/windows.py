@@ -45,7 +45,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass
 class _OpenSegment:
-    """The recording that is open: a window's segment."""
+    """The segment of a window that is recorded now."""
 
     name: rundir.TraceName
     first_step: int
@@ -94,7 +94,7 @@ class Windows:
     written. Before the step that precedes a window, and after each step of it, the budget is asked for its
     limit. Functions are wrapped only while Paddle records; the
     profiler exists from `Recorder.prepare` until the window ends, or until the training needs it
-    (`give_way`).
+    (`preempt`).
 
     Args:
         recorder: drives Paddle's profiler.
@@ -130,10 +130,10 @@ class Windows:
         if long_steps is not None:
             self._observers.append(long_steps(self.end_within_step))
         self._before_waiting = before_waiting
-        self._lock = threading.RLock()  # between the training and `give_way`
+        self._lock = threading.RLock()  # between the training and `preempt`
         self._thread = threading.get_ident()
-        self._is_set_up = self._gave_way = False
-        self._asked: threading.Event | None = None
+        self._is_set_up = self._was_cut = False
+        self._released: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
         self._created = time.monotonic()
         self._first_step = first_step
@@ -143,24 +143,24 @@ class Windows:
     @property
     def calls(self) -> RunFile | None:
         """The folder for the remote calls of the open window; None without an open window."""
-        recording = self._open
-        return None if recording is None else self._store.calls(recording.name)
+        segment = self._open
+        return None if segment is None else self._store.calls(segment.name)
 
     def fits(self, transition: Transition) -> bool:
         """Return whether the step that begins can be recorded; log a warning if not.
 
-        False if the training has taken Paddle's profiler from the window, or if an observer limits the
-        recording. True for a CLOSED step. Call it before `advance`.
+        False if the training has taken Paddle's profiler from the window, or if the budget has no
+        room for it. True for a CLOSED step. Call it before `advance`.
 
         Raises:
             OSError: the directory is gone.
         """
         before, after = transition.own_before, transition.own_after
         is_over = before is State.LAST or ends_provisional_steps(before, after)
-        if self._asked is not None and not is_over:
+        if self._released is not None and not is_over:
             self._cut_window(True)
-        gave_way, self._gave_way = self._gave_way, False
-        if gave_way and not is_over:
+        was_cut, self._was_cut = self._was_cut, False
+        if was_cut and not is_over:
             return False
         if after is State.CLOSED:
             return True
@@ -177,15 +177,15 @@ class Windows:
 
     def ends_segment(self, transition: Transition) -> bool:
         """Return whether the open segment is to be saved, and the next one to begin, in `advance`."""
-        recording = self._open
+        segment = self._open
         is_within = transition.own_before is State.RECORD and transition.own_after.records
-        if recording is None or recording.is_provisional or not is_within:
+        if segment is None or segment.is_provisional or not is_within:
             return False
         return self._length.is_reached(
-            recording.num_steps + 1,
-            recording.window_steps + 1,
+            segment.num_steps + 1,
+            segment.window_steps + 1,
             self._num_operators(),
-            time.monotonic() - recording.started,
+            time.monotonic() - segment.started,
         )
 
     def _num_operators(self) -> int | None:
@@ -211,10 +211,10 @@ class Windows:
             if before is State.LAST:
                 self._save()
                 self._free_provisional_steps()
-                self._answer()
+                self._note_release()
             elif ends_provisional_steps(before, after):
                 self._keep_in_memory()
-                self._answer()
+                self._note_release()
             self._store.holds = transition.is_held
             if ends_segment and not self._next_segment():
                 return False
@@ -223,7 +223,7 @@ class Windows:
                 return True
             # Do not prepare twice: CUPTI accepts only one call.
             if not self._is_set_up and (after is State.READY or opens):
-                if not self._recorder.prepare(self.give_way):
+                if not self._recorder.prepare(self.preempt):
                     if not self._store.num_skipped:
                         log.warning(
                             f"rank {self._store.rank}: window {transition.window} is not recorded: "
@@ -271,26 +271,26 @@ class Windows:
 
     def _next_segment(self) -> bool:
         """Save the open segment and begin the next one; return False if that is impossible."""
-        recording = self._open
-        assert recording is not None
+        segment = self._open
+        assert segment is not None
         begin, operators = self._now() - self._recorder.wait_seconds, self._num_operators()
         self._save(is_last=False)
-        if not self._recorder.prepare(self.give_way):
+        if not self._recorder.prepare(self.preempt):
             log.warning(
-                f"rank {self._store.rank}: window {recording.name.window} was cut short: {_IN_USE}; "
-                f"steps recorded: {recording.window_steps}; {_ONE}"
+                f"rank {self._store.rank}: window {segment.name.window} was cut short: {_IN_USE}; "
+                f"steps recorded: {segment.window_steps}; {_ONE}"
             )
             self._uninstall()
-            self._store.cut.add(recording.name.window)
+            self._store.cut.add(segment.name.window)
             self._store.end_window()
-            self._answer()
+            self._note_release()
             return False
-        self._open = recording.next()
+        self._open = segment.next()
         self._recorder.start()
         for observer in self._observers:
             observer.started()
         stall_seconds = self._now() - self._recorder.wait_seconds - begin
-        self._length.learn(recording.num_steps, operators, stall_seconds)
+        self._length.learn(segment.num_steps, operators, stall_seconds)
         return True
 
     def _end_step(self, before: State) -> None:
@@ -300,12 +300,12 @@ class Windows:
             if self._open.num_steps and not self._open.is_provisional:
                 self._store.provisional.drop()
 
-    def _count_step(self, recording: _OpenSegment, is_complete: bool) -> None:
-        recording.num_steps += is_complete
+    def _count_step(self, segment: _OpenSegment, is_complete: bool) -> None:
+        segment.num_steps += is_complete
         for observer in self._observers:
-            observer.step(recording.num_steps)
+            observer.step(segment.num_steps)
 
-    def give_way(self) -> None:
+    def preempt(self) -> None:
         """Save an open window and release Paddle's profiler: the training creates its own.
 
         Called in the thread that creates it, at any time. A window that cannot be saved is logged.
@@ -318,9 +318,9 @@ class Windows:
             with self._lock:
                 if not self._is_set_up:
                     return
-                asked = self._asked = self._asked or threading.Event()
+                released = self._released = self._released or threading.Event()
             deadline = time.monotonic() + _STEP_SECONDS
-            while not asked.wait(_POLL_SECONDS):
+            while not released.wait(_POLL_SECONDS):
                 if _waits_for_threads(self._thread) or time.monotonic() >= deadline:
                     break
             else:
@@ -345,13 +345,13 @@ class Windows:
     def _cut_window(self, is_complete: bool, why: str = _THEIRS, remedy: str = _ONE) -> None:
         """Save an open window, cancel a prepared one, and release Paddle's profiler."""
         with self._lock:
-            recording, rank = self._open, self._store.rank
+            segment, rank = self._open, self._store.rank
             try:
-                if recording is not None:
-                    effect = self._end_early(recording, is_complete)
+                if segment is not None:
+                    effect = self._end_early(segment, is_complete)
                     log.warning(
                         f"rank {rank}: {effect}: {why}; "
-                        f"steps recorded: {recording.window_steps}; {remedy}"
+                        f"steps recorded: {segment.window_steps}; {remedy}"
                     )
                 elif self._is_set_up:
                     self._store.num_skipped += 1
@@ -360,34 +360,34 @@ class Windows:
                 pass_interruption(error)
                 log.warning(f"rank {rank}: {reason(error)}; {remedy}")
             finally:
-                self._gave_way = self._gave_way or self._is_set_up
+                self._was_cut = self._was_cut or self._is_set_up
                 try:
                     self._recorder.discard()
                 finally:
-                    self._answer()
+                    self._note_release()
 
-    def _end_early(self, recording: _OpenSegment, is_complete: bool) -> str:
-        """Close the open recording within a step, and return what became of it."""
+    def _end_early(self, segment: _OpenSegment, is_complete: bool) -> str:
+        """Close the open segment within a step, and return what became of it."""
         self._recorder.end_step(is_complete=is_complete)
         if is_complete:
-            self._count_step(recording, is_complete)
-        window = recording.name.window
-        if recording.is_provisional:
+            self._count_step(segment, is_complete)
+        window = segment.name.window
+        if segment.is_provisional:
             self._keep_in_memory()
             return f"{_AHEAD} window {window} was cut short"
-        if self._store.provisional and not recording.num_steps:
+        if self._store.provisional and not segment.num_steps:
             self._abandon()
             return f"window {window} is not recorded"
         self._store.cut.add(window)
         self._save()
         return f"window {window} was cut short"
 
-    def _answer(self) -> None:
+    def _note_release(self) -> None:
         """Notify the threads that wait for Paddle's profiler that it is released."""
         self._is_set_up = False
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.set()
+        released, self._released = self._released, None
+        if released is not None:
+            released.set()
 
     def close(self, keep_empty: bool, error: BaseException | None = None) -> None:
         """Release all held windows, save an open window, and release Paddle's profiler.
@@ -409,8 +409,8 @@ class Windows:
             try:
                 self._store.release_all()
                 is_saved = self._save_provisional_steps()
-                recording = None if is_saved else self._open
-                if recording is not None and (keep_empty or recording.window_steps):
+                segment = None if is_saved else self._open
+                if segment is not None and (keep_empty or segment.window_steps):
                     self._recorder.end_step(is_complete=False)
                     self._save()
             finally:
@@ -418,18 +418,19 @@ class Windows:
                 self._store.end_window()
                 self._free_provisional_steps()
                 self._recorder.close()
-                self._answer()
+                self._note_release()
 
-    def release(self, window: int) -> None:
-        """Start to make tables and traces of a held window; do nothing if it is not held."""
-        self._store.release(window)
+    def settle(self, window: int, is_kept: bool) -> None:
+        """Start to make tables and traces of a held window, or delete its raw captures and remote calls.
 
-    def drop(self, window: int) -> None:
-        """Delete a held window's raw captures and remote calls; do nothing if it is not held.
+        Do nothing if the window is not held.
 
         Raises:
             OSError: the raw capture cannot be deleted.
         """
+        if is_kept:
+            self._store.release(window)
+            return
         for name in self._store.drop(window):
             self._call_dropped(name)
             self._store.delete(name)
@@ -459,24 +460,24 @@ class Windows:
 
     def _abandon(self) -> None:
         """Do not save the open window, if there is one."""
-        recording, self._open = self._open, None
+        segment, self._open = self._open, None
         self._uninstall()
-        if recording is not None:
-            self._lose(recording.name)
+        if segment is not None:
+            self._lose(segment.name)
 
     def _keep_in_memory(self) -> None:
         """Close the window of the provisional steps; do nothing if it is closed already."""
-        recording, self._open = self._open, None
-        if recording is None:
+        segment, self._open = self._open, None
+        if segment is None:
             return
-        name = recording.name
-        with self._losing(name, recording.num_steps):
+        name = segment.name
+        with self._losing(name, segment.num_steps):
             self._before_stop()
             events = self._recorder.take()
         for observer in self._observers:
-            observer.kept(name, recording.num_steps)
-        if recording.num_steps:
-            self._store.provisional.keep(InMemory(name, recording.steps, events))
+            observer.kept(name, segment.num_steps)
+        if segment.num_steps:
+            self._store.provisional.keep(InMemory(name, segment.steps, events))
         else:
             self._lose(name)
 
@@ -493,15 +494,15 @@ class Windows:
 
     def _save(self, brief: bool = False, *, is_last: bool = True) -> None:
         """Save the open segment, the last one of its window or not; do nothing without one."""
-        recording, self._open = self._open, None
-        if recording is None:
+        segment, self._open = self._open, None
+        if segment is None:
             return
         try:
-            with self._losing(recording.name, recording.num_steps):
+            with self._losing(segment.name, segment.num_steps):
                 self._before_stop(uninstalls=is_last)
                 events = self._recorder.take(brief)
-                self._recorder.write(events, self._store.raw(recording.name), brief)
-            self._saved(recording.name, recording.steps)
+                self._recorder.write(events, self._store.raw(segment.name), brief)
+            self._saved(segment.name, segment.steps)
         finally:
             if is_last:
                 self._store.end_window(brief)
@@ -529,7 +530,7 @@ class Windows:
             self._lose(name)
 
     def _lose(self, name: rundir.TraceName) -> None:
-        """Delete what belongs to a recording that is not written."""
+        """Delete what belongs to a segment that is not written."""
         self._call_dropped(name)
         self._store.delete_calls(name)
 
