@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.processors import Processors
-from ppprof.capture.steps.step_log import DeviceMemory, RecordValues, StepRecord
+from ppprof.capture.steps.step_log import DeviceMemory, StepRecord
 
 if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor
@@ -377,6 +377,15 @@ class DevicePart(Part):
         )
 
 
+class _Working(NamedTuple):
+    """A step that the device works on."""
+
+    step: FinishedStep
+    record: StepRecord | None
+    """None if no step times are written."""
+    loss: float | None
+
+
 class StepsPart(Part):
     """Counts and logs every step, recorded or not.
 
@@ -415,22 +424,22 @@ class StepsPart(Part):
         self._processors = Processors()
         self._rss_bytes = 0
         self._next_rss_ns = 0
-        self._working: deque[tuple[FinishedStep, StepRecord | None, float | None]] = deque()
-        """Steps without a cost, the oldest first, with their records and losses."""
+        self._working: deque[_Working] = deque()
+        """Steps without a cost, the oldest first."""
 
     def on_step(self, step: FinishedStep) -> None:
         """Add the step to the Perf Summary, to the step log and to the scalars.
 
         A step without a cost is added by `on_cost`, with the memory and the loss of now.
         """
-        values = self._values(step) if self._log is not None else None
+        record = self._record(step) if self._log is not None else None
         if step.batch_cost_ns is None:
             loss = step.loss if isinstance(step.loss, (int, float)) else None
             if self._scalars is not None:
                 loss = self._scalars.read(step.loss)
-            self._working.append((step, StepRecord._make(values) if values else None, loss))
+            self._working.append(_Working(step, record, loss))
         else:
-            self._add(step, values, step.loss)
+            self._add(step, record, step.loss)
 
     def on_cost(self, cost: StepCost) -> None:
         """Add an earlier step to the Perf Summary, to the step log and to the scalars."""
@@ -453,25 +462,22 @@ class StepsPart(Part):
             self._rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
         return self._rss_bytes
 
-    def _values(self, step: FinishedStep) -> RecordValues:
-        """Return the values of a `StepRecord`; making one takes as long as the rest of a step."""
+    def _record(self, step: FinishedStep) -> StepRecord:
         memory = self._device_memory() if self._device_memory is not None else _NO_MEMORY
-        (number, cost_ns, reader_ns, samples, tokens, micro_batches, flops, _) = step[:8]
-        (stall_ns, excluded, window, _, device_timed) = step[8:]
-        return (
-            number,
-            cost_ns or 0,
-            reader_ns,
-            samples,
-            tokens,
-            micro_batches,
-            flops,
+        return StepRecord(  # by position: keywords take three times as long
+            step.step,
+            step.batch_cost_ns or 0,
+            step.reader_cost_ns,
+            step.num_samples,
+            step.num_tokens,
+            step.num_micro_batches,
+            step.num_flops,
             memory.peak_bytes,
             self._host_peak_bytes(),
-            stall_ns,
-            excluded,
-            window,
-            device_timed,
+            step.stall_ns,
+            step.excluded,
+            step.window,
+            step.device_timed,
             memory.peak_reserved_bytes,
             memory.total_bytes,
             *self._processors.step(),
@@ -482,7 +488,7 @@ class StepsPart(Part):
             else None,  # a tensor waits for its device
         )
 
-    def _add(self, step: FinishedStep, values: RecordValues | None, loss: Loss) -> None:
+    def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:
         assert step.batch_cost_ns is not None
         self._summary.add(
             step.batch_cost_ns,
@@ -496,13 +502,13 @@ class StepsPart(Part):
             self._warn(
                 self._lasting_cost.add(step.batch_cost_ns, step.window, is_excluded=step.excluded)
             )
-        if self._log is None or values is None:
+        if self._log is None or record is None:
             return
-        self._log.add(values)
+        self._log.add(record)
         if self._scalars is not None:
-            self._scalars.add(StepRecord._make(values), loss)
+            self._scalars.add(record, loss)
         if self._metrics is not None:
-            self._metrics.add(StepRecord._make(values), loss)
+            self._metrics.add(record, loss)
 
     def is_idle(self) -> bool:
         """Return True: only the end of a window matters."""

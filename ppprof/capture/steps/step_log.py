@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from ppprof.errors import InputError
 from ppprof.rundir.load import add_load
@@ -93,9 +93,6 @@ class StepRecord(NamedTuple):
     is not finite."""
 
 
-RecordValues = tuple[Union[float, None], ...]
-"""The values of a `StepRecord`, in the order of its fields."""
-
 _JSON = {
     **{"None": "null", "True": "true", "False": "false"},
     **{f":{value}": f':"{value}"' for value in ("nan", "inf", "-inf")},
@@ -112,13 +109,13 @@ class StepLog:
     def __init__(self, file: RunFile, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._file = file
         self._clock = clock
-        self._lines: list[RecordValues] = []
+        self._records: list[StepRecord] = []
         self._flushed = clock()
         self._failed = False
 
-    def add(self, record: RecordValues) -> None:
+    def add(self, record: StepRecord) -> None:
         """Add a record; write all collected records if the last write was at least 10 s ago."""
-        self._lines.append(record)
+        self._records.append(record)
         if self._clock() - self._flushed >= _FLUSH_NS:
             self.flush()
 
@@ -127,10 +124,10 @@ class StepLog:
 
         After a disk error, records are dropped.
         """
-        lines, self._lines, self._flushed = self._lines, [], self._clock()
-        if self._failed or not lines:
+        records, self._records, self._flushed = self._records, [], self._clock()
+        if self._failed or not records:
             return
-        text = "".join([_LINE % line for line in lines])  # json.dumps takes ten times as long
+        text = "".join([_LINE % record for record in records])  # json.dumps takes ten times as long
         for value, name in _JSON.items():
             text = text.replace(value, name)
         try:
