@@ -26,7 +26,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +161,29 @@ _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
 
+@dataclass
+class _Suspect:
+    """A rank that has become slow, in the window that was opened for it."""
+
+    rank: int
+    ranks: list[int]
+    """The rank and its peers."""
+    own_ns: list[Times] = field(default_factory=list)
+    """The own times of all ranks in the window's steps."""
+
+
+@dataclass
+class _HeldWindow:
+    """A window that may be deleted once it is recorded."""
+
+    end: int
+    """Number of the step after the window."""
+    suspect: _Suspect | None = None
+    """None if it was opened for a slow step."""
+    is_slow: bool = False
+    """Whether a step of the window was slow."""
+
+
 class Triggers:
     """Opens windows on demand on one rank, together with the other ranks, during the rank's session.
 
@@ -210,18 +233,14 @@ class Triggers:
         """First step that is reported if it is slow; earlier steps are too soon after a slow step or
         a window."""
         self._cool_until = 0
-        self._undecided: dict[int, tuple[int, bool]] = {}
-        """On rank 0, the held windows without a decision, keyed by number: the step after the
-        window, and whether a step of the window was slow."""
+        self._undecided: dict[int, _HeldWindow] = {}
+        """On rank 0, the held windows without a decision, keyed by number."""
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
         self._num_kept = 0
         self._own = OwnTimes(rank, topology) if config.slow_rank else None
         self._known_slow: frozenset[int] = frozenset()
         """On rank 0, the ranks that have been slow since the last look."""
-        self._on_slow_rank: dict[int, tuple[int, list[int], list[Times]]] = {}
-        """On rank 0, the windows that were opened for a slow rank, by number: the rank, it and its peers, and the
-        own times in the window's steps."""
         self._has_warned_of_limit = False
         self._has_warned_of_request = False
         self._announced: Plan | None = None
@@ -365,7 +384,7 @@ class Triggers:
         if self._rank != 0:
             self._channel.send({"kind": "slow", "window": window})
         elif window in self._undecided:
-            self._undecided[window] = (self._undecided[window][0], True)
+            self._undecided[window].is_slow = True
 
     def _on_message(self, message: Mapping[str, Any], step: int | None) -> None:
         kind = message["kind"]
@@ -499,8 +518,8 @@ class Triggers:
             log.warning(f"rank 0: no window, {why}: {refused}")
             self._respond(TriggerResponse(why, request.id, refused))
             return
-        self._open(Plan(window, start, steps, ranks, is_held=False), step, why)
-        self._respond(TriggerResponse(why, request.id, None, window, start, steps, sorted(members)))
+        plan = Plan(window, start, steps, ranks, is_held=False)
+        self._open_on_demand(plan, step, why, request.id)
 
     def _open_for_slow_step(self, why: str, step: int, window: int) -> None:
         """Open a window for a slow step, unless a rule forbids it.
@@ -522,12 +541,10 @@ class Triggers:
             return
         plan = Plan(window, start, config.steps, config.ranks, slow.keep == "slow")
         if plan.is_held:
-            self._undecided[window] = (plan.end, False)
+            self._undecided[window] = _HeldWindow(plan.end)
         else:
             self._num_kept += 1
-        self._open(plan, step, why)
-        members = sorted(self._members)
-        self._respond(TriggerResponse(why, "", None, window, start, config.steps, members))
+        self._open_on_demand(plan, step, why)
 
     def _look_for_slow_ranks(self, own: OwnTimes, step: int, window: int) -> None:
         """Compare the ranks' own times; open a window on a rank that has become slow, and on its peers.
@@ -540,8 +557,8 @@ class Triggers:
             if not plans:
                 own.compare(times)
                 has_new = True
-            elif plans[0].window in self._on_slow_rank:
-                self._on_slow_rank[plans[0].window][2].append(times)
+            elif (held := self._undecided.get(plans[0].window)) and held.suspect:
+                held.suspect.own_ns.append(times)
         if not has_new:
             return
         slow = own.slow(self._times.pace.median_ns)
@@ -555,12 +572,15 @@ class Triggers:
         self._known_slow |= {rank}
         ranks = own.peers(rank, _MOST_PEERS)
         plan = Plan(window, start, self._config.steps, ranks, is_held=True)
-        self._undecided[window] = (plan.end, False)
-        self._on_slow_rank[window] = (rank, ranks, [])
+        self._undecided[window] = _HeldWindow(plan.end, _Suspect(rank, ranks))
         why = f"rank {rank} has worked longer than its peers for {slow[rank]} steps"
+        self._open_on_demand(plan, step, why)
+
+    def _open_on_demand(self, plan: Plan, step: int, why: str, request_id: str = "") -> None:
         self._open(plan, step, why)
         members = sorted(self._members)
-        self._respond(TriggerResponse(why, "", None, window, start, self._config.steps, members))
+        window = plan.window, plan.start, plan.steps
+        self._respond(TriggerResponse(why, request_id, None, *window, members))
 
     def _open(self, plan: Plan, step: int, why: str) -> None:
         self._channel.send({"kind": "plan", "plan": vars(plan)})
@@ -577,15 +597,14 @@ class Triggers:
         A window is kept if any rank reported a slow step in it, or if the rank for which it was opened was slow
         in it. A decision is made when the reports of all ranks must have arrived.
         """
-        for window, (end, is_slow) in list(self._undecided.items()):
-            if step <= end + _AHEAD_STEPS:  # another rank's report may still arrive
+        for window, held in list(self._undecided.items()):
+            if step <= held.end + _AHEAD_STEPS:  # another rank's report may still arrive
                 continue
             del self._undecided[window]
-            cause = ""
-            if window in self._on_slow_rank:
-                rank, ranks, times = self._on_slow_rank.pop(window)
-                is_slow = is_slow or rank_is_slow(rank, ranks, times)
-                cause = f"rank {rank} did not work longer than its peers in it"
+            cause, is_slow, suspect = "", held.is_slow, held.suspect
+            if suspect is not None:
+                is_slow = is_slow or rank_is_slow(suspect.rank, suspect.ranks, suspect.own_ns)
+                cause = f"rank {suspect.rank} did not work longer than its peers in it"
             elif self._slow is not None:
                 cause = f"no step took more than {self._slow.times:g} times the median"
             self._num_kept += is_slow
