@@ -36,6 +36,7 @@ from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.signals import pass_interruption
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
 from ppprof.capture.steps.metrics import Metrics, MetricsFile
@@ -43,7 +44,6 @@ from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog, host_peak_allocated_bytes, memory_reader
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
-from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import NO_PADDLE, PpprofError, UsageError
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
@@ -172,7 +172,7 @@ def attach(
         log.warning(f"cannot attach: {why}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
-            WindowClock(Schedule.of(block.scheduler, first_step=first_step)),
+            StepStates(Schedule.of(block.scheduler, first_step=first_step)),
             stop_training=block.stop_training,
         )
 
@@ -187,7 +187,7 @@ def _attach(
 
     ::
 
-        job -> run directory -> timer, flight recorder -> clock: which steps a window has
+        job -> run directory -> timer, flight recorder -> states: which steps are in a window
             -> steps, store -> windows -> parts -> session
 
     The session calls its parts in their order, after each step and at its end: ``close`` of all, which
@@ -231,7 +231,7 @@ def _attach(
     if run is not None and not profiler.timer_only:
         clock_sync = _clock_sync(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
-    window_clock = WindowClock(schedule, triggers, profiler.timer_only)
+    states = StepStates(schedule, triggers, profiler.timer_only)
 
     peak_flops = manifest["device_peak_flops"]
     summary = PerfSummary(peak_flops)
@@ -256,7 +256,7 @@ def _attach(
         )
         if triggers
         else None,
-        RecordingPart(window_clock, windows, post_processor, triggers) if post_processor else None,
+        RecordingPart(states, windows, post_processor, triggers) if post_processor else None,
         flight_recorder,
         clock_sync,
         steps,
@@ -264,7 +264,7 @@ def _attach(
         Results(
             job.rank,
             shown,
-            window_clock,
+            states,
             summary,
             prints,
             viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
@@ -277,7 +277,7 @@ def _attach(
     ]
     timer.watch_readers()
     session = RecordingSession(
-        window_clock,
+        states,
         [part for part in parts if part is not None],
         timer=timer,
         rank=job.rank,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ppprof.capture.postprocess import PostProcessor
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
+    from ppprof.capture.step_states import StepStates, Transition
     from ppprof.capture.steps.lasting_cost import LastingCost
     from ppprof.capture.steps.metrics import Metrics
     from ppprof.capture.steps.perf_summary import PerfSummary
     from ppprof.capture.steps.step_log import StepLog
     from ppprof.capture.steps.timer import StepCost
     from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
-    from ppprof.capture.window_clock import Transition, WindowClock
     from ppprof.rundir.liveness import LivenessRegistry
 
 log = logging.getLogger("ppprof")
@@ -58,7 +58,7 @@ class FinishedStep(NamedTuple):
     excluded: bool
     """Whether the step includes a stall of the profiler, on this rank or on another rank."""
     window: int | None
-    """Number of the window that the step was in; None outside windows, see `WindowClock.open_window`."""
+    """Number of the window that the step was in; None outside windows, see `StepStates.open_window`."""
     next_window: int
     """Number of the window that is open after the step; without an open window, the next number."""
     device_timed: bool | None = None
@@ -261,12 +261,12 @@ class RecordingPart(Part):
 
     def __init__(
         self,
-        window_clock: WindowClock,
+        states: StepStates,
         windows: Windows | None,
         post_processor: PostProcessor,
         triggers: Triggers | None = None,
     ) -> None:
-        self._window_clock = window_clock
+        self._states = states
         self._windows = windows
         self._post_processor = post_processor
         self._triggers = triggers
@@ -292,10 +292,10 @@ class RecordingPart(Part):
         windows = self._windows
         if windows is not None and (holds_up or transition.after.records):
             if not windows.fits(transition):
-                transition = self._window_clock.cut(transition)
+                transition = self._states.cut(transition)
                 holds_up = True
             if not windows.advance(transition):
-                self._window_clock.cut(transition)
+                self._states.cut(transition)
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
 
@@ -318,7 +318,7 @@ class RecordingPart(Part):
         self._apply_keep_decisions()
         windows, self._windows = self._windows, None
         if windows is not None:
-            keep_empty = ending.failed or self._window_clock.schedule.record is None
+            keep_empty = ending.failed or self._states.schedule.record is None
             windows.close(keep_empty, ending.error)
 
     def rescue(self) -> None:

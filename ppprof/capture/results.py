@@ -11,8 +11,8 @@ from ppprof.capture.output import print_result
 from ppprof.capture.parts import Ending, LivenessPart, Part
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.store import WindowStore
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.window_clock import WindowClock
 
 _FINISH_SECONDS = 60.0
 """How long a session that ends waits for tables and traces. A gigabyte takes a few seconds. The wait
@@ -44,7 +44,7 @@ class Results(Part):
     rank: int
     shown: Path | None
     """The run directory as the config names it; None if it could not be made."""
-    window_clock: WindowClock
+    states: StepStates
     summary: PerfSummary
     prints: bool = True
     """Whether this rank prints results. All ranks log messages about lost ranks."""
@@ -72,11 +72,7 @@ class Results(Part):
         if self.prints:
             self._log_cut_window(ending)
             self._print_summary()
-            if (
-                self.store is not None
-                and self.shown is not None
-                and not self.window_clock.timer_only
-            ):
+            if self.store is not None and self.shown is not None and not self.states.timer_only:
                 self._print_traces(self.store, self.shown, ending)
             self._print_end()
 
@@ -99,7 +95,7 @@ class Results(Part):
         If `step` was never called, warn of that instead, but not if an exception ended the
         training: the exception explains the missing steps.
         """
-        schedule, window = self.window_clock.schedule, self.window_clock.window
+        schedule, window = self.states.schedule, self.states.window
         num_recorded = schedule.num_recorded(ending.step)
         store = self.store
         saved = {name.window for name in store.saved} - store.cut if store is not None else ()
@@ -113,7 +109,7 @@ class Results(Part):
             )
 
     def _print_summary(self) -> None:
-        if self.window_clock.timer_only or (self.summary.has_table and not self.brief):
+        if self.states.timer_only or (self.summary.has_table and not self.brief):
             print_result(f"{self.summary.text()}\n")
         if self.clocks_of is not None:
             # Imported before, by the part that compares the clocks.
@@ -127,7 +123,7 @@ class Results(Part):
     def _print_traces(self, store: WindowStore, run: Path, ending: Ending) -> None:
         if not store.saved:
             # A failure, a skipped window and a short training were logged, which explains it.
-            on_demand = self.window_clock.on_demand
+            on_demand = self.states.on_demand
             is_short = on_demand is not None and on_demand.cut_short is not None
             if not (ending.failures or store.num_skipped or is_short):
                 log.warning(f"no window was recorded: {self._why_no_window(store, ending)}")
@@ -166,8 +162,8 @@ class Results(Part):
     def _why_no_window(self, store: WindowStore, ending: Ending) -> str:
         num = ending.num_steps
         seen = f"{num} {'step was' if num == 1 else 'steps were'} seen"
-        why = f"the schedule is {self.window_clock.schedule}, and {seen}"
-        if self.window_clock.on_demand is None:
+        why = f"the schedule is {self.states.schedule}, and {seen}"
+        if self.states.on_demand is None:
             return why
         if store.num_dropped:
             return f"{why}; what was recorded was not slow, and deleted"

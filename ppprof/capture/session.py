@@ -19,9 +19,9 @@ from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import SignalGuard, raised_by_handler
 from ppprof.capture.spans import span
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.timer import StepCost, StepTimer
 from ppprof.capture.steps.visualdl_scalars import Loss
-from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import PAUSE_SPAN
 
 log = logging.getLogger("ppprof")
@@ -118,13 +118,13 @@ class RecordingSession(ProfilerSession):
 
     ::
 
-        step n ends | parts: on_step(n) | clock: advance(n + 1) | parts: on_transition | step n + 1
+        step n ends | parts: on_step(n) | states: advance(n + 1) | parts: on_transition | step n + 1
 
     A failure of a part is logged and ends the recording; it is never raised in the training. But an
     exception that a signal handler of the training raises meanwhile is: at the end of the method.
 
     Args:
-        window_clock: decides which steps are recorded.
+        states: decides which steps are recorded.
         parts: the parts to call, in this order.
         timer: measures the steps; step 0 begins when the session is made.
         rank: this process's rank.
@@ -134,7 +134,7 @@ class RecordingSession(ProfilerSession):
 
     def __init__(
         self,
-        window_clock: WindowClock,
+        states: StepStates,
         parts: Sequence[Part] = (),
         *,
         timer: StepTimer | None = None,
@@ -142,7 +142,7 @@ class RecordingSession(ProfilerSession):
         stop_training: bool = False,
         saves: bool = False,
     ) -> None:
-        self._window_clock = window_clock
+        self._states = states
         self._parts = parts
         # A call costs as much as what most parts do in a step.
         self._stepping = [part for part in parts if _overrides(part.on_step, Part.on_step)]
@@ -153,7 +153,7 @@ class RecordingSession(ProfilerSession):
         self._timer = timer or StepTimer()
         self._rank = rank
         self._stop_training = stop_training
-        self._first_step = self._step = window_clock.schedule.first_step
+        self._first_step = self._step = states.schedule.first_step
         self._next_change = 0
         """The first step ahead of which a part may need a transition."""
         self._stall_ns = 0
@@ -198,7 +198,7 @@ class RecordingSession(ProfilerSession):
     @property
     def should_stop(self) -> bool:
         """Whether the training should end; see `ProfilerSession.should_stop`."""
-        return self._stop_training and self._window_clock.schedule.is_over(
+        return self._stop_training and self._states.schedule.is_over(
             self._step + self._steps_in_child
         )
 
@@ -275,7 +275,7 @@ class RecordingSession(ProfilerSession):
             yield
 
     def _pause_span(self, what: str) -> AbstractContextManager[object]:
-        is_recorded = self.is_active and self._window_clock.state.records
+        is_recorded = self.is_active and self._states.state.records
         if not is_recorded or self._owner not in (None, threading.current_thread()):
             return nullcontext()
         return span(f"{PAUSE_SPAN}: {what}" if what else PAUSE_SPAN)
@@ -308,9 +308,9 @@ class RecordingSession(ProfilerSession):
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
         batch_cost_ns, reader_cost_ns, device_timed = self._timer.step()
-        clock, cost = self._window_clock, None
+        states, cost = self._states, None
         if batch_cost_ns is None:  # a device may still work on the step
-            if clock.state is State.LAST:  # saving the window waits for the device in any case
+            if states.state is State.LAST:  # saving the window waits for the device in any case
                 self._timer.finish()
             cost = self._pass_costs_on()
             self._num_working += cost is None
@@ -326,8 +326,8 @@ class RecordingSession(ProfilerSession):
             loss,
             self._stall_ns,
             self._excluded,
-            clock.open_window,
-            clock.next_window,
+            states.open_window,
+            states.next_window,
             device_timed,
         )
         step = _new(FinishedStep, values)
@@ -369,11 +369,11 @@ class RecordingSession(ProfilerSession):
     def _advance(self) -> None:
         """Begin step number ``self._step``: call `on_transition` of every part.
 
-        The `WindowClock` decides whether the step is recorded. Outside windows, it is not called
+        The `StepStates` decides whether the step is recorded. Outside windows, it is not called
         again before the next window if all parts are idle.
         """
         try:
-            transition = self._window_clock.advance(self._step)
+            transition = self._states.advance(self._step)
             if any(part.stalls(transition) for part in self._stalling):
                 transition = transition._replace(excluded=True)
         except Exception as error:
@@ -391,10 +391,10 @@ class RecordingSession(ProfilerSession):
             self._timer.stall(begins=False)
         self._stall_ns = stall_ns
         self._excluded = transition.excluded or stall_ns > 0
-        if self._excluded or self._window_clock.on_demand is not None:
+        if self._excluded or self._states.on_demand is not None:
             return
         if all(part.is_idle() for part in self._moving):
-            self._next_change = self._window_clock.next_change(self._step)
+            self._next_change = self._states.next_change(self._step)
 
     def _close(self, error: BaseException | None) -> None:
         if process.num_forks != self._forks:
@@ -406,7 +406,7 @@ class RecordingSession(ProfilerSession):
             log_to_stderr()  # the program may have disabled the logger since `attach`
             self._training_failed = error is not None
             atexit.unregister(self._at_exit)
-            is_in_window = self._window_clock.state.records
+            is_in_window = self._states.state.records
             num_steps = self._step - self._first_step
             ending = Ending(error, num_steps, self._step, is_in_window, self._failures)
             self._end_timing(waits=error is None)

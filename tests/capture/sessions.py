@@ -10,11 +10,11 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
-from ppprof.capture.window_clock import WindowClock
 
 
 def session(
@@ -34,15 +34,15 @@ def session(
     stop_training: bool = False,
 ) -> RecordingSession:
     """Return a session that records by ``windows``, if given."""
-    clock = WindowClock(schedule, timer_only=timer_only)
+    states = StepStates(schedule, timer_only=timer_only)
     summary = PerfSummary(device_peak_flops)
     parts: list[Part] = [StepsPart(summary, steps, scalars)]
     made = post_processor
     if windows is not None or made is not None:
         made = made or PostProcessor(Path("log"), rank, prints, command=[])
-        parts.insert(0, RecordingPart(clock, windows, made))
+        parts.insert(0, RecordingPart(states, windows, made))
         parts.append(TablesPart(made))
-    parts.append(Results(rank, run, clock, summary, prints, viewed, None, None, windows, made))
+    parts.append(Results(rank, run, states, summary, prints, viewed, None, None, windows, made))
     return RecordingSession(
-        clock, parts, timer=timer, rank=rank, stop_training=stop_training, saves=True
+        states, parts, timer=timer, rank=rank, stop_training=stop_training, saves=True
     )

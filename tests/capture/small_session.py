@@ -17,9 +17,9 @@ from ppprof.capture.recording.windows import Windows
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import ProfilerSession, RecordingSession
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
-from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
@@ -104,18 +104,18 @@ def attach(fault: str) -> ProfilerSession:
     post_processor = PostProcessor(
         run, 0, prints=True, command=[sys.executable, "-m", "tests.capture.fake_helper", ""]
     )
-    clock, summary = WindowClock(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
+    states, summary = StepStates(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
     recorder = SmallRecorder(fault)
     store = WindowStore(run, 0, topology, post_processor)
     steps = StepsPart(summary, StepLog(RunFile(run, rundir.steps_path(0))))
     windows = Windows(recorder, store, before_waiting=steps.flush)  # type: ignore[arg-type]
     liveness = LivenessPart(LivenessRegistry(run, topology, 0))
-    recording = RecordingPart(clock, windows, post_processor)
+    recording = RecordingPart(states, windows, post_processor)
     results = Results(
-        *(0, LOG, clock, summary),
+        *(0, LOG, states, summary),
         liveness=liveness,
         store=store,
         post_processor=post_processor,
     )
     parts = [liveness, recording, steps, TablesPart(post_processor), results]
-    return RecordingSession(clock, parts, saves=True)
+    return RecordingSession(states, parts, saves=True)

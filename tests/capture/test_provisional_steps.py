@@ -18,10 +18,10 @@ from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Plan, Schedule, latest_plan
 from ppprof.capture.session import RecordingSession
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTime, StepTimer
-from ppprof.capture.window_clock import WindowClock
 from ppprof.config import ProfilerConfig
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
@@ -58,7 +58,7 @@ class Training:
         schedule = Schedule.of(None, on_demand=True)
         topology = Topology.of(dp=1)
         triggers = Triggers(config, schedule, 0, topology, [0], run, LocalChannel())
-        clock = WindowClock(schedule, triggers)
+        states = StepStates(schedule, triggers)
         self.recorder = Recorder()
         made: Any = SimpleNamespace(
             add=lambda *_: None, has_finished_window=False, is_working=False
@@ -69,10 +69,10 @@ class Training:
         self.windows = Windows(recorder, self.store, budget=budget, before_waiting=steps.flush)
         parts: list[Part] = [
             TriggersPart(triggers, self.store.saved_steps),
-            RecordingPart(clock, self.windows, made, triggers),
+            RecordingPart(states, self.windows, made, triggers),
             steps,
         ]
-        self.session = RecordingSession(clock, parts, timer=Timer(settles_at))
+        self.session = RecordingSession(states, parts, timer=Timer(settles_at))
 
     def go(self, num_steps: int) -> Training:
         for _ in range(num_steps):

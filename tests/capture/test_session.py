@@ -33,11 +33,11 @@ from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
+from ppprof.capture.step_states import StepStates, Transition
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
-from ppprof.capture.window_clock import Transition, WindowClock
 from ppprof.rundir import TraceName
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
@@ -273,8 +273,8 @@ def test_a_training_that_is_too_short_logs_one_line(
     is_short: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     on_demand: Any = SimpleNamespace(cut_short=object() if is_short else None)
-    clock = WindowClock(Schedule.of(None, on_demand=True), on_demand)
-    results = Results(0, tmp_path, clock, PerfSummary(), store=cast("Any", Windows()))
+    states = StepStates(Schedule.of(None, on_demand=True), on_demand)
+    results = Results(0, tmp_path, states, PerfSummary(), store=cast("Any", Windows()))
     results.wait(Ending(None, 5, 5, False, set()))
     why = "no window was recorded: the schedule is no step, and 5 steps were seen; "
     expected = [] if is_short else [f"{why}no window was asked for on this rank"]
@@ -544,7 +544,7 @@ def test_idle_parts_get_no_transition_until_a_window_gets_ready(
 ) -> None:
     """Steps 4 and 11 get ready; 5, 6 and 12, 13 are recorded."""
     first, always_idle = Mover(idle_from), Mover(0)
-    with RecordingSession(WindowClock(TWO_WINDOWS), [first, always_idle]) as prof:
+    with RecordingSession(StepStates(TWO_WINDOWS), [first, always_idle]) as prof:
         for _ in range(29):
             prof.step()
     assert first.steps == always_idle.steps == moves
@@ -552,7 +552,7 @@ def test_idle_parts_get_no_transition_until_a_window_gets_ready(
 
 def test_no_step_after_a_window_counts_as_stalled(tmp_path: Path) -> None:
     steps = StepLog(run_file(tmp_path / "steps"))
-    with RecordingSession(WindowClock(TWO_WINDOWS), [StepsPart(PerfSummary(), steps)]) as prof:
+    with RecordingSession(StepStates(TWO_WINDOWS), [StepsPart(PerfSummary(), steps)]) as prof:
         for _ in range(20):
             prof.step()
     lines = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
@@ -562,7 +562,7 @@ def test_no_step_after_a_window_counts_as_stalled(tmp_path: Path) -> None:
 
 def test_windows_that_wait_for_tables_are_asked_after_at_every_step(tmp_path: Path) -> None:
     made = PostProcessor(tmp_path, 0, prints=True, command=[])
-    part = RecordingPart(WindowClock(TWO_WINDOWS), None, made)
+    part = RecordingPart(StepStates(TWO_WINDOWS), None, made)
     assert part.is_idle()
     made._raws[0] = tmp_path / "a.pb"
     assert not part.is_idle()
@@ -593,7 +593,7 @@ def test_an_exception_of_the_trainings_signal_handler_reaches_the_training(
     call: str, handler: Callable[[int, object], None]
 ) -> None:
     with handling(handler):
-        prof = RecordingSession(WindowClock(TWICE), [Interrupted(call)])
+        prof = RecordingSession(StepStates(TWICE), [Interrupted(call)])
         last = prof.step if call in ("on_step", "on_transition") else prof.close
         with pytest.raises(Preempted, match=r"^preempted$"):
             last()
@@ -742,7 +742,7 @@ def test_a_count_that_is_no_number_costs_itself_only(count: Any) -> None:
         def on_failure(self) -> None:
             pytest.fail("the recording ended")
 
-    session = RecordingSession(WindowClock(Schedule.of((2, 4))), [Noting()])
+    session = RecordingSession(StepStates(Schedule.of((2, 4))), [Noting()])
     session.step(num_samples=count, num_tokens=7)
     session.step(num_samples=8)
     session.close()
@@ -765,7 +765,7 @@ def test_a_device_that_is_set_after_attach_is_one_warning(
 ) -> None:
     devices = iter([first, later])
     with RecordingSession(
-        WindowClock(Schedule.of(None)), [DevicePart(lambda: next(devices))]
+        StepStates(Schedule.of(None)), [DevicePart(lambda: next(devices))]
     ) as prof:
         for _ in range(3):
             prof.step()

@@ -31,7 +31,7 @@ from ppprof.capture.parts import Ending, Part
 from ppprof.capture.ranks import udp
 from ppprof.capture.ranks.udp import Socket
 from ppprof.capture.schedule import State
-from ppprof.capture.window_clock import Transition
+from ppprof.capture.step_states import Transition
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.rundir.run_file import RunFile
 

@@ -19,7 +19,7 @@ from ppprof.capture.recording.segments import SegmentLength
 from ppprof.capture.recording.store import InMemory, WindowStore
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
-from ppprof.capture.window_clock import Transition, ends_provisional_steps
+from ppprof.capture.step_states import Transition, ends_provisional_steps
 from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:  # the recorder imports Paddle, which this module does not need

@@ -18,9 +18,9 @@ from ppprof.capture.recording.store import WindowStore
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
+from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
-from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import raw_files, steps_path
 from ppprof.rundir.recordings import scan
 from ppprof.rundir.run_file import RunFile
@@ -84,10 +84,10 @@ class Training:
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, Topology.of(dp=1), made)
         self.windows = Windows(recorder, self.store, [self.counter], now=lambda: self.time)
-        clock = WindowClock(schedule)
+        states = StepStates(schedule)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, steps_path(0))))
-        parts: list[Part] = [RecordingPart(clock, self.windows, made), steps]
-        self.session = RecordingSession(clock, parts)
+        parts: list[Part] = [RecordingPart(states, self.windows, made), steps]
+        self.session = RecordingSession(states, parts)
 
     def go(self, num_steps: int) -> Training:
         for step in range(num_steps):

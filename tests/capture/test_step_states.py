@@ -9,7 +9,7 @@ import pytest
 
 from ppprof.capture.ranks.triggers import Plan
 from ppprof.capture.schedule import Schedule, State
-from ppprof.capture.window_clock import Transition, WindowClock
+from ppprof.capture.step_states import StepStates, Transition
 
 LETTERS = {
     State.CLOSED: ".",
@@ -48,16 +48,16 @@ class OnDemand:
 
 
 def run(
-    clock: WindowClock, num_steps: int, on_demand: OnDemand | None = None, cut_at: int | None = None
+    states: StepStates, num_steps: int, on_demand: OnDemand | None = None, cut_at: int | None = None
 ) -> list[Transition]:
     """Return all transitions; the disk is full at ``cut_at``."""
     transitions = []
     for step in range(num_steps):
         if on_demand is not None:
             on_demand.step = step
-        transition = clock.advance(step)
+        transition = states.advance(step)
         if step == cut_at:
-            transition = clock.cut(transition)
+            transition = states.cut(transition)
         transitions.append(transition)
     return transitions
 
@@ -100,7 +100,7 @@ NEVER = "............"
     ],
 )
 def test_a_schedule(schedule: Schedule, job: str, window: str | None, excluded: str) -> None:
-    transitions = run(WindowClock(schedule), 12)
+    transitions = run(StepStates(schedule), 12)
     seen = columns(transitions)
     assert (seen["job"], seen["own"], seen["excluded"]) == (job, job, excluded)
     assert seen["provisional"] == NEVER
@@ -113,7 +113,7 @@ def test_a_schedule(schedule: Schedule, job: str, window: str | None, excluded: 
 
 
 def test_a_timer_records_and_excludes_nothing() -> None:
-    seen = columns(run(WindowClock(Schedule.of((2, 5)), timer_only=True), 12))
+    seen = columns(run(StepStates(Schedule.of((2, 5)), timer_only=True), 12))
     assert seen == {
         "job": NEVER,
         "own": NEVER,
@@ -202,7 +202,7 @@ FIRST = Plan(window=0, start=7, steps=3, ranks="all", is_held=False, num_provisi
 def test_a_window_on_demand(
     schedule: Schedule, on_demand: OnDemand, expected: dict[str, str]
 ) -> None:
-    assert columns(run(WindowClock(schedule, on_demand), 12, on_demand)) == expected
+    assert columns(run(StepStates(schedule, on_demand), 12, on_demand)) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_cut_window_ends_on_this_rank_alone(
     cut_at: int, own: str, excluded: str, own_before: State
 ) -> None:
     schedule = Schedule(closed=1, ready=1, record=3, repeat=2, skip_first=1)
-    transitions = run(WindowClock(schedule), 12, cut_at=cut_at)
+    transitions = run(StepStates(schedule), 12, cut_at=cut_at)
     seen = columns(transitions)
     assert seen["job"] == "..rRRL.rRRL."
     assert (seen["own"], seen["excluded"]) == (own, excluded)
@@ -226,18 +226,18 @@ def test_a_cut_window_ends_on_this_rank_alone(
 
 
 def test_steps_after_a_cut_are_in_no_window() -> None:
-    clock = WindowClock(Schedule(closed=1, ready=1, record=3, repeat=2))
+    states = StepStates(Schedule(closed=1, ready=1, record=3, repeat=2))
     windows = []
     for step in range(9):
-        transition = clock.advance(step)
+        transition = states.advance(step)
         if step == 3:
-            clock.cut(transition)
-        windows.append(clock.open_window)
+            states.cut(transition)
+        windows.append(states.open_window)
     assert windows == [None, None, 0, None, None, None, None, 1, 1]
 
 
 def test_a_cut_among_provisional_steps_does_not_save_them() -> None:
     on_demand = OnDemand(FIRST)
-    transitions = run(WindowClock(Schedule.of(None, on_demand=True), on_demand), 12, on_demand, 3)
+    transitions = run(StepStates(Schedule.of(None, on_demand=True), on_demand), 12, on_demand, 3)
     assert columns(transitions)["own"] == ".pp...rRRL.."
     assert transitions[3].own_before is State.PROVISIONAL

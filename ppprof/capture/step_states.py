@@ -83,7 +83,7 @@ def ends_provisional_steps(before: State, after: State) -> bool:
     return before is State.PROVISIONAL and after is not State.PROVISIONAL
 
 
-class WindowClock:
+class StepStates:
     """Turns step numbers into transitions.
 
     Args:
