@@ -10,7 +10,7 @@ from pathlib import Path
 from ppprof.choices import suffix_of
 from ppprof.cli.options import Checks, add_selection, add_workers
 from ppprof.cli.output import is_same, problem_of_output
-from ppprof.cli.terminal import Progress, log
+from ppprof.cli.terminal import ProgressBar, log
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.units import format_omitted, format_ranges, format_skipped, format_unusable
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.run.convert import has_events
     from ppprof.trace import read, write
 
-    progress = Progress.on_terminal()
+    progress = ProgressBar.on_terminal()
     show = partial(progress, args.source) if progress else None
     trace = read(args.source, progress=show, reading=args.reading)
     if not has_events(trace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ppprof.choices import ReadOptions
-from ppprof.cli.terminal import Progress, log
+from ppprof.cli.terminal import ProgressBar, log
 from ppprof.messages import Message
 from ppprof.paths import to_path
 from ppprof.rundir.recordings import RunLocation, resolve
@@ -37,7 +37,7 @@ def open_located(location: RunLocation, reading: ReadOptions | None = None) -> R
     """Open a run whose files are known; ``reading`` as in `open_run`."""
     from ppprof.run.run import Run  # only here: it imports numpy and polars
 
-    return Run(location, Progress.on_terminal(), reading)
+    return Run(location, ProgressBar.on_terminal(), reading)
 
 
 def log_newest(run: Run, location: RunLocation) -> None:

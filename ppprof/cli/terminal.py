@@ -85,14 +85,14 @@ def logging_to_stderr(arguments: Sequence[str] = ()) -> Iterator[None]:
         log.setLevel(level)
 
 
-class Progress:
+class ProgressBar:
     """A progress bar for each file that takes longer than half a second to read."""
 
     def __init__(self) -> None:
         self._bar: Any = None
 
     @classmethod
-    def on_terminal(cls) -> Progress | None:
+    def on_terminal(cls) -> ProgressBar | None:
         """Return a progress bar if stderr is a terminal, else None."""
         return cls() if sys.stderr.isatty() else None
 

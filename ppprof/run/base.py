@@ -18,7 +18,7 @@ from ppprof import rundir
 from ppprof.choices import ReadOptions
 from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.messages import Message
-from ppprof.run.traces import Progress, T, TraceReader, WindowResult
+from ppprof.run.traces import FileProgress, T, TraceReader, WindowResult
 from ppprof.rundir.recordings import Recording, RunLocation, join_paths, no_trace
 from ppprof.topology import AXES, RankSelector, Topology, own_axes
 from ppprof.trace import Trace
@@ -47,7 +47,7 @@ class BaseRun:
     def __init__(
         self,
         location: RunLocation,
-        progress: Progress | None = None,
+        progress: FileProgress | None = None,
         reading: ReadOptions | None = None,
     ) -> None:
         self.paths = location.paths
@@ -291,7 +291,7 @@ class BaseRun:
             executor: see `Run`.
         """
         windows = self.select() if recordings is None else recordings
-        return self.reader.map_windows(work, windows, executor)
+        return self.reader.map_works(dict.fromkeys(windows, work), executor)
 
     def _selected_ranks(self, ranks: RankSelector) -> frozenset[int]:
         """Return the ranks that a selector selects, also ranks that were not recorded."""

@@ -19,7 +19,7 @@ from ppprof.choices import ReadOptions, StepRange, SummaryOptions, check_pattern
 from ppprof.errors import UsageError
 from ppprof.run.base import BaseRun
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
-from ppprof.run.traces import Progress
+from ppprof.run.traces import FileProgress
 from ppprof.rundir.recordings import resolve
 from ppprof.topology import RankSelector
 from ppprof.trace.communication_names import communication_patterns
@@ -36,7 +36,7 @@ def open(
     path: str | Path,
     *more: str | Path,
     cache: bool | None = None,
-    progress: Progress | None = None,
+    progress: FileProgress | None = None,
     step_mark: str | None = None,
     names: str | Path | None = None,
 ) -> Run:

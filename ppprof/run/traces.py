@@ -37,7 +37,7 @@ from ppprof.units import format_ranges, format_skipped, format_time
 T = TypeVar("T")
 U = TypeVar("U")
 
-Progress = Callable[[Path, int, int], None]
+FileProgress = Callable[[Path, int, int], None]
 """Called with a file, the number of bytes read so far, and the size of the file in bytes."""
 
 MOST_BYTES = 256 << 20
@@ -132,7 +132,7 @@ class TraceReader:
 
     def __init__(
         self,
-        progress: Progress | None = None,
+        progress: FileProgress | None = None,
         job: JobContext | None = None,
         reading: ReadOptions | None = None,
     ) -> None:
@@ -217,41 +217,31 @@ class TraceReader:
             self._profile = (recording, steps, options, profile)
         return self._profile[3]
 
-    def map_windows(
+    def map_works(
         self,
-        work: Callable[[Trace], T],
-        recordings: Iterable[Recording],
+        works: Mapping[Recording, Callable[[Trace], T]],
         executor: Executor | None = None,
     ) -> Iterator[WindowResult[T]]:
-        """Yield the result of ``work`` for each window's trace, in the order of ``recordings``.
+        """Yield the result of each window's function for its trace, in the order of ``works``.
 
         A window that is unreadable, or whose process died, is logged and left out.
 
         Args:
-            work: turns a trace into a small value. An executor of other processes must be able to
-                pickle ``work`` and the value.
-            recordings: the windows.
+            works: each turns the trace of its window into a small value. An executor of other
+                processes must be able to pickle the function and the value.
             executor: any of ``concurrent.futures``, which reads several windows at once; None:
                 this process reads one after the other.
 
         Raises:
             InputError: no window can be read.
         """
-        return self.map_works(dict.fromkeys(recordings, work), executor)
-
-    def map_works(
-        self,
-        works: Mapping[Recording, Callable[[Trace], T]],
-        executor: Executor | None = None,
-    ) -> Iterator[WindowResult[T]]:
-        """Yield the result of each window's own function for its trace; see `map_windows`."""
         self._trace = self._profile = None  # memory holds one trace at a time
         if executor is None:
             task = partial(process_window, reading=self._read)
             results: Iterable[WindowResult[T] | str] = itertools.starmap(task, works.items())
         else:
             reading = partial(read_first_readable, job=self._job, options=self._reading)
-            results = map_windows(executor, partial(process_window, reading=reading), works)
+            results = _executed(executor, partial(process_window, reading=reading), works)
         errors = []
         is_any_read = False
         for result in results:
@@ -307,7 +297,7 @@ def notes_on(path: Path, trace: Trace) -> list[str]:
 
 def read_first_readable(
     recording: Recording,
-    progress: Progress | None = None,
+    progress: FileProgress | None = None,
     job: JobContext | None = None,
     options: ReadOptions | None = None,
 ) -> tuple[Path, Trace, list[str]]:
@@ -341,7 +331,7 @@ def read_first_readable(
 
 
 def _read(
-    path: Path, recording: Recording, progress: Progress | None, options: ReadOptions | None
+    path: Path, recording: Recording, progress: FileProgress | None, options: ReadOptions | None
 ) -> Trace:
     """Return the trace of a recording's rank from one of its files."""
     traces = read_ranks(path, progress=_file_progress(progress, path), reading=options)
@@ -388,7 +378,7 @@ def _bytes_of_pb(path: Path) -> float:
     return size / next((f for suffix, f in _PER_PB.items() if path.name.endswith(suffix)), 1.0)
 
 
-def _file_progress(progress: Progress | None, path: Path) -> Callable[[int, int], None] | None:
+def _file_progress(progress: FileProgress | None, path: Path) -> Callable[[int, int], None] | None:
     return partial(progress, path) if progress else None
 
 
@@ -421,7 +411,7 @@ def process_window(
     )
 
 
-def map_windows(
+def _executed(
     executor: Executor,
     task: Callable[[Recording, Callable[[Trace], T]], WindowResult[T] | str],
     works: Mapping[Recording, Callable[[Trace], T]],

@@ -481,7 +481,7 @@ def _foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, i
     ``iteration_20``, may hold the same ranks: they are windows of one run.
     """
     sources: Mapping[str, Callable[[str], int | None]] = {
-        BY_CONTENT: lambda worker: _rank_in_file(workers[worker]),
+        BY_CONTENT: lambda worker: _in_file(workers[worker], b"rank"),
         BY_NAME: lambda worker: _rank_in_name(workers[worker].name),
     }
     folders = {path.parent for path in workers.values()}
@@ -507,12 +507,8 @@ def _rank_in_name(worker: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _rank_in_file(path: Path) -> int | None:
-    """Return ``distributedInfo.rank`` of a JSON trace; None without it, or if it is unreadable."""
-    return _in_file(path, b"rank")
-
-
 def _in_file(path: Path, key: bytes) -> int | None:
+    """Return a number of ``distributedInfo`` in a JSON trace; None without it, or if it is unreadable."""
     match = re.search(_INFORMATION % key, _head(path))
     return int(match[1]) if match else None
 

@@ -16,7 +16,7 @@ Where each format is read and written::
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,12 +29,9 @@ from ppprof.trace.json_head import looks_like_kineto
 from ppprof.trace.json_reader import read_json_ranks
 from ppprof.trace.other_formats import signature_of
 from ppprof.trace.schema import Trace
-from ppprof.trace.source import TraceStream
+from ppprof.trace.source import Progress, TraceStream
 from ppprof.trace.steps import with_step_mark
 from ppprof.units import format_ranges
-
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes read so far and the size of the file."""
 
 
 def read(
