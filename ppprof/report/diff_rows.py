@@ -208,7 +208,7 @@ def diff_document(
             "experiment_steps": change.experiment_steps,
             "is_separated": change.is_separated,
             "needed_steps": change.needed_steps,
-            "steps_are": [words for _, words in diff.step_times],
+            "steps_are": [words for _, words in diff.samples],
         },
         "comparability": {
             "score": comparability.score,

@@ -169,9 +169,9 @@ def test_without_device_events_every_command_gives_the_devices_step(
             "advise": collect_evidence_of_run(opened).step_ns,
             "report": report.step_ns,
             "report's headline": report.costs.metrics["step_time_median"],
-            "diff of a window": window.step_times[0][0]["step_ns"].mean(),
+            "diff of a window": window.samples[0].times["step_ns"].mean(),
         }
-        assert window.step_times[0][1] == "recorded"
+        assert window.samples[0].basis == "recorded"
         assert set(opened.summary("overview", 0)["side"]) == {"cpu"}
         rules = [finding.rule for finding in ppprof.advise(opened)]
         assert [rule for rule in rules if rule != "busy-machine"] == ["no-device-events"]

@@ -209,9 +209,9 @@ def test_a_comparison_knows_the_measured_step_alone(run):
     }
     assert known == {"delta_step_ns", "delta_ratio_step"}
     assert diff.ranks["baseline_step_ns"].to_list() == [TRUE_NS, TRUE_NS + 1]
-    assert {times["step_ns"].mean() for times, _ in diff.step_times} == {TRUE_NS + 0.5}
+    assert {times["step_ns"].mean() for times, _ in diff.samples} == {TRUE_NS + 0.5}
     part = ppprof.diff(ppprof.open(run), ppprof.open(run), windows=0)
-    assert [(set(times["step_ns"]), basis) for times, basis in part.step_times] == [
+    assert [(set(times["step_ns"]), basis) for times, basis in part.samples] == [
         ({TRUE_NS, TRUE_NS + 1}, "recorded")
     ] * 2
 

@@ -21,7 +21,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
-from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, StepSample, is_enough
 from ppprof.topology import AXES
 
 _COMPARABLE = 0.5
@@ -62,7 +62,7 @@ class Diff:
         if the score of `comparability` is below 0.5, or if other processes disturbed a run
         (`disturbance`); ``reason`` then says so.
         """
-        (baseline, words), (experiment, other_words) = self.step_times
+        (baseline, words), (experiment, other_words) = self.samples
         change = step_change(baseline, experiment)
         reason = ""
         if words != other_words:
@@ -76,8 +76,8 @@ class Diff:
         return change
 
     @cached_property
-    def step_times(self) -> tuple[tuple[pl.DataFrame, str], tuple[pl.DataFrame, str]]:
-        """For each run: a table with rank, step and step_ns, and `NOT_RECORDED` or `RECORDED`.
+    def samples(self) -> tuple[StepSample, StepSample]:
+        """The compared steps of each run.
 
         Steps that were not recorded are compared if both runs have enough of them for an interval,
         because no profiler slows these steps. They are also compared if both runs have any of them
@@ -85,23 +85,25 @@ class Diff:
         if it has none.
         """
         one, other = self._runs
-        unrecorded = (one.unrecorded, NOT_RECORDED), (other.unrecorded, NOT_RECORDED)
+        unrecorded = (
+            StepSample(one.unrecorded, NOT_RECORDED),
+            StepSample(other.unrecorded, NOT_RECORDED),
+        )
         if is_enough(one.unrecorded) and is_enough(other.unrecorded):
             return unrecorded
         has_recorded = [not run.recorded.is_empty() for run in self._runs]
         has_unrecorded = [not run.unrecorded.is_empty() for run in self._runs]
         if all(has_unrecorded) and not all(has_recorded):
             return unrecorded
-        recorded = (one.recorded, RECORDED), (other.recorded, RECORDED)
         return (
-            recorded[0] if has_recorded[0] else unrecorded[0],
-            recorded[1] if has_recorded[1] else unrecorded[1],
+            StepSample(one.recorded, RECORDED) if has_recorded[0] else unrecorded[0],
+            StepSample(other.recorded, RECORDED) if has_recorded[1] else unrecorded[1],
         )
 
     @cached_property
     def loads(self) -> tuple[MachineLoad | None, MachineLoad | None]:
-        """The load of each run's machines in the steps of `step_times`; None if it is unknown."""
-        steps = [table.select("rank", "step") for table, _ in self.step_times]
+        """The load of each run's machines in the steps of `samples`; None if it is unknown."""
+        steps = [table.select("rank", "step") for table, _ in self.samples]
         one, other = (
             machine_load(run.times.join(table, ["rank", "step"], "semi"))
             for run, table in zip(self._runs, steps)
@@ -129,7 +131,7 @@ class Diff:
             baseline; delta_ratio is delta over baseline, null if baseline is 0. A metric that
             neither run has is missing.
         """
-        metrics = [run.metrics_over(times) for run, (times, _) in zip(self._runs, self.step_times)]
+        metrics = [run.metrics_over(times) for run, (times, _) in zip(self._runs, self.samples)]
         rows = []
         for metric, unit in METRICS.items():
             pair = tuple(values.get(metric) for values in metrics)

@@ -21,6 +21,7 @@ from ppprof.analysis.diff.costs import Device
 from ppprof.analysis.profile.step_basis import (
     NOT_RECORDED,
     RECORDED,
+    StepSample,
     is_enough,
     unrecorded_steps,
 )
@@ -110,23 +111,22 @@ class RunCosts:
         return self.steps.select("rank", "step", "step_ns").drop_nulls()
 
     @cached_property
-    def step_times(self) -> tuple[pl.DataFrame, str]:
-        """A table with rank, step and step_ns, and `NOT_RECORDED` or `RECORDED`.
+    def sample(self) -> StepSample:
+        """The steps that were not recorded, if they are enough for an interval or if there are no others.
 
-        These are the steps that were not recorded, if they are enough for an interval or if there
-        are no others; else the recorded steps.
+        Else the recorded steps.
         """
         if is_enough(self.unrecorded) or self.recorded.is_empty():
-            return self.unrecorded, NOT_RECORDED
-        return self.recorded, RECORDED
+            return StepSample(self.unrecorded, NOT_RECORDED)
+        return StepSample(self.recorded, RECORDED)
 
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The run's metrics, keyed as in `METRICS`; None or missing if unknown.
 
-        Step times and rates are those of the steps in `step_times`.
+        Step times and rates are those of the steps in `sample`.
         """
-        return self.metrics_over(self.step_times[0])
+        return self.metrics_over(self.sample.times)
 
     def metrics_over(self, times: pl.DataFrame) -> Mapping[str, Metric]:
         """Return the run's metrics, with the step times and rates of the given steps.

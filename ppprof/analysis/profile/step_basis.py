@@ -11,9 +11,21 @@ events of the device beside the trace (`with_measured_times`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import polars as pl
 
 RECORDED, NOT_RECORDED = "recorded", "outside the window"
+
+
+class StepSample(NamedTuple):
+    """The steps that a step time is of."""
+
+    times: pl.DataFrame
+    """rank, step and step_ns."""
+    basis: str
+    """`RECORDED` or `NOT_RECORDED`."""
+
 
 LEAST_STEPS = 5
 """Least number of steps for an interval (`ppprof.analysis.diff.significance`)."""

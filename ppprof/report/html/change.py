@@ -72,7 +72,7 @@ def change_section(
     if diff is None:
         return None
     tables = select_rows(diff, _SELECTION)
-    basis = words(f"basis.{diff.step_times[1][1].replace(' ', '_')}")
+    basis = words(f"basis.{diff.samples[1].basis.replace(' ', '_')}")
     steps_label = words("about.change_steps", basis=basis)
     has_traces = not (diff.baseline.recorded.is_empty() or diff.experiment.recorded.is_empty())
     by_name = [
@@ -186,7 +186,7 @@ def _reason(diff: Diff, words: Words) -> str:
     """Return why there is no interval: `Change.reason` in the page's language."""
     change = diff.change
     num = min(change.baseline_steps, change.experiment_steps)
-    bases = [words(f"basis.{basis.replace(' ', '_')}") for _, basis in diff.step_times]
+    bases = [words(f"basis.{basis.replace(' ', '_')}") for _, basis in diff.samples]
     if num == 0:
         return words("verdicts.no_steps")
     if change.ratio is None:

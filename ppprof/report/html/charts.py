@@ -314,7 +314,7 @@ def _roofline(report: ReportData, links: Links) -> dict[str, Any] | None:
 def _change_steps(report: ReportData) -> dict[str, Any]:
     assert report.diff is not None
     sides = {}
-    for side, (times, _) in zip(("baseline", "experiment"), report.diff.step_times):
+    for side, (times, _) in zip(("baseline", "experiment"), report.diff.samples):
         means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MAX_STEPS)
         sides[side] = {"steps": means["step"].to_list(), "ms": milliseconds_of(means["step_ns"])}
     return sides

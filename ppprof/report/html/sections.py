@@ -720,7 +720,7 @@ def _gains(report: ReportData, words: Words) -> Iterator[Gains]:
 
 def _basis(report: ReportData, words: Words, step_time: float) -> str:
     """Return a sentence with each step time that the page uses, and the steps that it is of."""
-    times, basis = report.costs.step_times
+    times, basis = report.costs.sample
     num = times["step"].n_unique()
     of = words(f"about.step_{basis.split()[0]}", num=num, ranks=words.ranks(report.ranks))
     names = {format_time(step_time): of}

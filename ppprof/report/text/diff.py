@@ -177,7 +177,7 @@ def headline(diff: Diff) -> str:
         baseline, experiment = (
             f"{Counted(number):step|steps} ({words})"
             for number, (_, words) in zip(
-                (change.baseline_steps, change.experiment_steps), diff.step_times
+                (change.baseline_steps, change.experiment_steps), diff.samples
             )
         )
         lines[-1] += f"; {baseline} against {experiment}"
@@ -244,7 +244,7 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
         lines.append([name, *(cells if is_clear else map(str, cells))])  # plain text has no colour
     headers = ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
     columns = columns_for(headers, 10)
-    words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
+    words = " and ".join(dict.fromkeys(words for _, words in diff.samples))
     note = _OVERVIEW_NOTE.format(words=words) if diff.baseline.steps.height else ""
     return Table("Overview", columns, lines, options.time_unit, note=note)
 

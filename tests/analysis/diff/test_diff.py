@@ -288,7 +288,7 @@ def test_the_guides_benchmark(tmp_path):
     assert row["experiment"] == pytest.approx(151.5, rel=1e-3)
     assert f"{row['delta_ratio']:+.0%}" == "+287%"
     assert diff.change.verdict == "faster"
-    assert [words for _, words in diff.step_times] == ["outside the window"] * 2
+    assert [words for _, words in diff.samples] == ["outside the window"] * 2
     assert diff.operators.is_empty()
     assert diff.modules.height <= 2
 
@@ -534,7 +534,7 @@ def test_windows_are_judged_by_their_own_steps(tmp_path):
     )
     diff = ppprof.diff(opened, opened, windows=(0, 1))
     assert diff.change.verdict == "slower"
-    assert [words for _, words in diff.step_times] == ["recorded"] * 2
+    assert [words for _, words in diff.samples] == ["recorded"] * 2
 
 
 def test_windows_that_count_from_0_each_have_steps_of_their_own(tmp_path):
