@@ -26,7 +26,7 @@ import polars as pl
 
 import ppprof
 from ppprof.analysis.predict.prediction import memory
-from ppprof.run.predict import base_of, layout_in, measured_of, prediction
+from ppprof.run.predict import base_of, measured_of, prediction, spec_in
 from ppprof.topology import Topology
 from tests.jobs.launching import CONFIG, JOBS, NO_DROPOUT, SMALL, TRAIN, overrides, run
 
@@ -253,12 +253,12 @@ def print_memory(folders: Sequence[Path]) -> None:
         if not folder.exists():
             continue
         opened = ppprof.open(folder / "profiler_log")
-        layout = layout_in(opened)
-        topology = Topology.of(dp=layout.dp, pp=layout.pp, sharding=layout.sharding, mp=layout.mp)
+        spec = spec_in(opened)
+        topology = Topology.of(dp=spec.dp, pp=spec.pp, sharding=spec.sharding, mp=spec.mp)
         peaks = dict(
             opened.step_times.group_by("rank").agg(pl.col("host_peak_allocated_bytes").max()).rows()
         )
-        for row in memory(layout):
+        for row in memory(spec):
             ranks = topology.select({"pp": row["stage"]})
             real, predicted = max(peaks[rank] for rank in ranks), row["total_bytes"]
             errors.append(abs(predicted / real - 1))

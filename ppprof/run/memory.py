@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.peak_memory import memory_of as modelled_memory
+from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HeldMemory, held_at_peak
 from ppprof.config import load_config
 from ppprof.config.yaml_source import ConfigTree
 from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run.base import BaseRun
-from ppprof.run.predict import layout_of
+from ppprof.run.predict import spec_of
 from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 from ppprof.topology import Topology
 from ppprof.units import format_bytes
@@ -99,7 +99,7 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     failure = failures[failed] if failed is not None else None
     held = peak.held if peak is not None else None
     whose = failed if failed is not None else peak.rank if peak is not None else rank or 0
-    most_first = tuple(remedies(failure, held, run.topology, _layout(run), whose))
+    most_first = tuple(remedies(failure, held, run.topology, _spec(run), whose))
     return MemoryUse(failures, peaks, peak, failed, most_first)
 
 
@@ -107,7 +107,7 @@ def remedies(
     failure: OutOfMemory | None,
     held: HeldMemory | None,
     topology: Topology | None,
-    layout: Layout | None = None,
+    spec: TrainingSpec | None = None,
     rank: int = 0,
 ) -> list[Remedy]:
     """Return what would give memory back, the most bytes first; those that are not known are left out.
@@ -136,9 +136,9 @@ def remedies(
             )
     if held is not None:
         found += _of_activations(held.table.filter(pl.col("phase") == "Forward"))
-    if layout is not None and topology is not None:
+    if spec is not None and topology is not None:
         measured = {_kind(each.name) for each in found}
-        modelled = _of_configuration(layout, topology.coordinate(rank).get("pp", 0))
+        modelled = _of_configuration(spec, topology.coordinate(rank).get("pp", 0))
         found += [each for each in modelled if _kind(each.name) not in measured]
     return sorted((each for each in found if each.bytes > 0), key=lambda each: -each.bytes)
 
@@ -166,52 +166,52 @@ def _kind(name: str) -> str:
     )
 
 
-def _of_configuration(layout: Layout, stage: int) -> list[Remedy]:
+def _of_configuration(spec: TrainingSpec, stage: int) -> list[Remedy]:
     """Return what other configurations take less on a rank of a stage, by `ppprof.analysis.predict`."""
     changes = {}
-    if not layout.recompute:
+    if not spec.recompute:
         name = f"{RECOMPUTE} all blocks, Model.use_recompute=True"
-        changes[name] = replace(layout, recompute="full")
-    if layout.dp > 1 and layout.sharding == 1:
-        degrees = f"sharding_degree {layout.dp} in place of dp_degree {layout.dp}"
+        changes[name] = replace(spec, recompute="full")
+    if spec.dp > 1 and spec.sharding == 1:
+        degrees = f"sharding_degree {spec.dp} in place of dp_degree {spec.dp}"
         for level in (1, 2):
-            split = replace(layout, dp=1, sharding=layout.dp, sharding_stage=level)
+            split = replace(spec, dp=1, sharding=spec.dp, sharding_stage=level)
             changes[f"{SHARDING} {level}, {degrees}"] = split
-    if layout.micro_batch_size % 2 == 0:
-        half = layout.micro_batch_size // 2
+    if spec.micro_batch_size % 2 == 0:
+        half = spec.micro_batch_size // 2
         changes[f"{MICRO_BATCH}, Global.micro_batch_size={half}"] = replace(
-            layout, micro_batch_size=half, micro_batches=2 * layout.micro_batches
+            spec, micro_batch_size=half, micro_batches=2 * spec.micro_batches
         )
-    if layout.mp > 1 and not layout.sequence_parallel:
+    if spec.mp > 1 and not spec.sequence_parallel:
         name = "sequence parallel, Model.sequence_parallel=True"
-        changes[name] = replace(layout, sequence_parallel=True)
-    now = modelled_memory(layout, stage)
+        changes[name] = replace(spec, sequence_parallel=True)
+    now = modelled_memory(spec, stage)
     why = f"by the memory model of ppprof predict, of {format_bytes(now.total_bytes)}"
     found = [
         Remedy(name, now.total_bytes - modelled_memory(other, stage).total_bytes, why)
         for name, other in changes.items()
     ]
     # The product with the vocabulary is held at these moments alone, and in quarters.
-    logits = layout.length * layout.micro_batch_size * layout.vocabulary // layout.mp
-    word = layout.word_bytes or 0
+    logits = spec.length * spec.micro_batch_size * spec.vocabulary // spec.mp
+    word = spec.word_bytes or 0
     parts = {"loss": 8 + (word < 4) * word, "backward pass of the loss": word}
     rest = {name: size - 3 * logits * parts.get(name, 0) // 4 for name, size in now.moments.items()}
     given = now.total_bytes - now.state_bytes - max(rest.values())
     return [*found, Remedy("the loss in 4 parts of the tokens", given, why)]
 
 
-def _layout(run: BaseRun) -> Layout | None:
+def _spec(run: BaseRun) -> TrainingSpec | None:
     """Return the configuration of a run of the harness's GPT in numbers; None if it is not known."""
     values = run.manifest.get("config")
     if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
         return None
     try:
         config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)))
-        layout = layout_of(config)
+        spec = spec_of(config)
     except (ConfigError, UsageError):
         return None
-    is_modelled = layout.word_bytes and not (layout.sharding > 1 and layout.sharding_stage == 3)
-    return layout if is_modelled and config.Model.module == "GPTModule" else None
+    is_modelled = spec.word_bytes and not (spec.sharding > 1 and spec.sharding_stage == 3)
+    return spec if is_modelled and config.Model.module == "GPTModule" else None
 
 
 def _repeated(modules: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppprof.analysis.predict.prediction import memory
 from ppprof.errors import InputError
-from ppprof.run.predict import layout_in
+from ppprof.run.predict import spec_in
 from ppprof.run.run import Run, open
 
 _PROGRAM = '''"""Memory of a configuration in MiB: memory_estimation_tool of Paddle's auto-tuner."""
@@ -26,7 +26,7 @@ _FIELDS = {
     **{"intermediate_size": "inner", "num_attention_heads": "heads", "num_layers": "layers"},
     **{"vocab_size": "vocabulary", "max_sequence_length": "length"},
 }
-"""Options of the auto-tuner -> the number in a layout."""
+"""Options of the auto-tuner -> the number in a spec."""
 
 
 def memory_tool(run: Run) -> str:
@@ -47,23 +47,23 @@ def estimated_mib(path: str, arguments: Sequence[str]) -> float:
             or the memory of the configuration is not known.
     """
     given = {key[2:]: value for key, value in zip(arguments[::2], arguments[1::2])}
-    old = layout_in(open(path))
+    old = spec_in(open(path))
     changes: dict[str, Any] = {
         name: int(given[key]) for key, name in _FIELDS.items() if key in given
     }
     if "use_recompute" in given:
         granularity = given.get("recompute_granularity", "None").replace("None", "full")
         changes["recompute"] = granularity if given["use_recompute"] == "True" else ""
-    layout = replace(old, **changes)
-    samples, once = old.samples * old.replicas, layout.replicas * layout.micro_batch_size
-    if samples % once or layout.layers % (layout.pp * layout.virtual) or layout.heads % layout.mp:
+    spec = replace(old, **changes)
+    samples, once = old.samples * old.replicas, spec.replicas * spec.micro_batch_size
+    if samples % once or spec.layers % (spec.pp * spec.virtual) or spec.heads % spec.mp:
         raise InputError(
-            f"{' '.join(arguments)}: expected degrees that divide {samples} samples, {layout.layers} blocks "
-            f"and {layout.heads} heads"
+            f"{' '.join(arguments)}: expected degrees that divide {samples} samples, {spec.layers} blocks "
+            f"and {spec.heads} heads"
         )
-    splits_sequence = old.sequence_parallel and layout.mp > 1
-    layout = replace(layout, micro_batches=samples // once, sequence_parallel=splits_sequence)
-    rows = memory(layout)
+    splits_sequence = old.sequence_parallel and spec.mp > 1
+    spec = replace(spec, micro_batches=samples // once, sequence_parallel=splits_sequence)
+    rows = memory(spec)
     if not rows:
         raise InputError(
             f"{' '.join(arguments)}: the memory of mixed precision O1 and of sharding stage 3 is not known"

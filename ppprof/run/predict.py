@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.parts import Measured, measure
 from ppprof.analysis.predict.prediction import Row, memory, predict
+from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.config import Config, load_config
 from ppprof.config.yaml_source import ConfigTree
 from ppprof.errors import ConfigError, InputError, UsageError
@@ -72,7 +72,7 @@ class Base(NamedTuple):
                 )
         tree = ConfigTree(deepcopy(dict(self.config)), path=self.path)
         # A blank dp_degree was what the processes of the run left over.
-        dp = f"Distributed.dp_degree={self.runs[0].layout.dp}"
+        dp = f"Distributed.dp_degree={self.runs[0].spec.dp}"
         return load_config(tree, [dp, *overrides], world_size)
 
 
@@ -85,7 +85,7 @@ def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
     if len(measured) == 2:
         first, second = (
             {
-                **vars(each.layout),
+                **vars(each.spec),
                 "micro_batch_size": None,
                 "micro_batches": None,
             }
@@ -96,14 +96,14 @@ def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
                 f"{runs[1]}: it differs from {runs[0]} in {', '.join(different)}; expected a run that "
                 "differs in micro_batch_size alone"
             )
-        if measured[0].layout.micro_batch_size == measured[1].layout.micro_batch_size:
+        if measured[0].spec.micro_batch_size == measured[1].spec.micro_batch_size:
             raise InputError(
                 f"{runs[1]}: it has the micro_batch_size of {runs[0]}; a second run is of use with another"
             )
     return Base(measured, runs[0].manifest["config"], str(runs[0]))
 
 
-def layout_in(run: Run) -> Layout:
+def spec_in(run: Run) -> TrainingSpec:
     """Return the configuration of a run.
 
     Raises:
@@ -133,7 +133,7 @@ def layout_in(run: Run) -> Layout:
         raise InputError(f"{run}: {config.Model.module}: only the parts of a GPTModule are known")
     if config.topology.degree("sep") > 1:
         raise InputError(f"{run}: sep_degree {config.topology.degree('sep')}: expected 1")
-    return layout_of(config)
+    return spec_of(config)
 
 
 def measured_of(run: Run, **selection: Any) -> Measured:
@@ -143,8 +143,8 @@ def measured_of(run: Run, **selection: Any) -> Measured:
         InputError: the run's manifest has no valid config of a GPT, its pipeline has one stage, or no
             step of it can be replayed.
     """
-    layout = layout_in(run)
-    if layout.pp == 1:
+    spec = spec_in(run)
+    if spec.pp == 1:
         raise InputError(
             f"{run}: it has one pipeline stage, so blocks and the rest are one pass; "
             "expected a run with pp_degree 2 or more"
@@ -156,7 +156,7 @@ def measured_of(run: Run, **selection: Any) -> Measured:
             f"{run}: its ranks waited for a processor for {wait_ratio:.0%} of the recorded steps, and "
             "predictions contain that; record it while no other programs run"
         )
-    measured = measure(run.cluster(**selection), layout)
+    measured = measure(run.cluster(**selection), spec)
     if measured is None:
         raise InputError(
             f"{run}: no step with all passes of a replica on all of its stages; expected a window on all ranks"
@@ -164,7 +164,7 @@ def measured_of(run: Run, **selection: Any) -> Measured:
     return measured
 
 
-def layout_of(config: Config) -> Layout:
+def spec_of(config: Config) -> TrainingSpec:
     """Return a configuration in numbers.
 
     Raises:
@@ -178,7 +178,7 @@ def layout_of(config: Config) -> Layout:
     is_on_cpu, mix = config.Global.device == "cpu", config.Engine.mix_precision
     is_mixed = (mix.enable or mix.use_pure_fp16) and not is_on_cpu  # without effect there
     pp = topology.degree("pp")
-    return Layout(
+    return TrainingSpec(
         dp=topology.degree("dp"),
         mp=topology.degree("mp"),
         pp=pp,
@@ -213,22 +213,22 @@ def prediction(base: Base, overrides: Sequence[str]) -> dict[str, list[Row]]:
     """
     steps = []
     for run in base.runs:
-        row, parts = predict(base.runs, run.layout)
+        row, parts = predict(base.runs, run.spec)
         row["error_ratio"] = row["step_ns"] / run.step_ns - 1
-        name = f"as recorded, micro_batch_size {run.layout.micro_batch_size}"
-        steps.append(_step_row(name, row, run.layout, run.step_ns))
-    layout = base.runs[0].layout
+        name = f"as recorded, micro_batch_size {run.spec.micro_batch_size}"
+        steps.append(_step_row(name, row, run.spec, run.step_ns))
+    spec = base.runs[0].spec
     if overrides:
-        layout = layout_of(base.load(overrides))
-        row, parts = predict(base.runs, layout)
-        steps.append(_step_row(" ".join(overrides), row, layout))
+        spec = spec_of(base.load(overrides))
+        row, parts = predict(base.runs, spec)
+        steps.append(_step_row(" ".join(overrides), row, spec))
     else:
-        parts = predict(base.runs, layout)[1]
-    return {"steps": steps, "parts": parts, "memory": memory(layout)}
+        parts = predict(base.runs, spec)[1]
+    return {"steps": steps, "parts": parts, "memory": memory(spec)}
 
 
-def _step_row(name: str, row: Row, layout: Layout, measured_ns: float | None = None) -> Row:
-    most = max((each["total_bytes"] for each in memory(layout)), default=None)
+def _step_row(name: str, row: Row, spec: TrainingSpec, measured_ns: float | None = None) -> Row:
+    most = max((each["total_bytes"] for each in memory(spec)), default=None)
     error = row.pop("error_ratio", None)
     return {
         "configuration": name,
@@ -251,7 +251,7 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
         InputError: no configuration is left.
         UsageError: a memory is given, and the memory of mixed precision is not known.
     """
-    old = base.runs[0].layout
+    old = base.runs[0].spec
     if memory_bytes is not None and old.word_bytes is None:
         raise UsageError("--memory: the memory of mixed precision is known for level O2 only")
     rows: list[Row] = []
@@ -263,13 +263,13 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
         )
     for settings in candidates[:_MOST_CANDIDATES]:
         try:
-            layout = layout_of(base.load(_overrides(settings), world_size))
+            spec = spec_of(base.load(_overrides(settings), world_size))
         except ConfigError:
             continue
-        if layout.pp * layout.virtual * layout.micro_batches > _MOST_PASSES:
+        if spec.pp * spec.virtual * spec.micro_batches > _MOST_PASSES:
             continue
-        row, _ = predict(base.runs, layout)
-        row = {**_step_row(_name(old, layout), row, layout), **_degrees(layout)}
+        row, _ = predict(base.runs, spec)
+        row = {**_step_row(_name(old, spec), row, spec), **_degrees(spec)}
         fits = memory_bytes is None or row["memory_bytes"] <= memory_bytes
         if fits and (row["step_ns"] or row["high_ns"]):
             rows.append(row)
@@ -311,22 +311,22 @@ def history(base: Base, text: str) -> dict[str, list[Row]]:
     rows = []
     for number, line in enumerate(lines, start=2):
         try:
-            layout = _tuned(base, line)
+            spec = _tuned(base, line)
             value = float(line[metric] or "nan")
         except (ConfigError, UsageError, ValueError, ArithmeticError) as error:
             log.warning(f"line {number} of the history: skipped: {error}")
             continue
-        row, _ = predict(base.runs, layout)
+        row, _ = predict(base.runs, spec)
         measured_ns = None
         if 0 < value < math.inf:
-            measured_ns = 1e9 * _METRICS[metric](value, layout.samples * layout.replicas)
+            measured_ns = 1e9 * _METRICS[metric](value, spec.samples * spec.replicas)
         if measured_ns and row["step_ns"]:
             row["error_ratio"] = row["step_ns"] / measured_ns - 1
-        rows.append(_step_row(_name(base.runs[0].layout, layout), row, layout, measured_ns))
+        rows.append(_step_row(_name(base.runs[0].spec, spec), row, spec, measured_ns))
     return {"history": rows}
 
 
-def _tuned(base: Base, line: Mapping[str, str]) -> Layout:
+def _tuned(base: Base, line: Mapping[str, str]) -> TrainingSpec:
     """Return the configuration of a row of the tuner; pandas writes whole numbers beside blanks as ``2.0``."""
     size = {name: int(float(line[name])) for name in _TUNED[:7]}
     samples = int(float(line["global_batch_size"]))
@@ -344,10 +344,10 @@ def _tuned(base: Base, line: Mapping[str, str]) -> Layout:
         "Model.recompute_granularity": line["recompute_granularity"] or None,
     }
     ranks = math.prod(size[f"{axis}_degree"] for axis in ("dp", "mp", "pp", "sharding"))
-    return layout_of(base.load(_overrides(settings), ranks))
+    return spec_of(base.load(_overrides(settings), ranks))
 
 
-def _candidates(old: Layout, world_size: int) -> Iterator[dict[str, int]]:
+def _candidates(old: TrainingSpec, world_size: int) -> Iterator[dict[str, int]]:
     samples = old.samples * old.replicas
     for pp in _divisors(world_size):
         for mp in _divisors(world_size // pp):
@@ -372,32 +372,32 @@ def _candidates(old: Layout, world_size: int) -> Iterator[dict[str, int]]:
                         )
 
 
-def _settings(layout: Layout) -> dict[str, int]:
+def _settings(spec: TrainingSpec) -> dict[str, int]:
     return {
-        "Distributed.dp_degree": layout.dp,
-        "Distributed.mp_degree": layout.mp,
-        "Distributed.pp_degree": layout.pp,
-        "Distributed.sharding.sharding_degree": layout.sharding,
-        "Distributed.sharding.sharding_stage": layout.sharding_stage,
-        "Model.virtual_pp_degree": layout.virtual,
-        "Global.global_batch_size": layout.samples * layout.replicas,
-        "Global.local_batch_size": layout.samples,
-        "Global.micro_batch_size": layout.micro_batch_size,
+        "Distributed.dp_degree": spec.dp,
+        "Distributed.mp_degree": spec.mp,
+        "Distributed.pp_degree": spec.pp,
+        "Distributed.sharding.sharding_degree": spec.sharding,
+        "Distributed.sharding.sharding_stage": spec.sharding_stage,
+        "Model.virtual_pp_degree": spec.virtual,
+        "Global.global_batch_size": spec.samples * spec.replicas,
+        "Global.local_batch_size": spec.samples,
+        "Global.micro_batch_size": spec.micro_batch_size,
     }
 
 
-def _name(old: Layout, layout: Layout) -> str:
+def _name(old: TrainingSpec, spec: TrainingSpec) -> str:
     """Return what a configuration changes, but for the batch."""
-    recorded, settings = ({**_settings(each), **_recompute(each)} for each in (old, layout))
+    recorded, settings = ({**_settings(each), **_recompute(each)} for each in (old, spec))
     changes = {key: value for key, value in settings.items() if value != recorded[key]}
     changes.pop("Global.global_batch_size", None)
     return " ".join(_overrides(changes)) or "as recorded"
 
 
-def _recompute(layout: Layout) -> dict[str, Any]:
+def _recompute(spec: TrainingSpec) -> dict[str, Any]:
     return {
-        "Model.use_recompute": bool(layout.recompute),
-        "Model.recompute_granularity": layout.recompute or None,
+        "Model.use_recompute": bool(spec.recompute),
+        "Model.recompute_granularity": spec.recompute or None,
     }
 
 
@@ -409,11 +409,11 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _degrees(layout: Layout) -> Row:
+def _degrees(spec: TrainingSpec) -> Row:
     values = (
-        *(layout.dp, layout.mp, layout.pp, layout.virtual, layout.micro_batch_size),
-        *(layout.sharding, layout.sharding_stage, bool(layout.recompute)),
-        layout.recompute or None,
+        *(spec.dp, spec.mp, spec.pp, spec.virtual, spec.micro_batch_size),
+        *(spec.sharding, spec.sharding_stage, bool(spec.recompute)),
+        spec.recompute or None,
     )
     return dict(zip(_TUNED, values))
 

@@ -9,7 +9,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.predict.prediction import memory
-from ppprof.run.predict import layout_in
+from ppprof.run.predict import spec_in
 from tests.jobs.launching import SMALL, train
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -22,7 +22,7 @@ def test_the_modelled_memory_is_the_peak_of_the_allocator(tmp_path: Path) -> Non
     train(tmp_path, *SMALL, *settings, *profiler, processes=2, code=0)
     run = ppprof.open(tmp_path / "profiler_log")
     peaks = run.step_times.group_by("rank").agg(pl.col("host_peak_allocated_bytes").max())
-    stages = memory(layout_in(run))
+    stages = memory(spec_in(run))
     assert [stage["moment"] for stage in stages][1] == "loss"
     assert [stage["total_bytes"] for stage in stages] == pytest.approx(
         [peak for _, peak in sorted(peaks.rows())], rel=0.03

@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.peak_memory import memory_of as memory_of_layout
+from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
 from ppprof.errors import InputError, UsageError
@@ -104,7 +104,7 @@ def test_sharding_gives_what_the_other_ranks_take() -> None:
     assert [each.bytes for each in remedies(FAILURE, None, None)] == [600]
 
 
-GPT = Layout(
+GPT = TrainingSpec(
     **{"dp": 2, "mp": 2, "pp": 2, "sharding": 1, "sharding_stage": 1, "virtual": 1},
     **{
         "micro_batch_size": 2,

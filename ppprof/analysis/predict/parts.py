@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.diff.significance import student
-from ppprof.analysis.predict.layout import Layout
+from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.replay import Replay, ends_of_steps, operations_of, with_workers
@@ -67,7 +67,7 @@ class Message(NamedTuple):
 class Measured:
     """The parts of a recorded run."""
 
-    layout: Layout
+    spec: TrainingSpec
     times: Mapping[str, float]
     """Part -> nanoseconds: means over steps, replicas and micro-batches; of `PARTS`."""
     step_ns: float
@@ -78,12 +78,12 @@ class Measured:
     """The all-reduces of the run by size, with their mean time."""
 
 
-def measure(cluster: Cluster, layout: Layout) -> Measured | None:
+def measure(cluster: Cluster, spec: TrainingSpec) -> Measured | None:
     """Return the parts of a run's steps; None if no step can be replayed.
 
     Args:
         cluster: all ranks of the run.
-        layout: its configuration, with several stages.
+        spec: its configuration, with several stages.
     """
     topology = cluster.topology
     tables = [
@@ -94,7 +94,7 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
     if topology is None or not tables:
         return None
     rows = with_workers(pl.concat(tables), topology)
-    operations = operations_of(rows, layout.pp)
+    operations = operations_of(rows, spec.pp)
     replay = Replay(operations)
     ends = ends_of_steps(rows).filter(pl.col("step").is_in(list(replay.whole_steps)))
     if ends.is_empty():
@@ -106,8 +106,8 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
         .rows()
     }
     times: dict[str, float] = {}
-    in_chunk = layout.stage_layers() // layout.virtual
-    first, last = (0, 0), (layout.pp - 1, layout.virtual - 1)
+    in_chunk = spec.stage_layers() // spec.virtual
+    first, last = (0, 0), (spec.pp - 1, spec.virtual - 1)
     for kind in ("forward", "backward"):
         passes = {key[1:]: time for key, time in means.items() if key[0] == kind}
         inner = [time for place, time in passes.items() if place not in (first, last)]
@@ -133,20 +133,20 @@ def measure(cluster: Cluster, layout: Layout) -> Measured | None:
     by_step = steps.group_by("step").agg(
         replicas=exposed("dp", "sharding").min(), mp=_only_mp(steps).mean()
     )
-    num_passes = 2 * layout.stage_layers() * layout.micro_batches
-    times["replicas"] = mean(by_step["replicas"]) if layout.replicas > 1 else 0.0
-    times["mp"] = mean(by_step["mp"]) / num_passes if layout.mp > 1 else 0.0
+    num_passes = 2 * spec.stage_layers() * spec.micro_batches
+    times["replicas"] = mean(by_step["replicas"]) if spec.replicas > 1 else 0.0
+    times["mp"] = mean(by_step["mp"]) / num_passes if spec.mp > 1 else 0.0
     times["gap"] = float(np.mean(replay.gap_ns))
     transfers = replay.transfer_ns[replay.transfer_ns > 0]
     times["transfer"] = float(np.mean(transfers)) if len(transfers) else 0.0
-    times["head"] = means["head", 0, None] / layout.samples
+    times["head"] = means["head", 0, None] / spec.samples
     times["tail"] = max(0.0, mean(ends["tail_ns"]) - times["replicas"])
     recorded = ends["recorded_ns"].to_numpy().astype(np.float64)
     step_ns, freedom = float(recorded.mean()), len(recorded) - 1
     error_ratio = np.inf
     if freedom:
         error_ratio = student(freedom) * float(recorded.std()) / freedom**0.5 / step_ns
-    return Measured(layout, times, step_ns, error_ratio, _messages(cluster.arrivals))
+    return Measured(spec, times, step_ns, error_ratio, _messages(cluster.arrivals))
 
 
 def _only_mp(steps: pl.DataFrame) -> pl.Expr:
@@ -167,42 +167,42 @@ def _on_link(num_bytes: float, num_ranks: int) -> float:
     return 2 * num_bytes * (num_ranks - 1) / num_ranks
 
 
-def parts_of(runs: Sequence[Measured], layout: Layout) -> dict[str, Part]:
+def parts_of(runs: Sequence[Measured], spec: TrainingSpec) -> dict[str, Part]:
     """Return the parts of a configuration, for each of `PARTS`.
 
     Args:
         runs: one run, or two that differ in micro_batch_size; the first decides what is scaled.
-        layout: the configuration.
+        spec: the configuration.
     """
     base = runs[0]
-    old = base.layout
-    parts = {name: _of_micro_batch(runs, name, layout.micro_batch_size) for name in PARTS}
+    old = base.spec
+    parts = {name: _of_micro_batch(runs, name, spec.micro_batch_size) for name in PARTS}
     for name in ("head", "tail", "replicas"):
         parts[name] = Part(np.full(3, base.times[name]), "measured")
-    if layout.mp != old.mp:
-        _split(parts, runs, layout)
-    elif _num_sums(layout) != _num_sums(old):
-        ratio = (2 + _num_sums(layout)) / (2 + _num_sums(old))
+    if spec.mp != old.mp:
+        _split(parts, runs, spec)
+    elif _num_sums(spec) != _num_sums(old):
+        ratio = (2 + _num_sums(spec)) / (2 + _num_sums(old))
         parts["mp"] = Part(ratio * parts["mp"].time, "modelled")
-    if layout.recompute != old.recompute:
+    if spec.recompute != old.recompute:
         forward, backward = parts["layer_forward"].time, parts["layer_backward"].time
         # The least of a difference has the most of what is taken away: the scenarios in reverse.
-        time = backward + _again(layout, forward) - _again(old, forward)[::-1]
-        is_known = {old.recompute, layout.recompute} == {"", "full"}
+        time = backward + _again(spec, forward) - _again(old, forward)[::-1]
+        is_known = {old.recompute, spec.recompute} == {"", "full"}
         parts["layer_backward"] = Part(np.maximum(time, 0), "modelled" if is_known else "unknown")
-    share = layout.most_parameters() / layout.sharding / (old.most_parameters() / old.sharding)
+    share = spec.most_parameters() / spec.sharding / (old.most_parameters() / old.sharding)
     if share != 1:
         parts["tail"] = Part(parts["tail"].time * share, "modelled")
-    parts["replicas"] = _sum_over_replicas(base, layout)
-    if layout.pp == 1:
+    parts["replicas"] = _sum_over_replicas(base, spec)
+    if spec.pp == 1:
         parts["transfer"] = Part(np.zeros(3), "measured")
     return parts
 
 
-def _again(layout: Layout, forward: Float64) -> Float64:
+def _again(spec: TrainingSpec, forward: Float64) -> Float64:
     """Return the time to compute a block's forward pass again: of a part of it, any time up to the whole."""
-    if layout.recompute in ("", "full"):
-        return forward if layout.recompute else np.zeros(3)
+    if spec.recompute in ("", "full"):
+        return forward if spec.recompute else np.zeros(3)
     return np.array([0, np.nan, forward[2]])
 
 
@@ -218,7 +218,7 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
     """
     known: dict[int, list[float]] = {}
     for run in runs:
-        known.setdefault(run.layout.micro_batch_size, []).append(run.times[name])
+        known.setdefault(run.spec.micro_batch_size, []).append(run.times[name])
     times = {each: float(np.mean(values)) for each, values in known.items()}
     if size in times:
         return Part(np.full(3, times[size]), "measured")
@@ -231,7 +231,7 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
     return Part(np.full(3, max(short + slope * (size - small), min(short, 0.0))), "fitted")
 
 
-def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> None:
+def _split(parts: dict[str, Part], runs: Sequence[Measured], spec: TrainingSpec) -> None:
     """Change the parts for another mp_degree: between a perfect split of the work, and the same work.
 
     If two runs without mp separate the fixed cost, likely is a split of the rest.
@@ -239,7 +239,7 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> 
     A block sums hidden states over mp twice in its forward pass. So do the embedding and the loss, which
     also sums three values a token.
     """
-    base, old = runs[0], runs[0].layout
+    base, old = runs[0], runs[0].spec
     counts = {
         "layer_forward": 2,
         "layer_backward": _num_sums(old),
@@ -247,47 +247,47 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], layout: Layout) -> 
         "last_backward": 1,
     }
     own = parts["mp"].time * 2 / (2 + _num_sums(old))
-    tokens = layout.length * layout.micro_batch_size
+    tokens = spec.length * spec.micro_batch_size
     sums = value = np.zeros(3)
-    if layout.mp > 1 and old.mp > 1:
+    if spec.mp > 1 and old.mp > 1:
         # By the bytes on a link, or by the number of messages of a ring.
-        share = _on_link(1, layout.mp) / _on_link(1, old.mp)
-        sums = own * sorted((1, share, (layout.mp - 1) / (old.mp - 1)))
-    elif layout.mp > 1:
-        calls = 2 if layout.sequence_parallel else 1  # a gather and a scatter instead of a sum
-        sums = calls * _message(base, layout.value_bytes * tokens * layout.hidden, layout.mp)
-        value = _message(base, 4 * tokens, layout.mp)
+        share = _on_link(1, spec.mp) / _on_link(1, old.mp)
+        sums = own * sorted((1, share, (spec.mp - 1) / (old.mp - 1)))
+    elif spec.mp > 1:
+        calls = 2 if spec.sequence_parallel else 1  # a gather and a scatter instead of a sum
+        sums = calls * _message(base, spec.value_bytes * tokens * spec.hidden, spec.mp)
+        value = _message(base, 4 * tokens, spec.mp)
     for name in PARTS:
         if name.partition("_")[0] not in ("layer", "first", "last"):
             continue
         count = counts.get(name, 0)
         work = np.maximum(parts[name].time - count * own[::-1], 0)
-        split = work * old.mp / layout.mp
+        split = work * old.mp / spec.mp
         low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
         fixed = _of_micro_batch(runs, name, 0).time[1] if old.mp == 1 else np.nan
-        likely = work[1] + (work[1] - np.clip(fixed, 0, work[1])) * (old.mp / layout.mp - 1)
+        likely = work[1] + (work[1] - np.clip(fixed, 0, work[1])) * (old.mp / spec.mp - 1)
         time = np.array([low, likely, high]) + (count * sums if count else 0)
         basis = "modelled" if np.isfinite(likely) else "unknown"
         parts[name] = Part(time + (3 * value if name == "last_forward" else 0), basis)
-    mean_count = (2 + _num_sums(layout)) / 2
-    parts["mp"] = Part(mean_count * sums, "measured" if layout.mp == 1 else _basis(sums))
+    mean_count = (2 + _num_sums(spec)) / 2
+    parts["mp"] = Part(mean_count * sums, "measured" if spec.mp == 1 else _basis(sums))
 
 
-def _num_sums(layout: Layout) -> int:
+def _num_sums(spec: TrainingSpec) -> int:
     """Return how often a block's backward pass sums over mp: for each product that takes hidden states.
 
     What it computes again, it sums again, as in the forward pass: after the attention and the MLP.
     """
-    again = {"full": 2, "full_attn": 1}.get(layout.recompute, 0)
-    return (2 if layout.fused_qkv else 4) + again
+    again = {"full": 2, "full_attn": 1}.get(spec.recompute, 0)
+    return (2 if spec.fused_qkv else 4) + again
 
 
-def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
-    old, ranks = base.layout, layout.replicas
-    size = layout.value_bytes * layout.most_parameters()
+def _sum_over_replicas(base: Measured, spec: TrainingSpec) -> Part:
+    old, ranks = base.spec, spec.replicas
+    size = spec.value_bytes * spec.most_parameters()
     is_same_kind = (old.sharding > 1, old.sharding > 1 and old.sharding_stage) == (
-        layout.sharding > 1,
-        layout.sharding > 1 and layout.sharding_stage,
+        spec.sharding > 1,
+        spec.sharding > 1 and spec.sharding_stage,
     )
     if ranks == 1:
         return Part(np.zeros(3), "measured")
@@ -297,26 +297,26 @@ def _sum_over_replicas(base: Measured, layout: Layout) -> Part:
             old.value_bytes * old.most_parameters(), old.replicas
         )
         messages = (ranks - 1) / (old.replicas - 1)
-        if layout.sharding > 1:
-            messages *= len(_most_tensors(layout)) / len(_most_tensors(old))
+        if spec.sharding > 1:
+            messages *= len(_most_tensors(spec)) / len(_most_tensors(old))
         time = base.times["replicas"] * np.array(
             [min(share, messages), share, max(share, messages)]
         )
         return Part(time, "measured" if share == messages == 1 else "modelled")
-    if layout.sharding > 1 and layout.sharding_stage > 1:
+    if spec.sharding > 1 and spec.sharding_stage > 1:
         return Part(np.array([0.0, np.nan, np.inf]), "unknown")
-    if layout.sharding == 1:
+    if spec.sharding == 1:
         time = _message(base, size, ranks)
         return Part(time, _basis(time))
     # Sharding stage 1 reduces and broadcasts each tensor.
-    times = [2 * _message(base, layout.value_bytes * each, ranks) for each in _most_tensors(layout)]
+    times = [2 * _message(base, spec.value_bytes * each, ranks) for each in _most_tensors(spec)]
     time = np.sum(times, axis=0)
     return Part(time, _basis(time))
 
 
-def _most_tensors(layout: Layout) -> list[int]:
+def _most_tensors(spec: TrainingSpec) -> list[int]:
     """Return the sizes of the parameters of the rank with most."""
-    return max((layout.tensors(stage) for stage in range(layout.pp)), key=sum)
+    return max((spec.tensors(stage) for stage in range(spec.pp)), key=sum)
 
 
 def _basis(time: Float64) -> str:

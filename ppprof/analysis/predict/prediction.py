@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ppprof.analysis.predict.layout import Layout
 from ppprof.analysis.predict.parts import PARTS, Measured, Part, parts_of
 from ppprof.analysis.predict.peak_memory import memory_of
 from ppprof.analysis.predict.schedule import Pass, order, simulate
+from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.arrays import Float64
 
 Row = dict[str, Any]
@@ -19,7 +19,7 @@ LEAST_ERROR = 0.07
 """What a range is widened by at least: predictions that were checked were off by up to 6.3% (docs/predict.md)."""
 
 
-def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
+def predict(runs: Sequence[Measured], spec: TrainingSpec) -> tuple[Row, list[Row]]:
     """Return the step of a configuration, and its parts.
 
     ::
@@ -28,7 +28,7 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
 
     Args:
         runs: one run, or two that differ in micro_batch_size.
-        layout: the configuration.
+        spec: the configuration.
 
     Returns:
         A row with, in nanoseconds unless the name says otherwise,
@@ -46,19 +46,19 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
 
         and rows with part, low_ns, likely_ns, high_ns and basis.
     """
-    parts = parts_of(runs, layout)
+    parts = parts_of(runs, spec)
     base = runs[0]
-    step, bubble = _step(layout, parts)
-    own = step if layout == base.layout else _step(base.layout, parts_of(runs, base.layout))[0]
+    step, bubble = _step(spec, parts)
+    own = step if spec == base.spec else _step(base.spec, parts_of(runs, base.spec))[0]
     error = abs(own[1] / base.step_ns - 1) + base.error_ratio
-    if layout != base.layout:
+    if spec != base.spec:
         error = max(error, LEAST_ERROR)
-    passes = 2 * layout.stage_layers() * layout.micro_batches
+    passes = 2 * spec.stage_layers() * spec.micro_batches
     exposed = parts["replicas"].time[1] + passes * parts["mp"].time[1]
     used = [name for name in PARTS if parts[name].is_used]
     row = {
-        "ranks": layout.world_size,
-        "micro_batches": layout.micro_batches,
+        "ranks": spec.world_size,
+        "micro_batches": spec.micro_batches,
         "step_ns": _known(step[1]),
         "low_ns": _known(step[0] * max(0, 1 - error)),
         "high_ns": _known(step[2] * (1 + error)),
@@ -80,11 +80,11 @@ def predict(runs: Sequence[Measured], layout: Layout) -> tuple[Row, list[Row]]:
 _BASES = ("measured", "fitted", "modelled", "unknown")
 
 
-def _step(layout: Layout, parts: Mapping[str, Part]) -> tuple[Float64, Float64]:
+def _step(spec: TrainingSpec, parts: Mapping[str, Part]) -> tuple[Float64, Float64]:
     """Return the step and the idle time of an average stage, for each scenario."""
     time = {name: part.time for name, part in parts.items()}
-    in_chunk = layout.stage_layers() // layout.virtual
-    last = layout.pp - 1, layout.virtual - 1
+    in_chunk = spec.stage_layers() // spec.virtual
+    last = spec.pp - 1, spec.virtual - 1
 
     def time_of(stage: int, each: Pass) -> Float64:
         kind = "forward" if each.is_forward else "backward"
@@ -97,29 +97,26 @@ def _step(layout: Layout, parts: Mapping[str, Part]) -> tuple[Float64, Float64]:
 
     with np.errstate(invalid="ignore"):  # infinity minus infinity: an unknown bubble
         simulated = simulate(
-            [
-                order(stage, layout.pp, layout.virtual, layout.micro_batches)
-                for stage in range(layout.pp)
-            ],
+            [order(stage, spec.pp, spec.virtual, spec.micro_batches) for stage in range(spec.pp)],
             time_of,
-            time["head"] * layout.samples,
+            time["head"] * spec.samples,
             time["gap"],
             time["transfer"],
         )
     return simulated.span + time["tail"] + time["replicas"], simulated.idle
 
 
-def memory(layout: Layout) -> list[Row]:
+def memory(spec: TrainingSpec) -> list[Row]:
     """Return the memory of a rank of each stage: stage, state_bytes, activation_bytes and total_bytes.
 
     Modelled; ``moment`` is when the total is held. No rows with mixed precision of level O1, and with
     sharding stage 3, which gathers weights before it needs them.
     """
-    if layout.word_bytes is None or (layout.sharding > 1 and layout.sharding_stage == 3):
+    if spec.word_bytes is None or (spec.sharding > 1 and spec.sharding_stage == 3):
         return []
     rows = []
-    for stage in range(layout.pp):
-        held = memory_of(layout, stage)
+    for stage in range(spec.pp):
+        held = memory_of(spec, stage)
         rows.append(
             {
                 "stage": stage,

@@ -8,10 +8,10 @@ import pytest
 
 from ppprof.analysis.predict.peak_memory import memory_of, shares
 from ppprof.analysis.predict.prediction import memory
-from tests.fixtures.layouts import LAYOUT
+from tests.fixtures.training_specs import SPEC
 
 TINY = replace(
-    LAYOUT,
+    SPEC,
     pp=1,
     micro_batches=1,
     layers=1,
@@ -67,24 +67,24 @@ def test_the_first_of_two_stages_keeps_two_micro_batches() -> None:
 
 
 def test_mp_ranks_share_heads_mlp_and_words() -> None:
-    layout = replace(LAYOUT, pp=1, mp=2)
-    one, half = (memory_of(each, 0).moments["loss"] for each in (replace(layout, mp=1), layout))
-    in_sequence = memory_of(replace(layout, sequence_parallel=True), 0).moments["loss"]
-    whole = 4 * layout.length * layout.hidden
-    unsplit = layout.layers * 4 * whole + 2 * whole
+    spec = replace(SPEC, pp=1, mp=2)
+    one, half = (memory_of(each, 0).moments["loss"] for each in (replace(spec, mp=1), spec))
+    in_sequence = memory_of(replace(spec, sequence_parallel=True), 0).moments["loss"]
+    whole = 4 * spec.length * spec.hidden
+    unsplit = spec.layers * 4 * whole + 2 * whole
     assert half == unsplit + (one - unsplit) // 2
     # Inputs of the norms are split, those of the products gathered.
-    assert in_sequence == half - layout.layers * whole - whole // 2
+    assert in_sequence == half - spec.layers * whole - whole // 2
 
 
 def test_sharding_divides_moments() -> None:
-    layout = replace(LAYOUT, sharding=2)
-    size = layout.parameters(1)
-    assert memory_of(layout, 1).state_bytes == pytest.approx(12 * size, rel=0.01)
+    spec = replace(SPEC, sharding=2)
+    size = spec.parameters(1)
+    assert memory_of(spec, 1).state_bytes == pytest.approx(12 * size, rel=0.01)
     # Gradients of stage 2 are in buffers of all ranks; one more is held.
-    layout = replace(layout, sharding_stage=2)
-    assert memory_of(layout, 1).state_bytes == pytest.approx((4 + 6 + 4) * size, rel=0.02)
-    assert memory(replace(layout, sharding_stage=3)) == []
+    spec = replace(spec, sharding_stage=2)
+    assert memory_of(spec, 1).state_bytes == pytest.approx((4 + 6 + 4) * size, rel=0.02)
+    assert memory(replace(spec, sharding_stage=3)) == []
 
 
 def test_a_tensor_goes_to_the_rank_that_has_least() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layout:
+class TrainingSpec:
     """A configuration of the harness, in numbers."""
 
     dp: int
