@@ -95,10 +95,10 @@ class SlowRanks:
                 continue
             own = own_ns[members]
             slowest_first = np.sort(own)[::-1]
-            places = max(1, len(own) // _QUARTER)
+            num_slowest = max(1, len(own) // _QUARTER)
             usual = slowest_first[len(own) // 2]
-            is_slow = own > slowest_first[places] + LEAST_RATIO * usual
-            factor = np.where(is_slow, 1 + _STAKE * (len(own) / places - 1), 1 - _STAKE)
+            is_slow = own > slowest_first[num_slowest] + LEAST_RATIO * usual
+            factor = np.where(is_slow, 1 + _STAKE * (len(own) / num_slowest - 1), 1 - _STAKE)
             score = np.minimum((self._scores[kind, members] + 1) * factor, _MOST)
             self._scores[kind, members] = score
             self._quiet[kind, members[score < 1]] = self._num_steps

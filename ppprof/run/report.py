@@ -143,7 +143,7 @@ def _of_traces(
         typical=evidence.typical_lengths["step"].to_list(),
         targets=_targets(results, cluster),
         flame=flame,
-        path=None if graph is None else graph.places(),
+        path=None if graph is None else graph.pieces(),
         module_work=mean_module_work(
             (run.stages.get(rank), _num_steps(result), result.value.module_work)
             for result in results

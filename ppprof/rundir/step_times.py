@@ -83,16 +83,16 @@ def _with_others(times: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFrame:
     ratios = ["processors_busy_ratio", "processors_own_ratio"]
     if times["processors_busy_ratio"].null_count() == times.height:
         return times
-    places = pl.DataFrame(
+    hosts_of_ranks = pl.DataFrame(
         {"rank": hosts.keys(), "host": hosts.values()}, {"rank": pl.Int64, "host": pl.String}
     )
-    places = places.with_columns(num_ranks=pl.len().over("host"))
+    hosts_of_ranks = hosts_of_ranks.with_columns(num_ranks=pl.len().over("host"))
     own = pl.col("processors_own_ratio")
     others = pl.col("processors_busy_ratio") - own.sum().over("host", "step")
     is_known = own.count().over("host", "step") == pl.col("num_ranks")
     return (
         times.with_columns(pl.col(ratios).backward_fill().over("rank"))
-        .join(places, "rank", "left", maintain_order="left")
+        .join(hosts_of_ranks, "rank", "left", maintain_order="left")
         .with_columns(others_ratio=pl.when(is_known).then(others.clip(0)))
         .select(*STEP_TIMES)
     )

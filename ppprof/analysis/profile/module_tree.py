@@ -432,8 +432,8 @@ def _first_runs(profile: Profile, is_module: Bool, gradient_of: Int64) -> Int64:
         siblings = rows.select("row", "name", "start_ns").rows()
         for number, (_, name, _) in enumerate(siblings):
             neighbours.setdefault((step, name), []).append(siblings[number:])
-    for places in neighbours.values():
-        places.sort(key=lambda siblings: siblings[0][2])
+    for occurrences in neighbours.values():
+        occurrences.sort(key=lambda siblings: siblings[0][2])
     repeated: set[int] = set()
     gradient = tree.enclosing(gradient_of >= 0)
     groups = modules[again].sort("start_ns").group_by("above", "parent", maintain_order=True)

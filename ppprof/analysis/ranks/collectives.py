@@ -215,8 +215,7 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
     spans = spans[np.array(is_collective, bool)]
     first, last, is_timed = kernel_rows(events, spans)
     start, end = events.start_ns[first], events.ends(last)
-    places = (spans, start, end, is_timed, first, last)
-    times = zip(*(values.tolist() for values in places))
+    times = zip(*(each.tolist() for each in (spans, start, end, is_timed, first, last)))
     calls = [
         (name, role, one_peers, axis, step, one_bytes, time)
         for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)

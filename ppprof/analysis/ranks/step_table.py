@@ -112,8 +112,8 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         UsageError: ``by`` names a column that is neither in `GROUPS` nor an axis of ``steps``, or that
             is null in every row of ``steps``.
     """
-    places = steps.columns[: steps.columns.index("window")]
-    known = [*GROUPS, *(name for name in places if name not in GROUPS)]
+    rank_columns = steps.columns[: steps.columns.index("window")]
+    known = [*GROUPS, *(name for name in rank_columns if name not in GROUPS)]
     unknown = [name for name in by if name not in known]
     if unknown:
         raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(known)}")
@@ -122,7 +122,7 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         raise UsageError(
             f"{nowhere[0]!r}: the ranks' hosts and coordinates are unknown: the run has no manifest"
         )
-    coordinates = [name for name in places if name not in by] if "rank" in by else []
+    coordinates = [name for name in rank_columns if name not in by] if "rank" in by else []
     grouped = steps.group_by(*by).agg(
         pl.col(coordinates).first(),
         *([] if coordinates else [pl.col("rank").n_unique().cast(pl.Int64).alias("num_ranks")]),

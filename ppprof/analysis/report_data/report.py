@@ -212,7 +212,7 @@ class ReportData:
     flame: pl.DataFrame = field(default_factory=partial(pl.DataFrame, schema=RANK_FLAME))
     """`ppprof.analysis.profile.flame.flame` of the first rank with samples, on the reference clock."""
     path: pl.DataFrame | None = None
-    """The result of `ppprof.analysis.path.graph.Graph.places`; None without a graph of all windows."""
+    """The result of `ppprof.analysis.path.graph.Graph.pieces`; None without a graph of all windows."""
     sources: Mapping[int, str] = field(default_factory=dict)
     """The file that was read for each rank, keyed by rank."""
     unread: Sequence[str] = ()

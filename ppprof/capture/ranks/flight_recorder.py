@@ -112,8 +112,8 @@ class _Group:
         self.is_host = is_host
         self.sequences = array("I", bytes(4 + 8 * len(ranks)))
         """How many collectives it has called; sends to each rank; receives from each."""
-        places = self.ranks.buffer_info()[0], self.sequences.buffer_info()[0]
-        self._struct = array("q", [number, is_host, len(ranks), *places])
+        addresses = self.ranks.buffer_info()[0], self.sequences.buffer_info()[0]
+        self._struct = array("q", [number, is_host, len(ranks), *addresses])
 
     @property
     def address(self) -> int:
@@ -163,7 +163,7 @@ class FlightRecorder(Part):
         self._dtypes: dict[int, int] = {}
         """As `_dtype` returns it, by `dtype_key`."""
         self._files = UserFiles(Path.cwd())
-        self._places: dict[tuple[int, int], int] = {}
+        self._lines: dict[tuple[int, int], int] = {}
         self._names: weakref.WeakKeyDictionary[Layer, str] = weakref.WeakKeyDictionary()
         self._contexts: _ByObject[dict[int, int]] = _ByObject(self._forget)
         """Number of the text for each phase of a layer."""
@@ -392,10 +392,10 @@ class FlightRecorder(Part):
     def _line(self, frame: FrameType) -> int:
         code = frame.f_code
         key = id(code), frame.f_lasti
-        if key not in self._places:
+        if key not in self._lines:
             shown, line = self._files[code.co_filename][0], frame.f_lineno or 0
-            self._places[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
-        return self._places[key]
+            self._lines[key] = self._ring.text(f"{shown}:{line} {code.co_name}")
+        return self._lines[key]
 
     def _context(
         self, kind: int, inner: FrameType | None = None, outer: FrameType | None = None

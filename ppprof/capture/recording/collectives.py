@@ -131,7 +131,7 @@ class _Spanned:
         self.signature = inspect.signature(function)
         self._call = call
         parameters = list(self.signature.parameters)
-        self._places = [
+        self._arguments = [
             (parameters.index(parameter) if parameter in parameters else sys.maxsize, parameter)
             for parameter in (_DATA[name].partition(" ")[0], "group", _PEER.get(name, ""))
         ]
@@ -142,10 +142,10 @@ class _Spanned:
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the names of a call depend on; None if that is more than one tensor."""
         num = len(args)
-        (data, data_name), (group_place, group_name), (peer_place, peer_name) = self._places
+        (data, data_name), (group_index, group_name), (peer_index, peer_name) = self._arguments
         tensor: Any = args[data] if data < num else kwargs.get(data_name)
-        group = args[group_place] if group_place < num else kwargs.get(group_name)
-        peer = args[peer_place] if peer_place < num else kwargs.get(peer_name)
+        group = args[group_index] if group_index < num else kwargs.get(group_name)
+        peer = args[peer_index] if peer_index < num else kwargs.get(peer_name)
         if type(tensor) is not core.eager.Tensor:
             return None
         return self.__wrapped__, group, peer, dtype_key(tensor.dtype), *tensor.shape

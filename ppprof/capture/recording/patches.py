@@ -80,7 +80,7 @@ class ModuleWrappers:
         self._excluded = excluded
         self._pairs: dict[int, tuple[Any, Any]] = {}
         """Function and wrapper, by the id of either."""
-        self._places: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._bindings: list[tuple[dict[str, Any], str, Any, Any]] = []
         """Namespace, name, function and wrapper."""
         self._sizes: dict[int, int] = {}
         """Number of names in each namespace at the last search, by its id."""
@@ -107,19 +107,19 @@ class ModuleWrappers:
                 if pair is not None:
                     found.append((names, name, *pair))
         if changed:
-            self._places = [place for place in self._places if id(place[0]) not in changed] + found
+            self._bindings = [each for each in self._bindings if id(each[0]) not in changed] + found
 
     def install(self) -> None:
         """Put the wrappers in the place of the functions."""
         self.search()
-        for names, name, function, wrapper in self._places:
+        for names, name, function, wrapper in self._bindings:
             if names.get(name) is function:
                 names[name] = wrapper
 
     def uninstall(self) -> None:
         """Put the functions in the place of the wrappers, also in modules that were imported meanwhile."""
         self.search()
-        for names, name, function, wrapper in self._places:
+        for names, name, function, wrapper in self._bindings:
             if names.get(name) is wrapper:
                 names[name] = function
 

@@ -88,7 +88,7 @@ _MOST_THREADS = 32
 _MOST_SAMPLES = 100_000
 """Samples of a window, 4 MB. Beyond, half of them are dropped, and half as many are taken."""
 _MOST_STACKS = 20_000
-_MOST_PLACES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
+_MOST_OWN_LINES, _LINES_AROUND, _MOST_LINE = 64, 2, 200
 """Lines of which the source is kept, with so many before and behind; longest line."""
 _BACKWARDS = frozenset(("JUMP_BACKWARD", "JUMP_ABSOLUTE"))
 _OUTERMOST = ("ppprof.capture.session", "paddle.io.dataloader.worker")
@@ -494,19 +494,19 @@ def _source(stacks: PythonStacks, folder: Path) -> Mapping[str, Mapping[int, str
     times: dict[tuple[str, int], int] = {}
     for row, dur_ns in stacks.samples[:, 3:1:-1].tolist():
         own = (stacks.frames[frame] for frame in stacks.stacks[row]) if row >= 0 else ()
-        for place in {(frame.file, frame.line) for frame in own if frame.is_own}:
-            times[place] = times.get(place, 0) + dur_ns
-    places = sorted(times, key=lambda place: -times[place])[:_MOST_PLACES]
+        for line in {(frame.file, frame.line) for frame in own if frame.is_own}:
+            times[line] = times.get(line, 0) + dur_ns
+    own_lines = sorted(times, key=lambda line: -times[line])[:_MOST_OWN_LINES]
     texts: dict[str, Sequence[str]] = {}
     source: dict[str, dict[int, str]] = {}
-    for file, line in places:
+    for file, number in own_lines:
         if file not in texts:
             texts[file] = _lines_of_file(file, folder)
         lines = texts[file]
-        for number in range(max(1, line - _LINES_AROUND), line + _LINES_AROUND + 1):
-            if number <= len(lines):
-                text = lines[number - 1].rstrip()[:_MOST_LINE]
-                source.setdefault(file, {})[number] = text
+        for each in range(max(1, number - _LINES_AROUND), number + _LINES_AROUND + 1):
+            if each <= len(lines):
+                text = lines[each - 1].rstrip()[:_MOST_LINE]
+                source.setdefault(file, {})[each] = text
     return source
 
 

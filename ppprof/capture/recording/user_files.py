@@ -59,7 +59,7 @@ class OwnLines:
         self._is_own: dict[int, tuple[bool, CodeType]] = {}
         """By the identity of a code, which stays alive here: a hash of its contents would cost more."""
         self._rows: dict[tuple[int, int], int] = {}
-        self._places: list[tuple[CodeType, int]] = []
+        self._lines: list[tuple[CodeType, int]] = []
 
     def around(self, frame: FrameType | None) -> int:
         """Return a number for the user's innermost line around a frame; -1 without one."""
@@ -73,15 +73,15 @@ class OwnLines:
                 key = id(code), frame.f_lasti
                 row = self._rows.get(key)
                 if row is None:
-                    row = self._rows[key] = len(self._places)
-                    self._places.append((code, frame.f_lineno or 0))
+                    row = self._rows[key] = len(self._lines)
+                    self._lines.append((code, frame.f_lineno or 0))
                 return row
             frame = frame.f_back
         return -1
 
     def place(self, row: int) -> tuple[str, str, int]:
         """Return the file, the function and the line of a number of `around`."""
-        code, line = self._places[row]
+        code, line = self._lines[row]
         return self._files[code.co_filename][0], function_name(code), line
 
     def call_stack(self, row: int) -> str:

@@ -383,12 +383,12 @@ def _flame(report: ReportData, links: Links) -> dict[str, Any] | None:
         return None
     unknown = [None] * table.height
     times = {name: milliseconds_of(table[f"{name}_ns"]) for name in ("time", "self")}
-    places = table.select("rank", "start_ns", "end_ns").rows()
+    spans = table.select("rank", "start_ns", "end_ns").rows()
     return {
         "stage": unknown,
         "depth": table["depth"].to_list(),
         "name": table["name"].to_list(),
-        "href": [links.to_times(*place) for place in places],
+        "href": [links.to_times(*span) for span in spans],
         "passes": [[]] * table.height,
         "samples": table["samples"].to_list(),
         "sides": {"experiment": {**times, "cpu": unknown, "gpu": unknown, "calls": unknown}},
@@ -402,12 +402,12 @@ def _flame_changes(report: ReportData, links: Links) -> dict[str, Any] | None:
         return None
     unknown = [None] * table.height
     others = dict.fromkeys(("cpu", "gpu", "calls"), unknown)
-    places = table.select("rank", "start_ns", "end_ns").rows()
+    spans = table.select("rank", "start_ns", "end_ns").rows()
     return {
         "stage": unknown,
         "depth": table["depth"].to_list(),
         "name": table["name"].to_list(),
-        "href": ["" if place[0] is None else links.to_times(*place) for place in places],
+        "href": ["" if span[0] is None else links.to_times(*span) for span in spans],
         "passes": [[]] * table.height,
         "status": table["status"].to_list(),
         "delta_self": milliseconds_of(table["delta_self_ns"]),

@@ -57,7 +57,7 @@ from ppprof.trace.kineto.host_tree import (
     with_threads,
 )
 from ppprof.trace.kineto.joins import first_rows, looked_up, mapped, per_text, sorted_by
-from ppprof.trace.kineto.names import DEVICES, PLACES
+from ppprof.trace.kineto.names import DEVICE_TYPES, DEVICES
 from ppprof.trace.kineto.step_marks import Device, with_marked_steps
 from ppprof.trace.schema import (
     EVENTS,
@@ -292,7 +292,7 @@ def memory_table(memory: pl.DataFrame) -> pl.DataFrame:
     """
     number = pl.col("device_id").cast(pl.String)
     kind = pl.col("device_type").replace_strict(
-        PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
+        DEVICE_TYPES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
     )
     place = (
         pl.when(kind == "cpu")

@@ -44,5 +44,5 @@ SCALAR_TYPES = {
 Types with 8 bits, such as Float8_e4m3fn, are not listed: they become float8_e4m3fn, with 1 byte.
 """
 
-PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
+DEVICE_TYPES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
 """c10::DeviceType (torch/headeronly/core/DeviceType.h) -> Paddle's name; 6 is HIP."""

@@ -57,7 +57,7 @@ from ppprof.trace.json.lines import (
 )
 from ppprof.trace.kineto.collectives import WAIT, with_collectives
 from ppprof.trace.kineto.inputs import lists_of
-from ppprof.trace.kineto.names import DDP, DEVICES, EVALUATE, MODULE, PLACES, STEP
+from ppprof.trace.kineto.names import DDP, DEVICE_TYPES, DEVICES, EVALUATE, MODULE, STEP
 from ppprof.trace.lanes import track_name, with_tracks
 from ppprof.trace.operator_inputs import with_json_callstack
 from ppprof.trace.schema import Trace
@@ -70,8 +70,8 @@ _BASE_NS = 7_889_238 * 10**9
 since 1970 holds only multiples of 250 ns."""
 _PLACE = re.compile(r"Place\((\w+?)(?::(\d{1,9}))?\)")
 _DEVICE_TYPE = re.compile(r"device_type(\d{1,4})")
-_DEVICE_TYPES = {name: number for number, name in reversed(PLACES.items())}
-_CPU = _DEVICE_TYPES["cpu"]
+_DEVICE_NUMBERS = {name: number for number, name in reversed(DEVICE_TYPES.items())}
+_CPU = _DEVICE_NUMBERS["cpu"]
 _PRIVATE_USE = 20
 """c10::DeviceType of devices that torch has no name for."""
 _DEVICE_SORT_BASE = 0x1000000  # devices below the processes of the host, as in libkineto
@@ -405,7 +405,7 @@ def _device_of(place: str) -> tuple[int, int]:
     if match is None or match[2] is None:
         return _CPU, -1
     numbered = _DEVICE_TYPE.fullmatch(match[1])
-    kind = int(numbered[1]) if numbered else _DEVICE_TYPES.get(match[1], _PRIVATE_USE)
+    kind = int(numbered[1]) if numbered else _DEVICE_NUMBERS.get(match[1], _PRIVATE_USE)
     return kind, int(match[2])
 
 

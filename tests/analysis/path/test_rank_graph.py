@@ -118,8 +118,8 @@ def test_kernels_follow_each_other_and_their_launches(tmp_path):
         ("device gap", "(device gap)"): 1 * US,
     }
     assert on_path(graph, "operator")["matmul dygraph"] == (39 + 33 + 5 + 2) * US
-    places = graph.places().select("begin_ns", "end_ns", "thread", "device", "stream")
-    assert places.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
+    pieces = graph.pieces().select("begin_ns", "end_ns", "thread", "device", "stream")
+    assert pieces.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
         (0, 2 * US, 1, None, None),
         (2 * US, 80 * US, None, 0, 7),
         (80 * US, 100 * US, 1, None, None),
@@ -186,8 +186,8 @@ def test_the_last_rank_to_arrive_is_on_the_path_of_all(tmp_path):
         ("communication", None, "0,1"): 20,
         ("own code", 0, None): 20,
     }
-    places = graph.places().select("begin_ns", "end_ns", "rank", "thread")
-    assert places.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
+    pieces = graph.pieces().select("begin_ns", "end_ns", "rank", "thread")
+    assert pieces.with_columns(pl.col("begin_ns", "end_ns") - graph.time_ns[0]).rows() == [
         (0, 60, 1, 1),
         (60, 100, 0, 1),  # the transfer is where the path goes on
     ]
