@@ -144,8 +144,8 @@ class StepStates:
         # Other ranks' stalls hold up this rank too, even if it does not record.
         opens = after is State.READY or after.records > before.records
         excluded = opens or before is State.LAST or ends_provisional_steps(before, after)
-        own = (own_before, own_after)
-        return Transition(step, self.window, before, after, *own, is_held, excluded, num_left)
+        states = before, after, own_before, own_after
+        return Transition(step, self.window, *states, is_held, excluded, num_left)
 
     def next_change(self, step: int) -> int:
         """Return the first step after ``step``, the current one, whose state may not be CLOSED.

@@ -1,8 +1,21 @@
-"""The base of what observes the windows of a rank."""
+"""The bases of what observes the windows of a rank."""
 
 from __future__ import annotations
 
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
 from ppprof import rundir
+from ppprof.capture.output import reason
+from ppprof.capture.signals import pass_interruption
+from ppprof.rundir.run_file import RunFile
+
+log = logging.getLogger("ppprof")
+
+T = TypeVar("T")
 
 
 class WindowObserver:
@@ -35,3 +48,56 @@ class WindowObserver:
 
     def dropped(self, name: rundir.TraceName) -> None:
         """Handle that a segment is not written, or that a held window is about to be deleted."""
+
+
+class FileObserver(WindowObserver, Generic[T]):
+    """Collects data in a window, and writes them to a file beside the raw capture.
+
+    A failure costs the window this file only: the training may do anything, and the disk may be full.
+    """
+
+    what: str
+    """The name of the data in messages."""
+
+    def __init__(self) -> None:
+        self._kept: dict[rundir.TraceName, T | None] = {}
+        """The data of segments that are in memory; None if they could not be taken."""
+
+    @abstractmethod
+    def take(self) -> T | None:
+        """Return the data since the last call, and forget them; None without any."""
+
+    @abstractmethod
+    def file(self, name: rundir.TraceName) -> RunFile:
+        """Return the file for the data of a segment."""
+
+    @abstractmethod
+    def write(self, data: T, file: RunFile) -> None:
+        """Write what `take` has returned."""
+
+    def kept(self, name: rundir.TraceName, num_steps: int) -> None:
+        """Take the data of a segment that stays in memory."""
+        self._kept[name] = None
+        with self._losing_data(name):
+            self._kept[name] = self.take()
+
+    def saved(self, name: rundir.TraceName, num_steps: int) -> None:
+        """Write the data of a segment."""
+        with self._losing_data(name):
+            data = self._kept.pop(name) if name in self._kept else self.take()
+            if data is not None:
+                self.write(data, self.file(name))
+
+    def dropped(self, name: rundir.TraceName) -> None:
+        """Forget the data of a segment."""
+        self._kept.pop(name, None)
+
+    @contextmanager
+    def _losing_data(self, name: rundir.TraceName) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            pass_interruption(error)
+            log.warning(
+                f"{self.file(name)}: {reason(error)}; window {name.window} has no {self.what}"
+            )

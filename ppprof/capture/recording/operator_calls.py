@@ -22,8 +22,7 @@ import threading
 import time
 import types
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,14 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
 from ppprof.arrays import Int64
-from ppprof.capture.output import reason
 from ppprof.capture.recording.gradient_order import (
     ACCUMULATION,
     TooLongError,
     gradient_order,
     node_reader,
 )
-from ppprof.capture.recording.observers import WindowObserver
-from ppprof.capture.recording.patches import ModuleWrappers, dtype_key
+from ppprof.capture.recording.observers import FileObserver
+from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
@@ -278,23 +276,21 @@ _FREE = "_clear_dataptr"
 _active: OperatorCallRecorder | None = None
 
 
-class OperatorCallRecorder(WindowObserver):
-    """Wrappers of the functions that call operators; writes the calls of each saved window.
+class OperatorCallRecorder(FileObserver[OperatorCalls]):
+    """Wrappers of the functions that call operators; writes the calls of each saved window."""
 
-    A failure costs the window its shapes only.
-    """
+    what = "shapes"
 
     def __init__(self, run: Path) -> None:
+        super().__init__()
         self._run = run
-        self._kept: dict[TraceName, OperatorCalls | None] = {}
-        """The calls of segments that are in memory; None if they could not be taken."""
         self._tensor: Any = core.eager.Tensor
         self._node_of: _Call | None = None
         self._knows_graphs = False
         """Whether `_node_of` is determined: at the first window, since that computes a product, which a
         profiler of the training would record."""
         self._functions = ModuleWrappers(vars(core.eager.ops))
-        self._replaced: list[tuple[Any, str, _Call, _Call]] = []
+        self._patches = Patches()
         self._parameter: Any = EagerParamBase
         self._window: WindowCalls | None = None
         self._recorded = WindowCalls(None)
@@ -327,20 +323,14 @@ class OperatorCallRecorder(WindowObserver):
         self._functions.install()
         for name, (method, wrapper) in self._methods.items():
             if vars(self._tensor).get(name) is method:
-                self._put(self._tensor, name, method, wrapper)
-        eager = vars(core.eager)
-        free = vars(self._tensor).get(_FREE)
-        if free is not None:
-            self._put(self._tensor, _FREE, free, self._free_wrapper(free))
-        call = vars(paddle.nn.Layer).get(_CALL)
-        if call is not None:
-            self._put(paddle.nn.Layer, _CALL, call, self._layer_wrapper(call))
-        run_backward = eager[RUN_BACKWARD]
-        self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
+                self._patches.put(self._tensor, name, wrapper)
+        self._patches.replace(self._tensor, _FREE, self._free_wrapper)
+        self._patches.replace(paddle.nn.Layer, _CALL, self._layer_wrapper)
+        self._patches.replace(core.eager, RUN_BACKWARD, self._backward_wrapper)
 
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
-        if self._window is not self._recorded and self._replaced:
+        if self._window is not self._recorded and self._patches.is_installed:
             self._window = self._recorded = WindowCalls(self._node_of)
 
     def num_operators(self) -> int | None:
@@ -368,47 +358,21 @@ class OperatorCallRecorder(WindowObserver):
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 
-    def _put(self, owner: Any, name: str, original: _Call, wrapper: _Call) -> None:
-        _set(owner, name, wrapper)
-        self._replaced.append((owner, name, original, wrapper))
-
     def uninstall(self) -> None:
         """Restore all functions, also in modules that have imported a wrapper meanwhile."""
-        if not self._replaced:
+        if not self._patches.is_installed:
             return
         self._window = None
-        for owner, name, original, wrapper in self._replaced:
-            if (owner if isinstance(owner, dict) else vars(owner)).get(name) is wrapper:
-                _set(owner, name, original)
-        self._replaced.clear()
+        self._patches.uninstall()
         self._functions.uninstall()
 
-    def kept(self, name: TraceName, num_steps: int) -> None:
-        """Take the calls of a segment that stays in memory."""
-        self._kept[name] = None
-        with self._losing_shapes(name):
-            self._kept[name] = self.take()
+    def file(self, name: TraceName) -> RunFile:
+        """Return the file of calls."""
+        return RunFile(self._run, name.operator_calls)
 
-    def saved(self, name: TraceName, num_steps: int) -> None:
-        """Write the calls of a window."""
-        with self._losing_shapes(name):
-            calls = self._kept.pop(name) if name in self._kept else self.take()
-            if calls is not None:
-                write_operator_calls(RunFile(self._run, name.operator_calls), calls)
-
-    def dropped(self, name: TraceName) -> None:
-        """Forget the calls of a segment."""
-        self._kept.pop(name, None)
-
-    @contextmanager
-    def _losing_shapes(self, name: TraceName) -> Iterator[None]:
-        """Log an error: the training may call operators with anything, and the disk may be full."""
-        try:
-            yield
-        except Exception as error:
-            pass_interruption(error)
-            file = RunFile(self._run, name.operator_calls)
-            log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
+    def write(self, data: OperatorCalls, file: RunFile) -> None:
+        """Write the calls."""
+        write_operator_calls(file, data)
 
     def take(self) -> OperatorCalls:
         """Return the calls since the last `take`, and forget them."""
@@ -487,7 +451,6 @@ class OperatorCallRecorder(WindowObserver):
     def _backward_wrapper(self, function: _Call) -> _Call:
         now = time.time_ns
 
-        @functools.wraps(function)
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
@@ -507,7 +470,6 @@ class OperatorCallRecorder(WindowObserver):
     def _layer_wrapper(self, function: _Call) -> _Call:
         now, local = time.time_ns, self._local
 
-        @functools.wraps(function)
         def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
@@ -531,7 +493,6 @@ class OperatorCallRecorder(WindowObserver):
         return wrapper
 
     def _free_wrapper(self, function: _Call) -> _Call:
-        @functools.wraps(function)
         def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is not None and window.calls_of_nodes is not None:
@@ -608,13 +569,6 @@ def _tensors(part: Any) -> list[tuple[int, ...]]:
     items = part[1:] if part[0] is _LIST else (part,)
     are_tensors = all(isinstance(item, tuple) and item[0] is not _LIST for item in items)
     return list(items) if are_tensors else []
-
-
-def _set(owner: Any, name: str, value: _Call) -> None:
-    if isinstance(owner, dict):
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
 
 
 def _after_fork_in_child() -> None:

@@ -51,12 +51,14 @@ class Patches:
         method = vars(kind).get(name)
         if method is not None:
             wrapper = wrapped(method)
-            if isinstance(
-                wrapper, FunctionType
-            ):  # not one of the compiled core, which has the name
+            if isinstance(wrapper, FunctionType):  # one of the compiled core has the name
                 functools.update_wrapper(wrapper, method)
-            self._replaced.append((kind, name, method, wrapper))
-            setattr(kind, name, wrapper)
+            self.put(kind, name, wrapper)
+
+    def put(self, kind: type | ModuleType, name: str, wrapper: Method) -> None:
+        """Replace a method, which there must be, by a wrapper of it."""
+        self._replaced.append((kind, name, vars(kind)[name], wrapper))
+        setattr(kind, name, wrapper)
 
     def uninstall(self) -> None:
         """Restore every method, except methods that other code has replaced since."""

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import dis
-import functools
 import itertools
 import logging
 import math
@@ -39,21 +38,21 @@ import time
 from _thread import allocate_lock
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+from paddle.base import core
 
 from ppprof.arrays import Int64
-from ppprof.capture.output import reason
 from ppprof.capture.process import start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
-from ppprof.capture.recording.observers import WindowObserver
+from ppprof.capture.recording.observers import FileObserver
+from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
-from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
 from ppprof.rundir.python_stacks import (
     COLUMNS,
@@ -101,10 +100,8 @@ StackKey = tuple[int, ...]
 """The id of the code and the instruction of each frame, in turns, the innermost first."""
 
 
-class StackSampler(WindowObserver):
+class StackSampler(FileObserver["_Sampling"]):
     """Samples stacks from `started` to `uninstall`, and writes them with each saved window.
-
-    A failure costs the window its stacks only.
 
     Args:
         run: the run directory.
@@ -112,7 +109,10 @@ class StackSampler(WindowObserver):
         keeps_source: whether lines of the training's source are kept.
     """
 
+    what = "Python stacks"
+
     def __init__(self, run: Path, rate: bool | float | str, keeps_source: bool = True) -> None:
+        super().__init__()
         self._run = run
         self._interval_ns = None
         if rate != "auto":
@@ -125,16 +125,15 @@ class StackSampler(WindowObserver):
         self._sampling: _Sampling | None = None
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
-        self._kept: dict[TraceName, _Sampling | None] = {}
-        self._tensor: Any = None
-        self._wrapped: list[tuple[str, Callable[..., Any], Callable[..., Any]]] = []
+        self._patches = Patches()
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
         if self._sampling is not None:
             self._sampling.stop()
         else:
-            self._wrap_reads()
+            for name in _READS:
+                self._patches.replace(core.eager.Tensor, name, self._reader)
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -150,24 +149,10 @@ class StackSampler(WindowObserver):
             self._sampling = None
         if _WORKERS is not None:
             _WORKERS.close()
-        for name, method, wrapper in self._wrapped:
-            if vars(self._tensor).get(name) is wrapper:  # unless the training has wrapped it, too
-                setattr(self._tensor, name, method)
-        self._wrapped.clear()
+        self._patches.uninstall()
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
-
-    def _wrap_reads(self) -> None:
-        """Count the reads of tensors, if Paddle is loaded."""
-        core = sys.modules.get("paddle.base.core")
-        self._tensor = getattr(getattr(core, "eager", None), "Tensor", None)
-        for name in _READS if self._tensor is not None else ():
-            method = vars(self._tensor).get(name)
-            if method is not None:
-                wrapper = self._reader(method)
-                setattr(self._tensor, name, wrapper)
-                self._wrapped.append((name, method, wrapper))
 
     def note_collection(self, begin_ns: int, frame: FrameType | None) -> None:
         """Note that Python collected garbage in a frame of this thread, until now."""
@@ -175,7 +160,6 @@ class StackSampler(WindowObserver):
             self._sampling.note_collection(begin_ns, frame)
 
     def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             begin_ns = time.time_ns()
             result = method(*args, **kwargs)
@@ -186,48 +170,31 @@ class StackSampler(WindowObserver):
 
         return wrapper
 
-    def kept(self, name: TraceName, num_steps: int) -> None:
-        """Take the samples of a segment that stays in memory."""
-        self._kept[name] = self._taken()
+    def file(self, name: TraceName) -> RunFile:
+        """Return the file of stacks."""
+        return RunFile(self._run, name.stacks)
 
-    def saved(self, name: TraceName, num_steps: int) -> None:
-        """Write the samples of a window."""
-        sampling = self._kept.pop(name) if name in self._kept else self._taken()
-        if sampling is None:
-            return
-        sampling.stop()  # of a window that goes on in another segment, it still samples
-        with self._losing_stacks(name):
-            stacks = sampling.stacks(self._files)
-            stacks = dataclasses.replace(
-                joined_stacks([stacks, *sampling.of_workers]),
-                interval_ns=stacks.interval_ns,
-                threads=stacks.threads,
-            )
-            if self._keeps_source:
-                source = _source(stacks, self._files.folder)
-                stacks = dataclasses.replace(stacks, source=source)
-            write_python_stacks(RunFile(self._run, name.stacks), stacks)
+    def write(self, data: _Sampling, file: RunFile) -> None:
+        """Write the samples."""
+        data.stop()  # of a window that goes on in another segment, it still samples
+        stacks = data.stacks(self._files)
+        stacks = dataclasses.replace(
+            joined_stacks([stacks, *data.of_workers]),
+            interval_ns=stacks.interval_ns,
+            threads=stacks.threads,
+        )
+        if self._keeps_source:
+            source = _source(stacks, self._files.folder)
+            stacks = dataclasses.replace(stacks, source=source)
+        write_python_stacks(file, stacks)
 
-    def _taken(self) -> _Sampling | None:
+    def take(self) -> _Sampling | None:
         """Return the samples of the latest window, and forget them."""
         sampling, self._last = self._last, None
         if sampling is not None and _WORKERS is not None:
             with suppress(OSError):
                 sampling.of_workers += _WORKERS.read()
         return sampling
-
-    def dropped(self, name: TraceName) -> None:
-        """Forget the samples of a segment."""
-        self._kept.pop(name, None)
-
-    @contextmanager
-    def _losing_stacks(self, name: TraceName) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            pass_interruption(error)
-            file = RunFile(self._run, name.stacks)
-            log.warning(f"{file}: {reason(error)}; window {name.window} has no Python stacks")
 
 
 class _Sampling:
