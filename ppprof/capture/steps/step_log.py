@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -189,15 +190,16 @@ def memory_reader(paddle: Any, device: str) -> Callable[[], DeviceMemory] | None
     """
     if device.startswith("cpu"):
         return None
-    total: list[int | None] = []
+
+    @functools.cache
+    def total_bytes() -> int | None:
+        return _first_answer(_TOTAL, paddle, device) or None  # 0: the plugin is silent
 
     def read() -> DeviceMemory:
-        if not total:
-            total.append(_first_answer(_TOTAL, paddle, device) or None)  # 0: the plugin is silent
         return DeviceMemory(
             _first_answer(_PEAK, paddle, device),
             _first_answer(_PEAK_RESERVED, paddle, device),
-            total[0],
+            total_bytes(),
         )
 
     return read
