@@ -460,8 +460,7 @@ def _windows(
         FleetSpans             x
         RpcCalls               x
         OperatorCallRecorder   x                 collects calls      writes them beside it
-        StackSampler                             a thread samples    writes them beside it
-        GarbageCollections                       adds spans
+        StackSampler           x                 a thread samples    writes them beside it
         then, by Windows
         DiskBudget                               notes its size      counts the files above
         LongSteps                                a thread watches
@@ -485,11 +484,9 @@ def _windows(
         if operators is not None:
             observers.append(operators)
         if profiler.python_stacks is not False:
-            from ppprof.capture.recording.garbage import GarbageCollections
             from ppprof.capture.recording.python_stacks import StackSampler
 
-            stacks = StackSampler(run, profiler.python_stacks, profiler.source)
-            observers += [stacks, GarbageCollections(stacks.note_collection)]
+            observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
         return Windows(
             recorder,
             store,

@@ -23,7 +23,7 @@ PAUSE_SPAN = "paused"
 does in it may follow: ``paused: evaluation``."""
 
 GARBAGE_COLLECTION = "Python garbage collection"
-"""Name of the PythonUserDefined events in which Python looks for garbage: `ppprof.capture.recording.garbage`."""
+"""Name of the PythonUserDefined events in which Python looks for garbage: `ppprof.capture.recording.python_stacks`."""
 
 INCOMPLETE_MARKER = "not ended by step()"
 """Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:

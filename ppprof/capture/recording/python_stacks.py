@@ -15,7 +15,8 @@ shortens it to 0.2 ms. Two threads that both run Python take 1 to 6% longer with
 five runs on two cores, Python 3.9 to 3.13).
 
 Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
-``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them.
+``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them. So are full garbage collections, which
+get a span as well: all threads stand still in one.
 
 Workers of DataLoaders, which are other processes, are sampled by `loader_stacks`. Their threads have no times.
 
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import gc
 import itertools
 import logging
 import math
@@ -52,8 +54,9 @@ from ppprof.capture.process import start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.recorder import span
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
-from ppprof.rundir import TraceName
+from ppprof.rundir import GARBAGE_COLLECTION, TraceName
 from ppprof.rundir.python_stacks import (
     COLUMNS,
     Frame,
@@ -81,6 +84,8 @@ _MOST_DEPTH = 64
 """Frames of a stack, from the innermost on."""
 _READS = ("numpy", "_getitem_from_offset")
 """Methods of tensors in C++ that copy values to Python."""
+_FULL = 2
+"""The oldest generation. The younger ones are collected many times a step, in microseconds."""
 _MOST_READS = 200_000
 """Reads of a window that are kept, 8 MB."""
 _MOST_THREADS = 32
@@ -126,6 +131,10 @@ class StackSampler(FileObserver["_Sampling"]):
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
         self._patches = Patches()
+        self._collection: Any = None
+        """The span of the garbage collection that goes on."""
+        self._collection_ns = 0
+        """When it began."""
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
@@ -134,6 +143,7 @@ class StackSampler(FileObserver["_Sampling"]):
         else:
             for name in _READS:
                 self._patches.replace(core.eager.Tensor, name, self._reader)
+            gc.callbacks.append(self._collect)
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -150,14 +160,24 @@ class StackSampler(FileObserver["_Sampling"]):
         if _WORKERS is not None:
             _WORKERS.close()
         self._patches.uninstall()
+        if self._collect in gc.callbacks:
+            gc.callbacks.remove(self._collect)
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
 
-    def note_collection(self, begin_ns: int, frame: FrameType | None) -> None:
-        """Note that Python collected garbage in a frame of this thread, until now."""
-        if self._sampling is not None:
-            self._sampling.note_collection(begin_ns, frame)
+    def _collect(self, phase: str, info: dict[str, int]) -> None:
+        """Begin or end the span. Python collects once at a time, and nothing while it calls this."""
+        if info["generation"] < _FULL:
+            return
+        if phase == "start":
+            self._collection_ns = time.time_ns()
+            self._collection = span(GARBAGE_COLLECTION, "PythonUserDefined")
+        elif self._collection is not None:
+            self._collection.end()
+            self._collection = None
+            if self._sampling is not None:
+                self._sampling.note_collection(self._collection_ns, sys._getframe().f_back)
 
     def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -402,15 +422,11 @@ def _sample_worker(seconds: float) -> PythonStacks:
     return dataclasses.replace(stacks, samples=samples)
 
 
-def _workers() -> LoaderStacks | None:
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):
-            return LoaderStacks(_sample_worker)
-    return None
-
-
-_WORKERS = _workers()
+_WORKERS: LoaderStacks | None = None
 """The samples of workers of DataLoaders, which may be forked ahead of any window; None without them."""
+if hasattr(os, "memfd_create"):
+    with suppress(OSError):
+        _WORKERS = LoaderStacks(_sample_worker)
 
 
 def _thread_times() -> dict[int, tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from ppprof.capture import session
-from ppprof.capture.recording import garbage, python_stacks
+from ppprof.capture.recording import python_stacks
 from ppprof.capture.recording.python_stacks import StackSampler
 from ppprof.rundir import TraceName
 from ppprof.rundir.python_stacks import PythonStacks, read_python_stacks
@@ -454,13 +454,10 @@ def test_full_garbage_collections_are_noted_with_their_lines(
     exec(compile(COLLECTS, str(tmp_path / "collects.py"), "exec"), names)  # noqa: S102
     before = list(gc.callbacks)
     sampler = StackSampler(tmp_path, "auto")
-    observer = garbage.GarbageCollections(sampler.note_collection)
-    for each in (sampler, observer):
-        each.started()
-    observer.started()  # of the window's next segment
+    sampler.started()
+    sampler.started()  # of the window's next segment
     names["collect"]()
-    for each in (sampler, observer):
-        each.uninstall()
+    sampler.uninstall()
     assert gc.callbacks == before
     names["collect"]()
     sampler.saved(NAME, 1)
