@@ -420,10 +420,15 @@ class PostProcessor:
     def _report(self, finished: Finished) -> None:
         raw = self._raws.pop(finished.window)
         self.verdict = finished.verdict
-        if self._prints and finished.unprinted:
-            _log_unprinted(finished.unprinted, raw)
-        elif self._prints:
-            _print_tables(finished.out, raw)
+        unprinted = finished.unprinted
+        if self._prints and not unprinted:
+            try:
+                print_result(finished.out)
+            except (OSError, ValueError) as error:  # a closed pipe must not end the recording
+                unprinted = reason(error)
+        if self._prints and unprinted:
+            again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
+            log.warning(f"tables were not printed: {unprinted}; to see them, run: {again}")
         lines = (line.removeprefix("ppprof: ") for line in finished.err.splitlines())
         visible = (escape_control_chars(line) for line in lines if line.strip())
         forward_stderr("".join(f"ppprof: {line}\n" for line in visible))
@@ -455,18 +460,6 @@ def _memory_shortage(raw: Path, num_bytes: int | None = None) -> str:
         if left is not None and left < needed:
             return f"{left >> 20} MiB of memory are left, up to {needed >> 20} MiB may be needed"
     return ""
-
-
-def _print_tables(text: str, raw: Path) -> None:
-    try:
-        print_result(text)
-    except (OSError, ValueError) as error:  # a closed pipe must not end the recording
-        _log_unprinted(reason(error), raw)
-
-
-def _log_unprinted(why: str, raw: Path) -> None:
-    again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
-    log.warning(f"tables were not printed: {why}; to see them, run: {again}")
 
 
 class _Bar:
