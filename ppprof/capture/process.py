@@ -131,8 +131,7 @@ def _after_fork_in_child() -> None:
     num_forks += 1
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 log = logging.getLogger("ppprof")
@@ -155,9 +154,6 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
             log.warning(f"the thread of {name} failed: {error!r}; the training goes on without it")
 
     thread = threading.Thread(target=run, name=f"ppprof {name}", daemon=True)
-    if not hasattr(signal, "pthread_sigmask"):
-        thread.start()
-        return thread
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()

@@ -27,7 +27,7 @@ from ppprof.rundir.liveness import HANG
 
 log = logging.getLogger("ppprof")
 
-_NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
+_GUARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
 _TOGETHER_SECONDS = 4.0
@@ -86,16 +86,15 @@ class SignalGuard:
         """Install a guard and return it; return None if no guard can be installed.
 
         That is so if the program handles all these signals itself, if it uses the wakeup fd (as an
-        event loop does), outside the main thread, and on systems that are not POSIX.
+        event loop does), and outside the main thread.
 
         Args:
             save: called once, in the guard's thread, before the process ends.
         """
         global _active
-        if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return None
-        numbers = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
-        numbers = [number for number in numbers if _is_default(number)]
+        numbers = [int(number) for number in _GUARDED if _is_default(number)]
         if not numbers:
             return None
         guard = cls(save, numbers)
@@ -463,7 +462,6 @@ def _after_fork_in_child() -> None:
     _after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-    )
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)

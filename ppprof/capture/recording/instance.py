@@ -151,5 +151,4 @@ def _after_fork_in_child() -> None:
     _mutex, _num_arriving = threading.RLock(), 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

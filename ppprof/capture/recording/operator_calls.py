@@ -577,5 +577,4 @@ def _after_fork_in_child() -> None:
         _active._window = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)
