@@ -119,9 +119,9 @@ class Trainer:
         if last is not None and self._step >= last:
             self._log(f"{self._progress(last)} nothing left to train")
         loader = iter(self._loader("Train", self._taken))
-        clock = _Clock(self._config)
+        throughput = _Throughput(self._config)
         while last is None or self._step < last:
-            micro_batches = _take(loader, engine.accumulate_steps or 1, clock)
+            micro_batches = _take(loader, engine.accumulate_steps or 1, throughput)
             if not micro_batches:
                 break
             rate = self._engine.schedule.get_lr()
@@ -141,19 +141,19 @@ class Trainer:
                 num_flops=self._engine.flops(local * length, length),
                 loss=mean,
             )
-            clock.step(tokens=local * length)
+            throughput.step(tokens=local * length)
             if is_logged:
                 self._log(
                     f"{self._progress(last)} loss {mean:.6f}"
-                    f"{self._engine.norm_text()} lr {rate:.3e} {clock}"
+                    f"{self._engine.norm_text()} lr {rate:.3e} {throughput}"
                 )
-                clock.reset()
+                throughput.reset()
             if engine.eval_freq > 0 and self._step % engine.eval_freq == 0:
-                with clock.paused(), profiler.paused("evaluation"):
+                with throughput.paused(), profiler.paused("evaluation"):
                     self._log(f"{self._progress(last)} eval loss {self._evaluate():.6f}")
             save_steps = engine.save_load.save_steps or -1
             if save_steps > 0 and self._step % save_steps == 0:
-                with clock.paused(), profiler.paused("checkpoint"):
+                with throughput.paused(), profiler.paused("checkpoint"):
                     self._save(Path(engine.save_load.output_dir))
             if profiler.should_stop:
                 self._log(f"{self._progress(last)} stopping: the profiler's last window has closed")
@@ -228,7 +228,7 @@ def _samples(config: Config, purpose: str) -> TextSamples:
     )
 
 
-class _Clock:
+class _Throughput:
     """The throughput since the last log line; evaluation and checkpoints do not count."""
 
     def __init__(self, config: Config) -> None:
@@ -274,11 +274,11 @@ class _Clock:
         )
 
 
-def _take(loader: Iterator[Any], count: int, clock: _Clock) -> list[Any]:
+def _take(loader: Iterator[Any], count: int, throughput: _Throughput) -> list[Any]:
     """Return the ``count`` micro-batches of a step; an empty list if fewer are left.
 
-    The time to read them counts as reader cost on ``clock``.
+    The time to read them counts as reader cost on ``throughput``.
     """
-    with clock.reading():
+    with throughput.reading():
         micro_batches = list(itertools.islice(loader, count))
     return micro_batches if len(micro_batches) == count else []
