@@ -187,8 +187,8 @@ def _attach(
 
     ::
 
-        job -> run directory -> timer, flight recorder -> states: which steps are in a window
-            -> steps, store -> windows -> parts -> session
+        job -> run directory -> timer, flight recorder, triggers -> states: which steps are in a
+            window -> steps, store -> windows -> parts -> session
 
     The session calls its parts in their order, after each step and at its end: ``close`` of all, which
     saves an open window, then ``wait`` of all, which waits for tables and prints results. After a
@@ -215,65 +215,56 @@ def _attach(
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # the training may change its directory
-    liveness = _liveness(job, run) if run is not None else None
 
     device_events = DeviceEvents.here()
     timer = StepTimer() if device_events is None else DeviceStepTimer(device_events)
-    flight_recorder = None
+    schedule = Schedule.of(profiler.scheduler, profiler.trigger is not None, first_step)
+    liveness = out_of_memory = flight_recorder = clock_sync = triggers = None
     if run is not None:
+        liveness = _liveness(job, run)
+        out_of_memory = _out_of_memory(job, run)
         flight_recorder = _flight_recorder(profiler, job, run, timer.is_paused, first_step)
+        if not profiler.timer_only:
+            clock_sync = _clock_sync(job, run, key, recorded)
+            triggers = _triggers(profiler, schedule, job, run, key, recorded)
+    states = StepStates(schedule, triggers, profiler.timer_only)
     communication_ns: Callable[[], int | None] = (
         flight_recorder.communication_ns if flight_recorder else lambda: None
     )
 
-    schedule = Schedule.of(profiler.scheduler, profiler.trigger is not None, first_step)
-    clock_sync = triggers = None
-    if run is not None and not profiler.timer_only:
-        clock_sync = _clock_sync(job, run, key, recorded)
-        triggers = _triggers(profiler, schedule, job, run, key, recorded)
-    states = StepStates(schedule, triggers, profiler.timer_only)
-
     peak_flops = manifest["device_peak_flops"]
     summary = PerfSummary(peak_flops)
     steps = _steps(profiler, job, run, summary, printing, communication_ns, peak_flops)
-    post_processor = store = windows = None
+    post_processor = store = windows = recording = tables = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
             run, job.rank, prints, background=profiler.background, then=profiler.command
         )
         store = WindowStore(run, job.rank, job.topology, post_processor)
         windows = _windows(profiler, job, run, store, steps, prints, flight_recorder, schedule)
+        recording = RecordingPart(states, windows, post_processor, triggers)
+        tables = TablesPart(post_processor)
+    on_demand = None
+    if triggers is not None:
+        saved_steps = store.saved_steps if store is not None else {}
+        on_demand = TriggersPart(triggers, saved_steps, first_step, communication_ns)
+    results = Results(
+        job.rank,
+        shown,
+        states,
+        summary,
+        prints,
+        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+        clocks_of=run if clock_sync is not None else None,
+        liveness=liveness,
+        store=store if windows is not None else None,
+        post_processor=post_processor,
+        brief=profiler.brief,
+    )
 
     parts: list[Part | None] = [
-        DevicePart(_device),
-        _out_of_memory(job, run) if run is not None else None,
-        liveness,
-        TriggersPart(
-            triggers,
-            store.saved_steps if store else {},
-            first_step,
-            communication_ns,
-        )
-        if triggers
-        else None,
-        RecordingPart(states, windows, post_processor, triggers) if post_processor else None,
-        flight_recorder,
-        clock_sync,
-        steps,
-        TablesPart(post_processor) if post_processor else None,
-        Results(
-            job.rank,
-            shown,
-            states,
-            summary,
-            prints,
-            viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
-            clocks_of=run if clock_sync is not None else None,
-            liveness=liveness,
-            store=store if windows is not None else None,
-            post_processor=post_processor,
-            brief=profiler.brief,
-        ),
+        *(DevicePart(_device), out_of_memory, liveness, on_demand, recording),
+        *(flight_recorder, clock_sync, steps, tables, results),
     ]
     timer.watch_readers()
     session = RecordingSession(
