@@ -129,9 +129,9 @@ def short_name(name: str, limit: int = MOST_CHARACTERS) -> str:
     return f"{text[: limit - 1]}…" if has_room else _without_middle(plain, limit)
 
 
-def short_names(names: Iterable[str], limit: int = MOST_CHARACTERS) -> dict[str, str]:
+def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return each name with its `short_name`, as `distinct` makes them differ."""
-    return distinct(names, limit, lambda name: short_name(name, limit))
+    return distinct(names, MOST_CHARACTERS, short_name)
 
 
 def distinct(names: Iterable[str], limit: int, shorten: Callable[[str], str]) -> dict[str, str]:

@@ -29,10 +29,10 @@ def on_gpu() -> bool:
     return str(paddle.device.get_device()).startswith("gpu")
 
 
-def net(size: int, layers: int = 2) -> nn.Layer:
+def net(size: int) -> nn.Layer:
     """Return a stack of linear layers."""
     paddle.seed(0)
-    return nn.Sequential(*[nn.Linear(size, size) for _ in range(layers)])
+    return nn.Sequential(*[nn.Linear(size, size) for _ in range(2)])
 
 
 def train(session: Any, step: Callable[[], Any], steps: int = 8) -> None:
@@ -43,10 +43,10 @@ def train(session: Any, step: Callable[[], Any], steps: int = 8) -> None:
         print(f"step {number}", flush=True)
 
 
-def seconds(work: Callable[[], Any], times: int = 3) -> float:
+def seconds(work: Callable[[], Any]) -> float:
     """Return the shortest time of work on the device, by the host's clock."""
     measured = []
-    for _ in range(times):
+    for _ in range(3):
         paddle.device.synchronize()
         start = time.perf_counter()
         work()

@@ -19,14 +19,14 @@ __all__ = ["OK", "PROBLEM", "WARNING", "Check", "examine", "measure_peaks", "pea
 
 T = TypeVar("T")
 
-SECONDS = 24.0
+_SECONDS = 24.0
 """The longest time of all checks together; killing and reading take a moment more."""
 _REAP_SECONDS = 3.0
 _CUPTI_SECONDS = 15.0
 _STORAGE_SECONDS = 15.0
 
 
-def examine(log_dir: Path, nproc: int = 1, seconds: float = SECONDS) -> list[Check]:
+def examine(log_dir: Path, nproc: int = 1) -> list[Check]:
     """Return the result of every check that applies to this machine. Never raises.
 
     ::
@@ -39,18 +39,17 @@ def examine(log_dir: Path, nproc: int = 1, seconds: float = SECONDS) -> list[Che
     Args:
         log_dir: ``Profiler.profiler_log``.
         nproc: ranks of the all-reduce; 1 skips it.
-        seconds: the time of the slowest child, after which it is killed.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SECONDS
     build = device.paddle_build()
     driver = _driver()
     has_nvidia = bool(driver) or device_checks.has_nvidia_driver()
     with ThreadPoolExecutor(4) as pool:
-        probed = pool.submit(probe, None, seconds) if build is not None else None
+        probed = pool.submit(probe, None, _SECONDS) if build is not None else None
         asked = pool.submit(device_checks.ask_cupti, _CUPTI_SECONDS) if has_nvidia else None
         reduced: Future[dict[str, Any]] | None = None
         if nproc > 1 and build is not None:
-            reduced = pool.submit(device_checks.all_reduce, nproc, seconds)
+            reduced = pool.submit(device_checks.all_reduce, nproc, _SECONDS)
         found: list[Check] = []
 
         def add(name: str, check: Callable[[], Iterator[Check]]) -> None:

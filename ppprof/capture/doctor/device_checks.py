@@ -235,13 +235,14 @@ def _error(text: str) -> str:
     return lines[-1][:200] if lines else ""
 
 
-PEAK_SECONDS = 60.0
+_PEAK_SECONDS = 60.0
 """The longest time that the measurement may take."""
 
 
-def measure_peaks(timeout: float = PEAK_SECONDS) -> dict[str, Any]:
+def measure_peaks() -> dict[str, Any]:
     """Return what `child_programs.peaks` measured, or its error."""
-    return answer_of(run(child_command("peaks"), timeout, environment(keeps_flags=True)), timeout)
+    ended = run(child_command("peaks"), _PEAK_SECONDS, environment(keeps_flags=True))
+    return answer_of(ended, _PEAK_SECONDS)
 
 
 def peak_checks(found: dict[str, Any]) -> Iterator[Check]:
