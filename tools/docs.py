@@ -7,7 +7,7 @@
 ``docs/config.md`` gets the tables of the keys of two blocks, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
 Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
-``docs/commands.md`` gets usages and options, and names pages by their titles. Console sessions in
+``docs/commands.md`` gets usages and arguments, and names pages by their titles. Console sessions in
 all pages get the output that their commands print now, see `tools.doc_sessions`. For trainings see
 `tools.doc_trainings`.
 """
@@ -46,17 +46,31 @@ _RULES_HEADERS = {
     "zh": "| 规则 | 结论 | 依据与阈值 |\n",
 }
 
-_USUAL_ENDS = {
-    "en": (" Reported from {least_ratio} of a step.", " Median rank, mean over steps."),
-    "zh": ("达到一步的 {least_ratio} 时给出。", "取中位 rank，对各步取平均。"),
+_USUAL_THRESHOLD = {
+    "en": " Reported from {least_ratio} of a step.",
+    "zh": "达到一步的 {least_ratio} 时给出。",
 }
-"""The ends of most definitions, the last one first; the page says them once for all rules."""
+_SAID_ABOVE = {
+    "en": (
+        " Median rank, mean over steps.",
+        " Needs Profiler.python_stacks.",
+        " Needs recorded shapes.",
+        " Without device events only.",
+    ),
+    "zh": (
+        "取中位 rank，对各步取平均。",
+        "需要 Profiler.python_stacks。",
+        "需要记录形状。",
+        "仅用于没有设备事件的情形。",
+    ),
+}
+"""Sentences of many definitions; the page says them once, above the table."""
 
-_OPTION = re.compile(r"^  -.*\n(?: {3,}.*\n)*", re.MULTILINE)
-"""An option in a help, with the lines that explain it."""
+_ARGUMENT = re.compile(r"^  \S.*\n(?: {3,}.*\n)*", re.MULTILINE)
+"""An argument in a help, with the lines that explain it."""
 _SHARED_BY = 3
 _EMPTY = re.compile(r"\n[\w ]+:\n(?=\n|$)")
-"""The heading of a group of options without options."""
+"""The heading of a group of arguments without arguments."""
 
 Translate = Callable[[str], str]
 """Returns an English text of the tables in the page's language."""
@@ -107,8 +121,9 @@ def rules_table(language: str = "en") -> str:
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
         how = texts["how"]
         if rule.thresholds.get("least_ratio") == LEAST_RATIO:
-            for end in _USUAL_ENDS[language]:
-                how = how.removesuffix(end)
+            how = how.removesuffix(_USUAL_THRESHOLD[language])
+        for sentence in _SAID_ABOVE[language]:
+            how = how.replace(sentence, "")
         cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds)]
         escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |")
@@ -129,12 +144,12 @@ def updated_advice_page(page: str, language: str = "en") -> str:
 
 
 def updated_commands_page(page: str) -> str:
-    """Return ``docs/commands.md``, or its Chinese page, with new usages and options.
+    """Return ``docs/commands.md``, or its Chinese page, with new usages and arguments.
 
-    A block of text that begins with a usage is that command's; the other one has shared options.
+    A block of text that begins with a usage is that command's; the other one has shared arguments.
     Links get the titles of the pages that they lead to.
     """
-    usages = usages_and_options()
+    usages = usages_and_arguments()
 
     def block(old: re.Match[str]) -> str:
         return f"```text\n{usages[old[1] or '']}```"
@@ -149,45 +164,47 @@ def updated_commands_page(page: str) -> str:
     return re.sub(r"^\[[^\]]+\]\(([\w.-]+\.md)\)$", link, page, flags=re.MULTILINE)
 
 
-def usages_and_options() -> dict[str, str]:
-    """Return the ``--help`` of each command, without its examples and without shared options.
+def usages_and_arguments() -> dict[str, str]:
+    """Return the usage of each command, what it does, and its own arguments, from ``--help``.
 
-    The shared ones, which at least three commands explain in the same words, have the key "".
+    The key "" has the arguments that at least three commands explain in the same words.
     """
     with doc_sessions.runs_folder():
         helps = {name: doc_sessions.output(f"ppprof {name} --help") for name in COMMANDS}
-    usages = {name: f"{text.partition('Examples:')[0].rstrip()}\n" for name, text in helps.items()}
-    options = [option for text in usages.values() for option in _OPTION.findall(text)]
-    counts = Counter(map(_words, options))
+    arguments = [entry for text in helps.values() for entry in _ARGUMENT.findall(text)]
+    counts = Counter(map(_words, arguments))
     shared: dict[str, str] = {}
-    for option in options:
-        if counts[_words(option)] >= _SHARED_BY:
-            shared.setdefault(_words(option), option)
-    own = {name: _usage_and_own_options(text, shared) for name, text in usages.items()}
+    for entry in arguments:
+        if counts[_words(entry)] >= _SHARED_BY:
+            shared.setdefault(_words(entry), entry)
+    own = {name: _usage_and_own_arguments(name, text, shared) for name, text in helps.items()}
     return {"": "".join(shared.values()), **own}
 
 
-def _usage_and_own_options(text: str, shared: Collection[str]) -> str:
-    """Return a help with the names of the shared options alone, in place of their explanations."""
+def _usage_and_own_arguments(name: str, text: str, shared: Collection[str]) -> str:
+    """Return the parts of a help; of shared arguments, the names alone."""
     usage, _, explained = text.partition("\n\n")
     usage = re.sub(r"(\[-[^\]]*\] ?)+", "[options] ", " ".join(usage.split()), count=1)
+    explained, _, _ = explained.partition("Examples:")
+    _, explained = re.split(r"^(?=[a-z ]+:$)", explained, maxsplit=1, flags=re.MULTILINE)
     names = []
 
-    def own(option: re.Match[str]) -> str:
-        if _words(option[0]) not in shared:
-            return option[0]
-        names.append(option[0].split()[0].rstrip(","))
+    def own(entry: re.Match[str]) -> str:
+        if _words(entry[0]) not in shared:
+            return entry[0]
+        names.append(entry[0].split()[0].rstrip(","))
         return ""
 
-    explained = _EMPTY.sub("", _OPTION.sub(own, explained))
-    more = names[1:]  # the first one is -h
-    last = f"\nshared options: {', '.join(more)}\n" if more else ""
-    return f"{usage}\n\n{explained}{last}"
+    explained = _EMPTY.sub("", _ARGUMENT.sub(own, f"\n{explained.rstrip()}\n"))
+    names.remove("-h")  # of every command
+    last = f"\nshared arguments: {', '.join(names)}\n" if names else ""
+    about = COMMANDS[name]
+    return f"{usage}\n\n{about[0].upper()}{about[1:]}.\n{explained}{last}"
 
 
-def _words(option: str) -> str:
-    """Return an option and its explanation on one line: the columns differ between commands."""
-    return " ".join(option.split())
+def _words(entry: str) -> str:
+    """Return an argument and its explanation on one line: the columns differ between commands."""
+    return " ".join(entry.split())
 
 
 UPDATES: dict[str, Callable[[str], str]] = {
@@ -219,7 +236,9 @@ def _rows(block: type[Any], prefix: str, translate: Translate) -> Iterator[str]:
 def _row(
     item: dataclasses.Field[Any], hint: Any, prefix: str, meaning: str, translate: Translate
 ) -> str:
-    kind = translate("ranks" if hint is Any else expected(hint)) + _bounds(item, translate)
+    kind = ""
+    if hint is not bool:  # whose default says what it is
+        kind = translate("ranks" if hint is Any else expected(hint)) + _bounds(item, translate)
     default = translate("blank") if item.default is None else f"`{_plain(item.default)}`"
     if (prefix, item.name) == ("scheduler.", "record"):
         default = translate("required")

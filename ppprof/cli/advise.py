@@ -31,7 +31,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "or code to change."
     )
     add = parser.add_argument
-    add_paths(parser, "run directory, or those of a run's nodes; or traces")
+    add_paths(parser)
     add_selection(parser)
     add("--language", choices=LANGUAGES, default="en", help="language of the findings: en or zh")
     add_rows(parser, "findings", "none")

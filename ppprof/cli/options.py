@@ -118,7 +118,11 @@ DEFAULT_RUN = "profiler_log"
 """The run that a command reads if none is named: where ``Profiler.profiler_log`` is by default."""
 
 
-def add_paths(parser: argparse.ArgumentParser, explanation: str, metavar: str = "RUN") -> None:
+def add_paths(
+    parser: argparse.ArgumentParser,
+    explanation: str = "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    metavar: str = "RUN",
+) -> None:
     """Add the paths of a run; ``explanation`` is the help text, to which the default is added."""
     text = f"{explanation}; default: {DEFAULT_RUN}"
     parser.add_argument("paths", metavar=metavar, nargs="*", default=[DEFAULT_RUN], help=text)

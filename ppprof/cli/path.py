@@ -45,10 +45,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "work beside it is hidden. With --what-if, replays the steps with changes."
     )
     add = parser.add_argument
-    add_paths(
-        parser,
-        "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
-    )
+    add_paths(parser)
     add(
         "--by",
         metavar="KEY,...",

@@ -52,10 +52,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "loading, idling for the host, and the rest. The parts add up to the step."
     )
     add = parser.add_argument
-    add_paths(
-        parser,
-        "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
-    )
+    add_paths(parser)
     add(
         "--by",
         default="rank",

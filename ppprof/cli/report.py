@@ -27,10 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "and a timeline; with --baseline also what changed."
     )
     add = parser.add_argument
-    add_paths(
-        parser,
-        "run directory, or those of a run's nodes; or a directory of traces, or a trace file",
-    )
+    add_paths(parser)
     add("--baseline", metavar="BASE", help="a run to compare with")
     add_selection(parser)
     add("--language", choices=LANGUAGES, default="en", help="language of the page: en or zh")
