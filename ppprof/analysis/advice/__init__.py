@@ -62,7 +62,6 @@ RULES: tuple[Rule, ...] = (
         thresholds={**_TIME, "slow": SLOW, "least_steps": slow_steps.MANY_STEPS},
     ),
     Rule("interpreter-lock", beside.interpreter_lock, thresholds=_TIME),
-    Rule("garbage-collection", beside.garbage_collection, thresholds=_TIME),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
     Rule(
         "slow-rank",
@@ -74,6 +73,7 @@ RULES: tuple[Rule, ...] = (
             "alike_ratio": ALIKE,
         },
     ),
+    Rule("garbage-collection", beside.garbage_collection, thresholds=_TIME),
     Rule("stage-imbalance", waiting.stage_imbalance, thresholds=_TIME),
     Rule("remote-wait", waiting.remote_wait, thresholds=_TIME),
     Rule(

@@ -9,6 +9,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of
 from ppprof.analysis.advice.finding import LEAST_RATIO, Finding, severity_of
+from ppprof.trace import GARBAGE_COLLECTION
 
 WAITING = frozenset(
     ("slow-rank", "stage-imbalance", "slow-link", "pipeline-bubble", "exposed-communication")
@@ -191,13 +192,17 @@ def _lines_of(finding: Finding) -> list[str]:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]
-    return [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
+    lines = [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
+    return [*lines, GARBAGE_COLLECTION] if finding.rule == "garbage-collection" else lines
 
 
 def _of_reason(evidence: Evidence, facts: Mapping[str, object]) -> Mapping[str, float]:
-    """Return line -> what it takes longer on a slow rank than on its peers, on average over all ranks."""
+    """Return line -> what it takes longer on a slow rank than on its peers, on average over all ranks.
+
+    Garbage collections are one.
+    """
     excess_ns = facts.get("reason_ns")
-    if facts.get("reason_kind") != "line" or not isinstance(excess_ns, float):
+    if facts.get("reason_kind") not in ("line", "collection") or not isinstance(excess_ns, float):
         return {}
     return {str(facts["reason"]): excess_ns / max(1, evidence.rank_means.height)}
 

@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact
 from ppprof.analysis.advice.indicators import MOST_NAMES
+from ppprof.trace import GARBAGE_COLLECTION
 
 REASON = 0.5
 """Share of a rank's excess from which a line, gap, operator or module is its reason."""
@@ -17,8 +18,8 @@ ALIKE = 0.2
 """Operators are slower alike if the logarithms of their ratios to the peers' spread by less."""
 _LEAST_OPERATORS = 3
 _LEAST_OF_STEP = 0.01
-_KINDS = ("line", "gap", "operator", "module")
-"""Kinds of `NAMES`, that which helps most first."""
+_KINDS = ("collection", "line", "gap", "operator", "module")
+"""Kinds of `NAMES`, that which helps most first; collections are one, whatever line they are in."""
 
 
 def reason_of(
@@ -68,7 +69,10 @@ def _times(evidence: Evidence, rank: int) -> pl.DataFrame:
     own = evidence.typical_indicators.get(rank)
     if own is None or own.steps.is_empty():
         return pl.DataFrame(schema={"what": pl.String, "name": pl.String, "time_ns": pl.Float64})
-    sums = own.names.filter(pl.col("what").is_in(_KINDS)).group_by("what", "name")
+    is_collection = pl.col("what") == "collection"
+    name = pl.when(is_collection).then(pl.lit(GARBAGE_COLLECTION)).otherwise("name")
+    named = own.names.filter(pl.col("what").is_in(_KINDS)).with_columns(name=name)
+    sums = named.group_by("what", "name")
     return sums.agg(pl.col("time_ns").sum() / own.steps.height)
 
 

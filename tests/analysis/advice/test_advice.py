@@ -90,7 +90,6 @@ NEARLY = {
     "input-bound": {"threads": [loading(9)]},
     "slow-steps": {"threads": [thread(lambda at: (op(at, 0, 990),), lengths=[*[1000] * 5, 1490])]},
     "interpreter-lock": {"threads": [training(999)], "stacks": [beside_a_reader(ran=0.4)]},
-    "garbage-collection": {"threads": [training(450)], "stacks": [collecting(9)]},
     "slow-link": {
         "threads": [
             computing(500, reduced=start, peers=peers)
@@ -99,6 +98,7 @@ NEARLY = {
         "topology": FOUR,
     },
     "slow-rank": {"threads": [computing(500), computing(540)]},
+    "garbage-collection": {"threads": [training(450)], "stacks": [collecting(9)]},
     "stage-imbalance": stages(1, 1),
     "remote-wait": {"threads": [calling((0, 795), (795, 1000))]},  # the rank computes meanwhile
     "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough

@@ -13,17 +13,19 @@ import ppprof
 from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING, disjoint
 from ppprof.analysis.advice.finding import Finding
 from ppprof.run.advise import collect_evidence_of_run
+from ppprof.trace import GARBAGE_COLLECTION
 from tests.fixtures.findings import (
     TRIGGERS,
     US,
     beside_a_reader,
     by_rule,
+    collecting,
     op,
     sleeping,
     thread,
 )
 from tests.fixtures.run_directories import run
-from tests.fixtures.timeline import span
+from tests.fixtures.timeline import Thread, span
 from tests.fixtures.torch_traces import TorchTrace
 
 STEP, TRANSFER = 10_000.0, 260.0
@@ -148,19 +150,44 @@ def test_costs_of_any_run_add_up_to_its_parts(rule: str, tmp_path: Path):
     assert {rule} & (WAITING | COMPUTATION) <= {finding.rule for finding in parts}
 
 
+def sleepy(sleep: int) -> Thread:
+    """##__rr: 200 us of work, a time without events, and an all_reduce until 1000."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+    return thread(
+        lambda at: (
+            op(at, 0, 200),
+            span("Communication", facts, at + (200 + sleep) * US, at + 1000 * US),
+        )
+    )
+
+
+@pytest.mark.parametrize("hosts", [(), ("a", "a")])
+@pytest.mark.parametrize(
+    ("collected", "shared"),
+    [
+        ((0, 400), "beside-training"),  # the 100 that rank 0 has, too, are its own lines
+        ((100, 100), "garbage-collection"),
+    ],
+)
+def test_garbage_that_a_slow_rank_alone_collects_counts_once(
+    collected: tuple[int, int], shared: str, hosts: tuple[str, ...], tmp_path: Path
+):
+    """Between the work of 200 and the all_reduce, rank 0 takes 100 and rank 1 takes 600.
+
+    With replays, which ranks on one host have, and without.
+    """
+    stacks = [collecting(length, start=200) for length in collected]
+    options = {"stacks": stacks, "hosts": hosts}
+    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [sleepy(100), sleepy(600)], **options)))
+    costs = {finding.rule: (finding.cost_ns or 0) / US for finding in found}
+    assert costs == {"slow-rank": 500, "exposed-communication": 200, shared: 100}
+    has_reason = found[0].facts["reason"] == GARBAGE_COLLECTION
+    assert has_reason == (collected == (0, 400)), "400 of the 500 that rank 1 takes longer"
+
+
 def test_what_makes_a_rank_slow_is_not_unexplained_too(tmp_path: Path):
     """Rank 1 sleeps 700 of 1000 us, and rank 0 waits for it."""
-    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
-
-    def rank(sleep: int):
-        return thread(
-            lambda at: (
-                op(at, 0, 200),
-                span("Communication", facts, at + (200 + sleep) * US, at + 1000 * US),
-            )
-        )
-
-    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [rank(0), rank(700)])))
+    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [sleepy(0), sleepy(700)])))
     assert [(finding.rule, finding.cost_ns) for finding in found] == [
         ("slow-rank", 700 * US),
         ("exposed-communication", 100 * US),
