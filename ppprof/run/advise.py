@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property, partial
 from pathlib import Path
@@ -75,7 +75,7 @@ def collect_evidence_of_run(
     indicators: dict[int, list[Indicators]] = {}
     analyses, graphs = [], []
     recordings = run.select_ranks(ranks, window)
-    has_graph = are_all_ranks(run, recordings)
+    has_graph = are_all_ranks(run, {recording.rank for recording in recordings})
     work = partial(analyze, most_nodes=MOST_NODES // len(recordings) if has_graph else 0)
     for result in run.map_windows(work, recordings, executor):
         analysis, of_window, graph = result.value
@@ -84,8 +84,7 @@ def collect_evidence_of_run(
         graphs.append(result.map(graph))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
     of_ranks = {rank: concat_indicators(parts) for rank, parts in indicators.items()}
-    of_job = graph_of_job(run, cluster, graphs) if has_graph else None
-    return collect_evidence(run, cluster, of_ranks, of_job)
+    return collect_evidence(run, cluster, of_ranks, graph_of_job(run, cluster, graphs))
 
 
 def analyze(trace: Trace, most_nodes: int = 0) -> tuple[RankAnalysis, Indicators, RankGraph | None]:
@@ -100,9 +99,8 @@ MOST_NODES = 4_000_000
 """Most nodes of all windows: their graph takes 0.5 GB."""
 
 
-def are_all_ranks(run: Run, recordings: Sequence[Recording]) -> bool:
-    """Return whether the windows are of all ranks of a job of several ranks."""
-    ranks = {recording.rank for recording in recordings}
+def are_all_ranks(run: Run, ranks: Collection[int]) -> bool:
+    """Return whether ranks are all ranks of a job of several ranks."""
     return run.topology is not None and len(ranks) >= max(2, run.topology.world_size)
 
 
@@ -140,7 +138,7 @@ def collect_evidence(
         cluster: tables of all ranks, cut to the wanted steps; None for a run without traces.
         indicators_by_rank: the indicators of each rank, its windows concatenated. This function
             cuts them to the steps of ``cluster``.
-        graph: the graph of all ranks; None if it cannot be made.
+        graph: the graph of these ranks; None if it cannot be made.
     """
     indicators = dict(indicators_by_rank)
     if cluster is not None:
@@ -154,7 +152,8 @@ def collect_evidence(
     versions = run.manifest.get("versions")
     paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
     version = str(paddle) if paddle else None
-    return Evidence(cluster, indicators, run.step_times, config, run.topology, version, graph)
+    of_job = graph if are_all_ranks(run, indicators) else None
+    return Evidence(cluster, indicators, run.step_times, config, run.topology, version, of_job)
 
 
 def _evidence_of_step_times(

@@ -38,7 +38,6 @@ from ppprof.errors import UsageError
 from ppprof.messages import message_of
 from ppprof.run.advise import (
     MOST_NODES,
-    are_all_ranks,
     collect_evidence,
     collect_evidence_of_run,
     graph_of_job,
@@ -116,8 +115,7 @@ def _of_traces(
     indicators = {result.recording.rank: result.value.indicators for result in results}
     graphs = [result.map(result.value.graph) for result in results]
     graph = graph_of_job(run, cluster, graphs, steps)
-    has_all = are_all_ranks(run, side.recordings)
-    evidence = collect_evidence(run, cluster, indicators, graph if has_all else None)
+    evidence = collect_evidence(run, cluster, indicators, graph)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,

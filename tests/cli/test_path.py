@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -22,6 +23,30 @@ def test_a_table_for_each_group_that_is_recorded(cli):
     assert titles == [f"Critical Path by {group}" for group in groups]
     assert out.count("Note:") == 1
     assert err == ""
+
+
+def test_what_is_missing_is_said(cli, tmp_path):
+    copy = shutil.copytree(RUN, tmp_path / "log")
+    next(copy.glob("rank_00006*")).write_bytes(b"garbage")
+    err = cli("path", copy).err
+    assert f"{copy}: without rank 6: what other ranks wait for there is unknown" in err
+
+
+def test_steps_that_a_rank_lacks_are_left_out(cli, tmp_path):
+    traces = [
+        torch_trace(
+            tmp_path / f"rank{rank}.pt.trace.json",
+            *((f"ProfilerStep#{step}", 100 * step, 100) for step in steps),
+            *(("mm", 100 * step, 50) for step in steps),
+        )
+        for rank, steps in enumerate(((0, 1, 2), (1, 2, 3), (4, 5)))
+    ]
+    out, err = cli("path", *traces[:2])
+    assert "ranks 0-1, steps 1-2" in out.splitlines()[0]
+    assert "steps 0, 3 left out: not all of ranks 0-1 recorded them" in err
+    assert "no step of 3:4; it has steps 1-2" in cli("path", *traces[:2], "--steps", 3, code=2).err
+    err = cli("path", *traces, code=3).err
+    assert "no step was recorded by all of ranks 0-2: select fewer ranks" in err
 
 
 def test_hidden_rows_are_summed_up(cli):

@@ -28,10 +28,10 @@ class Replays:
 
     def __init__(self, graph: Graph, roles: Mapping[int, str], steps: pl.DataFrame) -> None:
         self._graph, self._roles = graph, roles
-        keys = graph.steps.select("window", "step").with_row_index("row")
-        self._rows = keys.join(steps, ["window", "step"], "semi")["row"].to_numpy()
+        numbered = graph.steps.with_row_index("row")
+        self._steps = numbered.join(steps, ["window", "step"], "semi")
         self._factors: dict[str, Float64 | None] = {}
-        self.step_ns = self._mean_ns(np.ones(graph.labels.height))
+        self.step_ns = self._mean_ns(None)
         """Mean of the steps as recorded; 0 if the graph has none of them."""
 
     def can_replay(self, changes: Iterable[str]) -> bool:
@@ -48,13 +48,12 @@ class Replays:
     def _factors_of(self, change: str) -> Float64 | None:
         if change not in self._factors:
             try:
-                factors = factors_of(self._graph, parse_change(change), self._roles)
+                factors = factors_of(self._graph, parse_change(change), self._roles, self._steps)
             except UsageError:  # the graph lacks it
                 factors = None
             self._factors[change] = factors
         return self._factors[change]
 
-    def _mean_ns(self, factors: Float64) -> float:
-        weight_ns = np.rint(self._graph.weight_ns * factors[self._graph.label]).astype(np.int64)
-        step_ns = self._graph.step_ns(weight_ns)[self._rows]
+    def _mean_ns(self, factors: Float64 | None) -> float:
+        step_ns = self._graph.step_ns(factors)[self._steps["row"].to_numpy()]
         return float(step_ns.mean()) if len(step_ns) else 0.0

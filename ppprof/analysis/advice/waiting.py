@@ -172,7 +172,9 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     if evidence.steps.is_empty() and evidence.is_on_device:
         confidence = "possible"
     step = (step_ns, basis)
-    changes = ["data loading: 0"] if basis == RECORDED else []
+    # Replays are of typical steps, and steps that wait for a burst of batches are slow ones.
+    is_typical = table.join(evidence.typical_lengths, ["window", "step"], "anti").is_empty()
+    changes = ["data loading: 0"] if basis == RECORDED and is_typical else []
     return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step, changes)
 
 
@@ -338,7 +340,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     if own_operators > (1 + MORE_WORK) * peer_operators > 0:
         kind = "-work"
     found, reasons = reason_of(evidence, first["rank"], peers.to_list(), first["excess_ns"])
-    in_python = found["reason_kind"] in ("line", "gap")
+    in_python = found["reason_kind"] in ("collection", "line", "gap")
     if in_python and kind != "-work":
         kind = "-reason"
     facts = {

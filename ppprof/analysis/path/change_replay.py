@@ -29,8 +29,6 @@ WHAT_IF: dict[str, pl.DataType] = {
 
 _WORK = KINDS[: KINDS.index("launch latency")]
 """The kinds that a change of an operator, module, line or rank changes: the others are waits."""
-_MOST_NS = 2**62
-"""Most time that all edges together may take: times are int64."""
 _STEM = re.compile(
     r"^(aten::|global_|local_|autograd::engine::evaluate_function: )|"
     r"( dygraph| compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
@@ -67,7 +65,7 @@ def what_if(
     Source: Student's t over the steps of the window.
     """
     recorded_ns = graph.step_ns()
-    factors = [factors_of(graph, change, roles or {}) for change in changes]
+    factors = [factors_of(graph, change, roles or {}, graph.steps) for change in changes]
     cases = [("as recorded", np.ones(graph.labels.height))]
     cases += [(change.text, factor) for change, factor in zip(changes, factors)]
     if len(changes) > 1:
@@ -76,10 +74,10 @@ def what_if(
     by_label = np.bincount(graph.label[path], end_ns - begin_ns, graph.labels.height)
     rows = []
     for text, factor in cases:
-        changed_ns = np.rint(graph.weight_ns * factor[graph.label])
-        if (factor > 1).any() and changed_ns.sum() > _MOST_NS:
-            raise UsageError(f"{text!r}: the steps would take many years: expected smaller factors")
-        step_ns = graph.step_ns(changed_ns.astype(np.int64))
+        try:
+            step_ns = graph.step_ns(factor)
+        except UsageError as error:
+            raise UsageError(f"{text!r}: {error}") from error
         mean, low, high = _interval(step_ns)
         saved_ns = float((recorded_ns - step_ns).mean())
         on_path_ns = float(by_label[factor != 1].sum()) / len(recorded_ns)
@@ -97,8 +95,16 @@ def _interval(step_ns: Int64) -> tuple[float, float | None, float | None]:
     return mean, mean - half, mean + half
 
 
-def factors_of(graph: Graph, change: Change, roles: Mapping[int, object]) -> Float64:
+def factors_of(
+    graph: Graph, change: Change, roles: Mapping[int, object], steps: pl.DataFrame
+) -> Float64:
     """Return what a change multiplies the time of each label by, shape (labels,).
+
+    Args:
+        graph: the graph of all ranks.
+        change: the change.
+        roles: rank -> its role: a rank's peers have its role.
+        steps: the rows of ``graph.steps`` in which a rank is compared with its peers.
 
     Raises:
         UsageError: the change names nothing in the graph; the message has what exists.
@@ -107,6 +113,10 @@ def factors_of(graph: Graph, change: Change, roles: Mapping[int, object]) -> Flo
     is_work = pl.col("kind").is_in(_WORK)
     if change.target == "rank":
         chosen = (pl.col("rank") == int(change.name)) & is_work
+        if (
+            change.factor is None
+        ):  # batches come from elsewhere: another change, and another finding
+            chosen &= pl.col("kind") != "data loading"
     elif change.target == "link":
         chosen = pl.any_horizontal(
             (pl.col(name) == change.name).fill_null(value=False) for name in ("link", "axis")
@@ -126,7 +136,7 @@ def factors_of(graph: Graph, change: Change, roles: Mapping[int, object]) -> Flo
     if not mask.any():
         raise UsageError(f"{change.text!r}: {_existing(labels, change)}")
     if change.factor is None:
-        return _as_usual(graph, int(change.name), mask, roles)
+        return _as_usual(labels, graph.label_ns(steps), int(change.name), mask, roles)
     return np.where(mask, change.factor, 1.0)
 
 
@@ -165,14 +175,15 @@ def _launching(labels: pl.DataFrame) -> pl.Expr:
     )
 
 
-def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, object]) -> Float64:
+def _as_usual(
+    labels: pl.DataFrame, time_ns: Float64, rank: int, mask: Bool, roles: Mapping[int, object]
+) -> Float64:
     """Return the factors that give a rank's labels the median time of its peers' equal labels.
 
     What most of its peers do not do at all takes no time.
     """
     same = ["kind", "name", "operator", "module", "line"]
-    time_ns = np.bincount(graph.label, graph.weight_ns, graph.labels.height)
-    table = graph.labels.select(*same, "rank").with_columns(
+    table = labels.select(*same, "rank").with_columns(
         time_ns=pl.Series(time_ns), row=pl.int_range(pl.len()), is_own=pl.Series(mask)
     )
     ranks = [one for one in table["rank"].unique().drop_nulls() if one != rank]
@@ -193,7 +204,7 @@ def _as_usual(graph: Graph, rank: int, mask: Bool, roles: Mapping[int, object]) 
     own = own.join(whole, same, "left", nulls_equal=True).join(
         usual, same, "left", nulls_equal=True
     )
-    factors = np.ones(graph.labels.height)
+    factors = np.ones(labels.height)
     usual_ns = pl.col("usual_ns").fill_null(0)
     factor = own.select(pl.when(pl.col("own_ns") > 0).then(usual_ns / pl.col("own_ns")))
     factors[own["row"].to_numpy()] = factor.to_series().fill_null(1.0).to_numpy()

@@ -26,8 +26,9 @@ import polars as pl
 
 from ppprof.analysis.path.rank_graph import LABELS, NOT_RECORDED, RankGraph
 from ppprof.analysis.ranks.collectives import KEYS, match_collectives, with_members, with_rank
-from ppprof.arrays import Array, Int32, Int64
+from ppprof.arrays import Array, Float64, Int32, Int64
 from ppprof.choices import StepRange
+from ppprof.errors import UsageError
 from ppprof.topology import Topology
 from ppprof.trace import Clock
 from ppprof.trace.fastpath import core
@@ -41,6 +42,8 @@ JOB_LABELS: dict[str, pl.DataType] = {
 """Columns of the labels of a job's edges: those of `LABELS`; the rank, null between ranks; and the
 members and the axis of communication whose ranks all recorded it."""
 
+_MOST_NS = 2**62
+"""Most time that all edges together may take: times are int64."""
 _MOST_TURNS = 64
 """Most events in a row, at one instant and on several threads or streams, that are put in order."""
 
@@ -60,8 +63,8 @@ class Graph:
         root: the node from which an edge is added to each node that no other edge leads to, shape
             (N,); -1 for a root itself. Its number is lower than the node's, and it is not later.
         labels: columns of `JOB_LABELS`; the last row is the label of the added edges.
-        ends: the nodes that end steps: window, step, node, and begin_ns, the time at which the step
-            begins on the node's rank.
+        ends: the nodes that end steps: rank, window, step, node, and begin_ns, the time at which the
+            step begins on the rank.
         of_steps: the steps whose paths are asked for; None: all steps.
     """
 
@@ -120,7 +123,7 @@ class Graph:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The steps of the job, sorted by window, then step.
+        """The steps that all ranks recorded, sorted by window, then step.
 
         A step ends when its last rank has ended it, and begins where the step before it ends; the
         first of a window, when its last rank has begun it.
@@ -129,20 +132,26 @@ class Graph:
             window, step, begin_ns, end_ns, and node: the node that ends the step.
         """
         steps = self._ended(self.time_ns)
+        is_whole = pl.col("num_ranks") == self._ends["rank"].n_unique()
         before = pl.col("end_ns").shift().over("window")
         follows = pl.col("step") - pl.col("step").shift().over("window") == 1
         steps = steps.with_columns(begin_ns=pl.when(follows).then(before).otherwise("begin_ns"))
         is_chosen = self._of_steps.contains(pl.col("step"))
-        return steps.filter((pl.col("end_ns") > pl.col("begin_ns")) & is_chosen)
+        takes_time = pl.col("end_ns") > pl.col("begin_ns")
+        return steps.filter(is_whole, is_chosen, takes_time).drop("num_ranks")
 
     def _ended(self, time_ns: Int64) -> pl.DataFrame:
-        """Return the columns of ``steps`` for other times of the nodes, with the begin on the last rank."""
+        """Return the steps of any rank for other times of the nodes, with the begin on the last rank."""
         nodes = self._ends["node"].to_numpy()
         return (
             self._ends.with_columns(end_ns=pl.Series(time_ns[nodes]))
             .sort("end_ns", "node")
             .group_by("window", "step")
-            .agg(pl.col("begin_ns").max(), pl.col("end_ns", "node").last())
+            .agg(
+                pl.col("begin_ns").max(),
+                pl.col("end_ns", "node").last(),
+                num_ranks=pl.col("rank").n_unique(),
+            )
             .sort("window", "step")
         )
 
@@ -160,8 +169,21 @@ class Graph:
             _earliest(*arguments)
         return time_ns
 
-    def step_ns(self, weight_ns: Int64 | None = None) -> Int64:
-        """Return the length of each step of ``steps`` if the edges take other times."""
+    def step_ns(self, factors: Float64 | None = None) -> Int64:
+        """Return the length of each step of ``steps`` in a replay.
+
+        Args:
+            factors: what the time of each label's edges is multiplied by, shape (labels,); None: 1.
+
+        Raises:
+            UsageError: times would be beyond int64.
+        """
+        weight_ns = None
+        if factors is not None:
+            changed_ns = np.rint(self.weight_ns * factors[self.label])
+            if (factors > 1).any() and changed_ns.sum() > _MOST_NS:
+                raise UsageError("the steps would take many years: expected smaller factors")
+            weight_ns = changed_ns.astype(np.int64)
         ends = self._ended(self.replayed(weight_ns)).select("window", "step", "end_ns")
         before = ends.select("window", pl.col("step") + 1, last_ns="end_ns")
         steps = self.steps.select("window", "step", "begin_ns")
@@ -170,6 +192,16 @@ class Graph:
         length = pl.col("end_ns") - pl.coalesce("last_ns", "begin_ns")
         step_ns: Int64 = steps.select(length).to_series().to_numpy()
         return step_ns
+
+    def label_ns(self, steps: pl.DataFrame) -> Float64:
+        """Return the time of the edges of each label that end in some of ``steps``, shape (labels,)."""
+        bounds = steps.select("begin_ns", "end_ns").sort("end_ns")
+        target_ns = np.repeat(self.time_ns, np.diff(self.first))
+        # The first step that ends then or later.
+        row = np.searchsorted(bounds["end_ns"].to_numpy(), target_ns)
+        begin_ns = np.append(bounds["begin_ns"].to_numpy(), self.time_ns.max(initial=0))[row]
+        weight_ns = np.where(target_ns > begin_ns, self.weight_ns, 0)
+        return np.bincount(self.label, weight_ns, self.labels.height).astype(np.float64)
 
     @cached_property
     def slack_ns(self) -> Int64:
@@ -321,7 +353,10 @@ def job_graph(
         begin_ns = pl.Series(to_reference(part.steps["begin_ns"].to_numpy()))
         ends.append(
             part.steps.with_columns(
-                window=pl.lit(window, pl.Int64), begin_ns=begin_ns, node=pl.col("node") + num_nodes
+                rank=pl.lit(rank, pl.Int64),
+                window=pl.lit(window, pl.Int64),
+                begin_ns=begin_ns,
+                node=pl.col("node") + num_nodes,
             )
         )
         placed = part.collectives.with_columns(pl.col("start_node", "end_node") + num_nodes)

@@ -172,8 +172,30 @@ def test_what_no_other_rank_does_is_unusual(tmp_path):
     }
 
 
-def comm(start, end):
-    name = "all_reduce[axis=dp group=1 bytes=4 peers=0,1,2]"
+def test_steps_that_a_rank_lacks_do_not_count(tmp_path):
+    """Both work for 30 of 60; rank 0 is killed after a step, and rank 1 has no peer in its other two."""
+    ranks = [
+        [
+            Thread(1, "main").around(
+                *(
+                    span(
+                        *("ProfileStep", f"ProfileStep#{step}", 60 * step, 60 * step + 60),
+                        span("Operator", "matmul dygraph", 60 * step, 60 * step + 30),
+                        comm(60 * step + 30, 60 * step + 60, "0,1"),
+                    )
+                    for step in range(num)
+                )
+            )
+        ]
+        for num in (1, 3)
+    ]
+    graph = job(tmp_path, *ranks)
+    assert graph.steps["step"].to_list() == [0]
+    assert replayed(graph, "rank 1: as usual") == {"as recorded": 60, "rank 1: as usual": 60}
+
+
+def comm(start, end, peers="0,1,2"):
+    name = f"all_reduce[axis=dp group=1 bytes=4 peers={peers}]"
     return span("Communication", name, start, end)
 
 

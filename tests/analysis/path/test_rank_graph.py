@@ -191,8 +191,7 @@ def test_the_last_rank_to_arrive_is_on_the_path_of_all(tmp_path):
         (0, 60, 1, 1),
         (60, 100, 0, 1),  # the transfer is where the path goes on
     ]
-    is_work = (graph.labels["kind"] == "host").to_numpy()[graph.label]
-    without = graph.step_ns(np.where(is_work, 0, graph.weight_ns))
+    without = graph.step_ns(np.where(graph.labels["kind"] == "host", 0.0, 1.0))
     assert without.tolist() == [100 - 60], "the transfer and what follows remain"
 
 
@@ -283,8 +282,7 @@ def test_a_span_that_waits_is_no_work_of_its_rank(tmp_path):
         ("communication", "irecv.wait", 0): 5,  # the thread goes on
         ("host", "Block", 0): 40,
     }
-    is_sender = (graph.labels["rank"] == 1).fill_null(value=False).to_numpy()[graph.label]
-    without = graph.step_ns(np.where(is_sender, 0, graph.weight_ns))
+    without = graph.step_ns(np.where(graph.labels["rank"].eq_missing(1), 0.0, 1.0))
     assert without.tolist() == [2 + 5 + 5 + 40], "the receive, the transfer, the thread, the block"
 
 
