@@ -47,14 +47,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-from paddle.base import core
 
 from ppprof.arrays import Int64
 from ppprof.capture.process import start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
 from ppprof.capture.recording.observers import FileObserver
-from ppprof.capture.recording.patches import Patches
-from ppprof.capture.recording.recorder import span
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
 from ppprof.rundir import GARBAGE_COLLECTION, TraceName
 from ppprof.rundir.python_stacks import (
@@ -117,6 +114,12 @@ class StackSampler(FileObserver["_Sampling"]):
     what = "Python stacks"
 
     def __init__(self, run: Path, rate: bool | float | str, keeps_source: bool = True) -> None:
+        # Here: `ppprof run` imports this module ahead of the script, which imports Paddle.
+        from paddle.base import core
+
+        from ppprof.capture.recording.patches import Patches
+        from ppprof.capture.recording.recorder import span
+
         super().__init__()
         self._run = run
         self._interval_ns = None
@@ -131,6 +134,8 @@ class StackSampler(FileObserver["_Sampling"]):
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
         self._patches = Patches()
+        self._tensor: type = core.eager.Tensor
+        self._open_span = span
         self._collection: Any = None
         """The span of the garbage collection that goes on."""
         self._collection_ns = 0
@@ -142,7 +147,7 @@ class StackSampler(FileObserver["_Sampling"]):
             self._sampling.stop()
         else:
             for name in _READS:
-                self._patches.replace(core.eager.Tensor, name, self._reader)
+                self._patches.replace(self._tensor, name, self._reader)
             gc.callbacks.append(self._collect)
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
@@ -172,7 +177,7 @@ class StackSampler(FileObserver["_Sampling"]):
             return
         if phase == "start":
             self._collection_ns = time.time_ns()
-            self._collection = span(GARBAGE_COLLECTION, "PythonUserDefined")
+            self._collection = self._open_span(GARBAGE_COLLECTION, "PythonUserDefined")
         elif self._collection is not None:
             self._collection.end()
             self._collection = None

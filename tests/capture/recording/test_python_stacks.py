@@ -6,6 +6,7 @@ import dataclasses
 import dis
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -466,3 +467,12 @@ def test_full_garbage_collections_are_noted_with_their_lines(
     assert [stacks.frames[stacks.stacks[row][0]].line for row in found[:, 3]] == [5, 6]
     assert (found[:, 0] == threading.get_native_id()).all()
     assert (found[:, 2] > 0).all()
+
+
+def test_paddle_is_not_imported_ahead_of_the_script() -> None:
+    """`ppprof run` imports the module first, and watches the script's import of Paddle."""
+    module = "ppprof.capture.recording.python_stacks"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; sys.exit('paddle' in sys.modules)"],
+        check=True,
+    )
