@@ -3,6 +3,9 @@
 The runs are processes of their own, one after another: equal, 10% slower, 20% slower, equal... Each
 has ``timer_only``, so all steps from step 10 on count. All pairs of equal runs must not be called
 faster or slower; a slower run is compared with the equal run just before it.
+
+Then several runs of either side are compared, as `ppprof bench` does: `ROUNDS` rounds are drawn again and again, each
+with an equal and a slower run that were trained one after the other, or with two equal runs in a random order.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -19,12 +23,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ppprof
+from ppprof.analysis.diff.several_runs import run_time, runs_change
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu.yaml"
 SKIPPED = 10
 """First steps of a run that `ppprof diff` leaves out."""
 SLOWDOWNS = (0.10, 0.20)
+ROUNDS = (3, 5, 8)
+_DRAWS = 500
 
 
 def train(folder: Path, num_steps: int, sleep_s: float) -> ppprof.Run:
@@ -64,16 +71,43 @@ def verdicts(pairs: Sequence[tuple[ppprof.Run, ppprof.Run]]) -> dict[str, int]:
     return dict(Counter(ppprof.diff(*pair).change.verdict for pair in pairs).most_common())
 
 
+def drawn(rounds: Sequence[tuple[float, float]], num: int, is_equal: bool) -> Counter[str]:
+    """Return how often each verdict is given on ``num`` rounds."""
+    chance = random.Random(num)
+    found: Counter[str] = Counter()
+    for _ in range(_DRAWS):
+        pairs = chance.sample(rounds, num)
+        if is_equal:
+            pairs = [chance.sample(pair, 2) for pair in pairs]
+        found[runs_change(*zip(*pairs)).verdict] += 1
+    return found
+
+
+def print_drawn(kind: str, rounds: Sequence[tuple[ppprof.Run, ppprof.Run]]) -> None:
+    """Print the verdicts on several runs of either side."""
+    times = [tuple(run_time(run.step_times) for run in pair) for pair in rounds]
+    for name in ("median_ns", "quiet_ns"):
+        values = [tuple(getattr(each, name) for each in pair) for pair in times]
+        for num in ROUNDS:
+            if num <= len(values):
+                found = drawn(values, num, kind == "equal")
+                shares = ", ".join(f"{key} {n / _DRAWS:.0%}" for key, n in found.most_common())
+                print(f"{kind}, {num} runs a side, {name.removesuffix('_ns')}: {shares}")
+
+
 def main() -> None:
     """Train all runs, and print a line for each kind of pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=50, help="steps that count, of each run")
+    parser.add_argument(
+        "--slower", type=float, nargs="*", default=SLOWDOWNS, help="planted slowdowns"
+    )
     parser.add_argument("--short", type=int, default=12, help="steps of the shortened runs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        equal, slower = [], {slowdown: [] for slowdown in SLOWDOWNS}
+        equal, slower = [], {slowdown: [] for slowdown in options.slower}
         usual_s = 0.0
         for number in range(options.runs):
             equal.append(train(folder / f"equal{number}", options.steps, 0))
@@ -96,6 +130,9 @@ def main() -> None:
         for slowdown, runs in slower.items():
             pairs = list(zip(equal, runs))
             print(f"{slowdown:.0%} slower: {len(pairs)} pairs: {verdicts(pairs)}")
+        print_drawn("equal", list(zip(equal[::2], equal[1::2])))
+        for slowdown, runs in slower.items():
+            print_drawn(f"{slowdown:.0%} slower", list(zip(equal, runs)))
 
 
 if __name__ == "__main__":
