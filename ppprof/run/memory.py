@@ -6,9 +6,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -16,11 +15,9 @@ from ppprof.analysis.predict.peak_memory import memory_of as modelled_memory
 from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HeldMemory, held_at_peak
-from ppprof.config import load_config
-from ppprof.config.yaml_source import ConfigTree
-from ppprof.errors import ConfigError, InputError, UsageError
+from ppprof.errors import InputError, UsageError
 from ppprof.run.base import BaseRun
-from ppprof.run.predict import spec_of
+from ppprof.run.predict import spec_in
 from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 from ppprof.topology import Topology
 from ppprof.units import format_bytes
@@ -28,9 +25,6 @@ from ppprof.units import format_bytes
 _LAST_STEPS = 5
 _INDEX = re.compile(r"\[\d+\](?=/|\Z)")
 """End of a module's name if it occurs several times in a row: Net/Block, Net/Block[1], Net/Block[2]."""
-
-SHARDING, MICRO_BATCH, RECOMPUTE = "sharding stage", "half the micro-batch size", "recompute of"
-"""First words of remedies that both tensors and the memory model may give."""
 
 _log = logging.getLogger("ppprof")
 
@@ -97,8 +91,8 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
         )
     failed = rank if rank in failures else min(failures, default=None)
     failure = failures[failed] if failed is not None else None
-    held = peak.held if peak is not None else None
     whose = failed if failed is not None else peak.rank if peak is not None else rank or 0
+    held = peak.held if peak is not None and peak.rank == whose else None
     most_first = tuple(remedies(failure, held, run.topology, _spec(run), whose))
     return MemoryUse(failures, peaks, peak, failed, most_first)
 
@@ -115,37 +109,55 @@ def remedies(
     What tensors show counts; where they do not, the memory model of ``ppprof predict`` does, if the configuration is
     known.
     """
-    found = []
-    kinds = failure.bytes_by_kind if failure is not None else {}
+    found: dict[str, list[Remedy]] = {}
+    if spec is not None and topology is not None:
+        found = _of_configuration(spec, topology.coordinate(rank).get("pp", 0))
+    if failure is not None:
+        found |= _of_failure(failure, topology)
+    if held is not None:
+        found |= _of_activations(held.table.filter(pl.col("phase") == "Forward"), spec)
+    return sorted(
+        (each for kind in found.values() for each in kind if each.bytes > 0),
+        key=lambda each: -each.bytes,
+    )
+
+
+def _sharding_stages(pp: int) -> range:
+    """Return the stages of sharding; Fleet's pipeline takes the first one only."""
+    return range(1, 4 if pp == 1 else 2)
+
+
+def _of_failure(failure: OutOfMemory, topology: Topology | None) -> dict[str, list[Remedy]]:
+    found: dict[str, list[Remedy]] = {}
     num = topology.degree("dp") if topology is not None else 1
-    if num > 1 and topology is not None and topology.degree("sharding") == 1:
+    if topology is not None and num > 1 and topology.degree("sharding") == 1:
         shared, names = 0, []
-        for stage, kind in enumerate(("optimizer state", "gradient", "parameter"), 1):
-            shared += kinds.get(kind, 0)
+        kinds = ("optimizer state", "gradient", "parameter")
+        for stage, kind in zip(_sharding_stages(topology.degree("pp")), kinds):
+            shared += failure.bytes_by_kind.get(kind, 0)
             names.append(f"{kind}s")
             if shared:
                 why = f"{' and '.join(names)} are split over the {num} ranks of dp"
-                name = f"{SHARDING} {stage}, sharding_degree {num} in place of dp_degree {num}"
-                found.append(Remedy(name, shared * (num - 1) // num, why))
-    if failure is not None and failure.reserved_bytes and failure.allocated_bytes:
+                name = f"sharding stage {stage}, sharding_degree {num} in place of dp_degree {num}"
+                remedy = Remedy(name, shared * (num - 1) // num, why)
+                found.setdefault("sharding", []).append(remedy)
+    if failure.reserved_bytes and failure.allocated_bytes:
         free = failure.reserved_bytes - failure.allocated_bytes
         if failure.requested_bytes and free >= failure.requested_bytes:
+            name = "less fragmentation (FLAGS_use_virtual_memory_auto_growth)"
             why = "reserved, not in tensors, and more than was asked for: it is in pieces"
-            found.append(
-                Remedy("less fragmentation (FLAGS_use_virtual_memory_auto_growth)", free, why)
-            )
-    if held is not None:
-        found += _of_activations(held.table.filter(pl.col("phase") == "Forward"))
-    if spec is not None and topology is not None:
-        measured = {_kind(each.name) for each in found}
-        modelled = _of_configuration(spec, topology.coordinate(rank).get("pp", 0))
-        found += [each for each in modelled if _kind(each.name) not in measured]
-    return sorted((each for each in found if each.bytes > 0), key=lambda each: -each.bytes)
+            found["fragmentation"] = [Remedy(name, free, why)]
+    return found
 
 
-def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
+def _of_activations(forward: pl.DataFrame, spec: TrainingSpec | None) -> dict[str, list[Remedy]]:
+    found: dict[str, list[Remedy]] = {}
     total = int(forward["bytes"].sum())
-    found = [Remedy(MICRO_BATCH, total // 2, "activations at the window's peak")]
+    if spec is None or spec.micro_batch_size % 2 == 0:
+        why = "activations at the window's peak"
+        found["micro-batch"] = [Remedy("half the micro-batch size", total // 2, why)]
+    if spec is not None and spec.recompute == "full":
+        return found
     rows = forward.drop_nulls("module").select("module", "bytes").rows()
     for name in _repeated(module for module, _ in rows):
         instance = re.compile(rf"{re.escape(name)}({_INDEX.pattern}|(?=/|\Z))")
@@ -155,63 +167,49 @@ def _of_activations(forward: pl.DataFrame) -> list[Remedy]:
                 held[match[0]] += num
         given = sum(held.values()) - max(held.values())
         why = f"{len(held)} of it hold activations at the peak; one at a time is computed again"
-        found.append(Remedy(f"{RECOMPUTE} {name.rpartition('/')[2]}", given, why))
+        remedy = Remedy(f"recompute of {name.rpartition('/')[2]}", given, why)
+        found.setdefault("recompute", []).append(remedy)
     return found
 
 
-def _kind(name: str) -> str:
-    """Return what a remedy changes: the first words of its name."""
-    return next(
-        (kind for kind in (SHARDING, MICRO_BATCH, RECOMPUTE) if name.startswith(kind)), name
-    )
-
-
-def _of_configuration(spec: TrainingSpec, stage: int) -> list[Remedy]:
+def _of_configuration(spec: TrainingSpec, stage: int) -> dict[str, list[Remedy]]:
     """Return what other configurations take less on a rank of a stage, by `ppprof.analysis.predict`."""
-    changes = {}
-    if not spec.recompute:
-        name = f"{RECOMPUTE} all blocks, Model.use_recompute=True"
-        changes[name] = replace(spec, recompute="full")
+    now = modelled_memory(spec, stage).total_bytes
+    found: dict[str, list[Remedy]] = {}
+
+    def add(kind: str, name: str, **changes: Any) -> None:
+        other = modelled_memory(replace(spec, **changes), stage).total_bytes
+        why = f"by the memory model of ppprof predict, of {format_bytes(now)}"
+        found.setdefault(kind, []).append(Remedy(name, now - other, why))
+
+    if spec.recompute != "full":
+        name = "recompute of all blocks, Model.use_recompute=True"
+        if spec.recompute:
+            name = "recompute of whole blocks, Model.recompute_granularity=full"
+        add("recompute", name, recompute="full")
     if spec.dp > 1 and spec.sharding == 1:
         degrees = f"sharding_degree {spec.dp} in place of dp_degree {spec.dp}"
-        for level in (1, 2):
-            split = replace(spec, dp=1, sharding=spec.dp, sharding_stage=level)
-            changes[f"{SHARDING} {level}, {degrees}"] = split
+        for level in _sharding_stages(spec.pp)[:2]:  # the third one is not modelled
+            name = f"sharding stage {level}, {degrees}"
+            add("sharding", name, dp=1, sharding=spec.dp, sharding_stage=level)
     if spec.micro_batch_size % 2 == 0:
         half = spec.micro_batch_size // 2
-        changes[f"{MICRO_BATCH}, Global.micro_batch_size={half}"] = replace(
-            spec, micro_batch_size=half, micro_batches=2 * spec.micro_batches
-        )
+        name = f"half the micro-batch size, Global.micro_batch_size={half}"
+        add("micro-batch", name, micro_batch_size=half, micro_batches=2 * spec.micro_batches)
     if spec.mp > 1 and not spec.sequence_parallel:
         name = "sequence parallel, Model.sequence_parallel=True"
-        changes[name] = replace(spec, sequence_parallel=True)
-    now = modelled_memory(spec, stage)
-    why = f"by the memory model of ppprof predict, of {format_bytes(now.total_bytes)}"
-    found = [
-        Remedy(name, now.total_bytes - modelled_memory(other, stage).total_bytes, why)
-        for name, other in changes.items()
-    ]
-    # The product with the vocabulary is held at these moments alone, and in quarters.
-    logits = spec.length * spec.micro_batch_size * spec.vocabulary // spec.mp
-    word = spec.word_bytes or 0
-    parts = {"loss": 8 + (word < 4) * word, "backward pass of the loss": word}
-    rest = {name: size - 3 * logits * parts.get(name, 0) // 4 for name, size in now.moments.items()}
-    given = now.total_bytes - now.state_bytes - max(rest.values())
-    return [*found, Remedy("the loss in 4 parts of the tokens", given, why)]
+        add("sequence parallel", name, sequence_parallel=True)
+    add("loss", "the loss in 4 parts of the tokens", loss_parts=4)
+    return found
 
 
 def _spec(run: BaseRun) -> TrainingSpec | None:
-    """Return the configuration of a run of the harness's GPT in numbers; None if it is not known."""
-    values = run.manifest.get("config")
-    if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
-        return None
+    """Return the configuration of a run of the harness's GPT; None if its memory is not known."""
     try:
-        config = load_config(ConfigTree(deepcopy(dict(values)), path=str(run)))
-        spec = spec_of(config)
-    except (ConfigError, UsageError):
+        spec = spec_in(run)
+    except (InputError, UsageError):
         return None
-    is_modelled = spec.word_bytes and not (spec.sharding > 1 and spec.sharding_stage == 3)
-    return spec if is_modelled and config.Model.module == "GPTModule" else None
+    return spec if spec.is_memory_known else None
 
 
 def _repeated(modules: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from ppprof.analysis.predict.training_spec import TrainingSpec
 from ppprof.config import Config, load_config
 from ppprof.config.yaml_source import ConfigTree
 from ppprof.errors import ConfigError, InputError, UsageError
+from ppprof.run.base import BaseRun
 from ppprof.run.run import Run
 
 log = logging.getLogger("ppprof")
@@ -103,7 +104,7 @@ def base_of(runs: Sequence[Run], measured: Sequence[Measured]) -> Base:
     return Base(measured, runs[0].manifest["config"], str(runs[0]))
 
 
-def spec_in(run: Run) -> TrainingSpec:
+def spec_in(run: BaseRun) -> TrainingSpec:
     """Return the configuration of a run.
 
     Raises:

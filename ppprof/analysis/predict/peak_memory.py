@@ -53,7 +53,7 @@ def memory_of(spec: TrainingSpec, stage: int) -> Memory:
     head = whole // t  # queries, keys or values
     inner = word * s * b * spec.inner // t
     scores = 0 if spec.flash_attention else word * spec.heads * s * s * b // t
-    logits = s * b * spec.vocabulary // t
+    logits = s * b * spec.vocabulary // t // spec.loss_parts
     mask = s * b * spec.hidden // (t if spec.sequence_parallel else 1) * spec.hidden_dropout
     words = word * spec.vocabulary * spec.hidden // t
 

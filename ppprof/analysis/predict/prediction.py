@@ -112,7 +112,7 @@ def memory(spec: TrainingSpec) -> list[Row]:
     Modelled; ``moment`` is when the total is held. No rows with mixed precision of level O1, and with
     sharding stage 3, which gathers weights before it needs them.
     """
-    if spec.word_bytes is None or (spec.sharding > 1 and spec.sharding_stage == 3):
+    if not spec.is_memory_known:
         return []
     rows = []
     for stage in range(spec.pp):

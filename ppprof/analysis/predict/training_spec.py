@@ -39,6 +39,8 @@ class TrainingSpec:
     attention_dropout: bool
     clips: bool
     """Whether gradients are clipped."""
+    loss_parts: int = 1
+    """Parts of the tokens for which the loss is computed, one after the other."""
 
     @property
     def samples(self) -> int:
@@ -54,6 +56,11 @@ class TrainingSpec:
     def world_size(self) -> int:
         """The number of ranks."""
         return self.dp * self.mp * self.pp * self.sharding
+
+    @property
+    def is_memory_known(self) -> bool:
+        """Whether `memory_of` knows the configuration: no mixed precision O1, no sharding stage 3."""
+        return self.word_bytes is not None and not (self.sharding > 1 and self.sharding_stage == 3)
 
     @property
     def value_bytes(self) -> int:
