@@ -161,7 +161,13 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
             f"{row['excess_ns'] / 1e6:.2f} ms a step (± {2 * row['noise_ns'] / 1e6:.2f}) more in transfers than the "
             f"{row['siblings']} beside it"
         )
-    verdict = f"slow: {', '.join(slow)}" if slow else "no rank or link is slow"
+    are_links_known = links["siblings"].sum() > 0
+    if not are_links_known:
+        lines.append(
+            "Links: unknown; no two groups side by side with three steps of last operations."
+        )
+    healthy = "no rank or link is slow" if are_links_known else "no rank is slow"
+    verdict = f"slow: {', '.join(slow)}" if slow else healthy
     return "\n".join([*lines, f"Verdict: {verdict}.", ""])
 
 

@@ -11,7 +11,7 @@ from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
-from ppprof.analysis.ranks.stragglers import slow_groups
+from ppprof.analysis.ranks.stragglers import LEAST_STEPS, slow_groups
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
@@ -131,26 +131,40 @@ def links_without_window(run: BaseRun) -> pl.DataFrame:
 
     The member that comes last to a collective waits for no other: its time is that of the transfer. So no clocks are
     compared. Sends and receives do not say it: a send ends before its transfer, and a receiver may come after it.
+    Groups whose last operations are of fewer than `LEAST_STEPS` steps have no row.
     """
-    rows: list[tuple[str, str | None, str, int, int, int, int]] = []
+    numbers: dict[tuple[tuple[int, ...], str | None], int] = {}
+    rows: list[tuple[int, str, int, int, int, int]] = []
     for path in run.paths:
-        for ring in read_rings(path)[0].values():
+        rings, problems = read_rings(path)
+        for problem in problems.values():
+            _log.warning("%s", problem)
+        for ring in rings.values():
+            number_of = {
+                own: numbers.setdefault((tuple(group.ranks), group.axis), len(numbers))
+                for own, group in ring.groups.items()
+            }
             for each in ring.operations:
-                group = ring.groups.get(each.group)
-                if each.is_pending or each.name in POINT_TO_POINT or group is None:
+                if each.is_pending or each.name in POINT_TO_POINT or each.group not in number_of:
                     continue
-                members = ",".join(map(str, group.ranks))
-                end_ns = max(each.returned_ns, each.waited_ns)
-                values = (each.name, each.size, each.step, each.sequence, end_ns - each.called_ns)
-                rows.append((members, group.axis, *values))
-    names = ("members", "axis", "op", "bytes", "step", "sequence", "transfer_ns")
-    types = (pl.String, pl.String, pl.String, *[pl.Int64] * 4)
-    calls = pl.DataFrame(rows, dict(zip(names, types)), orient="row")
-    num_members = pl.col("members").str.count_matches(",", literal=True) + 1
+                time_ns = max(each.returned_ns, each.waited_ns) - each.called_ns
+                key = number_of[each.group], each.name, each.size, each.step, each.sequence
+                rows.append((*key, time_ns))
+    groups = pl.DataFrame(
+        [(n, ",".join(map(str, ranks)), axis, len(ranks)) for (ranks, axis), n in numbers.items()],
+        {"group": pl.Int64, "members": pl.String, "axis": pl.String, "num_members": pl.Int64},
+        orient="row",
+    )
+    names = ("group", "op", "bytes", "step", "sequence", "transfer_ns")
+    calls = pl.DataFrame(
+        rows, {name: pl.String if name == "op" else pl.Int64 for name in names}, orient="row"
+    )
     transfers = (
         calls.group_by(*names[:-1])
         .agg(pl.col("transfer_ns").min(), num=pl.len())
-        .filter((pl.col("num") == num_members) & (num_members > 1))
+        .join(groups, "group")
+        .filter((pl.col("num") == pl.col("num_members")) & (pl.col("num") > 1))
+        .filter(pl.col("step").n_unique().over("group") >= LEAST_STEPS)
     )
     times = run.step_times.filter(pl.col("window").is_null() & ~pl.col("excluded"))
     lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))

@@ -8,12 +8,14 @@ import pty
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import wcwidth
 
 from ppprof.cli import watch as watch_command
-from ppprof.report.text.layout import Layout
+from ppprof.report.text.layout import Layout, cut
 from ppprof.report.text.watch import screen
 from ppprof.run.watch import Watch
 from ppprof.rundir import claim, write_manifest
@@ -68,7 +70,7 @@ def test_the_screen_of_a_job(tmp_path: Path, cli: Cli) -> None:
     run = job(tmp_path, slow=5)
     out = cli("watch", run.parent / "profiler_log", "--once").out
     assert out.splitlines() == [
-        f"{run}: 8 ranks, dp 2 x pp 2 x mp 2"[:80],
+        f"8 ranks, dp 2 x pp 2 x mp 2: {cut(str(run), 80 - 29)}",
         "step 30  400 ms (400 ms to 400 ms)  running",
         "5,000 tokens/s  MFU 50.0%",
         *[line for line in out.splitlines() if line.startswith("waits: communication ")],
@@ -168,6 +170,21 @@ def test_any_number_of_ranks_fits_the_screen(tmp_path: Path, num_ranks: int, hei
     assert len(drawn) <= height
     assert max(map(len, drawn)) <= 80
     assert drawn[-1] == "keys"
+
+
+def test_the_head_keeps_its_facts_at_80_columns(tmp_path: Path) -> None:
+    """A long path in wide characters loses its middle; a line that is too long goes on in the next one."""
+    view = replace(
+        Watch(job(tmp_path)).look(),
+        run=tmp_path / ("实验" * 40) / "profiler_log",
+        device_bytes=(61 << 30, 80 << 30, 387),
+        host_bytes=(12 << 30, 387),
+    )
+    drawn = screen(view, Layout(80), 24)
+    assert max(map(wcwidth.width, drawn)) <= 80
+    assert drawn[0].startswith("8 ranks, dp 2 x pp 2 x mp 2: /")
+    assert drawn[0].endswith("/profiler_log")
+    assert "device 61 GiB of 80 GiB (rank 387), host 12 GiB (rank 387)" in " ".join(drawn)
 
 
 def test_without_a_run(tmp_path: Path, cli: Cli) -> None:

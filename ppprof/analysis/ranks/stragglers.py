@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-_LEAST_STEPS = 3
+LEAST_STEPS = 3
 """With fewer steps, no rank or group is slow: its excess may be chance."""
 
 _LEAST_SHARE = 0.05
@@ -159,7 +159,7 @@ def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
         .agg(excess_ns=pl.col("excess").median(), steps=pl.col("step").n_unique())
         .with_columns(excess_ns=excess - typical, noise_ns=_DEVIATION * spread / steps.sqrt())
         .with_columns(
-            is_slow=(steps >= _LEAST_STEPS)
+            is_slow=(steps >= LEAST_STEPS)
             & (excess > _SURE * pl.col("noise_ns"))
             & (excess > _LEAST_SHARE * length)
         )

@@ -149,8 +149,11 @@ def _excess(own: _Own, roles: list[str]) -> _Own:
         family = [place for place, each in enumerate(roles) if each == role]
         if len(family) < 2:
             continue
+        if len(family) > _FEW_RANKS:
+            excess[:, family] = own[:, family] - _median(own[:, family])[:, None]
+            continue
         for place in family:
-            peers = [each for each in family if each != place or len(family) > _FEW_RANKS]
+            peers = [each for each in family if each != place]
             excess[:, place] = own[:, place] - _median(own[:, peers])
     return excess
 

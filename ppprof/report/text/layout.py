@@ -177,7 +177,7 @@ def draw(table: Table, columns: int, paint: Paint) -> str:
             lines += ["-" * full, _row(headers, block, widths, paint), "-" * full]
             for line in rows:
                 if isinstance(line, str):
-                    lines.append(_centered(_cut(escape_cell(line), columns), full))
+                    lines.append(_centered(cut(escape_cell(line), columns), full))
                 else:
                     lines.append(_row(next(cells), block, widths, paint))
         lines.append("-" * full)
@@ -313,7 +313,7 @@ def _row(
 ) -> str:
     padded = []
     for position, (cell, size) in enumerate(zip(cells, widths)):
-        text = _cut(cell, size)
+        text = cut(cell, size)
         blanks = " " * (size - _width_of_text(text))
         painted = paint(text, getattr(cell, "meaning", None))
         padded.append(blanks + painted if _is_whole(columns, position) else painted + blanks)
@@ -329,10 +329,10 @@ def _width_of_text(text: str) -> int:
     return wcwidth.width(text)
 
 
-def _cut(text: str, size: int) -> str:
+def cut(text: str, size: int) -> str:
     """Return text in at most ``size`` columns of a terminal; its middle is replaced by "..".
 
-    >>> _cut("void cutlass::Kernel<float>", 14)
+    >>> cut("void cutlass::Kernel<float>", 14)
     'void c..float>'
     """
     length = _width_of_text(text)

@@ -7,7 +7,7 @@ from itertools import groupby
 from math import prod
 
 from ppprof.messages import Counted
-from ppprof.report.text.layout import Layout
+from ppprof.report.text.layout import Layout, cut
 from ppprof.run.watch import SLOW_RATIOS, Rank, View
 from ppprof.topology import Topology
 from ppprof.units import escape_cell, format_bytes, format_ratio, format_time
@@ -35,10 +35,10 @@ def screen(view: View, layout: Layout, height: int, notes: Sequence[str] = ()) -
 
     ::
 
-        profiler_log: 8 ranks, dp 2 x pp 2 x mp 2
+        8 ranks, dp 2 x pp 2 x mp 2: profiler_log
         step 1,240  412 ms (402 ms to 455 ms)  running
         19,885 tokens/s  MFU 41.2%  loss 2.718 at step 1,230
-        waits: communication 12.1%, data 0.4%  memory: device 61.2 of 80 GiB (rank 3)
+        waits: communication 12.1%, data 0.4%  peak memory: host 14.0 GiB (rank 3)
 
         own work above peers': . <5%  + 5%  x 10%  # 20%  ? unknown
         dp0 pp0          ..
@@ -108,8 +108,8 @@ def _head(view: View, width: int) -> list[str]:
         memory.append(f"device {format_bytes(peak)}{of} (rank {rank})")
     if view.host_bytes is not None:
         memory.append(f"host {format_bytes(view.host_bytes[0])} (rank {view.host_bytes[1]})")
+    title = ranks + (f", {axes}: " if axes else ": ")
     lines = [
-        f"{view.run}: {ranks}" + (f", {axes}" if axes else ""),
         f"step {view.num_ended:,}  {length}  {state}",
         "  ".join(speed) or "speed unknown: step(num_samples, num_tokens, num_flops)",
         "  ".join(
@@ -117,7 +117,8 @@ def _head(view: View, width: int) -> list[str]:
             + ["peak memory: " + ", ".join(memory)] * bool(memory)
         ),
     ]
-    return [escape_cell(line)[:width] for line in lines]
+    run = cut(escape_cell(str(view.run)), max(width - len(title), 0))
+    return [title + run, *(part for line in lines for part in _wrapped(line, width))]
 
 
 def _cells(view: View, layout: Layout, width: int, height: int) -> list[str]:

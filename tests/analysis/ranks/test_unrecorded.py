@@ -12,7 +12,7 @@ import pytest
 from ppprof.analysis.advice import Evidence, advise
 from ppprof.analysis.ranks.unrecorded import RANKS, unrecorded_ranks
 from ppprof.report.text.advice import render_findings
-from ppprof.rundir.flight import FlightRing
+from ppprof.rundir.flight import FlightRing, ring_path
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.conftest import Cli
@@ -129,6 +129,19 @@ def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli)
     assert first["members"] == "1,5"
     assert first["excess_ns"] == 80e6
     assert [each["is_slow"] for each in others] == [False] * 3
+
+
+def test_links_without_last_operations_are_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    out, _ = cli("ranks", _run(tmp_path, step_times(30, 0)))
+    assert "\nLinks: unknown; " in out
+    assert out.endswith("Verdict: no rank is slow.\n")
+
+
+def test_a_damaged_ring_is_named(tmp_path: Path, cli: Cli) -> None:
+    run = _run(tmp_path, step_times(30, 0))
+    FlightRing(run, 2)
+    (run / ring_path(2)).write_bytes(b"damaged")
+    assert str(ring_path(2)) in cli("ranks", run).err
 
 
 @pytest.mark.parametrize(("slow", "rules"), [(5, ["slow-rank"]), (-1, [])])
