@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.signals import ending_signal
@@ -378,15 +379,6 @@ class DevicePart(Part):
         )
 
 
-class _Working(NamedTuple):
-    """A step that the device works on."""
-
-    step: FinishedStep
-    record: StepRecord | None
-    """None if no step times are written."""
-    loss: float | None
-
-
 class StepsPart(Part):
     """Counts and logs every step, recorded or not.
 
@@ -425,8 +417,8 @@ class StepsPart(Part):
         self._processors = Processors()
         self._rss_bytes = 0
         self._next_rss_ns = 0
-        self._working: deque[_Working] = deque()
-        """Steps without a cost, the oldest first."""
+        self._working: deque[tuple[FinishedStep, StepRecord | None]] = deque()
+        """Steps without a cost, the oldest first; without a record if no step times are written."""
 
     def on_step(self, step: FinishedStep) -> None:
         """Add the step to the Perf Summary, to the step log and to the scalars.
@@ -434,17 +426,18 @@ class StepsPart(Part):
         A step without a cost is added by `on_cost`, with the memory and the loss of now.
         """
         record = self._record(step) if self._log is not None else None
-        if step.batch_cost_ns is None:
-            loss = step.loss if isinstance(step.loss, (int, float)) else None
-            if self._scalars is not None:
-                loss = self._scalars.read(step.loss)
-            self._working.append(_Working(step, record, loss))
-        else:
-            self._add(step, record, step.loss)
+        try:
+            if record is not None and step.loss is not None:
+                record = record._replace(loss=self._number(step.loss))
+        finally:  # a signal handler of the training may raise in a callable
+            if step.batch_cost_ns is None:
+                self._working.append((step, record))
+            else:
+                self._add(step, record)
 
     def on_cost(self, cost: StepCost) -> None:
         """Add an earlier step to the Perf Summary, to the step log and to the scalars."""
-        step, record, loss = self._working.popleft()
+        step, record = self._working.popleft()
         step = step.costing(cost)
         if record is not None:
             record = record._replace(
@@ -453,7 +446,7 @@ class StepsPart(Part):
                 excluded=step.excluded,
                 stall_ns=min(step.stall_ns, cost.batch_cost_ns),
             )
-        self._add(step, record, loss)
+        self._add(step, record)
 
     def _host_peak_bytes(self) -> int:
         """Return the peak resident memory so far, of at most `_RSS_NS` ago."""
@@ -484,13 +477,17 @@ class StepsPart(Part):
             *self._processors.step(),
             self._communication_ns(),
             self._allocated_bytes(),
-            step.loss
-            if isinstance(step.loss, (int, float))
-            else None,  # a tensor waits for its device
+            None,
         )
         return _new(StepRecord, values)
 
-    def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:
+    def _number(self, loss: Loss) -> float | None:
+        """Return the loss if it is a number, such as numpy's; scalars read others, too."""
+        if isinstance(loss, Real):
+            return float(loss)
+        return None if self._scalars is None else self._scalars.read(loss)
+
+    def _add(self, step: FinishedStep, record: StepRecord | None) -> None:
         assert step.batch_cost_ns is not None
         self._summary.add(
             step.batch_cost_ns,
@@ -508,9 +505,9 @@ class StepsPart(Part):
             return
         self._log.add(record)
         if self._scalars is not None:
-            self._scalars.add(record, loss)
+            self._scalars.add(record)
         if self._metrics is not None:
-            self._metrics.add(record, loss)
+            self._metrics.add(record)
 
     def is_idle(self) -> bool:
         """Return True: only the end of a window matters."""
@@ -529,7 +526,7 @@ class StepsPart(Part):
             self._warn(self._lasting_cost.compare())
         self._processors.close()
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.close(waits=not ending.failed)
         if self._log is not None:
             self._log.close()
 
@@ -539,10 +536,10 @@ class StepsPart(Part):
             self._lasting_cost = None
 
     def rescue(self) -> None:
-        """Write all steps to disk, and remove the metrics, the same as `close`."""
+        """Write all steps to disk, and remove the metrics, the same as `close`, without waiting."""
         self.flush()
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.close(waits=False)
 
     def flush(self) -> None:
         """Write all steps to disk."""

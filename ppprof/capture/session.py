@@ -72,10 +72,10 @@ class ProfilerSession:
             num_micro_batches: forward and backward passes of the step.
             num_flops: model FLOPs of the step on this rank alone, for MFU. Where mp and pp split
                 the model, pass this rank's share; do not count recomputation.
-            loss: the loss for ``visualdl_scalars``. Pass a number at the steps where the loop reads
-                the loss anyway, or a callable that returns one; the callable is called only on
-                ranks that write scalars. A tensor on a device is not read, since reading it would
-                wait for the device at every step.
+            loss: the loss, for the step log, ``ppprof watch``, ``export`` and ``visualdl_scalars``.
+                Pass a number at the steps where the loop reads the loss anyway. Ranks that write scalars
+                also call a callable that returns one, and read a tensor on the host; a tensor on a device
+                is not read, since reading it would wait for the device at every step.
         """
 
     def paused(self, what: str = "") -> AbstractContextManager[None]:

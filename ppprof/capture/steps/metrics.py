@@ -16,7 +16,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
@@ -59,31 +58,38 @@ class Metrics(ABC):
         self._clock = clock
         self._published = clock()
         self._steps: deque[StepRecord] = deque(maxlen=_MOST_STEPS)
+        self._latest: StepRecord | None = None
         self._loss: float | None = None
 
     @abstractmethod
-    def publish(self, numbers: dict[str, float]) -> None:
-        """Publish numbers by their names in `HELP`, those that are known and finite."""
+    def publish(self) -> None:
+        """Publish the `numbers`."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End the publishing."""
+    def close(self, *, waits: bool) -> None:
+        """End the publishing.
 
-    def add(self, record: StepRecord, loss: Any) -> None:
+        Args:
+            waits: whether there is time to wait for others: False if an exception or a signal ends the training.
+        """
+
+    def add(self, record: StepRecord) -> None:
         """Add a step; publish if that is due."""
-        if isinstance(loss, (int, float)):
-            self._loss = loss
+        self._latest = record
+        if record.loss is not None:
+            self._loss = record.loss
         if record.window is None and not record.excluded:
             self._steps.append(record)
         now = self._clock()
         if now - self._published >= _EVERY_NS:
             self._published = now
-            values = self._values(record).items()
-            self.publish(
-                {name: value for name, value in values if value is not None and isfinite(value)}
-            )
+            self.publish()
 
-    def _values(self, latest: StepRecord) -> dict[str, float | None]:
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers by their names in `HELP`, those that are known; the loss may be NaN."""
+        latest = self._latest
+        if latest is None:
+            return {}
         steps = list(self._steps)
         seconds = sum(step.batch_cost_ns for step in steps) / 1e9
 
@@ -96,7 +102,7 @@ class Metrics(ABC):
             return fmean(values) / 1e9 if values else None
 
         flops = per_second("num_flops")
-        return {
+        values = {
             "steps_total": latest.step + 1,
             "step_seconds": median(step.batch_cost_ns for step in steps) / 1e9 if steps else None,
             "reader_seconds": mean_s("reader_cost_ns"),
@@ -110,6 +116,7 @@ class Metrics(ABC):
             "host_peak_bytes": latest.host_peak_bytes,
             "loss": self._loss,
         }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class MetricsFile(Metrics):
@@ -129,25 +136,25 @@ class MetricsFile(Metrics):
         self._labels = f'{{run="{_escaped(file.run.name)}",rank="{rank}"}}'
         self._failed = False
 
-    def publish(self, numbers: dict[str, float]) -> None:
+    def publish(self) -> None:
         """Write the file."""
         if self._failed:
             return
         try:
-            self._file.write("".join(self._lines(numbers)).encode())
+            self._file.write("".join(self._lines()).encode())
         except OSError as error:
             self._failed = True
             log.warning(f"{self._file}: {error.strerror or error}; Profiler.export has ended")
 
-    def close(self) -> None:
+    def close(self, *, waits: bool) -> None:
         """Remove the file."""
         try:
             self._file.remove()
         except OSError as error:
             log.debug(f"{self._file}: {error.strerror or error}")
 
-    def _lines(self, numbers: dict[str, float]) -> Iterator[str]:
-        for name, value in numbers.items():
+    def _lines(self) -> Iterator[str]:
+        for name, value in self.numbers().items():
             kind = "counter" if name.endswith("_total") else "gauge"
             yield f"# HELP ppprof_{name} {HELP[name]}\n"
             yield f"# TYPE ppprof_{name} {kind}\n"

@@ -1,23 +1,25 @@
 """Send the numbers of a rank to an OpenTelemetry collector, by OpenTelemetry's own exporter: OTLP over HTTP.
 
 Its environment variables say where to, such as ``OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318``. The names and the
-values are those of `ppprof.capture.steps.metrics`, with the attributes run and rank.
+values are those of `ppprof.capture.steps.metrics`, with the attributes run and rank. The service is called "ppprof" unless
+``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` name it, and each process is an instance of its own.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
+import uuid
 from collections.abc import Iterator
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from ppprof.capture import process
 from ppprof.capture.steps.metrics import HELP, Metrics
@@ -40,12 +42,11 @@ class OtlpMetrics(Metrics):
         super().__init__(peak_flops, **clock)
         self._attributes = {"run": run, "rank": str(rank)}
         self._numbers: dict[str, float] = {}
-        name = os.environ.get("OTEL_SERVICE_NAME", "ppprof")
+        ours = {"service.name": "ppprof", "service.instance.id": str(uuid.uuid4())}
+        resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
         # The reader that sends by itself starts a thread in each forked process, such as workers of a DataLoader.
         self._reader = InMemoryMetricReader()
-        self._provider = MeterProvider(
-            [self._reader], Resource.create({"service.name": name}), shutdown_on_exit=False
-        )
+        self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         meter = self._provider.get_meter("ppprof")
         for metric, text in HELP.items():
             is_counter = metric.endswith("_total")
@@ -54,40 +55,55 @@ class OtlpMetrics(Metrics):
             )
             create(f"ppprof_{metric}", [partial(self._observe, metric)], description=text)
         self._exporter = OTLPMetricExporter()
-        self._has_failed = self._ends = False
+        self._has_warned = self._ends = False
         self._is_due = threading.Event()
         self._thread = process.start_thread(self._send, "the export of metrics")
+        self._exporters_log = logging.getLogger(OTLPMetricExporter.__module__)
+        self._exporters_log.addFilter(self._warn_instead)
 
-    def publish(self, numbers: dict[str, float]) -> None:
+    def publish(self) -> None:
         """Let the thread send the numbers."""
-        self._numbers = numbers
+        self._numbers = self.numbers()
         self._is_due.set()
 
-    def close(self) -> None:
-        """Wait up to two seconds until the last numbers are sent."""
+    def close(self, *, waits: bool) -> None:
+        """Send the last numbers; wait for that, two seconds at most, if ``waits``."""
         self._ends = True
-        self._is_due.set()
-        self._thread.join(_END_SECONDS)
+        self.publish()
+        if waits:
+            self._thread.join(_END_SECONDS)
 
     def _observe(self, metric: str, _: CallbackOptions) -> Iterator[Observation]:
-        if metric in self._numbers:
-            yield Observation(self._numbers[metric], self._attributes)
+        value = self._numbers.get(metric)
+        if value is not None and isfinite(value):  # OpenTelemetry drops NaN and logs that each time
+            yield Observation(value, self._attributes)
 
     def _send(self) -> None:
-        while not self._ends:
+        ends = False
+        while not ends:
             self._is_due.wait()
             self._is_due.clear()
+            ends = self._ends
             data = self._reader.get_metrics_data()
-            if data is None:
-                continue
-            try:
-                is_sent = self._exporter.export(data) is MetricExportResult.SUCCESS
-            except Exception as error:  # of a library that the collector's answer reaches
-                log.debug(f"Profiler.export: {error!r}")
-                is_sent = False
-            if not (is_sent or self._has_failed or self._ends):
-                self._has_failed = True
-                log.warning(
-                    "Profiler.export: the collector has not taken the metrics; tried again every 10 s"
-                )
+            if data is not None:
+                try:
+                    self._exporter.export(data)
+                except Exception as error:  # of a library that the collector's answer reaches
+                    self._warn(repr(error))
         self._exporter.shutdown()
+        self._exporters_log.removeFilter(self._warn_instead)
+
+    def _warn_instead(self, record: logging.LogRecord) -> bool:
+        """Drop a message of the exporter about our numbers: it logs each attempt, for days."""
+        is_ours = record.thread == self._thread.ident
+        if is_ours:
+            self._warn(record.getMessage())
+        return not is_ours
+
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "Profiler.export: the collector has not taken the metrics; tried again every 10 s: "
+                f"{why}"
+            )

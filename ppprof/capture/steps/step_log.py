@@ -90,7 +90,7 @@ class StepRecord(NamedTuple):
     """Peak memory of tensors on the host so far: what Paddle's allocator for the CPU has given out; null
     where Paddle does not count it."""
     loss: float | None = None
-    """The loss, if `ProfilerSession.step` was given a number. In the file it is the text "nan", "inf" or "-inf" if it
+    """The loss, if `ProfilerSession.step` was given a number, or one that a rank with scalars has read. In the file it is the text "nan", "inf" or "-inf" if it
     is not finite."""
 
 

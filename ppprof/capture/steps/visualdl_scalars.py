@@ -76,23 +76,15 @@ class Scalars:
             return
         self.flush()  # a disk error appears now
 
-    def add(self, record: StepRecord, loss: Loss = None) -> None:
+    def add(self, record: StepRecord) -> None:
         """Add a step; write all collected steps if the last write was at least 10 s ago.
 
-        Never raises: a failure, of a callable ``loss`` too, is logged and ends the VisualDL log.
-
-        Args:
-            record: the step.
-            loss: the step's loss. A callable is called at once. A tensor on a device is not read;
-                the first such tensor is logged.
+        Never raises: a failure is logged and ends the VisualDL log.
         """
-        value = self.read(loss)
         if self._failed:
             return
         try:
             now = _now_ms()
-            if value is not None:
-                self._append(self._scalar("train/loss", value, record.step, now))
             for tag, value in _values(record):
                 self._append(self._scalar(tag, value, record.step, now))
         except Exception as error:
@@ -103,9 +95,10 @@ class Scalars:
             self.flush()
 
     def read(self, loss: Loss) -> float | None:
-        """Return the value of a loss now, for a later `add`; None for no loss and after a failure.
+        """Return the value of a loss now; None for no loss and after a failure.
 
-        Never raises: a failure is logged and ends the VisualDL log.
+        A callable is called. A tensor on a device is not read; the first such tensor is logged.
+        Never raises: a failure, of a callable too, is logged and ends the VisualDL log.
         """
         if self._failed:
             return None
@@ -160,6 +153,8 @@ class Scalars:
 
 def _values(record: StepRecord) -> Iterator[tuple[str, float]]:
     """Yield tag and value of each scalar that the step has, such as ``("speed/ips", 812.5)``."""
+    if record.loss is not None:
+        yield "train/loss", record.loss
     if not record.excluded:
         seconds = record.batch_cost_ns / 1e9
         yield "time/batch_cost_ms", record.batch_cost_ns / 1e6

@@ -24,12 +24,14 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
         cost_ns = SECOND if step < 10 else 2 * SECOND
         sizes = {"num_tokens": 1000, "num_samples": None, "num_flops": 10**9}
         waits = {"reader_cost_ns": SECOND // 4, "communication_ns": SECOND // 2}
-        metrics.add(record(step, batch_cost_ns=cost_ns, **sizes, **waits), 0.5 * step)
-    metrics.add(record(30, window=0, batch_cost_ns=90 * SECOND), None)
+        metrics.add(record(step, batch_cost_ns=cost_ns, loss=0.5 * step, **sizes, **waits))
+    metrics.add(record(30, window=0, batch_cost_ns=90 * SECOND))
     assert not path.exists()
     now[0] = 10 * SECOND
-    metrics.add(record(31, excluded=True, batch_cost_ns=90 * SECOND, device_peak_bytes=5), math.nan)
+    latest = {"batch_cost_ns": 90 * SECOND, "device_peak_bytes": 5, "loss": math.nan}
+    metrics.add(record(31, excluded=True, **latest))
     found = values(path)
+    assert math.isnan(found.pop("ppprof_loss"))
     assert found == {
         "ppprof_steps_total": 32,
         "ppprof_step_seconds": 2,
@@ -40,7 +42,7 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
         "ppprof_device_peak_bytes": 5,
         "ppprof_host_peak_bytes": 7,
     }
-    metrics.close()
+    metrics.close(waits=True)
     assert not path.exists()
 
 
@@ -54,8 +56,8 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
     )
     for step in range(3):
         now[0] += 10 * SECOND
-        metrics.add(record(step), None)
-    metrics.close()
+        metrics.add(record(step))
+    metrics.close(waits=True)
     assert caplog.text.count("Profiler.export has ended") == 1
 
 
@@ -65,7 +67,7 @@ def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> No
         RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, clock=lambda: now[0]
     )
     now[0] = 10 * SECOND
-    metrics.add(record(0), None)
+    metrics.add(record(0))
     path = tmp_path / "metrics/rank_00000.prom"
     assert path.exists()
     StepsPart(PerfSummary(), metrics=metrics).rescue()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ppprof.capture.schedule import Schedule
@@ -43,7 +44,7 @@ def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: 
         ),
     ]
     for step, loss in zip(records, (5.5, None, 4)):
-        scalars.add(step, loss)
+        scalars.add(step._replace(loss=loss))
     scalars.flush()
     assert read(tmp_path / "vdlrecords.a.log") == {
         "train/loss": [(0, 5.5), (2, 4.0)],
@@ -105,7 +106,7 @@ def test_a_loss_on_a_device_is_not_waited_for(
     scalars = Scalars(run_file(path))
     far, near = Tensor(1.5, on_cpu=False), Tensor(2.5, on_cpu=True)
     for step, loss in enumerate((far, near, lambda: 3.5, lambda: near, far)):
-        scalars.add(record(step), loss)
+        scalars.add(record(step)._replace(loss=scalars.read(loss)))
     scalars.flush()
     assert read(path)["train/loss"] == [(1, 2.5), (2, 3.5), (3, 2.5)]
     assert far.reads == 0
@@ -115,9 +116,22 @@ def test_a_loss_on_a_device_is_not_waited_for(
     )
 
 
-def test_without_scalars_a_callable_is_not_called() -> None:
-    with session(None, Schedule.of((2, 4))) as prof:
-        prof.step(loss=lambda: 1 / 0)
+@pytest.mark.parametrize("has_scalars", [False, True])
+def test_the_step_log_has_numbers_and_what_scalars_have_read(
+    tmp_path: Path, visualdl: Any, has_scalars: bool
+) -> None:
+    lines, near = tmp_path / "steps.jsonl", Tensor(2.5, on_cpu=True)
+    scalars = Scalars(run_file(tmp_path / "vdlrecords.a.log")) if has_scalars else None
+    losses = (0.5, np.float32(1.5), near, lambda: 3.5, Tensor(4.5, on_cpu=False))
+    with session(
+        None, Schedule.of((9, 10)), steps=StepLog(run_file(lines)), scalars=scalars
+    ) as prof:
+        for loss in losses:
+            prof.step(loss=loss)
+    others = [2.5, 3.5] if has_scalars else [None, None]
+    found = [json.loads(line)["loss"] for line in lines.read_text().splitlines()]
+    assert found == [0.5, 1.5, *others, None]
+    assert near.reads == has_scalars
 
 
 class TestFailures:
@@ -128,7 +142,7 @@ class TestFailures:
     def log(self, path: Path) -> None:
         scalars = Scalars(run_file(path))
         for step in range(3):
-            scalars.add(record(step), 1.0)
+            scalars.add(record(step))
             scalars.flush()
 
     def test_no_visualdl(
