@@ -114,8 +114,8 @@ class Words(NamedTuple):
 
     head: Sequence[str]
     questions: Mapping[str, str]
-    answers: Mapping[str, str]
-    """What both ways lead to, for each question."""
+    prints: str
+    """Between a question and what ppprof prints."""
 
 
 WORDS = {
@@ -124,10 +124,9 @@ WORDS = {
             "Question",
             "Tools",
             "Commands",
-            "Lines added to the script",
+            "Lines added",
             "Seconds",
-            "Seconds of the script alone",
-            "Tables printed",
+            "Script alone",
             "Pages to open",
         ),
         {
@@ -135,39 +134,16 @@ WORDS = {
             "changed": "Two runs: what changed?",
             "ranks": "Eight ranks: which one is slow?",
         },
-        {
-            "slow": "The Overview Summary has the wait for data: `Dataloader` {0} (%). The layer is in no table ({views}); a "
-            "person finds it in the timeline. ppprof prints `{answer}`.",
-            "changed": "VisualDL shows one run at a time ({views}); a person compares the tables and sees that Forward is "
-            "longer. ppprof prints `{answer}`, and a table in which `Neck` takes {more} ms a step more.",
-            "ranks": "VisualDL shows one rank at a time ({views}); a person compares the pages of all ranks and sees that "
-            "Forward is longer on rank 5. ppprof prints `{answer}`.",
-        },
+        "ppprof prints",
     ),
     "zh": Words(
-        (
-            "问题",
-            "工具",
-            "命令数",
-            "脚本增加的行数",
-            "秒",
-            "只运行脚本的秒数",
-            "打印的表",
-            "要打开的页面",
-        ),
+        ("问题", "工具", "命令数", "增加的行数", "秒", "只运行脚本", "要打开的页面"),
         {
             "slow": "慢在哪里？",
             "changed": "两次运行：变了什么？",
             "ranks": "八个 rank：哪个慢？",
         },
-        {
-            "slow": "Overview Summary 里有等待数据的时间：`Dataloader` {0}（%）。那一层不在任何表里（{views}），人可以在时间线里找到它。"
-            "ppprof 打印 `{answer}`。",
-            "changed": "VisualDL 一次只显示一次运行（{views}），人比较各表，发现 Forward 更长。ppprof 打印 `{answer}`，以及一张表，"
-            "其中 `Neck` 每步多用 {more} ms。",
-            "ranks": "VisualDL 一次只显示一个 rank（{views}），人比较所有 rank 的页面，发现 rank 5 的 Forward 更长。"
-            "ppprof 打印 `{answer}`。",
-        },
+        "ppprof 打印",
     ),
 }
 """The texts of the page, by language."""
@@ -181,12 +157,8 @@ class Measured(NamedTuple):
     seconds: list[float]
     """Of each command."""
     answers: Sequence[str] = ()
-    num_tables: int = 0
-    """Tables that the commands print."""
     num_pages: int = 0
     """Pages of VisualDL with tables, over all runs and ranks."""
-    views: Sequence[str] = ()
-    """VisualDL's kinds of pages."""
 
 
 Results = Mapping[str, Mapping[str, Measured]]
@@ -204,11 +176,10 @@ def measure(way: Way, folder: Path) -> Measured:
     shutil.copy(JOB / way.script, folder)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     seconds, outputs, num_pages = [], [], 0
-    views: Sequence[str] = ()
     for command in way.commands:
         begin = time.perf_counter()
         if command == _VISUALDL:
-            views, num_pages = _open_pages(folder, way.runs)
+            num_pages = _open_pages(folder, way.runs)
         else:
             done = subprocess.run(
                 ["bash", "-c", command],
@@ -221,25 +192,22 @@ def measure(way: Way, folder: Path) -> Measured:
             )
             outputs.append(done.stdout)
         seconds.append(time.perf_counter() - begin)
-    text = "\n".join(outputs)
-    return Measured(seconds, _answers(way.answers, text), _num_tables(text), num_pages, views)
+    return Measured(seconds, _answers(way.answers, "\n".join(outputs)), num_pages)
 
 
-def _open_pages(folder: Path, runs: Mapping[str, int]) -> tuple[Sequence[str], int]:
-    """Start VisualDL and load Overview and Operator of each rank; return its views, the number."""
-    views: Sequence[str] = ()
+def _open_pages(folder: Path, runs: Mapping[str, int]) -> int:
+    """Start VisualDL and load Overview and Operator of each rank; return the number of pages."""
     num_pages = 0
     with visualdl_server.serve(folder) as server:
         for name, num_workers in runs.items():
             run = server.run_of(folder / name, num_workers)
-            views = sorted(run.views)
             for worker in run.workers("Overview"):
                 query = {"worker": worker, "span": run.span(worker), "time_unit": "ms"}
                 assert run.get("overview/model_perspective", **query)["cpu"]
                 by_name = {"group_by": "op_name", "search_name": ""}
                 assert run.get("operator/table", **by_name, **query)["events"]
                 num_pages += 2
-    return views, num_pages
+    return num_pages
 
 
 def _answers(patterns: Sequence[str], text: str) -> list[str]:
@@ -248,10 +216,6 @@ def _answers(patterns: Sequence[str], text: str) -> list[str]:
     if missing:
         raise LookupError(f"no command printed {missing[0]!r} but:\n{text[-3000:]}")
     return [match[1] for match in matches if match]
-
-
-def _num_tables(text: str) -> int:
-    return len(re.findall(r"^[-=]{5,}[A-Z][\w ()]+[-=]{5,}$", text, re.MULTILINE))
 
 
 def added_lines(script: str) -> int:
@@ -285,7 +249,7 @@ def measure_all(rounds: int) -> Results:
 
 
 def result_section(results: Results, words: Words) -> str:
-    """Return the table, and the answers to each question."""
+    """Return the table, and what ppprof prints for each question."""
     rows = [list(words.head), ["---"] * 2 + ["---:"] * (len(words.head) - 2)]
     texts = []
     for question, ways in results.items():
@@ -293,17 +257,10 @@ def result_section(results: Results, words: Words) -> str:
         for tools, title in _TOOLS.items():
             way, measure = TASKS[question][tools], ways[tools]
             numbers = [len(way.commands), added_lines(way.script), sum(measure.seconds), alone_s]
-            numbers += [measure.num_tables, measure.num_pages]
-            cells = [f"{number:.0f}" for number in numbers]
+            cells = [f"{number:.0f}" for number in (*numbers, measure.num_pages)]
             rows.append([words.questions[question], title, *cells])
-        answer, *more = ways["ppprof"].answers
-        text = words.answers[question].format(
-            *ways["raw"].answers,
-            views=", ".join(ways["raw"].views),
-            answer=answer,
-            more="".join(more),
-        )
-        texts.append(f"- **{words.questions[question]}** {text}\n")
+        answer = ways["ppprof"].answers[0]
+        texts.append(f"- **{words.questions[question]}** {words.prints} `{answer}`.\n")
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return table + "\n" + "".join(texts)
 
