@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM
+
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
 _EVALUATE = "autograd::engine::evaluate_function: "
 """The prefix with which torch names the span around a gradient node."""
@@ -114,12 +116,13 @@ def normalized(name: str) -> str:
     'phi::funcs::VectorizedKernel<AddFunctor>'
     >>> normalized("ampere_sgemm_128x64_tn"), normalized("sm80_xmma_gemm_f32"), normalized("a<1>")
     ('sgemm_128x64_tn', 'xmma_gemm_f32', 'a')
-    >>> normalized("matmul dygraph"), normalized("Optimizer.step#Adam.step")
-    ('matmul', 'Optimizer.step#Adam.step')
+    >>> normalized("matmul dygraph"), normalized("pd_op.matmul"), normalized("Optimizer.step#Adam.step")
+    ('matmul', 'matmul', 'Optimizer.step#Adam.step')
     """
     short = (
         _NAMESPACES.sub("", name)
         .removeprefix(_EVALUATE)
+        .removeprefix(OPERATOR_OF_PROGRAM)
         .removesuffix(" dygraph")
         .removesuffix(" static")
         .strip()

@@ -3,7 +3,7 @@
 A change is a target, a colon and a value::
 
     matmul: 0.7x                 operators and kernels of that name take 0.7 times as long
-    module blocks.3: 0.5x        what runs in a module, forward and backward
+    module blocks.3: 0.5x        what runs in a module and those in it, forward and backward
     line train.py:41: 0          what a line of the training's code started takes no time
     link mp: 2x                  transfers over an axis, or between ranks ("link 1,5"), take twice as long
     rank 5: as usual             each operator takes what it takes on the other ranks, median

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.diff.naming import normalized
 from ppprof.analysis.diff.significance import student
 from ppprof.analysis.path.change_language import Change
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.path.rank_graph import KINDS
+from ppprof.analysis.profile.module_tree import SEPARATOR
 from ppprof.analysis.profile.runtime_calls import COPY, LAUNCH, kind_of_call
 from ppprof.arrays import Bool, Float64, Int64
 from ppprof.errors import UsageError
@@ -30,8 +32,7 @@ WHAT_IF: dict[str, pl.DataType] = {
 _WORK = KINDS[: KINDS.index("launch latency")]
 """The kinds that a change of an operator, module, line or rank changes: the others are waits."""
 _STEM = re.compile(
-    r"^(aten::|global_|local_|autograd::engine::evaluate_function: )|"
-    r"( dygraph| compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
+    r"^(aten::|global_|local_)|( compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
 )
 
 
@@ -113,9 +114,8 @@ def factors_of(
     is_work = pl.col("kind").is_in(_WORK)
     if change.target == "rank":
         chosen = (pl.col("rank") == int(change.name)) & is_work
-        if (
-            change.factor is None
-        ):  # batches come from elsewhere: another change, and another finding
+        # What a rank waits for of its loader is another finding's, and another change.
+        if change.factor is None:
             chosen &= pl.col("kind") != "data loading"
     elif change.target == "link":
         chosen = pl.any_horizontal(
@@ -141,22 +141,25 @@ def factors_of(
 
 
 def _named(labels: pl.DataFrame, name: str, *columns: str) -> pl.Expr:
-    """Return whether a column holds a name: as it is, else without what frameworks add to it."""
-    exact = pl.any_horizontal((pl.col(column) == name).fill_null(value=False) for column in columns)
-    if labels.select(exact.any()).item():
-        return exact
-    texts = {text for column in columns for text in labels[column].unique() if text is not None}
-    equal = [text for text in texts if _stem(text) == name.lower()]
+    """Return whether a column holds a name: as it is, else without what frameworks add to it.
+
+    A module holds the names of the modules around it, too.
+    """
+    texts = pl.concat([labels[column] for column in columns]).unique().drop_nulls().to_list()
+    names = {text: text.split(SEPARATOR) for text in texts}
+    equal = [text for text in texts if name in names[text]]
+    if not equal:
+        equal = [text for text in texts if name.lower() in map(_stem, names[text])]
     return pl.any_horizontal(pl.col(column).is_in(equal) for column in columns)
 
 
 def _stem(name: str) -> str:
     """Return the name of an operator without what frameworks add to it, in lower case.
 
-    >>> _stem("matmul dygraph"), _stem("Global_MatmulGradNode"), _stem("aten::mm")
-    ('matmul', 'matmul', 'mm')
+    >>> _stem("matmul dygraph"), _stem("Global_MatmulGradNode"), _stem("pd_op.matmul_grad"), _stem("aten::mm")
+    ('matmul', 'matmul', 'matmul', 'mm')
     """
-    stem = name.lower()
+    stem = normalized(name).lower()
     while (shorter := _STEM.sub("", stem)) != stem:
         stem = shorter
     return stem
@@ -220,7 +223,8 @@ def _existing(labels: pl.DataFrame, change: Change) -> str:
         return "no launch was recorded"
     column = {"name": "operator", "kernel": "name"}.get(change.target, change.target)
     chosen = labels.filter(pl.col("kind") == "kernel") if change.target == "kernel" else labels
-    names = chosen[column].cast(pl.String).drop_nulls().unique().sort().to_list()
+    names = chosen[column].cast(pl.String).str.split(SEPARATOR).explode()
+    names = names.drop_nulls().unique().sort().to_list()
     if column == "link":
         names = labels["axis"].drop_nulls().unique().sort().to_list() + names
     shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.path.rank_graph import LABELS, NOT_RECORDED, RankGraph
+from ppprof.analysis.profile.module_tree import SEPARATOR
 from ppprof.analysis.ranks.collectives import KEYS, match_collectives, with_members, with_rank
 from ppprof.arrays import Array, Float64, Int32, Int64
 from ppprof.choices import StepRange
@@ -311,10 +312,12 @@ class Graph:
         return rows
 
     def _named(self, groups: Sequence[str]) -> pl.DataFrame:
-        """Return the labels with a text for the names that are null."""
+        """Return the labels with the innermost module, and with a text for the names that are null."""
+        innermost = pl.col("module").str.split(SEPARATOR).list.last()
         kind = pl.concat_str(pl.lit("("), pl.col("kind").cast(pl.String), pl.lit(")"))
         named = [name for name in ("name", "operator", "module", "line") if name in groups]
-        return self.labels.with_columns(pl.coalesce(name, kind) for name in named)
+        labels = self.labels.with_columns(innermost) if "module" in groups else self.labels
+        return labels.with_columns(pl.coalesce(name, kind) for name in named)
 
 
 def job_graph(

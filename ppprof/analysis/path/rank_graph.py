@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled
+from ppprof.analysis.profile.module_tree import MAX_DEPTH, SEPARATOR, join_path
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
@@ -74,8 +75,9 @@ LABELS: dict[str, pl.DataType] = {
     "stream": pl.Int64(),
 }
 """Columns of a table of labels, of which each edge has one: the kind; the name of the innermost event;
-the operator, module and line around it, or around its launch; and the thread, or the device and the
-stream, of the event. Null: none, or unknown."""
+the operator, modules (the outermost first, joined by
+`ppprof.analysis.profile.module_tree.SEPARATOR`) and line around it, or around its launch; and the
+thread, or the device and the stream, of the event. Null: none, or unknown."""
 
 _LEAST_LATENCY = 0.02
 """The quantile of launch latencies that counts as the least that is possible."""
@@ -530,19 +532,39 @@ def _surroundings(tree: Tree, host: Int64) -> dict[str, Labels]:
         np.where(operator >= 0, events.names.number[operator], -1), events.names.texts
     )
     module = np.append(modules_around(tree), -1)[host]
-    table = events.events[["name", "category", "attributes"]][module]
-    layer = names_of_layers(table["attributes"])
-    name = pl.when(pl.col("category") == "Forward").then(
-        pl.coalesce(layer, pl.col("name").cast(pl.String))
-    )
-    names = table.select(name.otherwise(pl.col("category").cast(pl.String)).cast(pl.Categorical))
-    modules = Labels.of(names.to_series())
-    modules = Labels(np.where(module < 0, -1, modules.number), modules.texts)
     lines = Labels.of(events.events["line"])
     has_line = lines.number[: events.num_hosts] >= 0
     line = np.append(tree.innermost(np.flatnonzero(has_line)), -1)[host]
     of_line = Labels(np.where(line >= 0, lines.number[line], -1), lines.texts)
-    return {"operator": operators, "module": modules, "line": of_line}
+    return {"operator": operators, "module": _modules(tree).take(module), "line": of_line}
+
+
+def _modules(tree: Tree) -> Labels:
+    """Return the names of the modules and phases around each module or phase, and its own, shape (hosts + 1,).
+
+    The last one is that of none.
+    """
+    events = tree.events
+    rows = events.host_rows(*_MODULES)
+    above = np.append(tree.innermost(rows), -1)[events.parent[rows]]
+    table = events.events[["name", "category", "attributes"]][rows]
+    layer = names_of_layers(table["attributes"])
+    own = pl.when(pl.col("category") == "Forward").then(
+        pl.coalesce(layer, pl.col("name").cast(pl.String))
+    )
+    names = table.select(own.otherwise(pl.col("category").cast(pl.String))).to_series()
+    paths: dict[int, str] = {}  # in pre-order, a module follows those around it
+    for row, outer, name in zip(rows.tolist(), above.tolist(), names):
+        around = paths.get(outer, "")
+        is_deep = around.count(SEPARATOR) >= MAX_DEPTH
+        paths[row] = around if is_deep else join_path(around, name)
+    number = np.full(events.num_hosts + 1, -1)
+    labels = Labels.of(pl.Series([*paths.values()], dtype=pl.Categorical))
+    number[rows] = labels.number
+    return Labels(number, labels.texts)
+
+
+_MODULES = ("Forward", "Backward", "Optimization")
 
 
 def modules_around(tree: Tree) -> Int32:
@@ -552,7 +574,7 @@ def modules_around(tree: Tree) -> Int32:
     are in the module of the operator whose gradient it is.
     """
     events = tree.events
-    around: Int32 = tree.innermost(events.host_rows("Forward", "Backward", "Optimization"))
+    around: Int32 = tree.innermost(events.host_rows(*_MODULES))
     forward = filled(events.events["forward"].slice(0, events.num_hosts))
     gradients = np.flatnonzero((forward >= 0) & (forward < events.num_hosts))
     if len(gradients):

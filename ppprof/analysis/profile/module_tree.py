@@ -42,7 +42,7 @@ OCCURRENCE = "\x1e"
 _PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined")
 PHASES = ("Backward", "Optimization", "Dataloader")
 """Pieces that are named by their category, since frameworks name their events differently."""
-_MAX_DEPTH = 100
+MAX_DEPTH = 100
 """Maximum number of levels of modules; deeper modules are part of the last level."""
 
 
@@ -174,7 +174,7 @@ def _module_mask(profile: Profile) -> Bool:
     is_module |= _in_program(profile)
     is_module &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
     is_module &= profile.step.slice(0, hosts.height).is_not_null().to_numpy()
-    is_module &= _depths(np.flatnonzero(is_module), tree.size) < _MAX_DEPTH
+    is_module &= _depths(np.flatnonzero(is_module), tree.size) < MAX_DEPTH
     return is_module
 
 
@@ -257,8 +257,8 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
         elif module >= 0:
             outer, common = paths[backwards[row]], origins[backwards[row]]
             origin = origins[module]
-            outer = _join_path(outer, origin.removeprefix(f"{common}{SEPARATOR}"))
-        elif not inside or origin.count(SEPARATOR) < _MAX_DEPTH:
+            outer = join_path(outer, origin.removeprefix(f"{common}{SEPARATOR}"))
+        elif not inside or origin.count(SEPARATOR) < MAX_DEPTH:
             key = (step, outer, name)
             # Do not reuse the number of a module whose gradients may be here, too.
             is_reserved = has_gradients and outer != origin and not repeats
@@ -266,8 +266,8 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
             number = 0 if is_of_program else number
             taken[key] = number + 1
             own = f"{name}{OCCURRENCE}{number}"
-            outer = _join_path(outer, own)
-            origin = origin if is_backward else _join_path(origin, own)
+            outer = join_path(outer, own)
+            origin = origin if is_backward else join_path(origin, own)
         paths[row], origins[row] = outer, origin
     rows = nodes["row"].to_list()
     backward = [
@@ -279,7 +279,8 @@ def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.Dat
     )
 
 
-def _join_path(outer: str, own: str) -> str:
+def join_path(outer: str, own: str) -> str:
+    """Return the path of a module in another one; ``outer`` is "" for none."""
     return f"{outer}{SEPARATOR}{own}" if outer else own
 
 

@@ -15,6 +15,7 @@ from ppprof.analysis.diff.naming import Naming, normalized
         ("(anonymous namespace)::softmax_warp<float, 10>(float*)", "softmax_warp<half, 9>(half*)"),
         ("triton_poi_fused_add_0d1d2d", "triton_poi_fused_add_3d4d"),
         ("matmul dygraph", "matmul"),
+        ("relu_ dygraph", "pd_op.relu_"),
         ("void cutlass::Kernel<cutlass_80_gemm>(P)", "void cutlass::Kernel<cutlass_90_gemm>(P)"),
     ],
 )

@@ -77,6 +77,52 @@ def test_each_form_of_a_change(two_ranks):
     }
 
 
+def test_a_module_has_the_modules_in_it(tmp_path):
+    """
+    ::
+
+        Net          0                                       100
+          Block        10                     70
+            Linear       20        50
+          Head                                   80       100
+            Linear                                  85  95
+    """
+
+    def layer(name, start, end, *inside):
+        return span("Forward", name, start, end, *inside)
+
+    block = layer("Block", 10, 70, layer("Linear", 20, 50))
+    head = layer("Head", 80, 100, layer("Linear", 85, 95))
+    net = layer("Net", 0, 100, block, head)
+    graph = job(
+        tmp_path, [Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 110, net))]
+    )
+    assert replayed(graph, "module Block: 0", "module linear: 0", "module head: 0") == {
+        "as recorded": 110,
+        "module Block: 0": 110 - 60,
+        "module linear: 0": 110 - 30 - 10,
+        "module head: 0": 110 - 20,
+        "all of these": 110 - 60 - 20,
+    }
+    modules = dict(graph.on_path("module").select("module", "time_ns").rows())
+    assert modules == {"Net": 20, "Block": 30, "Linear": 40, "Head": 10, "(own code)": 10}
+    with pytest.raises(UsageError, match="there are Block, Head, Linear, Net"):
+        what_if(graph, [parse_change("module Tail: 0")])
+
+
+def test_an_operator_of_a_program_has_the_name_of_the_eager_one(tmp_path):
+    operators = [
+        span("Operator", name, start, end)
+        for name, start, end in (
+            ("pd_op.matmul", 0, 40),
+            ("pd_op.matmul_grad", 40, 80),
+            ("matmul dygraph", 80, 100),
+        )
+    ]
+    main = Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 110, *operators))
+    assert replayed(job(tmp_path, [main]), "matmul: 0") == {"as recorded": 110, "matmul: 0": 10}
+
+
 def test_what_becomes_critical_then_is_not_won(two_ranks):
     """Without the 60 of rank 1's matmul, rank 0's 30 are next."""
     table = what_if(two_ranks, [parse_change("matmul: 0"), parse_change("rank 1: 0")])

@@ -149,6 +149,23 @@ def test_an_event_waits_for_one_of_another_stream_if_it_has_long_been_launched(t
     }
 
 
+def test_an_event_waits_for_none_of_another_device(tmp_path):
+    """Launched long before, but k1 is on device 1, and nothing ends on device 0 before k2 starts."""
+    main = Thread(1, "main").around(
+        step(
+            *(0, 10 * US),
+            launch(0, 1 * US, kernel("k1", 3 * US, 60 * US, device=1)),
+            launch(2 * US, 3 * US, kernel("k2", 61 * US, 90 * US)),
+        )
+    )
+    assert on_path(job(tmp_path, [main]), "kind", "name") == {
+        ("kernel", "k2"): 29 * US,
+        ("launch latency", "k2"): 59 * US,
+        ("runtime call", "cudaLaunchKernel"): 1 * US,
+        ("own code", "(own code)"): 1 * US,
+    }
+
+
 def test_a_copy_of_unpinned_memory_has_ended_when_its_call_returns(tmp_path):
     main = Thread(1, "main").around(
         step(0, 100, launch(10, 60, memcpy(20, 55, 64), name="cudaMemcpyAsync"))
