@@ -517,10 +517,9 @@ def slow_link(evidence: Evidence) -> list[Finding]:
         "noise_ns": first["noise_ns"],
     }
     rows = slow.select("members", "axis", "siblings", "excess_ns", "noise_ns")
-    whole = evidence.typical.groups.group_by("members").agg(pl.col("transfer_ns").sum())
     changes = [
         f"link {members}: {max(0.0, 1 - excess_ns / transfer_ns):.4f}x"
-        for members, excess_ns, transfer_ns in slow.join(whole, "members")
+        for members, excess_ns, transfer_ns in slow.join(evidence.typical.groups, "members")
         .select("members", "excess_ns", "transfer_ns")
         .iter_rows()
     ]

@@ -1,4 +1,4 @@
-"""The work of all ranks as one graph on one clock: the critical path of each step, slack, replays.
+"""The work of all ranks as one graph on one clock: the critical path of each step, replays.
 
 The latest of a node's predecessors binds: the edge from it takes all the time between the two. Other
 edges take the least time that is known. So a replay without a change gives every node its recorded
@@ -203,23 +203,6 @@ class Graph:
         begin_ns = np.append(bounds["begin_ns"].to_numpy(), self.time_ns.max(initial=0))[row]
         weight_ns = np.where(target_ns > begin_ns, self.weight_ns, 0)
         return np.bincount(self.label, weight_ns, self.labels.height).astype(np.float64)
-
-    @cached_property
-    def slack_ns(self) -> Int64:
-        """Time by which each edge could take longer without delaying the end of its window, shape (E,).
-
-        Work that no end needs has to be over when the last event is. Slack is never below 0, and 0
-        for the edges of the path to the end.
-        """
-        until = np.full(len(self.time_ns), self.time_ns.max(initial=0))
-        ends = self.steps.group_by("window").agg(pl.col("node").last())["node"].to_numpy()
-        until[ends] = self.time_ns[ends]
-        arguments = (self.first, self.source, self.weight_ns, until)
-        if core.call("latest", len(until), *arguments) is None:
-            _latest(*arguments)
-        until_ns = np.repeat(until, np.diff(self.first))
-        slack: Int64 = until_ns - self.time_ns[self.source] - self.weight_ns
-        return slack
 
     @cached_property
     def paths(self) -> tuple[Int64, Int32, Int64, Int64]:
@@ -465,17 +448,6 @@ def _earliest(first: Int64, source: Int32, weight_ns: Int64, time_ns: Int64) -> 
     for node, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
         if begin < end:
             times[node] = max(times[sources[edge]] + weights[edge] for edge in range(begin, end))
-    time_ns[:] = times
-
-
-def _latest(first: Int64, source: Int32, weight_ns: Int64, time_ns: Int64) -> None:
-    """Do what ``ppprof_latest`` of graph.c does."""
-    bounds, sources, weights = first.tolist(), source.tolist(), weight_ns.tolist()
-    times = time_ns.tolist()
-    for node in range(len(times) - 1, -1, -1):
-        for edge in range(bounds[node], bounds[node + 1]):
-            until = times[node] - weights[edge]
-            times[sources[edge]] = min(times[sources[edge]], until)
     time_ns[:] = times
 
 

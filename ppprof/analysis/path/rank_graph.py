@@ -294,11 +294,10 @@ def _of_streams(events: EventArrays, nodes: _Nodes) -> list[_Edges]:
     least_ns = int(np.quantile(known, _LEAST_LATENCY, method="lower")) if len(known) else 0
     # The last end on the device before each queued event, if that is on another stream.
     queued = launched[delay_ns > LATENCY_NS]
-    by_end = np.lexsort((over, device))
-    first, last = (
-        np.searchsorted(device[by_end], device[queued], side) for side in ("left", "right")
-    )
-    waits_for = by_end[_last_at(over[by_end], begin[queued], first, last)]
+    place = np.unique(device, return_inverse=True)[1] * (over.max() - begin.min() + 1)
+    ended, begun = (place + (times_ns - begin.min()) for times_ns in (over, begin))
+    by_end = np.argsort(ended, kind="stable")
+    waits_for = by_end[np.searchsorted(ended[by_end], begun[queued], "right") - 1]
     is_later = over[waits_for] > np.maximum(idle_since[queued], events.start_ns[launch[queued]])
     is_later &= (over[waits_for] <= begin[queued]) & (device[waits_for] == device[queued])
     is_later &= stream[waits_for] != stream[queued]
@@ -314,21 +313,6 @@ def _of_streams(events: EventArrays, nodes: _Nodes) -> list[_Edges]:
         ),
         _edges(nodes.end[row[waits_for]], nodes.start[row[waiting]], 2 * num_rows + row[waiting]),
     ]
-
-
-def _last_at(values: Int64, limit: Int64, first: Int64, last: Int64) -> Int64:
-    """Return the last position from first to last (exclusive) whose value is at most the limit.
-
-    ``values`` ascend from first to last. Without such a position, the result is another one.
-    """
-    low, high = first.copy(), last.copy()
-    while (open_ := low < high).any():
-        middle = (low + high) // 2
-        is_low = open_ & (values[np.minimum(middle, len(values) - 1)] <= limit)
-        low = np.where(is_low, middle + 1, low)
-        high = np.where(open_ & ~is_low, middle, high)
-    position: Int64 = np.maximum(low - 1, 0)
-    return position
 
 
 def _waiting_calls(events: EventArrays, nodes: _Nodes) -> list[_Edges]:
@@ -609,10 +593,11 @@ def _with_nodes(collectives: pl.DataFrame, events: EventArrays, nodes: _Nodes) -
     times = [collectives[name].to_numpy() for name in ("start_ns", "end_ns")]
     # Communication without an event of its own lies between two nodes of its thread.
     for row in np.flatnonzero((events.start_ns[first] != times[0]) & (start >= 0)).tolist():
-        own = np.flatnonzero(nodes.thread == events.thread[first[row]])
-        at = nodes.time_ns[own]
-        start[row] = own[np.searchsorted(at, times[0][row], "right") - 1]
-        end[row] = own[min(np.searchsorted(at, times[1][row], "left"), len(own) - 1)]
+        thread = events.thread[first[row]]
+        low, high = (np.searchsorted(nodes.thread, thread, side) for side in ("left", "right"))
+        own_ns = nodes.time_ns[low:high]
+        start[row] = low + max(np.searchsorted(own_ns, times[0][row], "right") - 1, 0)
+        end[row] = min(low + np.searchsorted(own_ns, times[1][row]), high - 1)
     placed = collectives.drop("first_row", "last_row")
     placed = placed.with_columns(start_node=pl.Series(start), end_node=pl.Series(end))
     return placed.filter((pl.col("start_node") >= 0) & (pl.col("end_node") >= 0))

@@ -51,6 +51,21 @@ def graph_of(times, edges, labels=None):
     )
 
 
+def slack_ns(graph):
+    """By how much each edge could take longer without delaying the end of its window.
+
+    Work that no end needs has to be over when the last event is.
+    """
+    until = [int(graph.time_ns.max(initial=0))] * len(graph.time_ns)
+    for node in graph.steps.group_by("window").agg(pl.col("node").last())["node"]:
+        until[node] = int(graph.time_ns[node])
+    target = np.repeat(np.arange(len(until)), np.diff(graph.first)).tolist()
+    source, weight_ns = graph.source.tolist(), graph.weight_ns.tolist()
+    for edge in reversed(range(len(source))):  # those to later nodes first
+        until[source[edge]] = min(until[source[edge]], until[target[edge]] - weight_ns[edge])
+    return np.array(until)[target] - graph.time_ns[graph.source] - graph.weight_ns
+
+
 def job(folder, *ranks, clocks=None, topology=None):
     """The graph of a job: for each rank its threads, as `tests.fixtures.timeline` draws them."""
     parts = [

@@ -1,4 +1,4 @@
-/* The times of a graph's nodes, forwards and backwards, and the path that binds.
+/* The times of a graph's nodes, and the path that binds.
  *
  * Nodes are numbered in topological order. The edges into node v are `first[v]` to `first[v + 1] - 1`,
  * each with its source, which is below v, and its weight. The caller has checked all numbers.
@@ -23,21 +23,6 @@ EXPORT int64_t ppprof_earliest(int64_t num_nodes, const int64_t *first, const in
         }
         time[node] = latest;
     }
-    return 0;
-}
-
-/* Lower each node's time to the latest at which no node after it is late: to the earliest of its
- * targets' times, each minus its edge's weight, or to the time that `time` holds.
- */
-EXPORT int64_t ppprof_latest(int64_t num_nodes, const int64_t *first, const int32_t *source,
-                             const int64_t *weight, int64_t *time)
-{
-    for (int64_t node = num_nodes - 1; node >= 0; node--)
-        for (int64_t edge = first[node]; edge < first[node + 1]; edge++) {
-            int64_t until = time[node] - weight[edge];
-            if (until < time[source[edge]])
-                time[source[edge]] = until;
-        }
     return 0;
 }
 
