@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.diff.costs import costs
 from ppprof.analysis.diff.naming import Naming
-from ppprof.analysis.efficiency.avoidable import vocabulary_work
+from ppprof.analysis.efficiency.avoidable import unused_rows, vocabulary_work
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import PARTS
 from ppprof.analysis.report_data.report import collect_rank_report_data
@@ -108,3 +108,4 @@ def test_numbers_beyond_all_limits_end_no_analysis(tmp_path: Path) -> None:
     shapes_of_others = pl.when(pl.col("shapes").is_not_null()).then(text)
     trace = replace(trace, events=trace.events.with_columns(shapes=shapes_of_others))
     assert vocabulary_work(Profile(trace)).is_empty()
+    assert unused_rows(Profile(trace)).is_empty()

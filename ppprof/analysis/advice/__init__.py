@@ -129,6 +129,7 @@ RULES: tuple[Rule, ...] = (
         products.wide_vocabulary,
         thresholds={"least_ratio": products.LEAST_WIDE, "least_words": LEAST_WORDS},
     ),
+    Rule("unused-rows", products.unused_rows, thresholds={**_TIME, "least_words": LEAST_WORDS}),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("recompute", memory.recompute, thresholds={**_TIME, "room_ratio": memory.ROOM_RATIO}),
@@ -191,7 +192,7 @@ _LONGER = "profiler-overhead"
 """Says that costs are too large, not that they are wrong."""
 
 _OF_LENGTHS = frozenset(
-    ("slow-product", "wider-dtype", "wide-vocabulary", "fusible", "tiny-kernels")
+    ("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "fusible", "tiny-kernels")
 )
 """Rules about the lengths of single kernels."""
 

@@ -15,7 +15,7 @@ from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
-from ppprof.analysis.efficiency.avoidable import fusible_chains, vocabulary_work
+from ppprof.analysis.efficiency.avoidable import fusible_chains, unused_rows, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
@@ -154,8 +154,9 @@ which Python collects garbage), lock
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
 `ppprof.analysis.advice.small_operators`), chain
 (operators that one kernel could replace, with the time that it would save:
-`ppprof.analysis.efficiency.avoidable`), vocabulary (operators on the whole vocabulary:
-`ppprof.analysis.efficiency.avoidable`), remote (name of a remote call), overhead (what the profiler
+`ppprof.analysis.efficiency.avoidable`), vocabulary (operators on logits:
+`ppprof.analysis.efficiency.avoidable`), table (operators on an embedding's table, with the time of rows that do
+not occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
@@ -239,6 +240,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
+    tables = unused_rows(profile)
+    builder.add_names("table", tables.select("step", "name", time_ns="saved_ns"))
+    builder.add_names("lookup", builder.in_lines(tables.filter("is_lookup")))
     if not profile.unrecorded_device:
         builder.add_largest()
     loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())

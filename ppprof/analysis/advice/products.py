@@ -1,4 +1,4 @@
-"""Rules about the work of operators: slow matrix products, a wide vocabulary, fusible operators."""
+"""Rules about the work of operators: slow matrix products, a wide vocabulary, unused rows, fusible operators."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _remedy(evidence: Evidence, problem: _Problem) -> str:
 
 
 def wide_vocabulary(evidence: Evidence) -> list[Finding]:
-    """Report operators that pass over the whole vocabulary: the loss, and the embedding's gradient.
+    """Report operators that pass over the whole vocabulary, such as the loss.
 
     The cost is half of their time: twice as many ranks would share the vocabulary, or logits of half
     the bytes would be read.
@@ -145,16 +145,34 @@ def wide_vocabulary(evidence: Evidence) -> list[Finding]:
     time_ns = float(operators["time_ns"].sum())
     if operators.is_empty() or time_ns < LEAST_WIDE * evidence.step_ns:
         return []
-    name = operators["name"][0]
-    remedy = "embedding" if "embedding" in name else evidence.remedy("Distributed")
     facts: dict[str, Fact] = {
-        "name": name,
+        "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
         "vocabulary_ns": time_ns,
         "mp_degree": evidence.degree("mp"),
-        "remedy": remedy,
+        "remedy": evidence.remedy("Distributed"),
     }
     return evidence.time_finding("wide-vocabulary", time_ns / 2, "possible", facts, operators)
+
+
+def unused_rows(evidence: Evidence) -> list[Finding]:
+    """Report operators on all rows of an embedding's table, of which a step uses few.
+
+    The cost is the part of their time that belongs to the other rows.
+    """
+    operators = evidence.names("table")
+    if operators.is_empty():
+        return []
+    is_one_hot = any(name.startswith("one_hot") for name in operators["name"])
+    saved_ns = float(operators["time_ns"].sum())
+    facts: dict[str, Fact] = {
+        "name": operators["name"][0],
+        "name_ns": operators["time_ns"][0],
+        "saved_ns": saved_ns,
+        "line": evidence.first_name("lookup"),
+        "remedy": "code-one-hot" if is_one_hot else "code",
+    }
+    return evidence.time_finding("unused-rows", saved_ns, "possible", facts, operators)
 
 
 def wider_dtype(evidence: Evidence) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Passes over memory that a change of the code would save: fusible operators, a wide vocabulary."""
+"""Passes over memory that a change of the code would save: fusible operators, a wide vocabulary, unused rows."""
 
 from __future__ import annotations
 
@@ -114,12 +114,13 @@ LEAST_WORDS = 8192
 """Fewer classes are no vocabulary."""
 
 _TABLES = {"embedding": 1, "c_embedding": 0}
-"""Operator -> index of its table among the inputs."""
+"""Operator -> index of its table among the inputs; the other one has the rows to look up."""
 _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
+_Shape = tuple[int, ...]
 
 
 def vocabulary_work(profile: Profile) -> pl.DataFrame:
-    """Return the operators on logits, such as the loss, and those on the embedding's table.
+    """Return the operators on logits, such as the loss.
 
     Logits are what a cross entropy gets; other operators pass over them if the last dim of their
     first input is as long. Gradients count like their operators, matrix products not at all.
@@ -129,29 +130,89 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
         ``cross_entropy_with_softmax_grad [1024,50304] [1024,1]``. time_ns is as in
         `ppprof.analysis.efficiency.efficiency.efficiency`.
     """
-    calls = operator_work(profile).drop_nulls("shapes")
-    kinds = calls.select("name", "shapes").unique(maintain_order=True)
-    inputs = [[_sizes(shape) for shape in _SHAPE.findall(text)] for text in kinds["shapes"]]
-    operators = [name.removesuffix("_grad").rstrip("_") for name in kinds["name"]]
-    words = {shapes[0][-1] for name, shapes in zip(operators, inputs) if name in LOSSES and shapes}
+    calls = _calls(profile)
+    kinds = _kinds(calls)
+    words = {shapes[0][-1] for name, shapes in kinds.values() if name in LOSSES and shapes}
     words = {size for size in words if size >= LEAST_WORDS}
-    is_wide = [
-        _rows_of_table(name, shapes) >= LEAST_WORDS
-        or (bool(shapes) and shapes[0][-1] in words and family_of(name) != "product")
-        for name, shapes in zip(operators, inputs)
+    wide = [
+        kind
+        for kind, (name, shapes) in kinds.items()
+        if shapes and shapes[0][-1] in words and family_of(name) != "product"
     ]
-    wide = calls.join(kinds.filter(pl.Series(is_wide, dtype=pl.Boolean)), on=["name", "shapes"])
-    step = profile.trace.events["step"].gather(wide["row"])
-    return wide.select(
-        step.alias("step"), pl.format("{} {}", "name", "shapes").alias("name"), "time_ns"
-    ).cast(VOCABULARY)  # type: ignore[arg-type]
+    found = calls.filter(pl.col("name").is_in(wide))
+    return found.select(*VOCABULARY).cast(VOCABULARY)  # type: ignore[arg-type]
 
 
-def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",")]
+UNUSED_ROWS = {**VOCABULARY, "saved_ns": pl.Int64(), "row": pl.Int64(), "is_lookup": pl.Boolean()}
+"""Columns of `unused_rows`."""
 
 
-def _rows_of_table(operator: str, shapes: list[list[int]]) -> int:
-    """Return the number of rows of an embedding's table; 0 for another operator."""
-    index = _TABLES.get(operator)
-    return shapes[index][0] if index is not None and index < len(shapes) else 0
+def unused_rows(profile: Profile) -> pl.DataFrame:
+    """Return the operators on all rows of an embedding's table.
+
+    ::
+
+        embedding       [256,10] [60000,32]      looks up 2560 rows at most
+        embedding_grad  [256,10] [60000,32]      writes all rows
+        adam_           [60000,32] [60000,32]    updates all rows; 57440 of them do not occur
+
+    The product of a ``one_hot`` and a table looks up rows, too. A table that is in another product is
+    left out: it is shared with the last layer, whose gradient has all rows.
+
+    Returns:
+        A row for each call: columns of `VOCABULARY`; saved_ns, the part of time_ns of the rows that
+        no lookup of the step takes; row (of the events); is_lookup.
+    """
+    calls = _calls(profile)
+    kinds = _kinds(calls)
+    ids = {shapes[0] for name, shapes in kinds.values() if name == "one_hot" and shapes}
+    taken = {kind: taker for kind, each in kinds.items() if (taker := _lookup(*each, ids))}
+    others = [each for kind, each in kinds.items() if kind not in taken]
+    products = [shape for name, each in others if family_of(name) == "product" for shape in each]
+    tables = {table for table, _ in taken.values() if table[0] >= LEAST_WORDS}
+    tables -= {shape for each in products for shape in (each, each[::-1])}
+    of_ids = {ids_of: table for table, ids_of in taken.values()}
+    rows = []
+    for kind, (name, shapes) in kinds.items():
+        own, looked_up = taken.get(kind, (None, ()))
+        table = of_ids.get(shapes[0]) if name == "one_hot" and shapes else own
+        table = table or next((shape for shape in shapes if shape in tables), None)
+        if table in tables:
+            is_lookup = own is not None and "_grad " not in kind
+            rows.append((kind, str(table), table[0], math.prod(looked_up) * is_lookup, is_lookup))
+    schema = {"name": pl.String, "table": pl.String, "rows": pl.Int64, "taken": pl.Int64}
+    found = calls.join(
+        pl.DataFrame(rows, {**schema, "is_lookup": pl.Boolean}, orient="row"), on="name"
+    )
+    used = (pl.col("taken").sum().over("step", "table") / pl.col("rows")).clip(0, 1)
+    found = found.with_columns(saved_ns=(pl.col("time_ns") * (1 - used)).round())
+    return found.select(*UNUSED_ROWS).cast(UNUSED_ROWS)  # type: ignore[arg-type]
+
+
+def _lookup(name: str, shapes: list[_Shape], one_hots: set[_Shape]) -> tuple[_Shape, _Shape] | None:
+    """Return the table of a lookup and the shape of the rows to look up; None for another operator."""
+    if len(shapes) < 2:
+        return None
+    if name in _TABLES:
+        index = _TABLES[name]
+        return shapes[index], shapes[1 - index]
+    ids, table = shapes[0][:-1], shapes[1]
+    is_one_hot = ids in one_hots and shapes[0][-1] == table[0] and family_of(name) == "product"
+    return (table, ids) if is_one_hot else None
+
+
+def _calls(profile: Profile) -> pl.DataFrame:
+    """Return step, name with the shapes, time_ns and row of the operators with known shapes."""
+    calls = operator_work(profile).drop_nulls("shapes")
+    step = profile.trace.events["step"].gather(calls["row"])
+    return calls.select(step.alias("step"), pl.format("{} {}", "name", "shapes"), "time_ns", "row")
+
+
+def _kinds(calls: pl.DataFrame) -> dict[str, tuple[str, list[_Shape]]]:
+    """Return names of `_calls` -> the operator, of a gradient that which it belongs to, and its shapes."""
+    kinds = {}
+    for kind in calls["name"].unique(maintain_order=True).to_list():
+        name, _, text = kind.partition(" ")
+        shapes = [tuple(map(int, shape.split(","))) for shape in _SHAPE.findall(text)]
+        kinds[kind] = name.removesuffix("_grad").rstrip("_"), shapes
+    return kinds

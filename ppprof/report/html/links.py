@@ -214,6 +214,7 @@ def _link_of_event(finding: Finding, links: Links, ranks: list[int] | None) -> s
         "remote-wait": ("remote", "call"),
         "blocking-copies": ("operator", "caller"),
         "wide-vocabulary": ("operator", "name"),
+        "unused-rows": ("operator", "name"),
     }
     kind, fact = kinds.get(rule, ("", ""))
     return links.to(kind, str(facts[fact])) if kind and facts.get(fact) else ""

@@ -44,6 +44,7 @@ from tests.fixtures.findings import (
     holding,
     in_lines,
     loading,
+    looking_up,
     looping,
     losing,
     multiplying,
@@ -121,6 +122,7 @@ NEARLY = {
     "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},
+    "unused-rows": {"threads": [looking_up(8191)]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
@@ -182,17 +184,34 @@ def test_what_keeps_a_product_slow(made, config, remedy, tmp_path):
     assert remedies == ([] if remedy is None else [remedy])
 
 
-@pytest.mark.parametrize(("rows", "remedies"), [(50304, ["embedding"]), (1024, [])])
-def test_an_embedding_of_many_rows_is_a_wide_vocabulary(rows, remedies, tmp_path):
-    table = Shapes({"X0": [[8, 64]], "X1": [[rows, 768]]}, {"X0": ["int64"], "X1": ["float32"]})
+UPDATE = ("adam_", {"X0": [[50304, 768]]})
 
-    def make(at):
-        work = kernel("k", at, at + 200 * US)
-        yield op(at, 0, 1, "embedding dygraph", table, launch(at, at, work))
 
-    found = findings(tmp_path, threads=[thread(make)])
-    wide = [finding.facts["remedy"] for finding in found if finding.rule == "wide-vocabulary"]
-    assert wide == remedies
+@pytest.mark.parametrize(
+    ("made", "saved", "remedy"),
+    [
+        (looking_up(50304, ids=50304), 0, None),  # all rows may occur
+        (looking_up(50304, UPDATE, ids=0), 300, "code"),
+        # Rows of a tied table occur in the product of the last layer.
+        (looking_up(50304, UPDATE, ("matmul", {"X0": [[8, 768]], "X1": [[50304, 768]]})), 0, None),
+        (
+            looking_up(
+                50304,
+                ("matmul", {"X0": [[0, 50304]], "X1": [[50304, 768]]}),
+                UPDATE,
+                lookup="one_hot",
+                ids=0,
+            ),
+            500,
+            "code-one-hot",
+        ),
+    ],
+)
+def test_rows_of_a_table_that_do_not_occur(made, saved, remedy, tmp_path):
+    found = findings(tmp_path, threads=[made])
+    rows = [each for each in found if each.rule == "unused-rows"]
+    assert [each.facts["remedy"] for each in rows] == ([] if remedy is None else [remedy])
+    assert sum(each.cost_ns for each in rows) == saved * US
 
 
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
