@@ -10,7 +10,8 @@ Of ranks with equal work, each is as likely as any other to be among the slowest
 times are distributed. If 3% are taken off its own time, it is at most that likely. So what a fair bet on a rank
 pays does not grow unless the rank is slower than that; a new bet begins in each step, and the score is what all of them
 hold. It reaches a number A without a cause only once in A steps on average, so A is how many steps all
-ranks 100 hours have. Medians of 32 steps have scores of their own, for small differences.
+scores of all ranks have in 100 hours. A rank has four scores: bets on the slowest half are for many slow ranks, such as those of a
+host, and pay 1.75; bets on medians of 32 steps are for small differences.
 
 Source: Shin, Ramdas and Rinaldo, E-detectors: a nonparametric framework for sequential change detection, 2022
 (the Shiryaev-Roberts e-detector). It assumes that noise does not favour one rank over many steps.
@@ -29,7 +30,8 @@ ALARM_HOURS = 100.0
 """Mean time to a false alarm of the job, at least."""
 BLOCK = 32
 """Steps whose median has a score of its own."""
-_QUARTER = 4
+_SHARES = 4, 2
+"""Bets are on the slowest quarter, and on the slowest half, of the ranks."""
 _STAKE = 0.75
 """Part of the score that is bet in each step. With a rank of four, the score is multiplied by 3.25 or by 1/4."""
 _MOST = 1e12
@@ -51,9 +53,9 @@ class SlowRanks:
             by_role.setdefault(role, []).append(position)
         self._families = [np.array(each) for each in by_role.values() if len(each) > 1]
         self._num_ranks = len(roles)
-        self._scores = np.zeros((2, len(roles)))
-        """Of steps, and of medians of `BLOCK` steps."""
-        self._quiet = np.zeros((2, len(roles)), np.int64)
+        self._scores = np.zeros((2, len(_SHARES), len(roles)))
+        """Of steps, and of medians of `BLOCK` steps; for each of `_SHARES`."""
+        self._quiet = np.zeros(self._scores.shape, np.int64)
         """Steps that had been added when each score was below 1 for the last time."""
         self._block: list[Times] = []
         self._num_steps = 0
@@ -80,12 +82,11 @@ class SlowRanks:
         Args:
             step_ns: how long a step of the job takes.
         """
-        alarm = 2 * self._num_ranks * ALARM_HOURS * 3600e9 / max(step_ns, 1.0)  # 2: kinds of scores
-        reached = self._scores >= [[min(alarm, _MOST)], [min(alarm / BLOCK, _MOST)]]
-        num_steps = self._num_steps - self._quiet
+        alarm = self._scores.size * ALARM_HOURS * 3600e9 / max(step_ns, 1.0)
+        reached = self._scores >= np.minimum([[[alarm]], [[alarm / BLOCK]]], _MOST)
+        num_steps = np.where(reached, self._num_steps - self._quiet, 0).max(axis=(0, 1))
         return [
-            (int(position), int(num_steps[reached[:, position], position].max()))
-            for position in np.flatnonzero(reached.any(axis=0))
+            (int(position), int(num_steps[position])) for position in np.flatnonzero(num_steps)
         ]
 
     def _bet(self, kind: int, own_ns: Times) -> None:
@@ -95,10 +96,11 @@ class SlowRanks:
                 continue
             own = own_ns[members]
             slowest_first = np.sort(own)[::-1]
-            num_slowest = max(1, len(own) // _QUARTER)
             usual = slowest_first[len(own) // 2]
-            is_slow = own > slowest_first[num_slowest] + LEAST_RATIO * usual
-            factor = np.where(is_slow, 1 + _STAKE * (len(own) / num_slowest - 1), 1 - _STAKE)
-            score = np.minimum((self._scores[kind, members] + 1) * factor, _MOST)
-            self._scores[kind, members] = score
-            self._quiet[kind, members[score < 1]] = self._num_steps
+            for place, share in enumerate(_SHARES):
+                num_slowest = max(1, len(own) // share)
+                is_slow = own > slowest_first[num_slowest] + LEAST_RATIO * usual
+                factor = np.where(is_slow, 1 + _STAKE * (len(own) / num_slowest - 1), 1 - _STAKE)
+                score = np.minimum((self._scores[kind, place, members] + 1) * factor, _MOST)
+                self._scores[kind, place, members] = score
+                self._quiet[kind, place, members[score < 1]] = self._num_steps

@@ -55,6 +55,16 @@ def test_a_difference_of_five_percent_takes_medians_of_many_steps() -> None:
     assert [rank for rank, _ in found[-1]] == [3]
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "num_slow"), [(4, 2), (7, 2), (8, 4), (64, 8), (512, 136), (512, 256)]
+)
+def test_many_slow_ranks_are_all_named(num_ranks: int, num_slow: int) -> None:
+    """The slow ranks may be those of a host, or of half the hosts."""
+    own = np.random.default_rng(4).normal(100, 4, (60, num_ranks))
+    own[:, :num_slow] *= 1.5
+    assert [rank for rank, _ in named(own)[-1]] == list(range(num_slow))
+
+
 def test_two_percent_are_no_slow_rank() -> None:
     own = np.random.default_rng(3).normal(100, 4, (3000, 4))
     own[:, 3] *= 1.02
