@@ -85,9 +85,7 @@ class SlowRanks:
         alarm = self._scores.size * ALARM_HOURS * 3600e9 / max(step_ns, 1.0)
         reached = self._scores >= np.minimum([[[alarm]], [[alarm / BLOCK]]], _MOST)
         num_steps = np.where(reached, self._num_steps - self._quiet, 0).max(axis=(0, 1))
-        return [
-            (int(position), int(num_steps[position])) for position in np.flatnonzero(num_steps)
-        ]
+        return [(int(position), int(num_steps[position])) for position in np.flatnonzero(num_steps)]
 
     def _bet(self, kind: int, own_ns: Times) -> None:
         for family in self._families:

@@ -2,19 +2,20 @@
 
 ::
 
-    step       8  9 10 11 12 13 14 15 | 16
-    rank 3     own time of each step  | one message
+    step       8  9 10 11 12 13 14 15 | 16 17 18 19
+    rank 3     own time of each step  |          one message
+    rank 4     own time of each step  |             one message
     rank 0                            | reads them; compares the steps that all ranks have sent
 
-Each rank sends 8 steps at a time. In a large job it leaves blocks out, so that rank 0 gets some 50 messages a second
-at most. A lost message is not sent again.
+Each rank sends 8 steps at a time: an eighth of the ranks in each step, so that few messages arrive at once. In a large
+job it leaves blocks out, so that rank 0 gets some 50 messages a second at most. A lost message is not sent again.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ppprof.topology import Topology
 
 BLOCK = 8
 _MESSAGES_PER_S = 50
-_PATIENCE = 3 * BLOCK
+PATIENCE = 3 * BLOCK
 """Steps after which those that some rank has not sent are compared without it."""
 
 
@@ -36,6 +37,10 @@ class OwnTimes:
         self._rank = rank
         self._num_ranks = topology.world_size
         self._block: list[int | None] = []
+        self._is_wanted = False
+        """Whether the block that goes on is sent in any case."""
+        self._finished: list[int | None] = []
+        """The block before, if it is to be sent."""
         self._steps: dict[int, Times] = {}
         """On rank 0, those that were not compared yet, by number."""
         self._num_sent: Counter[int] = Counter()
@@ -47,25 +52,30 @@ class OwnTimes:
             ]
         self._test = SlowRanks(self._roles)
 
-    def add(self, step: int, own_ns: int | None, step_ns: int, *, is_last: bool) -> Message | None:
+    def add(
+        self, step: int, own_ns: int | None, step_ns: int, *, is_wanted: bool
+    ) -> Message | None:
         """Add a step of this rank; return a message for rank 0 if one is due.
 
         Args:
             step: its number.
             own_ns: the time in which the rank neither communicated nor waited for data; None if unknown.
             step_ns: how long steps take.
-            is_last: whether a window ends with it: then the message is due.
+            is_wanted: whether its block is not to be left out.
         """
-        if step % BLOCK == 0:
-            self._block = []
         self._block.append(own_ns)
-        block_s = BLOCK * max(step_ns, 1) / 1e9
-        every = 1 << max(0, math.ceil(math.log2(self._num_ranks / _MESSAGES_PER_S / block_s)))
-        is_due = (step + 1) % BLOCK == 0 and step // BLOCK % every == 0
-        if not (is_due or is_last):
+        self._is_wanted |= is_wanted
+        if (step + 1) % BLOCK == 0:
+            block_s = BLOCK * max(step_ns, 1) / 1e9
+            every = 1 << max(0, math.ceil(math.log2(self._num_ranks / _MESSAGES_PER_S / block_s)))
+            is_sent = self._is_wanted or step // BLOCK % every == 0
+            self._finished = self._block if is_sent else []
+            self._block, self._is_wanted = [], False
+        steps_later = self._rank % BLOCK
+        if (step + 1 - steps_later) % BLOCK or all(ns is None for ns in self._finished):
             return None
-        block, self._block = self._block, []
-        return {"kind": "own", "step": step, "ns": block, "rank": self._rank}
+        last = step - steps_later
+        return {"kind": "own", "step": last, "ns": self._finished, "rank": self._rank}
 
     def take(self, message: Mapping[str, Any]) -> None:
         """On rank 0, add the steps of a message; ``rank`` is who sent it."""
@@ -83,7 +93,7 @@ class OwnTimes:
             step: number of the step that begins.
         """
         for number in sorted(self._steps):
-            if self._num_sent[number] < self._num_ranks and number > step - _PATIENCE:
+            if self._num_sent[number] < self._num_ranks and number > step - PATIENCE:
                 return
             del self._num_sent[number]
             yield number, self._steps.pop(number)
@@ -96,21 +106,17 @@ class OwnTimes:
         """Return the ranks that are slow now, each with the number of compared steps since it is."""
         return dict(self._test.slow(step_ns))
 
-    def peers(self, rank: int, most: int) -> list[int]:
-        """Return a rank and others with the same work, as many as ``most`` together, sorted."""
-        others = [
-            other
-            for other, role in enumerate(self._roles)
-            if role == self._roles[rank] and other != rank
-        ]
-        return sorted([rank, *others[: most - 1]])
+    def peers(self, rank: int, others: Collection[int], most: int) -> list[int]:
+        """Return a rank and those of ``others`` with the same work, at most ``most`` together, sorted."""
+        peers = [other for other in sorted(others) if self._roles[other] == self._roles[rank]]
+        return sorted([rank, *peers[: most - 1]])
 
 
 def rank_is_slow(rank: int, peers: Sequence[int], steps: Sequence[Times]) -> bool:
     """Return whether a rank works longer than its peers in so few steps, by medians; True if that is unknown."""
     ranks = [rank, *(peer for peer in peers if peer != rank)]
     known = [own[ranks] for own in steps if np.isfinite(own[ranks]).all()]
-    if not known:
+    if not known or len(ranks) < 2:
         return True
     medians = np.median(known, axis=0)
     return bool(medians[0] > (1 + LEAST_RATIO) * np.median(medians[1:]))

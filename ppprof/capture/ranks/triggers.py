@@ -31,7 +31,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppprof.capture.ranks.own_times import OwnTimes, rank_is_slow
+from ppprof.capture.ranks.own_times import PATIENCE, OwnTimes, rank_is_slow
 from ppprof.capture.schedule import Plan, Schedule, State, latest_plan, why_no_room
 from ppprof.capture.signals import pass_interruption
 from ppprof.errors import UsageError
@@ -154,9 +154,11 @@ _LEAST_STEPS, _MOST_STEPS = 10, 100
 """With ``settled: auto``, the window has so many steps that they take a second, within these bounds:
 samples of Python stacks need some time."""
 _MOST_WINDOWS = 5
-"""Most windows of a run to keep because of slow ranks."""
+"""Most windows of a run to open because of slow ranks."""
 _MOST_PEERS = 8
 """Most ranks of such a window: the slow one and others with the same work."""
+_COOL_STEPS = 200
+"""Steps from one such window to the next, at least."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -213,9 +215,9 @@ class Triggers:
         self._last_poll = -math.inf
         self._times = StepTimes()
         self._plan: Plan | None = None
-        self._ended: Plan | None = None
-        """The latest plan whose window has ended. Times of its last steps may arrive afterwards, from
-        a device."""
+        self._ended: deque[Plan] = deque(maxlen=8)
+        """The latest plans whose windows have ended, the newest first. Times of their steps may arrive
+        afterwards, from a device or from other ranks."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
         self.cut_short: Plan | None = None
@@ -237,10 +239,17 @@ class Triggers:
         """On rank 0, the held windows without a decision, keyed by number."""
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
-        self._num_kept = 0
+        self._num_for_steps = 0
+        """Windows for slow steps that are not deleted."""
+        self._num_for_ranks = 0
+        """Windows for slow ranks, deleted ones as well."""
         self._own = OwnTimes(rank, topology) if config.slow_rank else None
-        self._known_slow: frozenset[int] = frozenset()
-        """On rank 0, the ranks that have been slow since the last look."""
+        self._ranks_cool_until = 0
+        """On rank 0, the first step at which a window may open for slow ranks again."""
+        self._known_until: dict[int, int] = {}
+        """On rank 0, until which step no window opens for a rank: it was slow shortly before."""
+        self._logged_slow: set[int] = set()
+        """On rank 0, the slow ranks without a window that were logged."""
         self._has_warned_of_limit = False
         self._has_warned_of_request = False
         self._announced: Plan | None = None
@@ -294,9 +303,9 @@ class Triggers:
         if self._own is None or self._has_failed:
             return
         try:
-            plan = self._plan or self._ended
-            is_last = plan is not None and step == plan.end - 1
-            message = self._own.add(step, own_ns, self._times.pace.median_ns, is_last=is_last)
+            plan = self._plan_at(step)
+            is_wanted = plan is not None and plan.is_held and self.is_member
+            message = self._own.add(step, own_ns, self._times.pace.median_ns, is_wanted=is_wanted)
             if message is not None and self._rank == 0:
                 self._own.take(message)
             elif message is not None:
@@ -313,7 +322,8 @@ class Triggers:
         """
         plan, self._step = self._plan, step
         if plan is not None and step >= plan.end:
-            self._plan, self._ended = None, plan
+            self._plan = None
+            self._ended.appendleft(plan)
             self.first_free = plan.window + 1
         if self._has_failed:
             return
@@ -367,10 +377,10 @@ class Triggers:
         if not is_slow or slow is None:
             return
         times = duration_ns / known.median_ns
-        of_window = [p for p in (self._plan, self._ended) if p and p.start <= step < p.end]
-        if of_window:
-            if of_window[0].is_held:
-                self._note_slow(of_window[0].window)
+        plan = self._plan_at(step)
+        if plan is not None:
+            if plan.is_held and plan.state(step) is not State.READY:
+                self._note_slow(plan.window)
         elif not (is_recorded or is_excluded) and self._plan is None and step >= self._report_from:
             self._report_from = step + 1 + slow.cool_down
             duration = f"took {duration_ns / 1e6:.1f} ms, {times:.1f} times the median"
@@ -379,6 +389,13 @@ class Triggers:
                 self._pending_reason = why
             else:
                 self._channel.send({"kind": "ask", "why": why})
+
+    def _plan_at(self, step: int) -> Plan | None:
+        """Return the plan of the window that a step belongs to, or precedes; None without one."""
+        for plan in (self._plan, *self._ended):
+            if plan is not None and plan.state(step) is not State.CLOSED:
+                return plan
+        return None
 
     def _note_slow(self, window: int) -> None:
         if self._rank != 0:
@@ -533,50 +550,80 @@ class Triggers:
         start = step + self._ahead()
         if self._busy(step, start + config.steps):
             return
-        if self._num_kept + len(self._undecided) >= slow.max_windows:
+        if self._num_for_steps >= slow.max_windows:
             if not self._has_warned_of_limit:
                 self._has_warned_of_limit = True
                 limit = f"max_windows {slow.max_windows} is reached"
                 log.warning(f"rank 0: {why}: no window, since {limit}")
             return
         plan = Plan(window, start, config.steps, config.ranks, slow.keep == "slow")
-        if plan.is_held:
-            self._undecided[window] = _HeldWindow(plan.end)
-        else:
-            self._num_kept += 1
+        self._num_for_steps += 1
         self._open_on_demand(plan, step, why)
 
     def _look_for_slow_ranks(self, own: OwnTimes, step: int, window: int) -> None:
         """Compare the ranks' own times; open a window on a rank that has become slow, and on its peers.
 
-        A rank for which one was opened gets another one only after it has recovered.
+        The window is for all ranks that are slow by then or become slow in the cool-down: they may have one cause,
+        such as their host. They get another one only after they were not slow for as long. Slow
+        ranks without a window are logged, once each.
         """
         has_new = False
         for number, times in own.ready(step):
-            plans = [p for p in (self._plan, self._ended) if p and p.start - 1 <= number < p.end]
-            if not plans:
+            plan = self._plan_at(number)
+            if plan is not None:
+                held = self._undecided.get(plan.window)
+                if held is not None and held.suspect is not None:
+                    held.suspect.own_ns.append(times)
+            elif self._schedule.state(number) is State.CLOSED:
                 own.compare(times)
                 has_new = True
-            elif (held := self._undecided.get(plans[0].window)) and held.suspect:
-                held.suspect.own_ns.append(times)
         if not has_new:
             return
         slow = own.slow(self._times.pace.median_ns)
-        new = [rank for rank in slow if rank not in self._known_slow and rank in self._recorded]
-        self._known_slow &= slow.keys()
-        start = step + self._ahead()
-        num_windows = self._num_kept + len(self._undecided)
-        if not new or num_windows >= _MOST_WINDOWS or self._busy(step, start + self._config.steps):
-            return
-        rank = new[0]
-        self._known_slow |= {rank}
-        ranks = own.peers(rank, _MOST_PEERS)
-        plan = Plan(window, start, self._config.steps, ranks, is_held=True)
-        self._undecided[window] = _HeldWindow(plan.end, _Suspect(rank, ranks))
-        why = f"rank {rank} has worked longer than its peers for {slow[rank]} steps"
-        self._open_on_demand(plan, step, why)
+        new = {rank for rank in slow if step >= self._known_until.get(rank, 0)}
+        if not new or self._open_for_slow_ranks(own, slow, new, step, window):
+            new = set()
+        self._known_until.update(dict.fromkeys(slow.keys() - new, step + _COOL_STEPS))
 
-    def _open_on_demand(self, plan: Plan, step: int, why: str, request_id: str = "") -> None:
+    def _open_for_slow_ranks(
+        self, own: OwnTimes, slow: Mapping[int, int], new: set[int], step: int, window: int
+    ) -> bool:
+        """Open a window for new slow ranks; return False if it is to be tried again."""
+        rank = min(new, key=lambda each: (each not in self._recorded, each))
+        others = f", {format_ranges('rank', new - {rank})} too" if len(new) > 1 else ""
+        why = f"rank {rank} has worked longer than its peers for {slow[rank]} steps{others}"
+        start, steps = step + self._ahead(), self._config.steps
+        is_cooling = step < self._ranks_cool_until
+        if rank not in self._recorded:
+            refused: str | None = f"rank {rank} does not record"
+        elif self._num_for_ranks >= _MOST_WINDOWS:
+            refused = f"{_MOST_WINDOWS} windows were opened for slow ranks"
+        elif is_cooling:
+            refused = f"one was opened less than {_COOL_STEPS} steps ago"
+        else:
+            refused = self._busy(step, start + steps)
+        if refused:
+            if not new <= self._logged_slow:
+                self._logged_slow |= new
+                log.warning(f"rank 0: {why}: no window, since {refused}")
+            return is_cooling
+        self._num_for_ranks += 1
+        self._ranks_cool_until = step + _COOL_STEPS
+        ranks = own.peers(rank, self._recorded - slow.keys(), _MOST_PEERS)
+        plan = Plan(window, start, steps, ranks, is_held=True)
+        self._open_on_demand(plan, step, why, suspect=_Suspect(rank, ranks))
+        return True
+
+    def _open_on_demand(
+        self,
+        plan: Plan,
+        step: int,
+        why: str,
+        request_id: str = "",
+        suspect: _Suspect | None = None,
+    ) -> None:
+        if plan.is_held:
+            self._undecided[plan.window] = _HeldWindow(plan.end, suspect)
         self._open(plan, step, why)
         members = sorted(self._members)
         window = plan.window, plan.start, plan.steps
@@ -598,16 +645,17 @@ class Triggers:
         in it. A decision is made when the reports of all ranks must have arrived.
         """
         for window, held in list(self._undecided.items()):
-            if step <= held.end + _AHEAD_STEPS:  # another rank's report may still arrive
-                continue
+            suspect, is_slow = held.suspect, held.is_slow
+            if step < held.end + (_AHEAD_STEPS + 1 if suspect is None else PATIENCE):
+                continue  # another rank's report may still arrive
             del self._undecided[window]
-            cause, is_slow, suspect = "", held.is_slow, held.suspect
+            cause = ""
             if suspect is not None:
                 is_slow = is_slow or rank_is_slow(suspect.rank, suspect.ranks, suspect.own_ns)
                 cause = f"rank {suspect.rank} did not work longer than its peers in it"
             elif self._slow is not None:
                 cause = f"no step took more than {self._slow.times:g} times the median"
-            self._num_kept += is_slow
+                self._num_for_steps -= not is_slow
             self._channel.send({"kind": "verdict", "window": window, "keep": is_slow})
             self._awaited.discard(window)
             self.keep_decisions[window] = is_slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from ppprof.capture.parts import Ending, TriggersPart
 from ppprof.capture.ranks.control_channel import ControlChannel, Message
+from ppprof.capture.ranks.own_times import OwnTimes
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.schedule import Schedule, State
 from ppprof.config import ProfilerConfig, TriggerConfig
@@ -589,7 +591,8 @@ def test_a_window_for_a_rank_that_becomes_slow_is_kept_if_it_still_is(
     while "r" not in job.timeline[5]:
         job.go(1)
         num_steps += 1
-        assert num_steps < 32  # 17 of the score, 8 of a message, and those that ranks are apart
+        # Those of the score, of a message, until it is sent, and by which ranks are apart.
+        assert num_steps < 18 + 8 + 7 + 4
     if recovers:
         job.own_ms[5] = 50
     job.go(40)
@@ -601,12 +604,149 @@ def test_a_window_for_a_rank_that_becomes_slow_is_kept_if_it_still_is(
     assert (deleted in err) == recovers
 
 
-def test_a_rank_gets_another_window_only_after_it_has_recovered(tmp_path: Path) -> None:
-    job = Job(tmp_path, ranks=4, slow_rank=True, file=False)
-    for own_ms in ([100, 100, 100, 130], [100] * 4, [100, 100, 100, 130]):
-        job.own_ms = own_ms
-        job.go(100)
-    assert job.timeline[0].count("L") == 2
+@pytest.mark.parametrize(("num_recovered", "windows"), [(40, 1), (300, 2)])
+def test_a_rank_gets_another_window_only_after_it_has_recovered(
+    tmp_path: Path, num_recovered: int, windows: int
+) -> None:
+    job = slow_rank_job(tmp_path, 4, slow=[3]).go(300)
+    job.own_ms = [100] * 4
+    job.go(num_recovered)
+    job.own_ms = [100, 100, 100, 130]
+    job.go(100)
+    assert job.timeline[3].count("L") == windows
+
+
+def slow_rank_job(tmp_path: Path, ranks: int, slow: Collection[int], **config: Any) -> Job:
+    """Return a job of which ranks ``slow`` work longer after 30 steps."""
+    job = Job(tmp_path, ranks=ranks, slow_rank=True, file=False, **config)
+    job.own_ms = [100] * ranks
+    job.go(30)
+    job.own_ms = [130 if rank in slow else 100 for rank in range(ranks)]
+    return job
+
+
+@pytest.mark.parametrize("slow", [range(8), range(32, 40)])
+def test_the_slow_ranks_of_a_host_get_one_window_with_ranks_of_others(
+    tmp_path: Path, slow: range, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_rank_job(tmp_path, 64, slow).go(300)
+    recording = [rank for rank, line in enumerate(job.timeline) if "L" in line]
+    assert len(recording) == 8
+    assert [rank for rank in recording if rank in slow] == [slow[0]]
+    assert job.keep_decisions[0] == {0: True}
+    assert f"steps, ranks {slow[1]}-{slow[-1]} too" in capsys.readouterr().err
+    job.own_ms[50] = 200  # of another cause
+    job.go(100)
+    assert job.timeline[50].count("L") == 1
+    assert job.keep_decisions[0] == {0: True, 1: True}
+
+
+def test_ranks_that_become_slow_one_after_the_other_get_one_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_rank_job(tmp_path, 8, slow=[5]).go(60)
+    job.own_ms[6] = 130
+    job.go(300)
+    assert [line.count("L") for line in job.timeline] == [1] * 8
+    err = capsys.readouterr().err
+    assert err.count("rank 6 has worked longer than its peers for ") == 1
+    assert "no window, since one was opened less than 200 steps ago" in err
+
+
+def test_deleted_windows_for_slow_ranks_count_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_rank_job(tmp_path, 4, slow=[])
+    for _ in range(7):
+        job.own_ms[2] = 130
+        last = job.step + 40
+        while job.step < last and job.states[2] is not State.READY:
+            job.go(1)
+        job.own_ms[2] = 100
+        job.go(250)
+    assert job.keep_decisions[0] == dict.fromkeys(range(5), False)
+    assert capsys.readouterr().err.count("no window, since 5 windows were opened for slow") == 1
+
+
+def test_windows_for_slow_steps_and_for_slow_ranks_have_limits_of_their_own(
+    tmp_path: Path,
+) -> None:
+    block = {"times": 2, "cool_down": 10, "keep": "all", "max_windows": 5}
+    job = slow_rank_job(tmp_path, 4, slow=[], slow_step=block)
+    for _ in range(6):
+        job.go(30).go(1, 600)
+    assert job.timeline[0].count("L") == 5
+    job.own_ms[2] = 130
+    job.go(60)
+    assert job.timeline[0].count("L") == 6
+
+
+def test_a_slow_rank_without_room_for_a_window_is_logged_once_and_gets_a_later_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = Schedule(closed=99, ready=1, record=20, repeat=1)
+    job = slow_rank_job(tmp_path, 4, slow=[], schedule=schedule).go(52)
+    job.own_ms[2] = 130
+    while job.states[0] is State.CLOSED:
+        job.go(1)
+    job.go(60)
+    err = capsys.readouterr().err
+    assert err.count("no window, since already recording") == 1
+    assert job.timeline[2].endswith("rRRL" + job.timeline[2].rpartition("L")[2])
+
+
+def test_steps_of_a_scheduled_window_are_not_compared(tmp_path: Path) -> None:
+    """Recording makes the steps of one rank longer: it records alone."""
+    schedule = Schedule(closed=59, ready=1, record=20, repeat=3)
+    job = slow_rank_job(tmp_path, 8, slow=[], schedule=schedule)
+    for _ in range(210):
+        job.own_ms[0] = 130 if schedule.state(job.step).records else 100
+        job.go(1)
+    assert job.keep_decisions[0] == {}
+
+
+def test_a_lost_message_keeps_no_window(tmp_path: Path) -> None:
+    job = slow_rank_job(tmp_path, 16, slow=[3])
+    while "r" not in job.timeline[3]:
+        job.go(1)
+    job.own_ms = [100] * 16
+    send = job.posts[15].send
+    job.posts[15].send = lambda message: None if message["kind"] == "own" else send(message)
+    job.go(40)
+    assert job.keep_decisions[0] == {0: False}
+
+
+def test_the_messages_of_many_ranks_arrive_an_eighth_at_a_time() -> None:
+    topology = Topology.of(dp=64)
+    times = [OwnTimes(rank, topology) for rank in range(64)]
+    receiver = times[0]
+    sent = []
+    for step in range(32):
+        messages = [own.add(step, rank, 10**9, is_wanted=False) for rank, own in enumerate(times)]
+        sent.append(sum(message is not None for message in messages))
+        for message in messages:
+            if message is not None:
+                receiver.take(message)
+    assert sent == [0] * 7 + [8] * 25
+    ready = dict(receiver.ready(32))
+    assert list(ready) == list(range(24))
+    assert all(own.tolist() == list(range(64)) for own in ready.values())
+
+
+def test_a_rank_whose_work_is_unknown_sends_nothing() -> None:
+    own = OwnTimes(1, Topology.of(dp=2))
+    assert {str(own.add(step, None, 10**9, is_wanted=True)) for step in range(40)} == {"None"}
+
+
+def test_a_window_is_known_as_a_whole_though_a_large_job_leaves_blocks_out() -> None:
+    """Of 4,000 ranks with steps of 0.1 s, each sends one block in 128."""
+    own = OwnTimes(1, Topology.of(dp=4000))
+    sent = []
+    for step in range(8, 64):
+        message = own.add(step, 7, 10**8, is_wanted=22 <= step < 26)
+        if message is not None:
+            sent.append(range(message["step"] + 1 - len(message["ns"]), message["step"] + 1))
+    assert sent == [range(16, 24), range(24, 32)]
 
 
 def test_a_lost_message_delays_no_comparison_for_ever(tmp_path: Path) -> None:
