@@ -483,8 +483,8 @@ class _Bar:
                 from tqdm import tqdm
 
                 words = "ppprof: making tables and traces"
-                layout = "{desc}: {n} of {total} windows {bar} {elapsed}"
-                self._bar = tqdm(desc=words, total=self._total, bar_format=layout, leave=False)
+                bar_format = "{desc}: {n} of {total} windows {bar} {elapsed}"
+                self._bar = tqdm(desc=words, total=self._total, bar_format=bar_format, leave=False)
             self._bar.update(self._total - left - self._bar.n)
             self._bar.refresh()
         return True

@@ -116,7 +116,7 @@ class RunningSteps:
         return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns
 
 
-class StepTimes:
+class LatestSteps:
     """The durations of the latest steps of the job, on one rank."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Triggers:
         self._channel = channel
         self._clock = clock
         self._last_poll = -math.inf
-        self._times = StepTimes()
+        self._times = LatestSteps()
         self._plan: Plan | None = None
         self._ended: deque[Plan] = deque(maxlen=8)
         """The latest plans whose windows have ended, the newest first. Times of their steps may arrive

@@ -42,7 +42,7 @@ from paddle.distributed import collective
 
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
-from ppprof.capture.recording.recorder import span
+from ppprof.capture.recording.recorder import open_span
 from ppprof.capture.signals import pass_interruption
 from ppprof.topology import Topology
 
@@ -339,7 +339,7 @@ class Collectives(WindowObserver):
         except Exception:
             annotations = []
         text = f"[{' '.join(annotations)}]" if annotations else ""
-        self._nested.group = span(f"coalesced{text}", "Communication")
+        self._nested.group = open_span(f"coalesced{text}", "Communication")
         try:
             return start(process_group, *args)
         except BaseException:
@@ -374,7 +374,7 @@ class Collectives(WindowObserver):
     def _span(self, name: str, function: _Function, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Call ``function`` in a span; communication inside it gets no span."""
         self._nested.inside = True
-        around = span(name, "Communication")
+        around = open_span(name, "Communication")
         try:
             return function(*args, **kwargs)
         finally:

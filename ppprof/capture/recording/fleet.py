@@ -22,7 +22,7 @@ from paddle.optimizer import Optimizer
 
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import Method, Patches
-from ppprof.capture.recording.recorder import span
+from ppprof.capture.recording.recorder import open_span
 
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
 _OPTIMIZERS = (
@@ -75,7 +75,7 @@ class FleetSpans(WindowObserver):
     def _record(self, kind: str, method: Method, args: Any, kwargs: Any) -> Any:
         annotations = self._annotations(kind, method, args, kwargs)
         name = f"{kind}[{' '.join(annotations)}]" if annotations else kind
-        around = span(name, kind.capitalize())
+        around = open_span(name, kind.capitalize())
         try:
             return method(*args, **kwargs)
         finally:
@@ -131,7 +131,9 @@ def _phase(engine: Any, kind: str, position: int) -> str | None:
 
 
 def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
-    around = span("Optimization Step", "Optimization")  # Paddle's name for other optimizers' steps
+    around = open_span(
+        "Optimization Step", "Optimization"
+    )  # Paddle's name for other optimizers' steps
     try:
         return method(*args, **kwargs)
     finally:

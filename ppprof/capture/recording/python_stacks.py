@@ -118,7 +118,7 @@ class StackSampler(FileObserver["_Sampling"]):
         from paddle.base import core
 
         from ppprof.capture.recording.patches import Patches
-        from ppprof.capture.recording.recorder import span
+        from ppprof.capture.recording.recorder import open_span
 
         super().__init__()
         self._run = run
@@ -135,7 +135,7 @@ class StackSampler(FileObserver["_Sampling"]):
         """The samples of the latest window until they are saved."""
         self._patches = Patches()
         self._tensor: type = core.eager.Tensor
-        self._open_span = span
+        self._open_span = open_span
         self._collection: Any = None
         """The span of the garbage collection that goes on."""
         self._collection_ns = 0

@@ -231,7 +231,7 @@ class Recorder:
                 self._profiler.start()
                 least, most = self._targets.ahead_ns or (0, 0)
                 if least > 0 or most < 0:
-                    span(f"{DEVICE_CLOCK_MARKER}{least} to {most} ns", "UserDefined").end()
+                    open_span(f"{DEVICE_CLOCK_MARKER}{least} to {most} ns", "UserDefined").end()
 
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
@@ -254,9 +254,9 @@ class Recorder:
             self._mark_clock_jump()
             if self._marks_allocations:
                 self._marks_allocations = False
-                span(ALLOCATIONS_MARKER, "UserDefined").end()
+                open_span(ALLOCATIONS_MARKER, "UserDefined").end()
             if not is_complete:
-                span(INCOMPLETE_MARKER, "UserDefined").end()
+                open_span(INCOMPLETE_MARKER, "UserDefined").end()
             self._step.end()
             self._step = None
 
@@ -264,7 +264,7 @@ class Recorder:
         """Record a marker if the wall clock was set since the step began."""
         jump_ns = _clock_offset_ns() - self._clock_offset_ns
         if abs(jump_ns) >= _LEAST_JUMP_NS:
-            span(f"{CLOCK_MARKER}{jump_ns} ns", "UserDefined").end()
+            open_span(f"{CLOCK_MARKER}{jump_ns} ns", "UserDefined").end()
 
     def take(self, brief: bool = False) -> Any:
         """Close the window and return its events, as Paddle keeps them in memory, for `write`.
@@ -479,7 +479,7 @@ def _clock_offset_ns() -> int:
     return min(readings)[1]
 
 
-def span(name: str, category: str) -> Any:
+def open_span(name: str, category: str) -> Any:
     """Open a span and return it; ``end()`` of the span closes it.
 
     Paddle's public ``RecordEvent`` is not used, since it rejects some categories.

@@ -79,7 +79,7 @@ def names(monkeypatch: pytest.MonkeyPatch, topology: Counting) -> Iterator[list[
         found.append(name)
         return SimpleNamespace(end=lambda: None)
 
-    monkeypatch.setattr(collectives, "span", span)
+    monkeypatch.setattr(collectives, "open_span", span)
     wrappers = collectives.Collectives(topology)  # type: ignore[arg-type]
     wrappers.install()
     yield found
@@ -261,7 +261,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         found.append(name)
         return SimpleNamespace(end=lambda: found.append(f"end {name.partition('[')[0]}"))
 
-    monkeypatch.setattr(collectives, "span", span)
+    monkeypatch.setattr(collectives, "open_span", span)
     wrappers = collectives.Collectives(GRID)
     wrappers.install()
     yield found
@@ -361,7 +361,7 @@ def test_the_end_of_a_window_ends_the_span_of_a_group(monkeypatch: pytest.Monkey
     monkeypatch.setattr(core, "ProcessGroupFake", ProcessGroupFake, raising=False)
     monkeypatch.setattr(
         collectives,
-        "span",
+        "open_span",
         lambda name, category: SimpleNamespace(end=lambda: ended.append(name)),
     )
     wrappers = collectives.Collectives(GRID)
