@@ -47,13 +47,13 @@ class Finished(NamedTuple):
     """A window that the helper is done with."""
 
     window: int
-    out: str
+    out: str = ""
     """What the helper has written to stdout for the window: its tables."""
-    verdict: str
+    verdict: str = ""
     """What is slow in the window, in a sentence; "" if that is unknown."""
-    err: str
+    err: str = ""
     """What the helper has written to stderr for the window."""
-    failure: str
+    failure: str = ""
     """Why there are no tables and traces; "" if there are, or if ``err`` gives the reason."""
     unprinted: str = ""
     """Why the tables are not in ``out``; "" if they are."""
@@ -160,7 +160,7 @@ class Helper:
         """
         if not self._is_connected:
             self._is_lost = True
-            lost = [Finished(window, "", "", "", "", CLOSED) for window in self.windows]
+            lost = [Finished(window, unprinted=CLOSED) for window in self.windows]
             self.windows.clear()
             return lost
         has_ended = self.has_ended  # ahead of reading: what it wrote before is read now
