@@ -48,6 +48,7 @@ _SIDES = ("baseline", "experiment")
 _SELECTION = RowSelection(limit=MAX_ROWS)
 """The rows of the tables with one row per name."""
 
+_MOST_CHANGES = 3
 _LEAST_CHANGE = 0.01
 """Share of a step. Smaller changes are not among the biggest."""
 
@@ -101,9 +102,7 @@ def change_section(
     return words("about.change", baseline=diff.baseline.what), [*blocks, *by_name]
 
 
-def biggest_changes(
-    report: ReportData, words: Words, links: Links, num: int = 3
-) -> Iterator[PlacedChanges]:
+def biggest_changes(report: ReportData, words: Words, links: Links) -> Iterator[PlacedChanges]:
     """Yield the clear changes of modules' own times that are largest, with their places in a step.
 
     The places are those of an average step: modules stand in the order in which they begin, each with
@@ -127,7 +126,7 @@ def biggest_changes(
             ),
             [_lane(row, side, whole[row["stage"]], words) for side in _SIDES],
         )
-        for row in largest.head(num).rows(named=True)
+        for row in largest.head(_MOST_CHANGES).rows(named=True)
     ]
     if changes:
         yield PlacedChanges(words("about.biggest"), changes)
