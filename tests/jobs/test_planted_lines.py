@@ -23,7 +23,12 @@ from tests.jobs.planted_truth import healthy, marks
 pytestmark = [pytest.mark.paddle]
 
 FOLDER = ROOT / "tests/planted"
-HEALTHY = ("nothing_at_all", "nothing_but_a_program", "nothing_but_large_layers")
+HEALTHY = (
+    "nothing_at_all",
+    "nothing_but_a_program",
+    "nothing_but_large_layers",
+    "nothing_but_two_players",
+)
 IN_JOBS = (
     "checkpoint_every_third_step",
     "evaluation_in_the_loop",
@@ -102,6 +107,9 @@ def check_the_line(name: str, tmp_path: Path) -> None:
     lines = [finding for finding in findings if finding.place is not None]
     if name in HEALTHY:
         assert lines == []
+        assert not [
+            each for each in findings if each.rule == "slow-steps" and each.severity == "major"
+        ]
         return
     costly = [each for each in findings if each.share is not None or name in OF_MEMORY]
     assert costly, f"not a finding with a cost, of {findings}"

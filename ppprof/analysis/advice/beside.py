@@ -29,7 +29,7 @@ def beside_training(evidence: Evidence) -> list[Finding]:
     if evidence.indicator_means["idle_ns"].count():
         return []
     findings: list[Finding] = []
-    reads = evidence.names("read", "calls")
+    reads, compiling = evidence.names("read", "calls"), evidence.names("compiling")
     for (statement,), own in lines.group_by("statement", maintain_order=True):
         time_ns, samples = float(own["time_ns"].sum()), int(own["samples"].sum())
         if time_ns < LEAST_BESIDE * evidence.step_ns:
@@ -44,6 +44,9 @@ def beside_training(evidence: Evidence) -> list[Finding]:
             "beside_ns": time_ns,
             "samples": samples,
         }
+        compiled_ns = float(compiling.join(own, "name", "semi")["time_ns"].sum())
+        if compiled_ns > time_ns / 2:
+            facts["remedy"] = "code-compile"
         confidence = "likely" if samples >= SURE_SAMPLES else "possible"
         findings += evidence.time_finding(
             "beside-training", time_ns, confidence, facts, own.drop("statement")

@@ -41,7 +41,9 @@ _LEAST_SAMPLES = 3
 _LEAST_LONG_NS = 500_000
 """Shorter stretches beside the training are hardly longer than a sample is late."""
 _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
-"""Ends of the names of functions that clear gradients."""
+"""Ends of the names of functions that clear gradients: that has no event, and is a part of the training."""
+_COMPILES = "ProgramCache._build_once"
+"""Function of Paddle in which ``to_static`` compiles a program."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 CLEARING = "gradients are cleared"
@@ -74,12 +76,16 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
-        log(step)``), calls (the instants that the sample stands for) and dur_ns (the time). No rows
-        without samples.
+        log(step)``), calls (the instants that the sample stands for), dur_ns (the time), computes
+        (whether a layer computes ahead of a Backward, without gradients: a teacher, or the generator of
+        a GAN), and compiles (whether ``to_static`` compiles a program). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String}
-    nothing = pl.DataFrame(schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64})
+    kinds = {"computes": pl.Boolean, "compiles": pl.Boolean}
+    nothing = pl.DataFrame(
+        schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
+    )
     sampled = sampled_steps(profile)
     if sampled is None:
         return nothing
@@ -89,7 +95,10 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         samples[name].to_numpy() for name in ("thread", "time_ns", "weight_ns", "late_ns")
     )
     due_ns = time_ns - late_ns
-    clears = _clearing(sampled)[samples["stack"].to_numpy()]
+    stack = samples["stack"].to_numpy()
+    clears = _in_function(sampled, _CLEARS)[stack]
+    compiles = _in_function(sampled, (_COMPILES,))[stack]
+    computes = np.zeros(samples.height, bool)
     collections = sampled.stacks.collections
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
@@ -99,7 +108,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
-        training = difference(_training(profile, number), together(intervals_of(gaps)))
+        training, without_gradients = _training(profile, number)
+        computes |= own & contains(without_gradients, time_ns)
+        training = difference(training, together(intervals_of(gaps)))
         trains[own] = contains(training, time_ns[own])
         first, last = intervals_of(steps.filter(pl.col("thread") == number))
         first = first + 1  # a stretch is of one step
@@ -130,6 +141,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         *pl.DataFrame(chosen, lines, orient="row"),
         calls=sampled.instants,
         dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
+        computes=pl.Series(computes[rows]),
+        compiles=pl.Series(compiles[rows]),
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
     return found.with_columns(name=name).drop_nulls("name")
@@ -170,17 +183,15 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     return pl.Series(names, dtype=pl.String)
 
 
-def _clearing(sampled: SampledSteps) -> Bool:
-    """Return which stacks are in a call that clears gradients, and False for no stack: it has no event."""
-    clears = [
-        frame.function.endswith(_CLEARS) and not frame.is_own for frame in sampled.stacks.frames
-    ]
-    of_stacks = [any(clears[row] for row in stack) for stack in sampled.stacks.stacks]
+def _in_function(sampled: SampledSteps, ends: tuple[str, ...]) -> Bool:
+    """Return which stacks are in a function, not the user's, whose name has one of these ends; False for no stack."""
+    is_in = [frame.function.endswith(ends) and not frame.is_own for frame in sampled.stacks.frames]
+    of_stacks = [any(is_in[row] for row in stack) for stack in sampled.stacks.stacks]
     return np.array([*of_stacks, False])
 
 
-def _training(profile: Profile, thread: int) -> Intervals:
-    """Return the instants at which a thread trains."""
+def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
+    """Return when a thread trains, and when its layers compute ahead of a Backward without gradients."""
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
     own = hosts.filter(pl.col("thread") == thread)
@@ -199,13 +210,16 @@ def _training(profile: Profile, thread: int) -> Intervals:
     step = events["step"].gather(forward["row"])
     num_linked = _num_within(linked, forward)
     is_linked = step.is_in(linked["step"].unique().implode())
-    forward = forward.filter(is_linked.not_() | pl.Series(num_linked > 0))
+    has_gradients = is_linked.not_() | pl.Series(num_linked > 0)
+    without = intervals_of(forward.filter(has_gradients.not_()))
+    forward = forward.filter(has_gradients)
     # Which operators have gradients is unknown in a step: all do from the layers to the Backward.
     until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
     unknown = operators.join(linked.select("step").unique(), "step", "anti", nulls_equal=True)
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
+    training = together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
+    return training, together(without)
 
 
 def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:

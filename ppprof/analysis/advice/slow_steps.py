@@ -71,7 +71,10 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     findings = evidence.time_finding(
         "slow-steps", mean_ns - typical_ns, confidence, facts, rows, (mean_ns, basis)
     )
-    worst = _worst(every, is_long=bool((large["excess_ns"] >= LONG_NS).any()), num=large.height)
+    is_long = bool((large["excess_ns"] >= LONG_NS).any())
+    worst = _worst(every, is_long=is_long, num=large.height)
+    if place["part"] == "computation" and evidence.first_name("line"):
+        worst = "minor"  # where lines are known, one would be named for anything but training
     return [
         dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
         for finding in findings

@@ -37,7 +37,7 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         if not file.startswith("<"):
             folders = (self.folder / path).resolve().parents
             is_foreign = self._harness not in folders and self._foreign.intersection(folders)
-            is_own = not is_foreign and "-packages" not in file
+            is_own = not is_foreign and not _FOREIGN.search(file)
             for trainer in self._trainers.intersection(folders):
                 shown = str((self.folder / path).resolve().relative_to(trainer.parent))
                 is_own = True
@@ -97,5 +97,7 @@ def function_name(code: CodeType) -> str:
     return _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
 
 
+_FOREIGN = re.compile("-packages|paddle/to_static_tmp/")
+"""Part of the paths of packages installed elsewhere, and of the code that ``to_static`` generates."""
 _INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
 """What a comprehension adds to the name of its function."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,10 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.advice.indicators import BESIDE_IN, collect_indicators
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.report.text.advice import render_findings
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
@@ -27,6 +30,7 @@ from tests.fixtures.findings import (
     collecting,
     in_lines,
     logging,
+    op,
     thread,
     training,
     training_step,
@@ -132,18 +136,75 @@ def test_a_loop_that_trains_in_six_percent_of_its_time_is_not_named(tmp_path: Pa
 
 
 def test_clearing_gradients_trains(tmp_path: Path) -> None:
-    stacks = in_lines((450, FORWARD), (550, DUMPS))
-    (dumps,) = {frame.function for frame in stacks.frames if "dumps" in frame.function}
-    frames = [
-        msgspec.structs.replace(frame, function="Optimizer.clear_grad")
-        if frame.function == dumps
-        else frame
-        for frame in stacks.frames
-    ]
-    stacks = dataclasses.replace(stacks, frames=frames)
+    stacks = calling_dumps("Optimizer.clear_grad")
     assert lines(tmp_path, training(450), stacks) == {}
     trace = dataclasses.replace(read(tmp_path / "a.pb"), stacks=stacks)
     assert host_time(Profile(trace), NO_BUBBLES).gaps.is_empty()
+
+
+def calling_dumps(function: str) -> PythonStacks:
+    """The lines of `training` until 450, and log() from then on, which calls another function than dumps()."""
+    stacks = in_lines((450, FORWARD), (550, DUMPS))
+    frames = [
+        msgspec.structs.replace(each, function=function) if each.function == "dumps" else each
+        for each in stacks.frames
+    ]
+    return dataclasses.replace(stacks, frames=frames)
+
+
+@pytest.mark.parametrize(
+    ("function", "remedy"), [("ProgramCache._build_once", "code-compile"), ("dumps", "code")]
+)
+def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
+    tmp_path: Path, function: str, remedy: str
+) -> None:
+    folder = run(tmp_path / "log", [training(450)], stacks=[calling_dumps(function)])
+    first, *_ = ppprof.advise(ppprof.open(folder))
+    assert (first.rule, first.facts["remedy"]) == ("beside-training", remedy)
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_layer_without_gradients_computes_for_the_training_ahead_of_a_backward(
+    tmp_path: Path, is_ahead: bool
+) -> None:
+    """
+    ::
+
+        ahead     Teacher     Net Backward Optimization
+        behind    Net Backward Optimization     Teacher     an evaluation
+        lines     log(), 300 of it in Teacher
+    """
+
+    def step(at: int) -> Iterator[Span]:
+        teacher = op(at + 700 * US * (not is_ahead), 0, 300, "Teacher", category="Forward")
+        rest = training_step(at + 300 * US * is_ahead, 600)
+        yield from [teacher, *rest] if is_ahead else [*rest, teacher]
+
+    lengths = ((300, DUMPS), (700, FORWARD)) if is_ahead else ((700, FORWARD), (300, DUMPS))
+    trace = read(write(tmp_path / "a.pb", thread(step)))
+    rows = trace.events.with_row_index("row")
+    net = rows.filter(pl.col("name").cast(pl.String) == "Net")["row"]
+    gradients = rows.filter(pl.col("name").cast(pl.String) == "MatmulGradNode")["row"]
+    links = dict(zip(gradients.to_list(), (net + 1).to_list()))
+    forward = rows["row"].cast(pl.Int64).replace_strict(links, default=None)
+    events = trace.events.with_columns(forward=forward.cast(trace.events["forward"].dtype))
+    profile = Profile(dataclasses.replace(trace, events=events, stacks=in_lines(*lengths)))
+    beside = host_time(profile, NO_BUBBLES).beside
+    assert beside["dur_ns"].sum() == pytest.approx(6 * 300 * US, rel=0.02)
+    assert beside["computes"].unique().to_list() == [is_ahead]
+    kinds = collect_indicators(profile, breakdown(profile)).names["what"].unique()
+    assert any(kind.startswith(BESIDE_IN) for kind in kinds) != is_ahead
+
+
+def test_steps_that_train_for_longer_are_no_trouble(tmp_path: Path) -> None:
+    """Every third step trains on more: with samples, a line would be named for anything else."""
+    lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
+    at_start = {sum(lengths[:step]) * US: length for step, length in enumerate(lengths)}
+    steps = thread(lambda at: training_step(at, at_start[at]), lengths=lengths)
+    stacks = in_lines((1000, FORWARD), num=28)
+    findings = ppprof.advise(ppprof.open(run(tmp_path, [steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule == "slow-steps")
+    assert (finding.facts["part"], finding.severity) == ("computation", "minor")
 
 
 def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path) -> None:

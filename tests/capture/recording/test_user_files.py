@@ -9,6 +9,7 @@ import pytest
 
 from ppprof.capture.recording.user_files import UserFiles
 
+GENERATED = "/home/me/.cache/paddle/to_static_tmp/17/Net_forwardky1eyryk.py"
 SITE = sysconfig.get_path("purelib")
 
 
@@ -21,6 +22,7 @@ SITE = sysconfig.get_path("purelib")
         (f"{SITE}/numpy/core.py", f"{SITE}/numpy/core.py", False),
         (f"{SITE}/paddleformers/trainer/trainer.py", "paddleformers/trainer/trainer.py", True),
         (f"{SITE}/paddlenlp_tools/a.py", f"{SITE}/paddlenlp_tools/a.py", False),
+        (GENERATED, GENERATED[len("/home/me/") :], False),
         ("<string>", "<string>", False),
     ],
 )
