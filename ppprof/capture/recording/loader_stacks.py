@@ -51,17 +51,25 @@ class LoaderStacks:
         self._file = Descriptor(with_high_number(os.memfd_create("ppprof")))
         fcntl.fcntl(self._file.fd, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
         self._num_read = self._opened_ns = 0
+        self._switch_s: float | None = None
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
-    def open(self) -> None:
-        """Let workers sample."""
-        if not self._is_open[0] and self._file.is_ours:
-            os.ftruncate(self._file.fd, 0)
-            self._num_read, self._opened_ns = 0, time.time_ns()
+    def open(self, switch_s: float | None) -> None:
+        """Let workers sample.
+
+        Args:
+            switch_s: the switch interval that this process has outside the window, which processes that
+                it forks now get; None if it has that one.
+        """
+        self._switch_s = switch_s
+        if not self._is_open[0]:
+            self._empty()
+            self._opened_ns = time.time_ns()
         self._is_open[0] = 1
 
     def close(self) -> None:
         """Let workers sample no longer."""
+        self._switch_s = None
         self._is_open[0] = 0
 
     def read(self) -> Iterator[PythonStacks]:
@@ -70,17 +78,28 @@ class LoaderStacks:
             length = int.from_bytes(self._bytes(_LENGTH_BYTES, 0), "little")
             content = self._bytes(length, _LENGTH_BYTES)
             if not length or len(content) < length:
-                return
+                break
             self._num_read += _LENGTH_BYTES + length
             with suppress(ValueError):
                 stacks = decoded_stacks(content)
                 samples = stacks.samples  # the end of an earlier window may come late
                 yield dataclasses.replace(stacks, samples=samples[samples[:, 1] >= self._opened_ns])
 
+        if not self._is_open[0]:
+            self._empty()
+
+    def _empty(self) -> None:
+        """Give the memory back. A worker may still append the end of the window."""
+        self._num_read = 0
+        if self._file.is_ours:
+            os.ftruncate(self._file.fd, 0)
+
     def _bytes(self, length: int, after: int) -> bytes:
         return os.pread(self._file.fd, min(length, _MOST_BYTES), self._num_read + after)
 
     def _after_fork_in_child(self) -> None:
+        if self._switch_s is not None:
+            sys.setswitchinterval(self._switch_s)
         if _forks_worker(sys._getframe(1)):
             with suppress(RuntimeError):  # no more threads
                 start_thread(self._sample_in_worker, "stacks of a worker")

@@ -73,8 +73,8 @@ _SWITCH_SECONDS = 0.0002
 """Longest time, in a window, for which a thread that runs Python keeps the lock from another one."""
 _FIRST_INTERVAL_NS = 4_000_000
 """Until the first samples have shown what one costs."""
-_WORKER_INTERVAL_NS = 10_000_000
-"""Mean time between two samples in a worker of a DataLoader: 1% of its time."""
+_WORKER_INTERVAL_NS = 20_000_000
+"""Mean time between two samples in a worker of a DataLoader: 2% of its time, with what passes them on."""
 _SMOOTHING = 0.1
 """Weight of the latest sample in the mean cost."""
 _MOST_DEPTH = 64
@@ -155,7 +155,7 @@ class StackSampler(FileObserver["_Sampling"]):
         self._sampling = self._last = _Sampling(self._interval_ns, OwnLines(self._files))
         start_thread(self._sampling.run, "stacks")
         if _WORKERS is not None:
-            _WORKERS.open()
+            _WORKERS.open(self._switch_s)
 
     def uninstall(self) -> None:
         """Stop the thread."""

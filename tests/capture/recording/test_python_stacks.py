@@ -395,6 +395,19 @@ def collate(samples):
 """
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the same as for the workers below")
+def test_a_process_that_is_forked_in_a_window_gets_the_switch_interval_of_the_training(
+    tmp_path: Path,
+) -> None:
+    sampler = StackSampler(tmp_path, 100)
+    sampler.started()
+    child = os.fork()
+    if child == 0:
+        os._exit(round(1e4 * sys.getswitchinterval()))
+    sampler.uninstall()
+    assert os.waitpid(child, 0)[1] == round(1e4 * sys.getswitchinterval()) << 8
+
+
 @pytest.mark.paddle
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are sampled on Linux only")
 def test_workers_of_a_loader_are_sampled_while_a_window_is_open(
@@ -410,9 +423,16 @@ def test_workers_of_a_loader_are_sampled_while_a_window_is_open(
     options = {"num_workers": 2, "collate_fn": names["collate"], "batch_size": 1}
     batches = iter(paddle.io.DataLoader(samples, **options))
 
+    sizes: list[int] = []
+
+    def size() -> int:
+        assert python_stacks._WORKERS is not None
+        return os.fstat(python_stacks._WORKERS._file.fd).st_size
+
     def work() -> None:
         for _ in range(100):
             next(batches)
+        sizes.append(size())
 
     for _ in range(2):
         begin_ns = time.time_ns()
@@ -421,6 +441,7 @@ def test_workers_of_a_loader_are_sampled_while_a_window_is_open(
         assert len(set(of_workers[:, 0].tolist())) == 2
         assert (of_workers[:, 1] >= begin_ns).all()
         assert 0.2 * (time.time_ns() - begin_ns) < of_workers[:, 2].sum() / 2
+        assert size() < sizes.pop() / 2  # what a worker appends behind the window
         next(batches)
     lines = [
         next(
