@@ -13,7 +13,7 @@ parameters while it runs. `_LineChooser.of` chooses the line that is named.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -315,18 +315,29 @@ class _LineChooser:
 
 
 def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
-    """Return the name of the line that calls most of some operators; None if it is unknown for most.
+    """Return the name of the line that calls most of some operators; None if no function calls half of them.
+
+    A loop may have several lines, none of them with half of the calls: the function decides.
 
     Args:
         profile: one rank's window.
         rows: rows of its events.
     """
     stacks = profile.trace.events["callstack"].gather(rows)
-    most = stacks.value_counts(sort=True, name="calls").row(0) if len(stacks) else (None, 0)
-    frame = frame_of_call(most[0])
-    if frame is None or 2 * most[1] < len(stacks):
-        return None
-    return line_name(profile.trace.stacks, frame)
+    of_lines: Counter[Frame] = Counter()
+    of_functions: Counter[tuple[str, str]] = Counter()
+    for stack, num in stacks.value_counts(sort=True, name="calls").iter_rows():
+        frame = frame_of_call(stack)
+        if frame is not None:
+            of_lines[frame] += num
+            of_functions[frame.file, frame.function] += num
+    for function, num in of_functions.most_common(1):
+        if 2 * num >= len(stacks):
+            best = next(
+                each for each, _ in of_lines.most_common() if (each.file, each.function) == function
+            )
+            return line_name(profile.trace.stacks, best)
+    return None
 
 
 def _path(own: Sequence[Frame]) -> Path:
