@@ -215,9 +215,9 @@ class Triggers:
         self._last_poll = -math.inf
         self._times = LatestSteps()
         self._plan: Plan | None = None
-        self._ended: deque[Plan] = deque(maxlen=8)
-        """The latest plans whose windows have ended, the newest first. Times of their steps may arrive
-        afterwards, from a device or from other ranks."""
+        self._ended: deque[Plan] = deque()
+        """The plans whose windows have ended shortly before, the newest first. Times of their steps may
+        arrive afterwards, from a device or from other ranks."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
         self.cut_short: Plan | None = None
@@ -325,6 +325,8 @@ class Triggers:
             self._plan = None
             self._ended.appendleft(plan)
             self.first_free = plan.window + 1
+        while self._ended and step > self._ended[-1].end + 2 * PATIENCE:
+            self._ended.pop()
         if self._has_failed:
             return
         try:
