@@ -150,7 +150,10 @@ def _excess(own: _Own, roles: list[str]) -> _Own:
         if len(family) < 2:
             continue
         if len(family) > _FEW_RANKS:
-            excess[:, family] = own[:, family] - _median(own[:, family])[:, None]
+            in_order = np.sort(own[:, family], axis=1)  # NaN last
+            # Of two middle ones the lower: half of the ranks may be slow, such as those of a host.
+            middle = (np.isfinite(in_order).sum(axis=1, keepdims=True) - 1) // 2
+            excess[:, family] = own[:, family] - np.take_along_axis(in_order, middle, axis=1)
             continue
         for place in family:
             peers = [each for each in family if each != place]

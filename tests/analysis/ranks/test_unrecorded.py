@@ -68,6 +68,23 @@ def test_no_rank_is_slow_without_a_cause() -> None:
     ] * 75
 
 
+@pytest.mark.parametrize("num_ranks", [4, 16])
+def test_half_of_the_ranks_may_be_slow(num_ranks: int) -> None:
+    rows = [
+        {
+            **dict.fromkeys(STEP_TIMES),
+            **{"rank": rank, "step": step, "excluded": False, "batch_cost_ns": 200_000_000},
+            "communication_ns": 0 if rank < num_ranks // 2 else 100_000_000,
+        }
+        for step in range(60)
+        for rank in range(num_ranks)
+    ]
+    table = unrecorded_ranks(pl.DataFrame(rows, STEP_TIMES), dict.fromkeys(range(num_ranks), ""))
+    slow = table.filter("is_slow")
+    assert slow["rank"].to_list() == list(range(num_ranks // 2))
+    assert set(slow["excess_ns"]) == {100_000_000}
+
+
 def test_windows_excluded_steps_and_devices_do_not_count() -> None:
     times = step_times(30, 0, 3, 1.5)
     for left_out in ({"window": 0}, {"excluded": True}, {"device_timed": True}):
