@@ -80,18 +80,20 @@ def dask(address: str) -> Iterator[Executor]:
         from distributed import TimeoutError as NoWorker
     except ImportError as error:
         raise UsageError(f'--dask: {error}: pip install "ppprof[dask]"') from error
+    client, problem = None, ""
     try:
         client = Client(address, timeout=ANSWER_S, set_as_default=False)
     # TimeoutError is an OSError; distributed asserts that its thread starts within 10 s.
     except (OSError, ValueError, AssertionError) as error:
+        problem = _line(error)
+    if client is None:
         # The half-made client stops its loop when it is collected, and waits forever if that happens
-        # while the next client starts one: collect it now.
-        error = error.with_traceback(None)
+        # while the next client starts one: collect it now, when no exception holds it any more.
         gc.collect()
         raise UsageError(
-            f"--dask {address}: no scheduler answers within {ANSWER_S} s: {_line(error)}; expected "
+            f"--dask {address}: no scheduler answers within {ANSWER_S} s: {problem}; expected "
             "the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-        ) from error
+        )
     with client:
         try:
             client.wait_for_workers(1, timeout=ANSWER_S)
