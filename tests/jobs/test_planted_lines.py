@@ -27,7 +27,6 @@ HEALTHY = (
     "nothing_at_all",
     "nothing_but_a_program",
     "nothing_but_large_layers",
-    "nothing_but_two_players",
 )
 IN_JOBS = (
     "checkpoint_every_third_step",

@@ -76,13 +76,12 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
-        log(step)``), calls (the instants that the sample stands for), dur_ns (the time), computes
-        (whether a layer computes ahead of a Backward, without gradients: a teacher, or the generator of
-        a GAN), and compiles (whether ``to_static`` compiles a program). No rows without samples.
+        log(step)``), calls (the instants that the sample stands for), dur_ns (the time) and
+        compiles (whether ``to_static`` compiles a program). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String}
-    kinds = {"computes": pl.Boolean, "compiles": pl.Boolean}
+    kinds = {"compiles": pl.Boolean}
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
     )
@@ -98,7 +97,6 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     stack = samples["stack"].to_numpy()
     clears = _in_function(sampled, _CLEARS)[stack]
     compiles = _in_function(sampled, (_COMPILES,))[stack]
-    computes = np.zeros(samples.height, bool)
     collections = sampled.stacks.collections
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
@@ -108,9 +106,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
-        training, without_gradients = _training(profile, number)
-        computes |= own & contains(without_gradients, time_ns)
-        training = difference(training, together(intervals_of(gaps)))
+        training = difference(_training(profile, number), together(intervals_of(gaps)))
         trains[own] = contains(training, time_ns[own])
         first, last = intervals_of(steps.filter(pl.col("thread") == number))
         first = first + 1  # a stretch is of one step
@@ -141,7 +137,6 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         *pl.DataFrame(chosen, lines, orient="row"),
         calls=sampled.instants,
         dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
-        computes=pl.Series(computes[rows]),
         compiles=pl.Series(compiles[rows]),
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
@@ -190,8 +185,8 @@ def _in_function(sampled: SampledSteps, ends: tuple[str, ...]) -> Bool:
     return np.array([*of_stacks, False])
 
 
-def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
-    """Return when a thread trains, and when its layers compute ahead of a Backward without gradients."""
+def _training(profile: Profile, thread: int) -> Intervals:
+    """Return the instants at which a thread trains."""
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
     own = hosts.filter(pl.col("thread") == thread)
@@ -210,16 +205,13 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     step = events["step"].gather(forward["row"])
     num_linked = _num_within(linked, forward)
     is_linked = step.is_in(linked["step"].unique().implode())
-    has_gradients = is_linked.not_() | pl.Series(num_linked > 0)
-    without = intervals_of(forward.filter(has_gradients.not_()))
-    forward = forward.filter(has_gradients)
+    forward = forward.filter(is_linked.not_() | pl.Series(num_linked > 0))
     # Which operators have gradients is unknown in a step: all do from the layers to the Backward.
     until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
     unknown = operators.join(linked.select("step").unique(), "step", "anti", nulls_equal=True)
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    training = together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
-    return training, together(without)
+    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
 
 
 def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,10 +11,8 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.advice.indicators import BESIDE_IN, collect_indicators
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.report.text.advice import render_findings
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
@@ -30,7 +27,6 @@ from tests.fixtures.findings import (
     collecting,
     in_lines,
     logging,
-    op,
     thread,
     training,
     training_step,
@@ -161,39 +157,6 @@ def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
     folder = run(tmp_path / "log", [training(450)], stacks=[calling_dumps(function)])
     first, *_ = ppprof.advise(ppprof.open(folder))
     assert (first.rule, first.facts["remedy"]) == ("beside-training", remedy)
-
-
-@pytest.mark.parametrize("is_ahead", [True, False])
-def test_a_layer_without_gradients_computes_for_the_training_ahead_of_a_backward(
-    tmp_path: Path, is_ahead: bool
-) -> None:
-    """
-    ::
-
-        ahead     Teacher     Net Backward Optimization
-        behind    Net Backward Optimization     Teacher     an evaluation
-        lines     log(), 300 of it in Teacher
-    """
-
-    def step(at: int) -> Iterator[Span]:
-        teacher = op(at + 700 * US * (not is_ahead), 0, 300, "Teacher", category="Forward")
-        rest = training_step(at + 300 * US * is_ahead, 600)
-        yield from [teacher, *rest] if is_ahead else [*rest, teacher]
-
-    lengths = ((300, DUMPS), (700, FORWARD)) if is_ahead else ((700, FORWARD), (300, DUMPS))
-    trace = read(write(tmp_path / "a.pb", thread(step)))
-    rows = trace.events.with_row_index("row")
-    net = rows.filter(pl.col("name").cast(pl.String) == "Net")["row"]
-    gradients = rows.filter(pl.col("name").cast(pl.String) == "MatmulGradNode")["row"]
-    links = dict(zip(gradients.to_list(), (net + 1).to_list()))
-    forward = rows["row"].cast(pl.Int64).replace_strict(links, default=None)
-    events = trace.events.with_columns(forward=forward.cast(trace.events["forward"].dtype))
-    profile = Profile(dataclasses.replace(trace, events=events, stacks=in_lines(*lengths)))
-    beside = host_time(profile, NO_BUBBLES).beside
-    assert beside["dur_ns"].sum() == pytest.approx(6 * 300 * US, rel=0.02)
-    assert beside["computes"].unique().to_list() == [is_ahead]
-    kinds = collect_indicators(profile, breakdown(profile)).names["what"].unique()
-    assert any(kind.startswith(BESIDE_IN) for kind in kinds) != is_ahead
 
 
 def test_steps_that_train_for_longer_are_no_trouble(tmp_path: Path) -> None:
