@@ -263,7 +263,6 @@ def test_a_failure_is_logged_once_and_not_raised(
         ClockServer(tmp_path, "192.0.2.1", Store(), KEY)  # an address for documentation
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_leaves_the_exchange_alone(tmp_path: Path) -> None:
     store = Store()
     server = ClockServer(tmp_path, HOST, store, KEY)
