@@ -62,8 +62,7 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
     gives it away.
     """
     least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
-    num = sum(own.steps.height for own in evidence.typical_indicators.values())
-    samples = (pl.col("calls") * num).round().cast(pl.Int64)
+    samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
     schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
     lines = [
         evidence.names(kind).select(

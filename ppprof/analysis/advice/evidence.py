@@ -21,7 +21,7 @@ from ppprof.analysis.advice.finding import (
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
-from ppprof.analysis.advice.replays import MOST_ERROR, Replays
+from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
@@ -52,6 +52,8 @@ SKIPPED_STEPS = 10
 """Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
 typical."""
 
+MOST_ERROR = 0.1
+"""The graph's steps may differ from the recorded ones by this share. Beyond it, no replay counts."""
 SOURCE_LINES = 2
 """Lines of source before and behind a place that are shown with it."""
 
@@ -155,6 +157,11 @@ class Evidence:
         """The indicators of each rank, keyed by rank, for the typical steps."""
         steps = self.typical_lengths["step"].to_list()
         return {rank: own.select_steps(steps) for rank, own in sorted(self.indicators.items())}
+
+    @cached_property
+    def num_steps(self) -> int:
+        """The number of typical steps of all ranks, 1 or more: to divide sums over all of them by."""
+        return max(1, sum(own.steps.height for own in self.typical_indicators.values()))
 
     @cached_property
     def sound_times(self) -> pl.DataFrame:
@@ -294,7 +301,7 @@ class Evidence:
         schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
         if not parts:
             return pl.DataFrame(schema=schema)
-        num = max(1, sum(own.steps.height for own in self.typical_indicators.values()))
+        num = self.num_steps
         sums = (
             pl.concat(parts)
             .group_by("name")

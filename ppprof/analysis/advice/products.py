@@ -82,8 +82,7 @@ def _products(evidence: Evidence) -> pl.DataFrame:
     if not parts:
         return pl.DataFrame()
     key = ["name", "shapes", "dtype", "m", "n", "k", "bound"]
-    num = max(1, sum(own.steps.height for own in evidence.typical_indicators.values()))
-    sums = pl.col("calls", "time_ns", "least_ns", "half_ns").sum() / num
+    sums = pl.col("calls", "time_ns", "least_ns", "half_ns").sum() / evidence.num_steps
     table = pl.concat(parts).drop_nulls("least_ns").group_by(key).agg(sums)
     table = table.with_columns(roof_ratio=pl.col("least_ns") / pl.col("time_ns"))
     table = table.filter(pl.col("roof_ratio") <= 1)  # above, the device's peak is not the known one
@@ -183,11 +182,10 @@ def wider_dtype(evidence: Evidence) -> list[Finding]:
     parts = [own.wide for own in evidence.typical_indicators.values()]
     if not parts:
         return []
-    num = max(1, sum(own.steps.height for own in evidence.typical_indicators.values()))
     rows = (
         pl.concat(parts)
         .group_by("name", "dtype", "usual")
-        .agg(pl.col("calls", "time_ns", "saved_ns").sum() / num)
+        .agg(pl.col("calls", "time_ns", "saved_ns").sum() / evidence.num_steps)
         .sort("time_ns", "name", descending=[True, False])
     )
     if rows.is_empty():

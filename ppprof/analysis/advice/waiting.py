@@ -11,6 +11,7 @@ from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import MODERATE_RATIO, Fact, Finding
 from ppprof.analysis.advice.slow_reason import reason_of
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
+from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
 from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.remote_names import ends_of
@@ -404,15 +405,10 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     """
     if evidence.typical is None or not evidence.typical.passes:
         return []
-    passes = pl.concat(evidence.typical.passes).filter(
-        pl.col("kind").is_in(["forward", "backward"])
-    )
-    busy = passes.group_by("rank", "step").agg(
-        busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
-    )
     steps = evidence.steps.select("rank", "step", "pp", "step_ns", "bubble_ns")
     rows = (
-        busy.join(steps, ["rank", "step"])
+        _busy(evidence.typical)
+        .join(steps, ["rank", "step"])
         .group_by("pp")
         .agg(pl.col("step_ns", "busy_ns", "bubble_ns").mean())
         .sort("busy_ns", "pp", descending=[True, False])
@@ -579,12 +575,8 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     stages, batches = evidence.degree("pp"), num_micro_batches(evidence)
     if evidence.typical is None or stages < 2 or not batches:
         return None
-    passes = pl.concat(evidence.typical.passes)
-    passes = passes.filter(pl.col("kind").is_in(["forward", "backward"]))
-    passes = passes.filter(pl.col("step").is_in(evidence.steps["step"].unique().implode()))
-    busy = passes.group_by("rank", "step").agg(
-        busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
-    )
+    steps = evidence.steps["step"].unique().implode()
+    busy = _busy(evidence.typical).filter(pl.col("step").is_in(steps))
     if busy.is_empty():
         return None
     of_schedule = (
@@ -594,24 +586,31 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     return min(measured, float(of_schedule))
 
 
+def _busy(cluster: Cluster) -> pl.DataFrame:
+    """Return how long each rank runs passes of micro-batches in each step: rank, step, busy_ns."""
+    passes = pl.concat(cluster.passes).filter(pl.col("kind").is_in(["forward", "backward"]))
+    busy_ns = (pl.col("end_ns") - pl.col("start_ns")).sum()
+    return passes.group_by("rank", "step").agg(busy_ns=busy_ns)
+
+
 def num_micro_batches(evidence: Evidence) -> int:
     """Return the number of micro-batches in a step of one replica; 0 if unknown.
 
     It is counted from the numbers of the recorded passes, else from the Backward phases.
     """
-    tables = evidence.typical.passes if evidence.typical else ()
-    numbered = [table["micro_batch"].drop_nulls() for table in tables]
-    most = [int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)]
-    return max(most, default=round(evidence.usual("num_micro_batches")))
+    return _num(evidence, "micro_batch") or round(evidence.usual("num_micro_batches"))
 
 
 def num_chunks(evidence: Evidence) -> int:
     """Return the number of chunks (virtual stages) of a stage; 1 if unknown."""
+    return _num(evidence, "chunk") or 1
+
+
+def _num(evidence: Evidence, column: str) -> int:
+    """Return how many micro-batches or chunks the passes number, from 0; 0 if they have no numbers."""
     tables = evidence.typical.passes if evidence.typical else ()
-    numbered = [table["chunk"].drop_nulls() for table in tables]
-    return max(
-        (int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)), default=1
-    )
+    numbered = (table[column].drop_nulls() for table in tables)
+    return max((int(each.to_numpy().max()) + 1 for each in numbered if len(each)), default=0)
 
 
 def samples(evidence: Evidence) -> int | None:

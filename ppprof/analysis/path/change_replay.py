@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import polars as pl
 
 from ppprof.analysis.diff.naming import normalized
 from ppprof.analysis.diff.significance import student
-from ppprof.analysis.path.change_language import Change
+from ppprof.analysis.path.change_language import Change, parse_change
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.path.rank_graph import KINDS
 from ppprof.analysis.profile.module_tree import SEPARATOR
@@ -230,3 +230,45 @@ def _existing(labels: pl.DataFrame, change: Change) -> str:
     shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
     noun = {"name": "operator, kernel, span or kind"}.get(change.target, change.target)
     return f"no such {noun}; there are {shown}" if names else f"no {noun} was recorded"
+
+
+class Replays:
+    """The graph of all ranks, replayed with changes.
+
+    Args:
+        graph: the graph of all ranks.
+        roles: rank -> its role, such as its pipeline stage.
+        steps: window and step of the steps whose mean counts.
+    """
+
+    def __init__(self, graph: Graph, roles: Mapping[int, str], steps: pl.DataFrame) -> None:
+        self._graph, self._roles = graph, roles
+        numbered = graph.steps.with_row_index("row")
+        self._steps = numbered.join(steps, ["window", "step"], "semi")
+        self._factors: dict[str, Float64 | None] = {}
+        self.step_ns = self._mean_ns(None)
+        """Mean of the steps as recorded; 0 if the graph has none of them."""
+
+    def can_replay(self, changes: Iterable[str]) -> bool:
+        """Return whether the graph has what each of the changes names."""
+        return all(self._factors_of(change) is not None for change in changes)
+
+    def saved_ns(self, changes: Sequence[str]) -> float:
+        """Return what a step gets shorter with all of some changes that can be replayed."""
+        factors = [self._factors_of(change) for change in dict.fromkeys(changes)]
+        return self.step_ns - self._mean_ns(
+            np.prod([each for each in factors if each is not None], axis=0)
+        )
+
+    def _factors_of(self, change: str) -> Float64 | None:
+        if change not in self._factors:
+            try:
+                factors = factors_of(self._graph, parse_change(change), self._roles, self._steps)
+            except UsageError:  # the graph lacks it
+                factors = None
+            self._factors[change] = factors
+        return self._factors[change]
+
+    def _mean_ns(self, factors: Float64 | None) -> float:
+        step_ns = self._graph.step_ns(factors)[self._steps["row"].to_numpy()]
+        return float(step_ns.mean()) if len(step_ns) else 0.0
