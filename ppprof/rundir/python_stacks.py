@@ -1,9 +1,9 @@
 """Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
 
 The file is one line of JSON, then 5 little-endian int64 for each sample of a thread, for each read of
-a tensor's values, and for each full garbage collection::
+a tensor's values, for each full garbage collection, and for each evaluation::
 
-    {"interval_ns": 4000000, "columns": 5, "reads": 0, "collections": 0,
+    {"interval_ns": 4000000, "columns": 5, "reads": 0, "collections": 0, "evaluations": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "threads": {"31": [800000000, 1000000, 1000000000]},
@@ -16,7 +16,8 @@ time. Files of earlier versions have no such column, and are read as if no sampl
 are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
 call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
-collector in the oldest generation, likewise: the line is where the thread was. ``threads`` is `PythonStacks.threads`.
+collector in the oldest generation, likewise: the line is where the thread was. The last ``evaluations`` rows, which
+have no line, go from ``eval()`` to ``train()`` of a layer. ``threads`` is `PythonStacks.threads`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _MOST_FRAMES, _MOST_STACKS, _MOST_DEPTH = 100_000, 100_000, 200
 _MOST_TEXT = 300
 """Longest name or line of source; the rest is cut off."""
 COLUMNS = 5
+NOTED = ("reads", "collections", "evaluations")
+"""Fields of `PythonStacks` whose rows are calls rather than samples, in the order of the file."""
 _LARGEST_NS = 1 << 62
 
 
@@ -82,6 +85,7 @@ class _Header(msgspec.Struct):
     columns: int = 4
     reads: int = 0
     collections: int = 0
+    evaluations: int = 0
     threads: dict[str, ThreadTime] = {}
 
 
@@ -103,6 +107,8 @@ class PythonStacks:
     """One row per read of a tensor's values, columns as in the file; sorted likewise."""
     collections: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
     """One row per full garbage collection, columns as in the file; sorted likewise."""
+    evaluations: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
+    """One row per evaluation, columns as in the file; sorted likewise."""
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
 
@@ -123,11 +129,12 @@ def encoded_stacks(stacks: PythonStacks) -> bytes:
         for path, lines in stacks.source.items()
     }
     threads = {str(thread): each for thread, each in stacks.threads.items()}
-    parts = [stacks.samples, stacks.reads, stacks.collections]
+    parts = [stacks.samples, *(getattr(stacks, name) for name in NOTED)]
     header = _Header(
         *(stacks.interval_ns, stacks.frames, stacks.stacks, source, COLUMNS),
         reads=len(stacks.reads),
         collections=len(stacks.collections),
+        evaluations=len(stacks.evaluations),
         threads=threads,
     )
     numbers = np.concatenate(parts).astype("<i8").tobytes()
@@ -168,10 +175,11 @@ def decoded_stacks(content: bytes) -> PythonStacks:
     if len(rows):
         _check_range(rows[:, [1, 2, 4]], 0, _LARGEST_NS)
         _check_range(rows[:, 3], -1, len(header.stacks))
-    num_samples = len(rows) - header.reads - header.collections
-    if min(header.reads, header.collections, num_samples) < 0:
-        raise ValueError("more reads and collections than rows")
-    parts = np.split(rows, [num_samples, num_samples + header.reads])
+    nums = [getattr(header, name) for name in NOTED]
+    ends = np.cumsum([len(rows) - sum(nums), *nums])
+    if min(ends[0], *nums) < 0:
+        raise ValueError(f"more {', '.join(NOTED)} than rows")
+    parts = [_sorted(part) for part in np.split(rows, ends[:-1])]
     for stack in header.stacks:
         if len(stack) > _MOST_DEPTH or not all(0 <= row < len(header.frames) for row in stack):
             raise ValueError("a frame that does not exist")
@@ -190,15 +198,16 @@ def decoded_stacks(content: bytes) -> PythonStacks:
         for path, lines in header.source.items()
         if all(_NUMBER.fullmatch(line) for line in lines)
     }
-    samples, reads, collections = (part[np.lexsort((part[:, 1], part[:, 0]))] for part in parts)
     interval_ns = max(0, header.interval_ns)
     threads = {
         int(thread): each
         for thread, each in header.threads.items()
         if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
     }
+    samples, reads, collections, evaluations = parts
     return PythonStacks(
-        interval_ns, frames, header.stacks, samples, source, reads, collections, threads
+        *(interval_ns, frames, header.stacks, samples, source),
+        *(reads, collections, evaluations, threads),
     )
 
 
@@ -206,26 +215,34 @@ def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
     """Return the samples of one or more files as those of one, without times of threads."""
     frames: dict[Frame, int] = {}
     stacks: dict[tuple[int, ...], int] = {}
-    rows: tuple[list[Int64], ...] = [], [], []
+    rows: dict[str, list[Int64]] = {name: [] for name in ("samples", *NOTED)}
     source: dict[str, Mapping[int, str]] = {}
     for part in parts:
         frame_of = [frames.setdefault(frame, len(frames)) for frame in part.frames]
         keys = [tuple(frame_of[row] for row in stack) for stack in part.stacks]
         stack_of = np.array([*(stacks.setdefault(key, len(stacks)) for key in keys), -1], np.int64)
-        for every, of_part in zip(rows, (part.samples, part.reads, part.collections)):
-            own = of_part.copy()
+        for name, every in rows.items():
+            own = getattr(part, name).copy()
             own[:, 3] = stack_of[own[:, 3]]
             every.append(own)
         source.update(part.source)
-    joined = [np.concatenate(parts) for parts in rows]
-    samples, reads, collections = (each[np.lexsort((each[:, 1], each[:, 0]))] for each in joined)
+    samples, reads, collections, evaluations = (
+        _sorted(np.concatenate(every)) for every in rows.values()
+    )
     interval_ns = sum(part.interval_ns for part in parts) // len(parts)
     return PythonStacks(
-        interval_ns, list(frames), list(map(list, stacks)), samples, source, reads, collections
+        *(interval_ns, list(frames), list(map(list, stacks)), samples, source),
+        *(reads, collections, evaluations),
     )
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def _sorted(rows: Int64) -> Int64:
+    """Return rows by thread, then time."""
+    ordered: Int64 = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    return ordered
 
 
 def _check_range(numbers: Int64, least: int, end: int) -> None:

@@ -20,7 +20,7 @@ from itertools import accumulate, count
 import numpy as np
 import polars as pl
 
-from ppprof.rundir.python_stacks import joined_stacks
+from ppprof.rundir.python_stacks import NOTED, joined_stacks
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -115,7 +115,7 @@ def _shifted(trace: Trace, shift_ns: int) -> Trace:
             trace.stacks,
             **{
                 name: getattr(trace.stacks, name) + np.array([0, shift_ns, 0, 0, 0])
-                for name in ("samples", "reads", "collections")
+                for name in ("samples", *NOTED)
             },
         ),
         frames=trace.frames.with_columns(pl.col("start_ns") + shift_ns),

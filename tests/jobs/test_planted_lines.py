@@ -27,6 +27,7 @@ HEALTHY = (
     "nothing_at_all",
     "nothing_but_a_program",
     "nothing_but_large_layers",
+    "nothing_but_two_players",
 )
 IN_JOBS = (
     "checkpoint_every_third_step",
@@ -105,7 +106,8 @@ def check_the_line(name: str, tmp_path: Path) -> None:
         ]
     lines = [finding for finding in findings if finding.place is not None]
     if name in HEALTHY:
-        assert lines == []
+        # Whether the training needs what layers compute without gradients is unknown.
+        assert {(each.rule, each.severity) for each in lines} <= {("without-gradients", "minor")}
         assert not [
             each for each in findings if each.rule == "slow-steps" and each.severity == "major"
         ]

@@ -21,13 +21,14 @@ NUMPY = Frame("paddle.tensor", "/lib/paddle/tensor.py", "numpy", 9, is_own=False
 SAMPLES = np.array([[7, 60, 10, 0, 0], [7, 50, 40, 1, 9], [5, 60, 10, -1, 2]], np.int64)
 READS = np.array([[7, 90, 3, 0, 0], [7, 80, 3, -1, 0]], np.int64)
 COLLECTIONS = np.array([[7, 120, 20, 0, 0], [6, 100, 9, -1, 0], [7, 99, 9, 1, 0]], np.int64)
+EVALUATIONS = np.array([[7, 150, 5, -1, 0], [7, 140, 5, -1, 0]], np.int64)
 SOURCE = {"train.py": {11: "for step in range(9):", 12: "    log(step)"}}
 
 
 def written(tmp_path: Path, stacks: PythonStacks | None = None) -> RunFile:
     file = RunFile(tmp_path, "stacks/a.stacks")
     stacks = stacks or PythonStacks(
-        25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS
+        *(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS, EVALUATIONS)
     )
     write_python_stacks(file, stacks)
     return file
@@ -39,6 +40,7 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert stacks.samples.tolist() == SAMPLES[[2, 1, 0]].tolist()
     assert stacks.reads.tolist() == READS[[1, 0]].tolist()
     assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
+    assert stacks.evaluations.tolist() == EVALUATIONS[[1, 0]].tolist()
     assert stacks.source == SOURCE
     assert LOOP.place == "train.py:12"
 
@@ -53,7 +55,10 @@ def test_a_file_of_an_earlier_version_has_no_late_samples(tmp_path: Path) -> Non
     file = written(tmp_path)
     header, _, _ = file.path.read_bytes().partition(b"\n")
     rows = np.concatenate([SAMPLES, READS, COLLECTIONS])[:, :4].astype("<i8").tobytes()
-    file.path.write_bytes(header.replace(b'"columns":5,', b"") + b"\n" + rows)
+    for key in (b'"columns":5,', b'"evaluations":2,'):
+        assert key in header
+        header = header.replace(key, b"")
+    file.path.write_bytes(header + b"\n" + rows)
     stacks = read_python_stacks(file)
     expected = SAMPLES[[2, 1, 0]]
     assert stacks.samples[:, :4].tolist() == expected[:, :4].tolist()

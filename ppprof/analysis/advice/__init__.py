@@ -98,6 +98,11 @@ RULES: tuple[Rule, ...] = (
         thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
     Rule(
+        "without-gradients",
+        beside.without_gradients,
+        thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
+    ),
+    Rule(
         "many-small-operators",
         launches.many_small_operators,
         thresholds={

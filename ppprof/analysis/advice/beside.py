@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
@@ -54,6 +56,25 @@ def beside_training(evidence: Evidence) -> list[Finding]:
     return findings
 
 
+def without_gradients(evidence: Evidence) -> list[Finding]:
+    """Report statements whose layers compute without gradients ahead of a Backward, one finding for each.
+
+    Whether the training needs the result is unknown: a finding is no more than minor. As
+    `beside_training`, without device events only.
+    """
+    if evidence.indicator_means["idle_ns"].count():
+        return []
+    findings: list[Finding] = []
+    lines = _with_samples(evidence, "without gradients")
+    for line, time_ns, samples in lines.select("name", "time_ns", "samples").iter_rows():
+        if time_ns >= LEAST_BESIDE * evidence.step_ns:
+            facts = {"line": line, "without_ns": time_ns, "samples": samples}
+            rows = lines.filter(pl.col("name") == line)
+            found = evidence.time_finding("without-gradients", time_ns, "possible", facts, rows)
+            findings += [dataclasses.replace(each, severity="minor") for each in found]
+    return findings
+
+
 def lines_beside(evidence: Evidence) -> pl.DataFrame:
     """Return the lines beside the training with at least `FEW_SAMPLES`: statement, name, samples, time_ns.
 
@@ -61,19 +82,21 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
     that has no processor keeps the interpreter's lock, so that its time may count for the line in which it
     gives it away.
     """
-    least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
-    samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
     schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
     lines = [
-        evidence.names(kind).select(
-            "name", "time_ns", samples=samples, statement=pl.lit(kind.removeprefix(BESIDE_IN))
-        )
+        _with_samples(evidence, kind).with_columns(statement=pl.lit(kind.removeprefix(BESIDE_IN)))
         for kind in evidence.kinds(BESIDE_IN)
     ]
     found = pl.concat([pl.DataFrame(schema=schema), *(each.select(*schema) for each in lines)])
-    return found.filter(pl.col("samples") >= least).sort(
-        "time_ns", "name", descending=[True, False]
-    )
+    return found.sort("time_ns", "name", descending=[True, False])
+
+
+def _with_samples(evidence: Evidence, kind: str) -> pl.DataFrame:
+    """Return the lines of a kind with enough samples: name, time_ns, samples."""
+    least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
+    samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
+    lines = evidence.names(kind).select("name", "time_ns", samples=samples)
+    return lines.filter(pl.col("samples") >= least)
 
 
 def _sum_or_none(numbers: pl.Series) -> float | None:

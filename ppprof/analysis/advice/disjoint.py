@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of
-from ppprof.analysis.advice.finding import LEAST_RATIO, Finding, severity_of
+from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, severity_of
 from ppprof.trace import GARBAGE_COLLECTION
 
 WAITING = frozenset(
@@ -29,8 +29,8 @@ IDLE = frozenset(
 )
 """Rules about the time in which a device is idle with an empty queue, or copies to a host that waits for it."""
 
-HOST = frozenset(("garbage-collection", "beside-training", "unexplained"))
-"""Rules about the time of the host outside operators, communication and data loading."""
+HOST = frozenset(("garbage-collection", "beside-training", "without-gradients", "unexplained"))
+"""Rules about the time of the host outside the training's operators, communication and data loading."""
 
 LOCK = "interpreter-lock"
 """The rule about a thread that stands still, which may be in stretches without an event."""
@@ -98,7 +98,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         if finding.rule == "beside-training":
             claimed.update(finding.evidence.select("name", "time_ns").iter_rows())
         if share < finding.share:
-            severity = severity_of(share)
+            severity = max(severity_of(share), finding.severity, key=SEVERITIES.index)
             facts = finding.facts
             if finding.rule == "host-bound":
                 facts = {**facts, "other_idle_ns": evidence.usual("idle_ns") - share * step_ns}

@@ -148,7 +148,8 @@ a tiny kernel), copy (name of the host event around a blocking copy), accumulati
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
-beside in STATEMENT (likewise, by the statement of the training that calls it), compiling (likewise, while ``to_static`` compiles), collection (a line in
+beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
+while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
@@ -228,7 +229,11 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         named = time.beside.with_columns(time_ns="dur_ns")
         builder.add_names("beside", named)
         builder.add_names("compiling", named.filter("compiles"))
-        for (statement,), lines in named.group_by("statement", maintain_order=True):
+        computing_ns = (pl.col("time_ns") * pl.col("computes")).sum().over("statement")
+        mostly = computing_ns > pl.col("time_ns").sum().over("statement") / 2
+        computing, beside = named.filter(mostly), named.filter(mostly.not_())
+        builder.add_names("without gradients", computing.with_columns(name="statement"))
+        for (statement,), lines in beside.group_by("statement", maintain_order=True):
             builder.add_names(f"{BESIDE_IN}{statement}", lines)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)
         waits_ns = int(builder.within(together(*waiting, intervals_of(parts.bubbles))).sum())

@@ -76,12 +76,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
-        log(step)``), calls (the instants that the sample stands for), dur_ns (the time) and
-        compiles (whether ``to_static`` compiles a program). No rows without samples.
+        log(step)``), calls (the instants that the sample stands for), dur_ns (the time), compiles
+        (whether ``to_static`` compiles a program) and computes (whether layers compute without gradients
+        ahead of a Backward, outside evaluations: a teacher, or a metric). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String}
-    kinds = {"compiles": pl.Boolean}
+    kinds = {"compiles": pl.Boolean, "computes": pl.Boolean}
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
     )
@@ -97,17 +98,21 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     stack = samples["stack"].to_numpy()
     clears = _in_function(sampled, _CLEARS)[stack]
     compiles = _in_function(sampled, (_COMPILES,))[stack]
-    collections = sampled.stacks.collections
+    computes = np.zeros(samples.height, bool)
+    evaluations = sampled.stacks.evaluations
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
-        (collections[:, 1] - collections[:, 2], collections[:, 1]),
+        _noted(sampled.stacks.collections),
     )
     steps, stretches = host_steps(profile), []
     is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
-        training = difference(_training(profile, number), together(intervals_of(gaps)))
+        training, without_gradients = _training(profile, number)
+        training = difference(training, together(intervals_of(gaps)))
         trains[own] = contains(training, time_ns[own])
+        evaluates = together(_noted(evaluations[evaluations[:, 0] == number]))
+        computes |= own & contains(difference(without_gradients, evaluates), time_ns)
         first, last = intervals_of(steps.filter(pl.col("thread") == number))
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
@@ -138,6 +143,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         calls=sampled.instants,
         dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
         compiles=pl.Series(compiles[rows]),
+        computes=pl.Series(computes[rows]),
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
     return found.with_columns(name=name).drop_nulls("name")
@@ -185,10 +191,14 @@ def _in_function(sampled: SampledSteps, ends: tuple[str, ...]) -> Bool:
     return np.array([*of_stacks, False])
 
 
-def _training(profile: Profile, thread: int) -> Intervals:
-    """Return the instants at which a thread trains."""
+def _noted(rows: Int64) -> Intervals:
+    return rows[:, 1] - rows[:, 2], rows[:, 1]
+
+
+def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
+    """Return when a thread trains, and when its layers compute without gradients ahead of a Backward."""
     tree, events = profile.tree, profile.trace.events
-    hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
+    hosts = tree.hosts
     own = hosts.filter(pl.col("thread") == thread)
     phases = own.filter(pl.col("category").is_in(_OTHER_PHASES))
     outermost = profile.outermost.filter(pl.col("thread") == thread).sort("start_ns")
@@ -198,20 +208,30 @@ def _training(profile: Profile, thread: int) -> Intervals:
     is_compiled = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM)
     compiled = _trained(hosts.filter(is_compiled), outermost)
     linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
+    gradients = hosts.filter(events["forward"].slice(0, hosts.height).is_not_null())
     if (
         tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
     ).any():
-        linked = linked.clear()  # what is computed again has no gradients at first
-    step = events["step"].gather(forward["row"])
-    num_linked = _num_within(linked, forward)
-    is_linked = step.is_in(linked["step"].unique().implode())
-    forward = forward.filter(is_linked.not_() | pl.Series(num_linked > 0))
-    # Which operators have gradients is unknown in a step: all do from the layers to the Backward.
+        linked, gradients = (
+            linked.clear(),
+            gradients.clear(),
+        )  # what is computed again has none at first
+    backward = outermost.filter(pl.col("category") == "Backward")
+    is_known = np.append(_num_within(gradients, backward) > 0, False)
+
+    def is_ahead_of_known(spans: pl.DataFrame) -> pl.Series:
+        following = np.searchsorted(backward["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+        return pl.Series(is_known[following])
+
+    has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
+    without = together(intervals_of(forward.filter(has_gradients.not_())))
+    forward = forward.filter(has_gradients)
+    # Which operators have gradients is unknown: all do from the layers to the Backward.
     until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
-    unknown = operators.join(linked.select("step").unique(), "step", "anti", nulls_equal=True)
+    unknown = operators.filter(is_ahead_of_known(operators).not_())
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled)))
+    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled))), without
 
 
 def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:

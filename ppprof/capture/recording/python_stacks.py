@@ -16,7 +16,7 @@ five runs on two cores, Python 3.9 to 3.13).
 
 Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
 ``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them. So are full garbage collections, which
-get a span as well: all threads stand still in one.
+get a span as well: all threads stand still in one. So are evaluations, from ``eval()`` to ``train()`` of a layer.
 
 Workers of DataLoaders, which are other processes, are sampled by `loader_stacks`. Their threads have no times.
 
@@ -116,6 +116,7 @@ class StackSampler(FileObserver["_Sampling"]):
     def __init__(self, run: Path, rate: bool | float | str, keeps_source: bool = True) -> None:
         # Here: `ppprof run` imports this module ahead of the script, which imports Paddle.
         from paddle.base import core
+        from paddle.nn import Layer
 
         from ppprof.capture.recording.patches import Patches
         from ppprof.capture.recording.recorder import open_span
@@ -135,11 +136,14 @@ class StackSampler(FileObserver["_Sampling"]):
         """The samples of the latest window until they are saved."""
         self._patches = Patches()
         self._tensor: type = core.eager.Tensor
+        self._layer: type = Layer
         self._open_span = open_span
         self._collection: Any = None
         """The span of the garbage collection that goes on."""
         self._collection_ns = 0
         """When it began."""
+        self._evaluated: dict[int, int] = {}
+        """When each layer was switched to evaluation, by its id."""
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
@@ -148,6 +152,8 @@ class StackSampler(FileObserver["_Sampling"]):
         else:
             for name in _READS:
                 self._patches.replace(self._tensor, name, self._reader)
+            self._patches.replace(self._layer, "eval", self._begins_evaluation)
+            self._patches.replace(self._layer, "train", self._ends_evaluation)
             gc.callbacks.append(self._collect)
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
@@ -165,6 +171,7 @@ class StackSampler(FileObserver["_Sampling"]):
         if _WORKERS is not None:
             _WORKERS.close()
         self._patches.uninstall()
+        self._evaluated.clear()
         if self._collect in gc.callbacks:
             gc.callbacks.remove(self._collect)
         switch_s, self._switch_s = self._switch_s, None
@@ -192,6 +199,22 @@ class StackSampler(FileObserver["_Sampling"]):
             if sampling is not None:
                 sampling.note_read(begin_ns, sys._getframe(1))
             return result
+
+        return wrapper
+
+    def _begins_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._evaluated[id(layer)] = time.time_ns()
+            return method(layer, *args, **kwargs)
+
+        return wrapper
+
+    def _ends_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
+            if begin_ns is not None and sampling is not None:
+                sampling.note_evaluation(begin_ns)
+            return method(layer, *args, **kwargs)
 
         return wrapper
 
@@ -231,6 +254,8 @@ class _Sampling:
         """Thread, end and duration of the read, number of its line or -1, and 0."""
         self._collections = array("q")
         """Likewise, of a garbage collection."""
+        self._evaluations = array("q")
+        """Likewise, of an evaluation, without a line."""
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
@@ -320,6 +345,10 @@ class _Sampling:
         """Note that garbage was collected in a frame, until now."""
         self._note(self._collections, begin_ns, frame)
 
+    def note_evaluation(self, begin_ns: int) -> None:
+        """Note that layers evaluated, until now."""
+        self._note(self._evaluations, begin_ns, None)
+
     def _note(self, rows: array[int], begin_ns: int, frame: FrameType | None) -> None:
         if len(rows) < COLUMNS * _MOST_READS:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
@@ -384,8 +413,9 @@ class _Sampling:
                     break
             stacks.append(rows)
         samples = samples[is_stepping | has_own[samples[:, 3]]]
-        num_reads = len(self._reads) // COLUMNS
-        noted = _as_rows(self._reads + self._collections)
+        parts = self._reads, self._collections, self._evaluations
+        ends = np.cumsum([len(part) // COLUMNS for part in parts])
+        noted = np.concatenate([_as_rows(part) for part in parts])
         for line in np.unique(noted[:, 3]).tolist():
             if line >= 0:
                 file, name, number = self._own_lines.place(line)
@@ -397,13 +427,13 @@ class _Sampling:
         threads = {
             thread: each for thread, each in (self._threads or {}).items() if thread in sampled
         }
+        interval_ns = (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1)
+        reads, collections, evaluations = np.split(noted, ends[:-1])
         return PythonStacks(
-            (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1),
-            frames,
-            stacks,
-            samples,
-            reads=noted[:num_reads],
-            collections=noted[num_reads:],
+            *(interval_ns, frames, stacks, samples),
+            reads=reads,
+            collections=collections,
+            evaluations=evaluations,
             threads=threads,
         )
 

@@ -209,6 +209,7 @@ def _link_of_event(finding: Finding, links: Links, ranks: list[int] | None) -> s
         return links.to("shape", shapes) or links.to("operator", str(facts["name"]))
     kinds = {
         "beside-training": ("gap", "line"),
+        "without-gradients": ("gap", "line"),
         "unexplained": ("gap", "gap"),
         "host-bound": ("gap", "gap"),
         "remote-wait": ("remote", "call"),

@@ -19,6 +19,7 @@ from ppprof.report.text.advice import finding_rows, headline, render_findings, v
 from ppprof.run.advise import collect_evidence_of_run
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
+    AFTER,
     BACKWARD,
     CALL,
     FORWARD,
@@ -36,6 +37,7 @@ from tests.fixtures.findings import (
     beside,
     beside_a_reader,
     calling,
+    calls_of_teaching,
     collecting,
     computing,
     copying,
@@ -56,6 +58,7 @@ from tests.fixtures.findings import (
     recorded,
     sleeping,
     stages,
+    teaching,
     thread,
     tiny,
     training,
@@ -116,6 +119,11 @@ NEARLY = {
     "beside-training": {
         "threads": [training(990)],
         "stacks": [in_lines((950, FORWARD), (50, LOGS))],
+    },
+    "without-gradients": {
+        "threads": [teaching(45)],
+        "stacks": [in_lines((50, AFTER), (950, FORWARD))],
+        "calls": [calls_of_teaching(45)],
     },
     "many-small-operators": {"threads": [looping(63)]},
     "unexplained": {"threads": [sleeping(480)]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,9 +25,12 @@ from tests.fixtures.findings import (
     LOGS,
     UPDATE,
     US,
+    calls_of_teaching,
     collecting,
     in_lines,
     logging,
+    op,
+    teaching,
     thread,
     training,
     training_step,
@@ -168,6 +172,45 @@ def test_steps_that_train_for_longer_are_no_trouble(tmp_path: Path) -> None:
     findings = ppprof.advise(ppprof.open(run(tmp_path, [steps], stacks=[stacks])))
     (finding,) = (each for each in findings if each.rule == "slow-steps")
     assert (finding.facts["part"], finding.severity) == ("computation", "minor")
+
+
+@pytest.mark.parametrize("is_evaluation", [True, False])
+def test_a_layer_without_gradients_ahead_of_a_backward_is_beside_the_training_if_it_evaluates(
+    tmp_path: Path, is_evaluation: bool
+) -> None:
+    """
+    ::
+
+        Teacher Net Backward Optimization
+        ^eval() ^train()
+    """
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    ends = [EPOCH_NS + (1000 * step + 300) * US for step in range(6)]
+    rows = np.array([(1, end, 300 * US, -1, 0) for end in ends], np.int64)
+    if is_evaluation:
+        stacks = dataclasses.replace(stacks, evaluations=rows)
+    path = run(tmp_path / "log", [teaching()], stacks=[stacks], calls=[calls_of_teaching()])
+    (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
+    assert finding.cost_ns == pytest.approx(300 * US, rel=0.02)
+    rule = "beside-training" if is_evaluation else "without-gradients"
+    assert (finding.rule, finding.severity) == (rule, "major" if is_evaluation else "minor")
+
+
+def test_an_evaluation_behind_the_update_is_beside_the_training(tmp_path: Path) -> None:
+    """
+    ::
+
+        Net Backward Optimization Teacher
+    """
+
+    def behind(at: int) -> Iterator[Span]:
+        yield from training_step(at, 600)
+        yield op(at, 600, 900, "Teacher", op(at, 600, 900), category="Forward")
+
+    stacks = in_lines((600, FORWARD), (300, AFTER), (100, FORWARD))
+    path = run(tmp_path / "log", [thread(behind)], stacks=[stacks])
+    (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
+    assert (finding.rule, finding.severity) == ("beside-training", "major")
 
 
 def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path) -> None:

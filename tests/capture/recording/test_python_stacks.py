@@ -490,6 +490,33 @@ def test_full_garbage_collections_are_noted_with_their_lines(
     assert (found[:, 2] > 0).all()
 
 
+def test_evaluations_last_until_the_layer_trains_again(tmp_path: Path) -> None:
+    """A teacher, which never does, is no evaluation."""
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    net, teacher = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
+    methods = vars(paddle.nn.Layer)
+    before = methods["eval"], methods["train"]
+    sampler = StackSampler(tmp_path, "auto")
+    sampler.started()
+    teacher.eval()
+    net.train()
+    begin_ns = time.time_ns()
+    net.eval()
+    assert not net.training
+    time.sleep(0.02)
+    net.train()
+    assert net.training
+    end_ns = time.time_ns()
+    sampler.uninstall()
+    assert (methods["eval"], methods["train"]) == before
+    sampler.saved(NAME, 1)
+    ((thread, noted_ns, dur_ns, line, _),) = read_python_stacks(
+        RunFile(tmp_path, NAME.stacks)
+    ).evaluations.tolist()
+    assert (thread, line) == (threading.get_native_id(), -1)
+    assert begin_ns <= noted_ns - dur_ns <= noted_ns - 20_000_000 <= end_ns - 20_000_000
+
+
 def test_paddle_is_not_imported_ahead_of_the_script() -> None:
     """`ppprof run` imports the module first, and watches the script's import of Paddle."""
     module = "ppprof.capture.recording.python_stacks"
