@@ -225,6 +225,28 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 @contextmanager
+def logged_warnings() -> Iterator[list[str]]:
+    """Return a context manager that gives a list of the warnings that are logged inside it.
+
+    The warnings are logged as usual, too.
+    """
+    logger = logging.getLogger("ppprof")
+    messages: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            messages.append(message_of(record))
+        return True
+
+    # A filter: if the logger had a handler, Python would no longer show warnings by itself.
+    logger.addFilter(collect)
+    try:
+        yield messages
+    finally:
+        logger.removeFilter(collect)
+
+
+@contextmanager
 def logged_in(language: str) -> Iterator[None]:
     """Translate the messages of the logger ``ppprof`` while the context is open.
 

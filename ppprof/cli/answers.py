@@ -8,10 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ppprof.analysis.advice import RULES
@@ -29,6 +27,7 @@ from ppprof.choices import (
 from ppprof.cli.options import names_in
 from ppprof.cli.runs import open_run
 from ppprof.errors import UsageError
+from ppprof.messages import logged_warnings
 from ppprof.rundir.summaries import document, rows_of
 from ppprof.topology import is_own_axis
 
@@ -42,8 +41,6 @@ MOST_ROWS = 200
 _MOST_TEXT = 1_000
 """Most characters of a text in an answer."""
 _MOST_KEYS = 200
-
-_log = logging.getLogger("ppprof")
 
 
 def bounded(answer: Mapping[str, Any], most_rows: int) -> str:
@@ -87,19 +84,6 @@ def _cut(value: Any, path: str, rows: int, left_off: dict[str, int]) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-@contextmanager
-def _messages() -> Iterator[list[str]]:
-    """Collect the messages that are logged in the block, such as those about unreadable files."""
-    logged: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    _log.addHandler(handler)
-    try:
-        yield logged
-    finally:
-        _log.removeHandler(handler)
-
-
 def _bounded(method: Callable[..., dict[str, Any]]) -> Callable[..., str]:
     """Turn a method that returns values into one that returns a bounded text, one call at a time."""
     default = inspect.signature(method).parameters["rows"].default
@@ -109,7 +93,7 @@ def _bounded(method: Callable[..., dict[str, Any]]) -> Callable[..., str]:
         rows = options.get("rows", default)
         if not 1 <= rows <= MOST_ROWS:
             raise UsageError(f"rows {rows}: expected 1 to {MOST_ROWS}")
-        with self.lock, _messages() as logged:
+        with self.lock, logged_warnings() as logged:
             values = method(self, *args, **options)
         return bounded({**values, **({"messages": logged} if logged else {})}, rows)
 

@@ -9,18 +9,8 @@ EXAMPLES = {
     "ppprof schema advise": "the keys of ppprof advise --format json, with their units",
 }
 DESCRIBED = (
-    *(
-        "advise",
-        "config",
-        "diff",
-        "doctor",
-        "hang",
-        "memory",
-        "path",
-        "predict",
-        "ranks",
-        "summary",
-    ),
+    *("advise", "config", "diff", "doctor", "hang"),
+    *("memory", "path", "predict", "ranks", "summary"),
 )
 """The commands with ``--format json``; each has a file in ``ppprof/schemas``."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +34,7 @@ from ppprof.analysis.report_data.report import (
 )
 from ppprof.choices import StepRange
 from ppprof.errors import UsageError
-from ppprof.messages import message_of
+from ppprof.messages import logged_warnings
 from ppprof.run.advise import (
     MOST_NODES,
     collect_evidence,
@@ -84,7 +83,7 @@ def collect_report_data(
         InputError: no window of a run can be read, or the run has neither steps nor step times.
     """
     chosen_steps = StepRange.of(steps)
-    with _warnings() as warnings:
+    with logged_warnings() as warnings:
         if not run.recordings:
             report = _of_step_times(run, baseline, ranks, window, chosen_steps, executor)
         else:
@@ -240,27 +239,6 @@ def _flame(results: Sequence[WindowResult[RankReportData]], cluster: Cluster) ->
             rank = pl.lit(result.recording.rank, pl.Int64).alias("rank")
             return to_reference_clock(result.value.flame.select(rank, pl.all()), cluster.clocks)
     return pl.DataFrame(schema=RANK_FLAME)
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Return a context manager that gives a list of the warnings that are logged inside it.
-
-    The warnings are logged as usual, too.
-    """
-    messages: list[str] = []
-
-    def collect(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
-            messages.append(message_of(record))
-        return True
-
-    # A filter: if the logger had a handler, Python would no longer show warnings by itself.
-    _log.addFilter(collect)
-    try:
-        yield messages
-    finally:
-        _log.removeFilter(collect)
 
 
 def _rank_data(

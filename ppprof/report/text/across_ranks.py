@@ -9,10 +9,11 @@ worker of a remote call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from ppprof.choices import VIEWS
 from ppprof.remote_names import call_of
-from ppprof.report.columns import Column, Row, Source, text_cells, text_columns
+from ppprof.report.columns import Column, Row, Source
 from ppprof.report.text.summary import Rows, TableOptions, kernel_name
 from ppprof.report.text.table import Table
 
@@ -142,8 +143,7 @@ def _table(
 ) -> Table:
     """Return a table of the rows of each name."""
     shown, cut = options.limited(blocks, "names") if view in _LIMITED else (blocks, [])
-    lines = [text_cells(columns, row, options.time) for own in shown for row in own]
-    return Table(title, text_columns(columns), [*lines, *cut], options.time_unit, note=note)
+    return options.table(title, columns, chain(*shown), cut, note=note)
 
 
 def _name(view: str) -> Column:

@@ -14,7 +14,7 @@ from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.messages import Counted
-from ppprof.report.columns import Column, Row, painted, text_cells, text_columns
+from ppprof.report.columns import Column, Row, painted
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
@@ -252,10 +252,9 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
 def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
     rows = table.rows(named=True)
     shown = rows if selection.limit is None else rows[: selection.limit]
-    lines: list[Line] = [text_cells(_RANKS, row, options.time) for row in shown]
-    if len(rows) > len(shown):
-        lines.append(f"{Counted(len(rows) - len(shown)):more rank|more ranks}: --row-limit")
-    return Table("Ranks", text_columns(_RANKS), lines, options.time_unit, note=_RANK_NOTE)
+    hidden = len(rows) - len(shown)
+    rest = [f"{Counted(hidden):more rank|more ranks}: --row-limit"] if hidden else []
+    return options.table("Ranks", _RANKS, shown, rest, note=_RANK_NOTE)
 
 
 def _rank_numbers(row: Row) -> str:
@@ -341,11 +340,10 @@ def _modules(
     rows = table.rows(named=True)
     shown = rows if selection.limit is None else _largest(rows, selection.limit)
     columns = [replace(_MODULES[0], source=partial(_module_name, has_stages)), *_MODULES[1:]]
-    lines: list[Line] = [text_cells(columns, row, options.time) for row in shown]
-    if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more modules: --row-limit")
+    hidden = len(rows) - len(shown)
+    rest = [f"{hidden} more modules: --row-limit"] if hidden else []
     note = f"{_MODULE_NOTE}{_left_out(diff, 'module', table, selection)}"
-    return Table("Modules", text_columns(columns), lines, options.time_unit, note=note)
+    return options.table("Modules", columns, shown, rest, note=note)
 
 
 def _module_name(has_stages: bool, row: Row) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import polars as pl
 
 from ppprof.analysis.path.graph import Graph
-from ppprof.report.columns import Column, Row, text_cells, text_columns
+from ppprof.report.columns import Column, Row
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Line, Table
+from ppprof.report.text.table import Line
 
 _UNKNOWN = {"rank": "between ranks", "link": "none", "axis": "none"}
 
@@ -46,19 +46,15 @@ def render_path(
     ]
     table = graph.on_path(groups)
     shown = table if options.row_limit is None else table.head(options.row_limit)
-    lines: list[Line] = [text_cells(columns, row, options.time) for row in shown.rows(named=True)]
+    rest_lines: list[Line] = []
     if num_hidden := table.height - shown.height:
         rest = table.tail(num_hidden)
         time_ns, ratio = (float(rest[name].sum()) for name in ("time_ns", "ratio"))
-        lines.append(f"{num_hidden} more: {options.time(time_ns)} / {ratio:.1%}")
+        rest_lines.append(f"{num_hidden} more: {options.time(time_ns)} / {ratio:.1%}")
+    title = f"Critical Path by {' and '.join(map(str.title, groups))}"
+    note = _PATH_NOTE if is_last else ""
     return options.layout.table(
-        Table(
-            f"Critical Path by {' and '.join(map(str.title, groups))}",
-            text_columns(columns),
-            lines,
-            options.time_unit,
-            note=_PATH_NOTE if is_last else "",
-        )
+        options.table(title, columns, shown.rows(named=True), rest_lines, note=note)
     )
 
 
@@ -82,7 +78,5 @@ _WHAT_IF = (
 
 def render_changes(table: pl.DataFrame, options: TableOptions) -> str:
     """Return the result of `ppprof.analysis.path.change_replay.what_if` as text; no row limit."""
-    lines: list[Line] = [text_cells(_WHAT_IF, row, options.time) for row in table.rows(named=True)]
-    return options.layout.table(
-        Table("What If", text_columns(_WHAT_IF), lines, options.time_unit, note=_WHAT_IF_NOTE)
-    )
+    rows = table.rows(named=True)
+    return options.layout.table(options.table("What If", _WHAT_IF, rows, note=_WHAT_IF_NOTE))

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ppprof.analysis.predict.prediction import Row
-from ppprof.report.columns import Column, text_cells, text_columns
+from ppprof.report.columns import Column
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Line, Table
 
 _NOTE = """\
 Likely: the step with the recorded times of its parts; - if it is not known. Least, Most: the range of the
@@ -65,15 +64,13 @@ def render_predictions(tables: Mapping[str, Sequence[Row]], options: TableOption
     parts = []
     for name, rows in tables.items():
         title, columns = _TITLES[name]
-        lines: list[Line] = [text_cells(columns, row, options.time) for row in rows]
         unit = None if name == "memory" else options.time_unit
         note = "" if name in ("parts", "memory") else _NOTE
         if name == "history":
             note = f"{_errors(rows)}\n{note}"
         if rows:
-            parts.append(
-                options.layout.table(Table(title, text_columns(columns), lines, unit, note=note))
-            )
+            table = options.table(title, columns, rows, unit=unit, note=note)
+            parts.append(options.layout.table(table))
     return "".join(parts)
 
 

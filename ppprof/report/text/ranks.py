@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.messages import Counted
-from ppprof.report.columns import GROUPS, QUEUE, Column, text_cells, text_columns
+from ppprof.report.columns import GROUPS, QUEUE, Column
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
 
@@ -136,13 +136,8 @@ def render_queue(cluster: Cluster, options: TableOptions) -> str:
     means = cluster.queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
     if means.is_empty():
         return ""
-    lines: list[Line] = [
-        text_cells(QUEUE, row, options.time) for row in means.iter_rows(named=True)
-    ]
-    columns = text_columns(QUEUE)
-    return options.layout.table(
-        Table("Idle Device", columns, lines, options.time_unit, note=_QUEUE_NOTE)
-    )
+    rows = means.iter_rows(named=True)
+    return options.layout.table(options.table("Idle Device", QUEUE, rows, note=_QUEUE_NOTE))
 
 
 _GROUPS_NOTE = """\
@@ -175,14 +170,10 @@ def _limited(
 ) -> str:
     """Return the first ``limit`` rows of a table as text, and the number of the others."""
     shown = table if limit is None else table.head(limit)
-    lines: list[Line] = [
-        text_cells(columns, row, options.time) for row in shown.iter_rows(named=True)
-    ]
-    if num_hidden := table.height - shown.height:
-        lines.append(f"{num_hidden} more {noun}")
-    return options.layout.table(
-        Table(title, text_columns(columns), lines, options.time_unit, note=note)
-    )
+    num_hidden = table.height - shown.height
+    rest = [f"{num_hidden} more {noun}"] if num_hidden else []
+    rows = shown.iter_rows(named=True)
+    return options.layout.table(options.table(title, columns, rows, rest, note=note))
 
 
 _BANDWIDTHS_NOTE = """\
@@ -346,19 +337,9 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
         f"The replay differs from the recording by {_percent(replayed['error_ratio'])}, mean over steps",
     )
     shown, hidden = options.limited(rows, "rows")
-    lines = [text_cells(_WHAT_IF, row, options.time) for row in shown]
-    title = "What-if Summary"
     note = _WHAT_IF_NOTE.format(stage_cause=_stage_cause(last, slowest))
-    return options.layout.table(
-        Table(
-            title,
-            text_columns(_WHAT_IF),
-            [*lines, *hidden],
-            options.time_unit,
-            preamble,
-            note=note,
-        )
-    )
+    more = {"preamble": preamble, "note": note}
+    return options.layout.table(options.table("What-if Summary", _WHAT_IF, shown, hidden, **more))
 
 
 def _stage_cause(last: Mapping[str, Any] | None, slowest: Mapping[str, Any]) -> str:

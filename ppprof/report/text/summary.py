@@ -14,7 +14,7 @@ a trace without device events, and the line on Exposed Communication.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -84,6 +84,22 @@ class TableOptions:
         hidden = len(rows) - len(shown)
         line = f"{hidden} more {noun}: row_limit is {self.row_limit}; {self.where}"
         return shown, [line] if hidden else []
+
+    def table(
+        self,
+        title: str,
+        columns: Sequence[Column],
+        rows: Iterable[Row],
+        rest: Sequence[Line] = (),
+        **more: Any,
+    ) -> Table:
+        """Return a table of times with a line for each row, then the lines ``rest``.
+
+        ``more``: further fields of `Table`.
+        """
+        lines = [text_cells(columns, row, self.time) for row in rows]
+        unit = more.pop("unit", self.time_unit)
+        return Table(title, text_columns(columns), [*lines, *rest], unit, **more)
 
 
 def render_tables(tables: Mapping[str, Rows], options: TableOptions) -> str:
