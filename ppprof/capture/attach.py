@@ -595,10 +595,7 @@ def _uses_tf32() -> bool | None:
 
 
 def _device_peak_flops() -> float | None:
-    """Return the peak FLOP/s of the device that Paddle computes on.
-
-    None for a CPU and for a device that `ppprof.hardware` does not know.
-    """
+    """Return the peak FLOP/s of the device that Paddle computes on; None for a CPU, and if it is unknown."""
     name = compute_device_name()
     if name is None:
         return None

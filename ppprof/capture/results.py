@@ -141,10 +141,7 @@ class Results(Part):
         print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
 
     def _print_end(self) -> None:
-        """Print what is slow on this rank, and the commands that show more of the run.
-
-        Print nothing if no window was recorded and no step counts in the Perf Summary.
-        """
+        """Print what is slow on this rank, and the commands that show more; nothing if the run has nothing to show."""
         has_windows = self.store is not None and bool(self.store.saved)
         if self.shown is None or not (has_windows or self.summary.has_table):
             return

@@ -422,10 +422,7 @@ class _TimerSetting(ctypes.Structure):
 
 
 def _send_after(seconds: float, number: int) -> None:
-    """Let the kernel send a signal to this process: Python's timers need Python's lock.
-
-    Does nothing on systems other than Linux.
-    """
+    """Let the kernel of Linux send a signal to this process: Python's timers need Python's lock."""
     sigev_signal, clock_monotonic = 0, 1
     for library in (None, "librt.so.1"):  # glibc before 2.34 has the functions in librt
         with suppress(OSError, AttributeError):

@@ -113,10 +113,7 @@ def dask(address: str) -> Iterator[Executor]:
 
 
 def _lacking(client: Any) -> list[str]:
-    """Return the workers, and "the scheduler", that cannot import ppprof.
-
-    A worker without ppprof would end at our first task.
-    """
+    """Return the workers, and "the scheduler", that cannot import ppprof: one would end at our first task."""
 
     def has() -> bool:  # a local function is sent as code; a module's would be imported there
         try:

@@ -226,10 +226,7 @@ def _step_ranges(steps: list[int]) -> str:
 
 
 def _slowest(steps: pl.DataFrame) -> str:
-    """Return a line that counts, for each rank, the steps in which it had the most own work.
-
-    Empty for a single rank, and if the ranks' own work is unknown.
-    """
+    """Return a line that counts the steps in which each rank had the most own work; "" if that is unknown."""
     from ppprof.analysis.ranks.step_table import slowest
 
     slow = slowest(steps)

@@ -450,10 +450,7 @@ def _check_command(config: ProfilerConfig, key: Key, problems: Problems) -> None
 
 
 def _check_selector(value: Any, key: Key, problems: Problems) -> None:
-    """Add an error if ``value`` does not have the form of a rank selector.
-
-    Whether the selected ranks exist is checked by `check_ranks`.
-    """
+    """Add an error if ``value`` is no rank selector; `check_ranks` looks whether its ranks exist."""
     if isinstance(value, Mapping):
         positions = value.values()
         are_axes = all(isinstance(axis, str) and is_own_axis(axis) for axis in value)

@@ -203,10 +203,7 @@ def expected(hint: Any) -> str:
 
 
 def _hint_for_typo(hint: Any, value: Any) -> str:
-    """Return ``; did you mean "True"?`` if ``value`` resembles a word that the type allows.
-
-    Empty if ``value`` resembles no such word or is not text.
-    """
+    """Return ``; did you mean "True"?`` if ``value`` resembles a word that the type allows; else ""."""
     return did_you_mean(value, _allowed_words(hint), cutoff=0.5) if isinstance(value, str) else ""
 
 

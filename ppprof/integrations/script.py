@@ -412,10 +412,7 @@ def _main_module(path: str, loader: Any) -> ModuleType:
 
 
 def _hide_own_frames(script: ModuleType) -> None:
-    """Replace ``sys.excepthook``, so that a printed traceback begins in the script's own code.
-
-    Frames above the script's code, which are those of this program, are not printed.
-    """
+    """Replace ``sys.excepthook``, so that a printed traceback begins in the script's own code, not in this program's."""
     print_exception = sys.excepthook
     names = id(vars(script))  # no reference: its objects end when they would by themselves
 

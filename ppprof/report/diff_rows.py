@@ -124,10 +124,7 @@ def sort_key(diff: Diff, view: str, selection: RowSelection) -> str:
 
 
 def _changed(table: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
-    """Return the rows of a table that changed at all and whose name matches the pattern.
-
-    A module has changed if its own time has; a step never counts.
-    """
+    """Return the rows that changed at all (modules: whose own time did) and whose name matches the pattern."""
     if "depth" in table.columns:
         changed = table.filter((pl.col("depth") > 0) & (pl.col("delta_self_ns") != 0))
     else:
@@ -155,10 +152,7 @@ def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.
 
 
 def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
-    """Return the selected modules whose own time changed, and the modules that contain them.
-
-    Rows are in pre-order.
-    """
+    """Return the selected modules whose own time changed, and the modules that contain them, in pre-order."""
     delta = pl.col("delta_self_ns").abs()
     is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
     if not selection.include_noise:

@@ -329,10 +329,7 @@ class BaseRun:
         return printed
 
     def _configured_ranks(self) -> frozenset[int]:
-        """Return the ranks that the job was configured to record; empty if they are unknown.
-
-        They are unknown if the run has no manifest, or no topology in it.
-        """
+        """Return the ranks that the job was configured to record; empty without a manifest or a topology in it."""
         block = self.manifest.get("profiler")
         try:
             ranks = block["ranks"] if isinstance(block, Mapping) else "all"

@@ -182,13 +182,7 @@ def _finish_window(
     show: ShowTables,
     conclude: Conclude | None,
 ) -> list[Path]:
-    """Show the tables that the config selects, then write the configured traces of each segment.
-
-    Memory holds the segments that `read_first_readable` reads together, then one at a time.
-
-    Returns:
-        The files of the window: its traces, then its tables.
-    """
+    """Show the tables that the config selects, write the traces of each segment, and return all files of the window."""
     name = names[0]
     recording = _recording(run, name)
     is_whole = len(recording.segments) == 1

@@ -387,10 +387,7 @@ def _queued(ring: Ring, missing: _Missing) -> list[Waiting]:
 
 
 def _departures(rings: Sequence[Ring]) -> tuple[Departure, ...]:
-    """Return the ranks whose step goes another way than their own earlier steps.
-
-    Without those that all ranks share, such as an evaluation.
-    """
+    """Return the ranks whose step goes another way than their own earlier steps, unless all do, as in an evaluation."""
     found = [each for ring in rings for each in _departure(ring)]
     ways = {each.way for each in found}
     return tuple(found) if len(found) < len(rings) or len(ways) > 1 else ()

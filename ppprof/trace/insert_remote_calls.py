@@ -87,10 +87,7 @@ def with_remote_calls(trace: Trace, folder: RunFile) -> Trace:
 
 
 def _aligned_calls(calls: list[RemoteCall]) -> list[_AlignedCall]:
-    """Return the calls sorted by the time at which they were sent.
-
-    A call is left out if the call in which it was made is missing.
-    """
+    """Return the calls by the time at which they were sent, without those whose parent call is missing."""
     offsets = aligned(calls)
     aligned_by_id: dict[str | None, _AlignedCall] = {}
     inside = defaultdict(list)
@@ -109,10 +106,7 @@ def _aligned_calls(calls: list[RemoteCall]) -> list[_AlignedCall]:
 
 
 class _FreeIds:
-    """Ids of tracks, devices and correlations that the trace does not use yet.
-
-    An id that a method returns is in use from then on.
-    """
+    """Ids of tracks, devices and correlations that the trace does not use, each returned once."""
 
     def __init__(self, trace: Trace) -> None:
         self.process = _first(trace.events["process"])

@@ -278,10 +278,6 @@ def _integer(value: object) -> int:
 
 
 def _trim_heap() -> None:
-    """Return freed memory to the operating system.
-
-    glibc keeps small freed pieces, which add up to a third of the size of a trace. Without glibc
-    this function does nothing.
-    """
+    """Return small freed pieces to the system, up to a third of the size of a trace; only glibc keeps them."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -209,10 +209,7 @@ class _Tracks:
 
 
 def _clock_label(clock: Clock | None, rank: int) -> str:
-    """Return the text that chrome://tracing shows after the name of a process.
-
-    It is empty for rank 0 without a clock, since rank 0's clock is the reference.
-    """
+    """Return the text that chrome://tracing shows after a process's name; "" for rank 0, whose clock is the reference."""
     if clock is not None:
         return f"clock within {clock.error_ns / 1000:g} us of rank 0's ({clock.method})"
     return "its own clock" if rank else ""

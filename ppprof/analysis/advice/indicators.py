@@ -557,10 +557,7 @@ class IndicatorBuilder:
         return overheads
 
     def _slow_calls(self) -> pl.DataFrame:
-        """Return the calls of the stepping threads that allocate, free or load kernels; adds names.
-
-        They are rows of ``tree.launches``. A launch of `LOADING_NS` or longer loads its kernel.
-        """
+        """Return the rows of ``tree.launches`` that allocate, free or load kernels; adds their names."""
         calls = self.tree.launches.filter(
             pl.col("thread").is_in(self.steps["thread"].unique().implode())
         )

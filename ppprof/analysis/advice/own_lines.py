@@ -244,10 +244,7 @@ def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:
 
 
 def _trained(forward: pl.DataFrame, outermost: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with a Backward behind them in their step, ahead of an update.
-
-    All, if no Backward is recorded.
-    """
+    """Return the events with a Backward behind them in their step, ahead of an update; all without any Backward."""
     if outermost.filter(pl.col("category") == "Backward").is_empty():
         return forward
     end = forward["end_ns"].to_numpy()

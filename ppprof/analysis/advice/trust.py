@@ -143,11 +143,7 @@ _OVERHEAD = (
 
 
 def _longer_steps(evidence: Evidence) -> list[Finding]:
-    """Report that steps take clearly longer while they are recorded.
-
-    Steps in windows are compared with steps outside windows. The 95% interval of the change must be
-    above 0, and the change at least `OVERHEAD_MINOR`.
-    """
+    """Report that steps in windows take clearly longer than steps outside: by `OVERHEAD_MINOR`, and not by chance."""
     times = evidence.sound_times.select("rank", "step", "window", step_ns="batch_cost_ns")
     outside = times.filter(pl.col("window").is_null())
     inside = times.filter(pl.col("window").is_not_null())

@@ -182,10 +182,7 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
 
 
 def _functions_around(profile: Profile, gaps: pl.DataFrame) -> list[str]:
-    """Return the innermost Python function around the middle of each gap, in parentheses.
-
-    Functions of installed packages do not count. Empty if the trace has no such function there.
-    """
+    """Return the innermost Python function of the user's around the middle of each gap, in parentheses; "" without one."""
     frames = profile.trace.frames
     if frames.is_empty():
         return [""] * gaps.height

@@ -442,11 +442,7 @@ MORE_WORK = 0.05
 
 
 def _saved(evidence: Evidence, rank: int) -> float | None:
-    """Return the gain, in nanoseconds per step, of a replay in which a rank's worker is not slow.
-
-    None if there is no gain, if no step can be replayed, or if the replay differs from the recorded
-    times by more than 10%.
-    """
+    """Return the gain per step of a replay in which a rank's worker is not slow; None without a gain or a trusted replay."""
     table = _trusted_what_if(evidence)
     if table.is_empty():
         return None

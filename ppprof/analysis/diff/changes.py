@@ -181,10 +181,7 @@ def _with_common_stages(tables: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 def _stages(tables: Sequence[pl.DataFrame]) -> list[int | None]:
-    """Return the distinct stages of ``tables``, ascending.
-
-    None is the only stage or is missing, if the tables come from `_with_common_stages`.
-    """
+    """Return the distinct stages of ``tables``, ascending; None is the only one, or is missing."""
     return sorted(
         {stage for modules in tables for stage in modules["stage"].unique()},
         key=lambda stage: -1 if stage is None else stage,

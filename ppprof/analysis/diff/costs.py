@@ -262,11 +262,7 @@ def _shape_costs(profile: Profile) -> pl.DataFrame:
 
 
 def _by_name_and_step(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the number of calls and the summed times of each name and step.
-
-    Returns:
-        name, step, calls (int64) and the sums, unordered.
-    """
+    """Return name, step, calls (int64) and the summed times of each name and step, unordered."""
     sums = calls.drop_nulls("step").group_by("name", "step")
     return sums.agg(pl.len().cast(pl.Int64).alias("calls"), pl.all().exclude("name", "step").sum())
 
@@ -307,10 +303,7 @@ def _gpu_utilization(profile: Profile) -> float | None:
 
 
 def _memory(trace: Trace) -> tuple[float | None, int | None]:
-    """Return the mean over time and the maximum of the allocated bytes; None without memory events.
-
-    They are those of the fullest device, or of the host if no device has memory events.
-    """
+    """Return mean over time and maximum of the allocated bytes of the fullest device, or of the host; None if unknown."""
     memory = trace.memory.filter(pl.col("current_allocated").is_not_null())
     if memory.is_empty():
         return None, None

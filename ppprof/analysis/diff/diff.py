@@ -453,10 +453,7 @@ def _without_unknown_parts(
 
 
 def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
-    """Return each rank's label, rank, means over steps, and the variances of the means.
-
-    Ranks without a label have no row.
-    """
+    """Return label, rank, means over steps, and the variances of the means, of each rank with a label."""
     waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
     own_ns = pl.when(pl.col("rest_ns").is_not_null()).then(pl.col("step_ns") - waits)
     steps = run.steps.with_columns(own_ns=own_ns)

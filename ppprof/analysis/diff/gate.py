@@ -38,10 +38,7 @@ _STATUS_TEXTS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusi
 
 
 class _Interval(NamedTuple):
-    """A change and its 95% interval: ratios, or nanoseconds, bytes or calls.
-
-    Without an interval, ``low`` and ``high`` have the value None.
-    """
+    """A change and its 95% interval: ratios, nanoseconds, bytes or calls; None for a bound that is unknown."""
 
     value: float | None
     """The change; None if it is a ratio to a baseline of 0."""

@@ -257,9 +257,6 @@ def levels(root: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _zip_equal(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
-    """Yield the pairs of nodes of two trees of equal names and structure, in pre-order.
-
-    The number is the depth of both nodes; 0 is the root.
-    """
+    """Yield the pairs of nodes of two equal trees, in pre-order, each with its depth; 0 is the root."""
     for (one, depth), (other, _) in zip(levels(left), levels(right)):
         yield one, other, depth

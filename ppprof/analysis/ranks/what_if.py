@@ -284,10 +284,7 @@ def _repairs(replay: Replay) -> Iterator[_Repair]:
 
 
 def _by_replica(replay: Replay, repair: _Repair) -> Iterator[_Repair]:
-    """Yield ``repair``, of all replicas together, for each replica alone.
-
-    Replicas do not meet before their last pass, so one replay serves all of them.
-    """
+    """Yield ``repair``, of all replicas together, for each alone: replicas do not meet before their last pass."""
     unchanged = replay.finished()
     for index, replica in enumerate(replay.replicas):
         one, others = unchanged.copy(), replay.ideal.copy()

@@ -236,10 +236,7 @@ def compared(view: str, sorted_by: str) -> str:
 def _stack(
     tables: Mapping[int, pl.DataFrame], coordinates: Mapping[int, str | None]
 ) -> pl.DataFrame:
-    """Return the tables of all ranks as one, sorted by rank.
-
-    Adds the columns rank, coordinate and row (the row's number in its rank's table).
-    """
+    """Return the tables of all ranks as one, by rank, with rank, coordinate and row (its number in the rank's table)."""
     return pl.concat(
         tables[rank].select(
             pl.lit(rank, pl.Int64).alias("rank"),

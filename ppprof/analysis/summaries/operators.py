@@ -205,10 +205,7 @@ _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()
 
 
 def _accumulation(tree: Tree, calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of ``Global_`` gradient nodes without the time of their ``Local_`` children.
-
-    Calls without such a child are left out.
-    """
+    """Return the calls of ``Global_`` gradient nodes that have ``Local_`` children, without the time of these."""
     is_local = Labels.of(children["inner"]).where(lambda name: name.startswith("Local_"))
     local = children.select("row", "cpu_ns", "device_ns")[np.flatnonzero(is_local)]
     local = local.with_columns(row=pl.Series(tree.events.parent[local["row"].to_numpy()]))

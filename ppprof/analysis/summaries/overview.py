@@ -147,10 +147,7 @@ def overview(profile: Profile) -> pl.DataFrame:
 
 
 def _host_categories(tree: Tree) -> dict[str, tuple[int, int]]:
-    """Return the calls and the time of each category of host events and launches, in Paddle's order.
-
-    Launches without a host event around them do not count.
-    """
+    """Return calls and time of each category of host events and of launches in them, in Paddle's order."""
     events = tree.events
     host = events.parent[events.launches]
     rows: Array | slice = slice(0, events.first_device)

@@ -420,10 +420,7 @@ class Triggers:
             self._own.take(message)
 
     def _accept_plan(self, plan: Plan, step: int) -> None:
-        """Take over a plan: wait for its window, join it late, or log that the window was missed.
-
-        A rank that does not record the window logs nothing.
-        """
+        """Take over a plan: wait for its window, join it late, or, if this rank records it, log that it was missed."""
         members = self._topology.select(plan.ranks) & self._recorded
         if self._slow is not None:
             self._report_from = self._cool_until = plan.end + self._slow.cool_down

@@ -259,10 +259,7 @@ class Collectives(WindowObserver):
     def _annotations(
         self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[str]:
-        """Return ``["axis=dp", "group=0", ...]`` for a call; an empty list for invalid arguments.
-
-        The called function itself rejects invalid arguments.
-        """
+        """Return ``["axis=dp", "group=0", ...]`` for a call; [] for arguments that the called function itself rejects."""
         try:
             call = op.signature.bind(*args, **kwargs)
             call.apply_defaults()
@@ -420,10 +417,7 @@ def _dtype(tensor: Any) -> str:
 
 
 def _num_sharers(transfer: Any) -> int:
-    """Return the number of ranks that share the tensor of a transfer: each moves a part of it.
-
-    Only Fleet's pipeline has such transfers (``send_partial_on_calc_stream``).
-    """
+    """Return the number of ranks that share the tensor of a transfer, as Fleet's pipeline splits it among them."""
     pipeline = sys.modules.get(_PIPELINE)
     is_shared = getattr(pipeline, "_is_valid_send_recv_partial", None)
     num_ranks = getattr(transfer, "nranks", 1)

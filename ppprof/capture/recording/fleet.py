@@ -151,10 +151,7 @@ def _sliced_optimization(method: Method, optimizer: Any, *args: Any, **kwargs: A
 
 
 def _classes(module: str, prefix: str) -> list[type]:
-    """Return the classes that a module defines whose names begin with ``prefix``.
-
-    Empty if the module is not loaded.
-    """
+    """Return the classes that a module defines whose names begin with ``prefix``; [] if it is not loaded."""
     values = vars(sys.modules[module]).values() if module in sys.modules else ()
     return [
         kind

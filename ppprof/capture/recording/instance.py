@@ -129,11 +129,7 @@ def _call(preempt: Callable[[], None]) -> None:
 
 
 def _release_timers() -> bool:
-    """Release the C++ profiler of ``paddle.profiler.Profiler(timer_only=True)``, which never uses it.
-
-    Returns:
-        Whether there was one.
-    """
+    """Release the C++ profiler of a ``timer_only`` Profiler, which never uses it; return whether there was one."""
     kind = paddle.profiler.Profiler
     found = False
     for item in gc.get_objects():

@@ -465,10 +465,7 @@ if hasattr(os, "memfd_create"):
 
 
 def _thread_times() -> dict[int, tuple[int, int]]:
-    """Return for how long each thread of this process ran, and waited for a processor, in ns, by its id.
-
-    Empty where the system does not say it.
-    """
+    """Return for how long each thread ran, and waited for a processor, in ns, by its id; {} where that is unknown."""
     times = {}
     with suppress(OSError, ValueError):  # no Linux
         for task in Path("/proc/self/task").iterdir():

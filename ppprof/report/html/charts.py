@@ -238,10 +238,7 @@ def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
-    """Return the micro-batch passes and bubbles of the typical step, as spans for ``lanes.js``.
-
-    There is a row for each rank, sorted by pipeline stage, then rank.
-    """
+    """Return the passes and bubbles of the typical step as spans for ``lanes.js``: a row a rank, by stage, then rank."""
     step = typical_step(report)
     rows: list[dict[str, str]] = []
     parts = []
@@ -284,10 +281,7 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
 
 
 def _roofline(report: ReportData, links: Links) -> dict[str, Any] | None:
-    """Return the operators that compute, as points by family, and the roof of each dtype.
-
-    Rates are in FLOP/s and bytes/s.
-    """
+    """Return the operators that compute, as points by family, and the roof of each dtype, in FLOP/s and bytes/s."""
     table = report.efficiency.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0))
     table = table.head(_MAX_POINTS)
     if table.is_empty():

@@ -367,10 +367,7 @@ _MODULES = (
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """Return the ``limit`` modules whose own time changed most, and the modules that contain them.
-
-    Rows are in pre-order, and stay so.
-    """
+    """Return the ``limit`` modules whose own time changed most, and those that contain them, in pre-order."""
     order = sorted(range(len(rows)), key=lambda row: -abs(rows[row]["delta_self_ns"] or 0.0))
     keep: set[int] = set()
     for row in order[:limit]:

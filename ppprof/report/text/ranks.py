@@ -249,10 +249,7 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
 
 
 def _coordinates(cluster: Cluster, rank: int) -> str:
-    """Return the positions of a rank on the axes on which ranks differ, such as `` (dp0 mp1)``.
-
-    Empty if the ranks differ on no axis.
-    """
+    """Return a rank's positions on the axes on which ranks differ, such as `` (dp0 mp1)``; "" without such an axis."""
     (row,) = cluster.steps.filter(pl.col("rank") == rank).head(1).iter_rows(named=True)
     coordinates = [
         f"{axis}{row[axis]}"
@@ -263,10 +260,7 @@ def _coordinates(cluster: Cluster, rank: int) -> str:
 
 
 def _clock_errors(cluster: Cluster, options: TableOptions) -> list[str]:
-    """Return a line with the largest error for each method that gave clock offsets.
-
-    Methods without an error above 0 get no line.
-    """
+    """Return a line with the largest error above 0 for each method that gave clock offsets."""
     lines = []
     for method, how in (("exchange", "measured"), ("collectives", "bounded by collectives")):
         errors = [clock.error_ns for clock in cluster.clocks.values() if clock.method == method]

@@ -227,10 +227,7 @@ _OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 
 
 
 def _operator_name(row: Row) -> str:
-    """Return an operator's name; that of what it called or launched indented.
-
-    An indented name that is too wide is cut and ends in "...", as in Paddle's table.
-    """
+    """Return an operator's name; that of what it called or launched indented, and cut as in Paddle's table."""
     name = _local_name(row)
     indent = _OPERATOR_INDENT.get(row["kind"])
     return name if indent is None else " " * indent + cut(name, _OPERATOR_WIDTH - indent)

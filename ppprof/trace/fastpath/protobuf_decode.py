@@ -240,10 +240,7 @@ class NumpyBuffer:
     def _any_field(
         self, number: Int64, kind: Int64, cursor: Int64
     ) -> tuple[Int64, Int64, UInt64, Int64]:
-        """Return what `_next_field` returns, for fields of any types.
-
-        ``number`` and ``kind`` come from the fields' tags; ``cursor`` is the byte after each tag.
-        """
+        """Return what `_next_field` returns for fields with these numbers and types; ``cursor`` is behind each tag."""
         lengths = kind == LEN
         low, after = np.zeros(len(cursor), np.uint64), cursor.copy()
         rows = np.flatnonzero(lengths | (kind == VARINT))

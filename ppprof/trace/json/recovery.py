@@ -239,10 +239,7 @@ class EventDecoder(Generic[Event]):
         return events
 
     def _events_at(self, text: bytes, starts: Sequence[int]) -> list[Event]:
-        """Return events whose offsets are known.
-
-        ``starts`` holds the offset of each event, followed by the end of the last event.
-        """
+        """Return the events at ``starts``, whose last item is the end of the last event."""
         if len(starts) < 2:
             return []
         piece = text[starts[0] : starts[-1]].rstrip(b" \t\r\n,")
@@ -431,9 +428,6 @@ def _encodable(value: Any) -> Any:
 
 
 def _middle(body: bytes) -> int:
-    """Return the offset at which an event near the middle of ``body`` begins.
-
-    It is 0 if ``body`` is a single event. Events may be invalid JSON.
-    """
+    """Return the offset at which an event near the middle of ``body`` begins, valid or not; 0 for a single event."""
     after = re.compile(_BETWEEN).search(body, len(body) // 2)
     return after.end() if after else last_event_start(body, 0, len(body), _BETWEEN)

@@ -332,10 +332,7 @@ def _starts(
 
 
 def _slack(relative_ns: Int64) -> Int64:
-    """Return the possible error of float32 microseconds that were rounded twice.
-
-    Argument and result are in nanoseconds. The error is 0 below 16 ms.
-    """
+    """Return the possible error, in ns, of float32 microseconds that were rounded twice; 0 below 16 ms."""
     distance = np.abs(relative_ns)
     microseconds = distance.astype(np.float32) / np.float32(1000)
     slack = np.ceil(np.spacing(microseconds).astype(np.float64) * 1000)

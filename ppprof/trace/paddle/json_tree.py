@@ -219,10 +219,7 @@ def _numbered(parts: Sequence[Array]) -> Int64:
 
 
 def _parents(start: Int64, dur: Int64, slack: Int64) -> Int32:
-    """Return the parents of the events of one thread, -1 for an outermost event.
-
-    They follow from the order of the file if it is Paddle's, and from times otherwise.
-    """
+    """Return the parents of one thread's events, -1 for none: by Paddle's order in the file, else by times."""
     parent = nest_by_level(start, start + dur, slack)
     if parent is not None:
         return parent
@@ -238,10 +235,7 @@ def _in_order(order: Int32, parent: Int32) -> tuple[Int32, Int32]:
 
 
 def _rows_of(wanted: Int64, number: Int64) -> Int32:
-    """Return the first row of ``number`` with each wanted number; -1 if there is no row.
-
-    The shape is that of ``wanted``.
-    """
+    """Return the first row of ``number`` with each wanted number, -1 without one, in the shape of ``wanted``."""
     rows = np.flatnonzero(number != MISSING)
     if not len(rows):
         return np.full(len(wanted), -1, np.int32)

@@ -371,9 +371,6 @@ def _encode_one(*fields: Field) -> bytes:
 
 
 def _message(number: int, body: list[bytes]) -> Iterator[bytes]:
-    """Yield the bytes of a message, as the field ``number`` of the file's message.
-
-    They come in parts, because one message may be most of the file.
-    """
+    """Yield the bytes of a message, as the field ``number``, in parts: one message may be most of the file."""
     yield header(number, sum(map(len, body)))
     yield from body
