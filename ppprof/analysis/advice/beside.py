@@ -6,9 +6,10 @@ import dataclasses
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import BESIDE_IN
+from ppprof.analysis.profile.step_basis import NOT_RECORDED
 from ppprof.trace import GARBAGE_COLLECTION
 
 LEAST_BESIDE = 0.05
@@ -122,16 +123,35 @@ def garbage_collection(evidence: Evidence) -> list[Finding]:
 
 
 def interpreter_lock(evidence: Evidence) -> list[Finding]:
-    """Report Python of another thread that keeps the thread of the steps from running.
+    """Report Python of another thread that keeps the thread of the steps from running, in windows and outside.
 
     Only in traces without device events: with them, a thread may stand still to wait for the device.
     """
     lines = evidence.names("lock")
     if lines.is_empty() or evidence.indicator_means["idle_ns"].count():
         return []
-    facts: dict[str, Fact] = {"line": lines["name"][0]}
     cost_ns = float(lines["time_ns"].to_numpy().sum())
-    facts["held_ns"] = cost_ns
     of_readers_ns = float(evidence.names("reader")["time_ns"].to_numpy().sum())
-    facts["remedy"] = "code-loading" if of_readers_ns > cost_ns / 2 else "code"
-    return evidence.time_finding("interpreter-lock", cost_ns, "likely", facts, lines)
+    remedy = "code-loading" if of_readers_ns > cost_ns / 2 else "code"
+    gain = _gain_of_turns(evidence)
+    gain_ns = gain and gain[0]
+    step = gain and (gain[1], NOT_RECORDED)
+    cost_ns += gain_ns or 0.0
+    facts: dict[str, Fact] = {
+        **{"line": lines["name"][0], "held_ns": cost_ns, "gain_ns": gain_ns, "remedy": remedy}
+    }
+    return evidence.time_finding("interpreter-lock", cost_ns, "likely", facts, lines, step)
+
+
+def _gain_of_turns(evidence: Evidence) -> tuple[float, float] | None:
+    """Return how much longer typical steps outside windows take, and these steps, if steps surely do.
+
+    In windows, a thread has to pass on the lock after 0.2 ms (`ppprof.capture.recording.python_stacks`).
+    """
+    if evidence.is_disturbed or evidence.recording is None:
+        return None
+    high = evidence.recording[0].high
+    typical_ns = mean_of(without_slow(evidence.unrecorded), "step_ns")
+    if high is None or high > -LEAST_BESIDE or typical_ns < evidence.step_ns:
+        return None
+    return typical_ns - evidence.step_ns, typical_ns

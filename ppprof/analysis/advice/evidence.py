@@ -21,6 +21,7 @@ from ppprof.analysis.advice.finding import (
     severity_of,
 )
 from ppprof.analysis.advice.indicators import STEPS, Indicators
+from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
@@ -28,6 +29,9 @@ from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorde
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
+
+_MOST_OUTSIDE = 200
+"""Steps outside windows that are compared with those inside."""
 
 STEP_TIMES = {
     "rank": pl.Int64,
@@ -355,6 +359,27 @@ class Evidence:
         """Return the name of a kind with the largest time; None without one."""
         names = self.names(kind)
         return None if names.is_empty() else str(names["name"][0])
+
+    @cached_property
+    def recording(self) -> tuple[Change, pl.DataFrame] | None:
+        """How much longer steps take while they are recorded; None without steps in or outside windows.
+
+        The change has its 95% interval. The table has two rows: steps (``outside``, ``inside``), num_steps
+        and mean_step_ns. Of the steps outside, the latest 200 count.
+        """
+        times = self.sound_times.select("rank", "step", "window", step_ns="batch_cost_ns")
+        outside = times.filter(pl.col("window").is_null())
+        inside = times.filter(pl.col("window").is_not_null())
+        if outside.is_empty() or inside.is_empty() or self.steps.is_empty():
+            return None
+        latest = outside["step"].unique().sort().tail(_MOST_OUTSIDE)
+        outside = outside.filter(pl.col("step").is_in(latest.implode()))
+        rows = [
+            (name, table["step"].n_unique(), float(table["step_ns"].to_numpy().mean()))
+            for name, table in (("outside", outside), ("inside", inside))
+        ]
+        names = ["steps", "num_steps", "mean_step_ns"]
+        return step_change(outside, inside), pl.DataFrame(rows, names, orient="row")
 
     @cached_property
     def largest(self) -> list[StepPart]:

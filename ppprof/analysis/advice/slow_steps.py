@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.beside import LEAST_BESIDE
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.trust import warm_ups
@@ -54,6 +55,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
     place = _place(evidence)
+    if basis == NOT_RECORDED and place["wording"] in (None, "part"):
+        place |= _lock(evidence)
     every = _distance(large) or _distance_of_line(evidence, place)
     facts: dict[str, Fact] = {
         "num_slow": slow.height,
@@ -163,6 +166,19 @@ def _place(evidence: Evidence) -> dict[str, Fact]:
     if excesses[part] < excess_ns / 2:
         return place
     return {**place, "part": part, "part_ns": excesses[part], "wording": "part"}
+
+
+def _lock(evidence: Evidence) -> dict[str, Fact]:
+    """Return the line of another thread for which the training stands still in windows; empty without one.
+
+    There, threads take turns more often: outside, the same line costs more, and not in each step.
+    """
+    lines = evidence.names("lock")
+    held_ns = float(lines["time_ns"].to_numpy().sum())
+    if evidence.is_disturbed or held_ns < LEAST_BESIDE * evidence.step_ns or not held_ns:
+        return {}
+    lock: dict[str, Fact] = {"gap": lines["name"][0], "gap_ns": held_ns, "wording": "lock"}
+    return {**lock, "part": None, "part_ns": None, "remedy": "code-lock"}
 
 
 def _mean_part(steps: pl.DataFrame, part: str) -> float:

@@ -7,7 +7,6 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.launches import idle_costs
-from ppprof.analysis.diff.significance import step_change
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import FEW
@@ -45,9 +44,6 @@ _WITHOUT_EVENTS = {
 """Type of a device, in lower case, whose plugin adds no device events to a window, whatever is
 configured -> its proposal. Source: runtime/ of each backend of PaddleCustomDevice: npu, intel_hpu and
 custom_cpu have profiler hooks that add none, gcu, biren_gpu (supa) and mps have no hooks."""
-
-_MOST_STEPS = 200
-"""Maximum number of steps outside windows that are compared; the latest steps are taken."""
 
 
 def warm_ups(evidence: Evidence) -> pl.DataFrame:
@@ -144,14 +140,9 @@ _OVERHEAD = (
 
 def _longer_steps(evidence: Evidence) -> list[Finding]:
     """Report that steps in windows take clearly longer than steps outside: by `OVERHEAD_MINOR`, and not by chance."""
-    times = evidence.sound_times.select("rank", "step", "window", step_ns="batch_cost_ns")
-    outside = times.filter(pl.col("window").is_null())
-    inside = times.filter(pl.col("window").is_not_null())
-    if outside.is_empty() or inside.is_empty() or evidence.steps.is_empty():
+    if evidence.recording is None:
         return []
-    latest = outside["step"].unique().sort().tail(_MOST_STEPS)
-    outside = outside.filter(pl.col("step").is_in(latest.implode()))
-    change = step_change(outside, inside)
+    change, rows = evidence.recording
     if change.ratio is None or change.low is None or change.low <= 0:
         return []
     if change.ratio < OVERHEAD_MINOR:
@@ -163,27 +154,17 @@ def _longer_steps(evidence: Evidence) -> list[Finding]:
         if change.ratio >= OVERHEAD_MODERATE
         else "minor"
     )
-    means = {
-        name: float(table["step_ns"].to_numpy().mean())
-        for name, table in (("outside", outside), ("inside", inside))
-    }
+    outside_ns, inside_ns = rows["mean_step_ns"]
     facts = {
         **dict.fromkeys(_OVERHEAD),
         "overhead_ratio": change.ratio,
         "low_ratio": change.low,
         "high_ratio": change.high,
-        "inside_ns": means["inside"],
-        "outside_ns": means["outside"],
+        "inside_ns": inside_ns,
+        "outside_ns": outside_ns,
         "profile_memory": evidence.text("Profiler.profile_memory"),
         "remedy": evidence.remedy("Profiler"),
     }
-    rows = pl.DataFrame(
-        {
-            "steps": list(means),
-            "num_steps": [outside["step"].n_unique(), inside["step"].n_unique()],
-            "mean_step_ns": list(means.values()),
-        }
-    )
     return evidence.warning("profiler-overhead", severity, facts, rows)
 
 

@@ -703,6 +703,45 @@ def test_a_thread_that_runs_python_while_the_training_stands_still(
     )
 
 
+@pytest.mark.parametrize(
+    ("outside_us", "cost_us"),
+    [(1500, 1000), (1040, 500)],  # 4% may be chance
+)
+def test_a_window_in_which_threads_take_turns_more_often_hides_a_part_of_the_wait(
+    outside_us, cost_us, tmp_path
+):
+    """500 in the window, and what steps outside take longer."""
+    times = step_lines(outside_us * US)
+    for each in times[10:30]:
+        each.update(batch_cost_ns=each["batch_cost_ns"] * 1000 // outside_us, window=0)
+    path = run(
+        tmp_path / "log", [training(999)], stacks=[beside_a_reader(ran=1.0)], step_lines=[times]
+    )
+    finding = one("interpreter-lock", ppprof.advise(ppprof.open(path)))
+    assert finding.cost_ns == pytest.approx(cost_us * US, rel=0.01)
+    assert ("outside the window" in render_findings([finding])) == (cost_us > 500)
+
+
+def test_slow_steps_outside_the_window_may_be_those_in_which_another_thread_keeps_the_lock(
+    tmp_path,
+):
+    """Every fifth or so is slow, none of them in the window, where threads take turns more often."""
+    times = step_lines(1000 * US, steps=60)
+    for step in (3, 8, 14, 41, 47, 58):
+        times[step]["batch_cost_ns"] = 400_000 * US
+    for each in times[16:22]:
+        each["window"] = 0
+    threads = {"threads": [training(999)], "step_lines": [times]}
+    for stacks, line in (
+        (beside_a_reader(), "data.py:3, __getitem__()"),
+        (beside_a_reader(0.3), None),
+    ):
+        path = run(tmp_path / str(line), stacks=[stacks], **threads)
+        found = one("slow-steps", ppprof.advise(ppprof.open(path)))
+        assert (found.facts["gap"], found.facts["wording"]) == (line, line and "lock")
+        assert (found.severity, found.confidence) == ("major", "possible")
+
+
 def test_a_wait_for_data_is_not_one_for_the_interpreter(tmp_path):
     """Of the 500 in which the training stands still, it waits for data for 480."""
     path = run(tmp_path / "log", [loading(480)], stacks=[beside_a_reader()])
