@@ -15,10 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import yaml
 
 import ppprof
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
+from tools.release import read_version
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ppprof.__file__).parent
@@ -63,6 +65,19 @@ def test_foreign_code_comes_with_its_licences():
         "d3.LICENSE": "Copyright 2010-2016 Mike Bostock",
     }.items():
         assert owner in html.joinpath("licenses", name).read_text("utf-8")
+
+
+def test_the_conda_recipe_needs_what_the_package_needs():
+    recipe = yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text("utf-8"))
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (python,) = re.findall(r'^requires-python = "(.+?)"', project, re.M)
+    (needed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.M | re.S)
+    needs = re.findall(r'^  "([\w-]+)(.+?)"', needed, re.M)
+    assert len(needs) > 5
+    run = {f"{name.lower().replace('-', '_')} {bounds}" for name, bounds in needs}
+    assert set(recipe["requirements"]["run"]) == run | {f"python {python}"}
+    assert f"python {python}" in recipe["requirements"]["host"]
+    assert recipe["package"]["version"] == read_version(ROOT)
 
 
 def run(*command: object, **more: object) -> str:
@@ -110,7 +125,9 @@ def test_what_is_in_the_wheel(release):
     assert not [
         need for need in needed if re.match("paddle|visualdl|distributed|pandas|pyarrow", need)
     ]
-    assert set(about.get_all("Provides-Extra")) == {"train", "gpu", "view", "dask", "pandas"}
+    assert set(about.get_all("Provides-Extra")) == {
+        *("train", "gpu", "view", "dask", "pandas", "mcp", "otlp")
+    }
 
 
 @pytest.mark.all
