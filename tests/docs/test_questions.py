@@ -1,4 +1,4 @@
-"""Twenty questions of users: each has its answer at most two clicks from the README.
+"""Questions of users: each has its answer at most two clicks from the README.
 
 An answer is recognised by its code, which is the same in both languages: all of it is in one section.
 """
@@ -49,6 +49,18 @@ QUESTIONS = {
     "The job was killed: where are its tables?": ["ppprof finish"],
     "How does an assistant read a run?": ["mcpServers", "mcp"],
     "Which ports does it open?": ["UDP", "Profiler.trigger"],
+    "It hangs ahead of the first step: what is known?": ["--steps 0:10", "py-spy dump"],
+    "The kernel killed a rank, out of memory: who held it?": [
+        "SIGKILL",
+        "`steps/*.jsonl`",
+        "worker",
+    ],
+    "CUPTI has insufficient privileges: what do I do?": [
+        "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
+        "NVreg_RestrictProfilingToAdminUsers=0",
+    ],
+    "The job was started without ppprof: what can I still see?": ["py-spy dump --pid PID"],
+    "How much disk does a window of 512 ranks take?": ["`json.gz`", "`max_trace_mb`", "`ranks`"],
 }
 
 
