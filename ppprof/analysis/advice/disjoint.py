@@ -192,6 +192,8 @@ def _lines_of(finding: Finding) -> list[str]:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]
+    if finding.rule == "unused-rows":
+        return []  # its line only looks rows up
     lines = [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
     return [*lines, GARBAGE_COLLECTION] if finding.rule == "garbage-collection" else lines
 

@@ -157,7 +157,7 @@ which Python collects garbage), lock
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on logits:
 `ppprof.analysis.efficiency.avoidable`), table (operators on an embedding's table, with the time of rows that do
-not occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
+not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
@@ -247,8 +247,12 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
     tables = unused_rows(profile)
-    builder.add_names("table", tables.select("step", "name", time_ns="saved_ns"))
-    builder.add_names("lookup", builder.in_lines(tables.filter("is_lookup")))
+    saves = tables.filter(pl.col("saved_ns") > 0)
+    builder.add_names("table", saves.select("step", "name", time_ns="saved_ns"))
+    used = saves.filter("is_update").with_columns(pl.col("time_ns") - pl.col("saved_ns"))
+    builder.add_names("used", used)
+    lookups = tables.filter(pl.col("is_lookup") & (pl.col("table_saved_ns") > 0))
+    builder.add_names("lookup", builder.in_lines(lookups.with_columns(time_ns="table_saved_ns")))
     if not profile.unrecorded_device:
         builder.add_largest()
     loads = builder.hosts(builder.phase("Dataloader")["row"].to_numpy())

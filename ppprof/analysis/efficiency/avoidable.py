@@ -113,10 +113,9 @@ VOCABULARY = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}
 LEAST_WORDS = 8192
 """Fewer classes are no vocabulary."""
 
-_TABLES = {"embedding": 1, "c_embedding": 0}
-"""Operator -> index of its table among the inputs; the other one has the rows to look up."""
 _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 _Shape = tuple[int, ...]
+_Kinds = dict[str, tuple[str, list[_Shape]]]
 
 
 def vocabulary_work(profile: Profile) -> pl.DataFrame:
@@ -143,7 +142,11 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     return found.select(*VOCABULARY).cast(VOCABULARY)  # type: ignore[arg-type]
 
 
-UNUSED_ROWS = {**VOCABULARY, "saved_ns": pl.Int64(), "row": pl.Int64(), "is_lookup": pl.Boolean()}
+UNUSED_ROWS = {
+    **VOCABULARY,
+    **dict.fromkeys(("saved_ns", "table_saved_ns", "row"), pl.Int64()),
+    **dict.fromkeys(("is_lookup", "is_update"), pl.Boolean()),
+}
 """Columns of `unused_rows`."""
 
 
@@ -152,53 +155,87 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
 
     ::
 
-        embedding       [256,10] [60000,32]      looks up 2560 rows at most
+        embedding       [256,10] [60000,32]      reads 2560 rows at most
         embedding_grad  [256,10] [60000,32]      writes all rows
         adam_           [60000,32] [60000,32]    updates all rows; 57440 of them do not occur
 
-    The product of a ``one_hot`` and a table looks up rows, too. A table that is in another product is
-    left out: it is shared with the last layer, whose gradient has all rows.
+    The product of a ``one_hot`` and a table computes on all rows, too. Left out are
+
+    - tables without gradients, and those in another product or gradient, such as that of a shared last
+      layer: it has all rows;
+    - tables whose gradients are sparse already;
+    - products whose first input may be another one than the ``one_hot``: an operator takes its shape;
+    - updates of a table of which a step has only gradients: how many steps they add is unknown.
 
     Returns:
-        A row for each call: columns of `VOCABULARY`; saved_ns, the part of time_ns of the rows that
-        no lookup of the step takes; row (of the events); is_lookup.
+        A row for each call: columns of `VOCABULARY`; saved_ns, the part of time_ns of rows that no
+        lookup of the rank takes (of an update, no lookup of the step that has a gradient);
+        table_saved_ns, that of all operators on the table in the step; row (of the events); is_lookup
+        (one with a gradient), is_update. Tables of equal shape share the lookups of a step evenly.
     """
-    calls = _calls(profile)
+    calls = _calls(profile).drop_nulls("step")
     kinds = _kinds(calls)
-    ids = {shapes[0] for name, shapes in kinds.values() if name == "one_hot" and shapes}
-    taken = {kind: taker for kind, each in kinds.items() if (taker := _lookup(*each, ids))}
-    others = [each for kind, each in kinds.items() if kind not in taken]
-    products = [shape for name, each in others if family_of(name) == "product" for shape in each]
-    tables = {table for table, _ in taken.values() if table[0] >= LEAST_WORDS}
-    tables -= {shape for each in products for shape in (each, each[::-1])}
-    of_ids = {ids_of: table for table, ids_of in taken.values()}
-    rows = []
-    for kind, (name, shapes) in kinds.items():
-        own, looked_up = taken.get(kind, (None, ()))
-        table = of_ids.get(shapes[0]) if name == "one_hot" and shapes else own
-        table = table or next((shape for shape in shapes if shape in tables), None)
-        if table in tables:
-            is_lookup = own is not None and "_grad " not in kind
-            rows.append((kind, str(table), table[0], math.prod(looked_up) * is_lookup, is_lookup))
-    schema = {"name": pl.String, "table": pl.String, "rows": pl.Int64, "taken": pl.Int64}
-    found = calls.join(
-        pl.DataFrame(rows, {**schema, "is_lookup": pl.Boolean}, orient="row"), on="name"
+    lookups = _lookups(kinds)
+    others = {kind: each for kind, each in kinds.items() if kind not in lookups}
+    tables = {table for kind, (table, _) in lookups.items() if "_grad " in kind}
+    for kind, (name, shapes) in others.items():
+        if "_grad " in kind or family_of(name) == "product":
+            tables -= {shape for each in shapes for shape in (each, each[::-1])}
+        # A sparse gradient has fewer rows than the table.
+        elif family_of(name) == "update" and len({s for s in shapes if s[1:] == shapes[0][1:]}) > 1:
+            tables.discard(shapes[0])
+    rows: list[tuple[str, _Shape, int | None, int, bool]] = []
+    for kind, (table, num_ids) in lookups.items():
+        is_gradient = "_grad " in kind
+        # The operator embedding reads no other rows.
+        needed = table[0] if kind.startswith("embedding ") else num_ids
+        is_lookup = kind.replace(" ", "_grad ", 1) in lookups
+        rows.append((kind, table, needed, num_ids if is_gradient else 0, is_lookup))
+    for kind, (name, shapes) in others.items():
+        if shapes and family_of(name) == "update":
+            rows.append((kind, shapes[0], None, 0, False))
+    wide = [
+        (kind, str(table), table[0], *rest)
+        for kind, table, *rest in rows
+        if table in tables and table[0] >= LEAST_WORDS
+    ]
+    schema = {
+        **dict.fromkeys(("name", "table"), pl.String()),
+        **dict.fromkeys(("rows", "needed", "written"), pl.Int64()),
+        "is_lookup": pl.Boolean(),
+    }
+    of_table = "step", "table"
+    found = calls.join(pl.DataFrame(wide, schema, orient="row"), on="name").with_columns(
+        is_update=pl.col("needed").is_null(),
+        updates=pl.col("needed").is_null().sum().over(of_table),
     )
-    used = (pl.col("taken").sum().over("step", "table") / pl.col("rows")).clip(0, 1)
-    found = found.with_columns(saved_ns=(pl.col("time_ns") * (1 - used)).round())
+    are_known = (pl.col("updates") > 0).all().over("table")
+    updated = pl.col("written").sum().over(of_table) / pl.col("updates")
+    needed_rows = pl.coalesce("needed", pl.when(are_known).then(updated).otherwise("rows"))
+    unused = (1 - needed_rows / pl.col("rows")).clip(0, 1)
+    found = found.with_columns(saved_ns=(pl.col("time_ns") * unused).round())
+    found = found.with_columns(table_saved_ns=pl.col("saved_ns").sum().over(of_table))
     return found.select(*UNUSED_ROWS).cast(UNUSED_ROWS)  # type: ignore[arg-type]
 
 
-def _lookup(name: str, shapes: list[_Shape], one_hots: set[_Shape]) -> tuple[_Shape, _Shape] | None:
-    """Return the table of a lookup and the shape of the rows to look up; None for another operator."""
-    if len(shapes) < 2:
-        return None
-    if name in _TABLES:
-        index = _TABLES[name]
-        return shapes[index], shapes[1 - index]
-    ids, table = shapes[0][:-1], shapes[1]
-    is_one_hot = ids in one_hots and shapes[0][-1] == table[0] and family_of(name) == "product"
-    return (table, ids) if is_one_hot else None
+def _lookups(kinds: _Kinds) -> dict[str, tuple[_Shape, int]]:
+    """Return name -> table and number of ids of lookups, their gradients and their ``one_hot``."""
+    one_hots = {
+        shapes[0]: kind for kind, (name, shapes) in kinds.items() if name == "one_hot" and shapes
+    }
+    lookups = {}
+    for kind, each in kinds.items():
+        name, shapes = each
+        if len(shapes) < 2:
+            continue
+        first, table = shapes[:2]
+        if name == "embedding":
+            lookups[kind] = table, math.prod(first)
+        elif first[:-1] in one_hots and first[-1] == table[0] and family_of(name) == "product":
+            takers = [(taker, its) for taker, its in kinds.items() if first in its[1]]
+            if all(its == each or taker.startswith("cast ") for taker, its in takers):
+                lookups[kind] = lookups[one_hots[first[:-1]]] = table, math.prod(first[:-1])
+    return lookups
 
 
 def _calls(profile: Profile) -> pl.DataFrame:
@@ -208,7 +245,7 @@ def _calls(profile: Profile) -> pl.DataFrame:
     return calls.select(step.alias("step"), pl.format("{} {}", "name", "shapes"), "time_ns", "row")
 
 
-def _kinds(calls: pl.DataFrame) -> dict[str, tuple[str, list[_Shape]]]:
+def _kinds(calls: pl.DataFrame) -> _Kinds:
     """Return names of `_calls` -> the operator, of a gradient that which it belongs to, and its shapes."""
     kinds = {}
     for kind in calls["name"].unique(maintain_order=True).to_list():

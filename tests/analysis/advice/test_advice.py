@@ -36,6 +36,7 @@ from tests.fixtures.findings import (
     batches,
     beside,
     beside_a_reader,
+    called_on_tables,
     calling,
     calls_of_teaching,
     collecting,
@@ -46,11 +47,11 @@ from tests.fixtures.findings import (
     holding,
     in_lines,
     loading,
-    looking_up,
     looping,
     losing,
     multiplying,
     on_device,
+    on_table,
     one,
     op,
     pointwise,
@@ -130,7 +131,7 @@ NEARLY = {
     "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},
-    "unused-rows": {"threads": [looking_up(8191)]},
+    "unused-rows": {"threads": [called_on_tables(*on_table(8191, 1))]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
@@ -192,34 +193,73 @@ def test_what_keeps_a_product_slow(made, config, remedy, tmp_path):
     assert remedies == ([] if remedy is None else [remedy])
 
 
-UPDATE = ("adam_", {"X0": [[50304, 768]]})
+LOOKUP, GRADIENT, UPDATE = on_table(16384, 4096)
+TABLE = [16384, 768]
+ONE_HOT = {"X0": [[4096, 16384]], "X1": [TABLE]}
+LOOKUP_BY_PRODUCT = (
+    ("one_hot", {"X0": [[4096]]}),
+    ("matmul", ONE_HOT),
+    ("Global_MatmulGradNode", ONE_HOT),
+    UPDATE,
+)
 
 
 @pytest.mark.parametrize(
-    ("made", "saved", "remedy"),
+    ("calls", "saved", "remedy"),
     [
-        (looking_up(50304, ids=50304), 0, None),  # all rows may occur
-        (looking_up(50304, UPDATE, ids=0), 300, "code"),
-        # Rows of a tied table occur in the product of the last layer.
-        (looking_up(50304, UPDATE, ("matmul", {"X0": [[8, 768]], "X1": [[50304, 768]]})), 0, None),
+        ((LOOKUP, GRADIENT, UPDATE), 75, "code"),
+        (on_table(16384, 16384), 0, None),  # all rows may occur
+        # The lookup itself reads no other rows: a frozen table costs nothing.
+        ((LOOKUP,), 0, None),
         (
-            looking_up(
-                50304,
-                ("matmul", {"X0": [[0, 50304]], "X1": [[50304, 768]]}),
-                UPDATE,
-                lookup="one_hot",
-                ids=0,
-            ),
-            500,
-            "code-one-hot",
-        ),
+            (LOOKUP, ("scale", {"X0": [TABLE]}), GRADIENT, UPDATE),
+            75,
+            "code",
+        ),  # an average needs all
+        # Two lookups of a quarter: the update needs half of the rows, each gradient a quarter.
+        ((LOOKUP, LOOKUP, GRADIENT, GRADIENT, UPDATE), 100, "code"),
+        # One lookup each in two tables.
+        ((LOOKUP, LOOKUP, GRADIENT, GRADIENT, UPDATE, UPDATE), 150, "code"),
+        # A lookup without a gradient, such as a teacher's, changes no row.
+        ((on_table(16384, 16384)[0], LOOKUP, GRADIENT, UPDATE), 75, "code"),
+        # A last layer that shares the table, transposed, or a part of it.
+        ((LOOKUP, GRADIENT, UPDATE, ("matmul", {"X0": [[8, 768]], "X1": [TABLE]})), 0, None),
+        ((LOOKUP, GRADIENT, UPDATE, ("matmul", {"X0": [[8, 768]], "X1": [TABLE[::-1]]})), 0, None),
+        ((LOOKUP, GRADIENT, UPDATE, ("Global_SliceGradNode", {"X0": [TABLE]})), 0, None),
+        # The gradient is sparse already.
+        ((LOOKUP, GRADIENT, ("adam_", {"X0": [TABLE], "X1": [[4096, 768]]})), 0, None),
+        (LOOKUP_BY_PRODUCT, 150, "code-one-hot"),
+        # The one_hot has the labels of a loss, and the product the probabilities.
+        ((("softmax", {"X0": [[4096, 16384]]}), *LOOKUP_BY_PRODUCT), 0, None),
     ],
 )
-def test_rows_of_a_table_that_do_not_occur(made, saved, remedy, tmp_path):
-    found = findings(tmp_path, threads=[made])
+def test_rows_of_a_table_that_do_not_occur(calls, saved, remedy, tmp_path):
+    found = findings(tmp_path, threads=[called_on_tables(*calls)])
     rows = [each for each in found if each.rule == "unused-rows"]
     assert [each.facts["remedy"] for each in rows] == ([] if remedy is None else [remedy])
     assert sum(each.cost_ns for each in rows) == saved * US
+
+
+@pytest.mark.parametrize(("axes", "saved"), [({"dp": 2}, 62.5), ({"sharding": 2}, 0)])
+def test_rows_that_other_ranks_look_up_are_updated(axes, saved, tmp_path):
+    """Two ranks update twice as many rows; sharding refuses sparse gradients."""
+    thread = called_on_tables(LOOKUP, GRADIENT, UPDATE)
+    found = findings(tmp_path, threads=[thread, thread], topology=Topology.of(**axes))
+    assert sum(each.cost_ns for each in found if each.rule == "unused-rows") == saved * US
+
+
+def test_an_update_of_several_steps_gradients_is_not_counted(tmp_path):
+    """Which of the rows that it updates occurred in earlier steps is unknown."""
+    thread = called_on_tables(LOOKUP, GRADIENT, UPDATE, updated=2)
+    found = one("unused-rows", findings(tmp_path, [thread]))
+    assert found.evidence["name"].to_list() == ["embedding_grad [4096] [16384,768]"]
+
+
+def test_the_table_with_the_largest_part_is_named(tmp_path):
+    """The first lookup is in a table all of whose rows may occur."""
+    calls = (*on_table(9000, 9000), LOOKUP, GRADIENT, UPDATE)
+    found = one("unused-rows", findings(tmp_path, threads=[called_on_tables(*calls)]))
+    assert found.facts["line"] == "train.py:10, forward()"
 
 
 @pytest.mark.parametrize(
