@@ -55,6 +55,9 @@ RESHARDING = re.compile(
 """The whole names of the host events of Paddle's semi-automatic parallelism that move data: a tensor
 from one placement on the ranks (P partial, R replicated, S sharded) or one mesh to another. The others,
 such as RToSReshard, cut out what is there. On a mesh of several axes all have one name."""
+PLACING = re.compile("(reshard|dtensor_(from|to)_local) dygraph")
+"""The whole names of Paddle's Communication events around such conversions, also around those that
+move nothing."""
 
 
 def _library(name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int32, Int64
-from ppprof.trace.communication_names import RESHARDING, CommunicationNames
+from ppprof.trace.communication_names import PLACING, RESHARDING, CommunicationNames
 from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
@@ -131,11 +131,13 @@ class EventArrays:
         """Rows of the host events that communicate, ascending.
 
         Paddle's Communication events, and its conversions between placements on the ranks, which it
-        records as parts of the operators that need them (`RESHARDING`).
+        records as parts of the operators that need them (`RESHARDING`). Its events around conversions
+        do not count (`PLACING`).
         """
-        parts = self.host_rows("OperatorInner")
+        spans, parts = self.host_rows("Communication"), self.host_rows("OperatorInner")
+        is_around = self.names.take(spans).where(lambda name: bool(PLACING.fullmatch(name)))
         is_moving = self.names.take(parts).where(lambda name: bool(RESHARDING.fullmatch(name)))
-        return np.union1d(self.host_rows("Communication"), parts[is_moving])
+        return np.union1d(spans[~is_around], parts[is_moving])
 
 
 def filled(column: pl.Series, for_null: int = -1) -> Array:

@@ -38,8 +38,8 @@ OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "Stat
 """Categories of host events during which a CPU computes. Newer versions of Paddle record
 DygraphKernelLaunch and StaticKernelLaunch inside an Operator."""
 
-_COLLECTIVE = re.compile("allreduce|broadcast|rpc")
-_RESHAPE = re.compile("broadcast_(to|tensors)")
+_COLLECTIVE = re.compile("allreduce|broadcast(?!_(to|tensors))|(?<![a-z])rpc")  # no warpctc
+_PADDLE_COLLECTIVE = re.compile("allreduce|broadcast|rpc")
 _PADDLE = re.compile(PADDLE_PATTERN)
 
 
@@ -83,9 +83,13 @@ class Communication:
                 launch, so they are no computation.
         """
         events = tree.events
-        operators = events.host_rows("Operator")
-        collectives = operators[events.names.take(operators).where(_is_collective)]
         is_exact = as_paddle and events.has_devices  # Paddle makes no table of other traces
+        rule = _PADDLE_COLLECTIVE if is_exact else _COLLECTIVE
+        operators = events.host_rows("Operator")
+        is_collective = events.names.take(operators).where(
+            lambda name: bool(rule.search(name.lower()))
+        )
+        collectives = operators[is_collective]
         spans = events.host_rows("Communication") if is_exact else events.communication_spans
         rows = np.union1d(spans, collectives)
         host = events.intervals(rows)
@@ -122,11 +126,6 @@ class Communication:
         """The intervals of ``host`` and of ``device`` in one set; they may overlap."""
         start = np.concatenate((self.host[0], self.device[0]))
         return start, np.concatenate((self.host[1], self.device[1]))
-
-
-def _is_collective(operator: str) -> bool:
-    lowered = operator.lower()
-    return bool(_COLLECTIVE.search(lowered)) and not _RESHAPE.search(lowered)
 
 
 def _is_named_as_paddle(kernel: str) -> bool:

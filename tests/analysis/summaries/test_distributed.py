@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 
 from ppprof.analysis.profile.profile import Profile
@@ -111,6 +112,34 @@ def test_a_rank_that_only_communicates_hides_nothing(tmp_path):
 
 def test_without_communication_there_is_no_table(tmp_path):
     assert times_of(profile_of(tmp_path / "a.pb", *gpu_traces.one_step())) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["warpctc dygraph", "Global_WarpctcGradNode", "broadcast_to dygraph"]
+)
+def test_an_operator_with_letters_of_a_collective_does_not_communicate(tmp_path, name):
+    """Paddle's rule finds "rpc" in the loss of CTC."""
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20, span("Operator", name, 3, 17)),
+    )
+    assert times_of(profile_of(tmp_path / "a.pb", thread)) == {}
+
+
+def test_a_conversion_between_placements_communicates_where_it_moves_data(tmp_path):
+    """Paddle's Communication events stand around each: to cut out a part, here 5 to 9, moves nothing."""
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 60).around(
+            span("Communication", "dtensor_from_local dygraph", 1, 3),
+            span("Communication", "reshard dygraph", 4, 10).around(
+                span("OperatorInner", "RToSReshard", 5, 9),
+            ),
+            span("Communication", "reshard dygraph", 20, 40).around(
+                span("OperatorInner", "SToRReshard", 21, 38),
+            ),
+            span("Communication", "dtensor_to_local dygraph", 50, 55),
+        )
+    )
+    assert times_of(profile_of(tmp_path / "a.pb", thread))["Communication"] == 38 - 21
 
 
 def test_as_printed_and_as_printed_from_data(tmp_path):
