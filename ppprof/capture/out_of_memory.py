@@ -23,6 +23,7 @@ from paddle.optimizer import Optimizer
 
 from ppprof.capture.parts import Ending, Part
 from ppprof.capture.ranks.flight_recorder import layer_name
+from ppprof.capture.recording.holders import allocator_bytes
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.steps.step_log import DeviceMemory
 from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
@@ -88,8 +89,8 @@ class OutOfMemoryPart(Part):
             place=lines[-1][1] if lines else "",
             module=_module([frame for frame, _ in calls]),
             device=self._device,
-            allocated_bytes=_current(self._device, "Allocated"),
-            reserved_bytes=_current(self._device, "Reserved"),
+            allocated_bytes=allocator_bytes(self._device, "Allocated"),
+            reserved_bytes=allocator_bytes(self._device, "Reserved"),
             total_bytes=memory.total_bytes,
             bytes_by_kind={
                 kind: sum(tensor.bytes for tensor in tensors if tensor.kind == kind)
@@ -168,13 +169,3 @@ def _module(frames: list[FrameType]) -> str:
     if not layers or not isinstance(layers[-1], Layer) or not isinstance(layers[0], Layer):
         return ""
     return layer_name(layers[-1], layers[0])
-
-
-def _current(device: str, kind: str) -> int | None:
-    """Return the bytes that Paddle's allocator counts now; None where it counts none."""
-    name, _, number = device.partition(":")
-    with suppress(Exception):
-        if name == "cpu":
-            return int(core.host_memory_stat_current_value(kind, 0))
-        return int(core.device_memory_stat_current_value(kind, int(number or 0)))
-    return None

@@ -7,6 +7,7 @@ a tensor's values, for each full garbage collection, and for each evaluation::
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "threads": {"31": [800000000, 1000000, 1000000000]},
+     "holders": [["losses, train.py (list)", [94017, 94081]]],
      "source": {"train.py": {"41": "    f.write(json.dumps(record))"}}}
     thread id | time_ns | weight_ns | row of the stack, or -1 | late_ns
 
@@ -17,7 +18,8 @@ are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
 call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
 collector in the oldest generation, likewise: the line is where the thread was. The last ``evaluations`` rows, which
-have no line, go from ``eval()`` to ``train()`` of a layer. ``threads`` is `PythonStacks.threads`.
+have no line, go from ``eval()`` to ``train()`` of a layer. ``threads`` is `PythonStacks.threads`, ``holders`` is
+`PythonStacks.holders`.
 """
 
 from __future__ import annotations
@@ -77,6 +79,15 @@ class ThreadTime(msgspec.Struct, array_like=True, frozen=True):
     """Length of the window."""
 
 
+class Holder(msgspec.Struct, array_like=True, frozen=True):
+    """A container that held tensors when a window ended, and how Python reaches it."""
+
+    name: str
+    """``losses, train.py (list)``, ``history, fit() of train.py (dict)`` or ``Trainer.history (list)``."""
+    addresses: list[int]
+    """Where its latest tensors are in memory."""
+
+
 class _Header(msgspec.Struct):
     interval_ns: int
     frames: list[Frame]
@@ -87,6 +98,7 @@ class _Header(msgspec.Struct):
     collections: int = 0
     evaluations: int = 0
     threads: dict[str, ThreadTime] = {}
+    holders: list[Holder] = []
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,8 @@ class PythonStacks:
     """One row per evaluation, columns as in the file; sorted likewise."""
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
+    holders: Sequence[Holder] = ()
+    """Containers with tensors when the window ended, if memory had grown in it; the largest first."""
 
 
 def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:
@@ -136,6 +150,7 @@ def encoded_stacks(stacks: PythonStacks) -> bytes:
         collections=len(stacks.collections),
         evaluations=len(stacks.evaluations),
         threads=threads,
+        holders=list(stacks.holders),
     )
     numbers = np.concatenate(parts).astype("<i8").tobytes()
     return b"\n".join([msgspec.json.encode(header), numbers])
@@ -204,10 +219,11 @@ def decoded_stacks(content: bytes) -> PythonStacks:
         for thread, each in header.threads.items()
         if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
     }
+    holders = [Holder(_visible(each.name), each.addresses) for each in header.holders]
     samples, reads, collections, evaluations = parts
     return PythonStacks(
         *(interval_ns, frames, header.stacks, samples, source),
-        *(reads, collections, evaluations, threads),
+        *(reads, collections, evaluations, threads, holders),
     )
 
 
@@ -233,6 +249,7 @@ def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
     return PythonStacks(
         *(interval_ns, list(frames), list(map(list, stacks)), samples, source),
         *(reads, collections, evaluations),
+        holders=[holder for part in parts for holder in part.holders],
     )
 
 

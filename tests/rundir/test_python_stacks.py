@@ -9,6 +9,7 @@ import pytest
 
 from ppprof.rundir.python_stacks import (
     Frame,
+    Holder,
     PythonStacks,
     ThreadTime,
     read_python_stacks,
@@ -28,7 +29,8 @@ SOURCE = {"train.py": {11: "for step in range(9):", 12: "    log(step)"}}
 def written(tmp_path: Path, stacks: PythonStacks | None = None) -> RunFile:
     file = RunFile(tmp_path, "stacks/a.stacks")
     stacks = stacks or PythonStacks(
-        *(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS, EVALUATIONS)
+        *(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS, EVALUATIONS),
+        holders=[Holder("losses\n, train.py (list)", [94017, 94081])],
     )
     write_python_stacks(file, stacks)
     return file
@@ -42,6 +44,7 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
     assert stacks.evaluations.tolist() == EVALUATIONS[[1, 0]].tolist()
     assert stacks.source == SOURCE
+    assert list(stacks.holders) == [Holder("losses\\n, train.py (list)", [94017, 94081])]
     assert LOOP.place == "train.py:12"
 
 

@@ -132,6 +132,7 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
                        0 0 0 0 8 8 8        was freed before, and may be freed again
     """
     best: tuple[float, int, int, int, pl.DataFrame] | None = None
+    holder: str | None = None
     for rank, own in sorted(evidence.indicators.items()):
         steps = own.kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
         growing = steps.filter(pl.col("bytes") >= LEAST_GROWTH_BYTES)
@@ -149,6 +150,7 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
                 "name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64)
             )
             best = each, rank, since, later.height, rows
+            holder = _holder(own.kept.filter(pl.col("step") >= since), later.height)
     if best is None:
         return []
     each, rank, since, num, rows = best
@@ -159,8 +161,16 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         "num_steps": num,
         "line": rows["name"][0],
         "line_bytes": rows["kept_bytes"][0],
+        "holder": holder,
     }
     return evidence.warning("growing-memory", "moderate", facts, rows)
+
+
+def _holder(kept: pl.DataFrame, num_steps: int) -> str | None:
+    """Return the container that has tensors of most steps; None if none has."""
+    steps = kept.drop_nulls("holder").group_by("holder").agg(pl.col("step").n_unique())
+    steps = steps.filter(pl.col("step") >= _MOSTLY_GROWS * num_steps)
+    return steps.sort("step", "holder", descending=[True, False])["holder"].first()  # type: ignore[return-value]
 
 
 def _fullest_first(evidence: Evidence) -> pl.DataFrame:

@@ -8,7 +8,13 @@ import polars as pl
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines
 
-KEPT = {"step": pl.Int64, "name": pl.String, "num": pl.Int64, "bytes": pl.Int64}
+KEPT = {
+    "step": pl.Int64,
+    "name": pl.String,
+    "holder": pl.String,
+    "num": pl.Int64,
+    "bytes": pl.Int64,
+}
 """Columns of `kept_memory`."""
 LAST_STEPS = 2
 """Steps at the end of a window whose allocations may be freed soon: queues of batches, results."""
@@ -25,8 +31,9 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
                                                                       which is one of the last two
     Returns:
         One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
-        (``matmul, train.py:9: hidden = net(batch)``); num and bytes. The last `LAST_STEPS` steps have
-        no rows.
+        (``matmul, train.py:9: hidden = net(batch)``); holder (the container that has these tensors,
+        ``losses, train.py (list)``; null if it is unknown); num and bytes. The last `LAST_STEPS` steps
+        have no rows.
     """
     memory, events = profile.trace.memory, profile.trace.events
     steps = events["step"].drop_nulls().unique().sort()
@@ -42,12 +49,23 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     rows = np.unique(operator)
     lines = call_lines(profile, stacks.gather(rows[rows >= 0]))
     names = {row: _name(profile, lines.get(stacks[row], ""), row) for row in rows.tolist()}
+    holders = (
+        {}
+        if profile.trace.stacks is None
+        else {
+            address: each.name
+            for each in reversed(profile.trace.stacks.holders)
+            for address in each.addresses
+        }
+    )
+    holder = pl.col("addr").replace_strict(holders, default=None, return_dtype=pl.String)
     table = kept.select(
         "bytes",
+        holder=holder,
         step=events["step"].gather(event),
         name=pl.Series([names[row] for row in operator.tolist()], dtype=pl.String),
     )
-    sums = table.group_by("step", "name").agg(
+    sums = table.group_by("step", "name", "holder").agg(
         num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum()
     )
     every = pl.DataFrame({"step": steps}, {"step": pl.Int64})

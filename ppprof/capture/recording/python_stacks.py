@@ -57,6 +57,7 @@ from ppprof.rundir import GARBAGE_COLLECTION, TraceName
 from ppprof.rundir.python_stacks import (
     COLUMNS,
     Frame,
+    Holder,
     PythonStacks,
     ThreadTime,
     joined_stacks,
@@ -85,6 +86,8 @@ _FULL = 2
 """The oldest generation. The younger ones are collected many times a step, in microseconds."""
 _MOST_READS = 200_000
 """Reads of a window that are kept, 8 MB."""
+_LEAST_GROWTH_BYTES = 5 * 64 << 10
+"""Memory of a window that grows by less is not looked for: `ppprof.analysis.advice.memory.growing_memory`."""
 _MOST_THREADS = 32
 _MOST_SAMPLES = 100_000
 """Samples of a window, 4 MB. Beyond, half of them are dropped, and half as many are taken."""
@@ -115,9 +118,11 @@ class StackSampler(FileObserver["_Sampling"]):
 
     def __init__(self, run: Path, rate: bool | float | str, keeps_source: bool = True) -> None:
         # Here: `ppprof run` imports this module ahead of the script, which imports Paddle.
+        from paddle import get_device
         from paddle.base import core
         from paddle.nn import Layer
 
+        from ppprof.capture.recording.holders import allocator_bytes, find_holders
         from ppprof.capture.recording.patches import Patches
         from ppprof.capture.recording.recorder import open_span
 
@@ -138,12 +143,16 @@ class StackSampler(FileObserver["_Sampling"]):
         self._tensor: type = core.eager.Tensor
         self._layer: type = Layer
         self._open_span = open_span
+        self._find_holders = find_holders
+        self._used: Callable[[], int | None] = lambda: allocator_bytes(get_device(), "Allocated")
         self._collection: Any = None
         """The span of the garbage collection that goes on."""
         self._collection_ns = 0
         """When it began."""
         self._evaluated: dict[int, int] = {}
         """When each layer was switched to evaluation, by its id."""
+        self._used_bytes: int | None = None
+        """Memory in use as the window began; None outside windows, and where it is unknown."""
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
@@ -155,6 +164,7 @@ class StackSampler(FileObserver["_Sampling"]):
             self._patches.replace(self._layer, "eval", self._begins_evaluation)
             self._patches.replace(self._layer, "train", self._ends_evaluation)
             gc.callbacks.append(self._collect)
+            self._used_bytes = self._used()
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -167,6 +177,7 @@ class StackSampler(FileObserver["_Sampling"]):
         """Stop the thread."""
         if self._sampling is not None:
             self._sampling.stop()
+            self._sampling.holders = self._holders(sys._getframe(1))
             self._sampling = None
         if _WORKERS is not None:
             _WORKERS.close()
@@ -177,6 +188,14 @@ class StackSampler(FileObserver["_Sampling"]):
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
+
+    def _holders(self, frame: FrameType) -> list[Holder]:
+        """Return who holds tensors, if memory has grown in the window."""
+        begin, end = self._used_bytes, self._used()
+        self._used_bytes = None
+        if begin is None or end is None or end - begin < _LEAST_GROWTH_BYTES:
+            return []
+        return self._find_holders(frame, self._files)
 
     def _collect(self, phase: str, info: dict[str, int]) -> None:
         """Begin or end the span. Python collects once at a time, and nothing while it calls this."""
@@ -230,6 +249,7 @@ class StackSampler(FileObserver["_Sampling"]):
             joined_stacks([stacks, *data.of_workers]),
             interval_ns=stacks.interval_ns,
             threads=stacks.threads,
+            holders=stacks.holders,
         )
         if self._keeps_source:
             source = _source(stacks, self._files.folder)
@@ -277,6 +297,7 @@ class _Sampling:
         self._samples = array("q")
         """Thread, time of the sample, ns that it stands for, row of the stack or -1, ns that it was late."""
         self.of_workers: list[PythonStacks] = []
+        self.holders: list[Holder] = []
 
     def run(self, seconds: float = math.inf) -> None:
         """Sample until `stop`, or for some seconds."""
@@ -435,6 +456,7 @@ class _Sampling:
             collections=collections,
             evaluations=evaluations,
             threads=threads,
+            holders=self.holders,
         )
 
     @property

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ppprof
 from ppprof.analysis.advice.memory_growth import LAST_STEPS, kept_memory
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
+from ppprof.report.text.advice import render_findings
+from ppprof.rundir.python_stacks import Holder
 from ppprof.trace import read
+from tests.fixtures.findings import FORWARD, growing, in_lines, one
+from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import GPU0, Memory, Thread, span, write
 
 STEPS, LENGTH = 6, 100
@@ -52,3 +60,24 @@ def test_what_a_step_keeps_is_what_is_alive_at_the_end(
     kept = kept_memory(Profile(with_step(read(path))))
     sums = kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
     assert dict(sums.iter_rows()) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "holder"),
+    [
+        (range(1, 8), "losses, train.py (list)"),
+        (range(5), "losses, train.py (list)"),  # the last two steps do not count
+        (range(4), None),  # tensors of too few steps
+    ],
+)
+def test_a_container_with_tensors_of_most_steps_holds_them(
+    tmp_path: Path, steps: range, holder: str | None
+) -> None:
+    """Step N allocates what it keeps at N MiB."""
+    largest = [Holder("Trainer.queue (deque)", [9 << 20, *range(1, 99)])]
+    holders = [*largest, Holder("losses, train.py (list)", [step << 20 for step in steps])]
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+    path = run(tmp_path / "log", [growing(1 << 16)], stacks=[stacks])
+    finding = one("growing-memory", ppprof.advise(ppprof.open(path)))
+    assert finding.facts["holder"] == holder
+    assert ("in losses, train.py (list)" in render_findings([finding])) == (holder is not None)

@@ -517,6 +517,22 @@ def test_evaluations_last_until_the_layer_trains_again(tmp_path: Path) -> None:
     assert begin_ns <= noted_ns - dur_ns <= noted_ns - 20_000_000 <= end_ns - 20_000_000
 
 
+@pytest.mark.parametrize("num", [8, 0])
+def test_who_holds_tensors_is_looked_for_if_memory_has_grown(num: int, tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    sampler = StackSampler(tmp_path, "auto")
+    sampler.started()
+    kept = [paddle.ones([16 << 10]) for _ in range(num)]
+    sampler.uninstall()
+    sampler.saved(NAME, 1)
+    holders = read_python_stacks(RunFile(tmp_path, NAME.stacks)).holders
+    addresses = [each.data_ptr() for each in kept]
+    assert [sorted(each.addresses) for each in holders if each.name.startswith("kept, ")] == (
+        [sorted(addresses)] if num else []
+    )
+    assert num or not holders
+
+
 def test_paddle_is_not_imported_ahead_of_the_script() -> None:
     """`ppprof run` imports the module first, and watches the script's import of Paddle."""
     module = "ppprof.capture.recording.python_stacks"

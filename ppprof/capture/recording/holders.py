@@ -1,0 +1,161 @@
+"""Which containers hold tensors, and how Python reaches them: ``Trainer.history``.
+
+The garbage collector knows all containers, and what refers to each. A search takes some 0.3 s for 130,000
+objects, so it is made where memory has grown in a window only.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from itertools import islice
+from types import FrameType, ModuleType
+from typing import Any
+
+from paddle.base import core
+
+from ppprof.capture.recording.user_files import UserFiles, function_name
+from ppprof.rundir.python_stacks import Holder
+
+_CONTAINERS = (list, dict, deque, set)
+_MOST_ELEMENTS, _MOST_HOLDERS = 2000, 8
+"""Latest elements of a container that are looked at; containers, those with the most tensors, that are named."""
+_LEAST_TENSORS = 5
+"""Fewer tensors of a container are no growth."""
+_MOST_OBJECTS = 1_000_000
+"""With more objects, a search would take seconds."""
+_MOST_DEPTH, _MOST_SEARCHES = 4, 50
+"""Containers around a named one, and searches of all objects for what refers to one."""
+_MOST_KEY = 40
+
+
+def allocator_bytes(device: str, kind: str) -> int | None:
+    """Return the bytes that Paddle's allocator counts now; None where it counts none.
+
+    Args:
+        device: ``cpu``, ``gpu:0``.
+        kind: ``Allocated`` or ``Reserved``.
+    """
+    name, _, number = device.partition(":")
+    with suppress(Exception):
+        if name == "cpu":
+            return int(core.host_memory_stat_current_value(kind, 0))
+        return int(core.device_memory_stat_current_value(kind, int(number or 0)))
+    return None
+
+
+def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
+    """Return the containers with the most tensors that the user's code reaches by a name.
+
+    Parameters do not count. A container of small containers, such as a list of pairs, has their tensors.
+
+    Args:
+        frame: the innermost frame in whose variables, and in whose callers', names are looked for.
+        files: say what files are called, and which are the user's.
+    """
+    found: list[tuple[Any, list[int]]] = []
+    for container in _containers():
+        if len(container) >= _LEAST_TENSORS:
+            with suppress(RuntimeError):  # another thread changes it
+                addresses = list(_addresses(container))
+                if len(addresses) >= _LEAST_TENSORS:
+                    found.append((container, addresses))
+    found.sort(key=lambda each: -len(each[1]))
+    namer = _Namer(frame, files, {id(found), *map(id, found)})
+    holders = []
+    for container, addresses in found[:_MOST_HOLDERS]:
+        name = namer.name(container)
+        if name is not None:
+            holders.append(Holder(f"{name} ({type(container).__name__})", addresses))
+    return holders
+
+
+def _containers() -> Iterator[Any]:
+    """Yield all containers. The collector does not track a dict of tensors, but what refers to it."""
+    tracked = gc.get_objects()
+    if len(tracked) > _MOST_OBJECTS:
+        return
+    yield from (each for each in tracked if type(each) in _CONTAINERS)
+    others = [each for each in gc.get_referents(*tracked) if type(each) is dict]
+    yield from {id(each): each for each in others if not gc.is_tracked(each)}.values()
+
+
+def _addresses(container: Any) -> Iterator[int]:
+    """Yield where the tensors of a container are in memory."""
+    for element in _latest(container):
+        is_small = type(element) in (*_CONTAINERS, tuple) and len(element) < _LEAST_TENSORS
+        for each in _latest(element) if is_small else (element,):
+            if type(each) is core.eager.Tensor:  # a parameter's type is another
+                with suppress(Exception):  # without memory, or not dense
+                    yield each.data_ptr()
+
+
+def _latest(container: Any) -> Iterator[Any]:
+    elements = container.values() if type(container) is dict else container
+    return islice(elements if isinstance(elements, Set) else reversed(elements), _MOST_ELEMENTS)
+
+
+class _Namer:
+    """Finds names of objects: variables of the calling functions, else what refers to them."""
+
+    def __init__(self, frame: FrameType | None, files: UserFiles, passed: set[int]) -> None:
+        self._files = files
+        self._passed = passed
+        """Ids of objects whose name does not count: those of the search itself."""
+        self._searches = _MOST_SEARCHES
+        self._variables: dict[int, str] = {}
+        while frame is not None:
+            file, is_own = files[frame.f_code.co_filename]
+            is_module = frame.f_locals is frame.f_globals
+            place = file if is_module else f"{function_name(frame.f_code)}() of {file}"
+            for name, value in list(frame.f_locals.items()) if is_own else ():
+                self._variables.setdefault(id(value), f"{name}, {place}")
+            frame = frame.f_back
+
+    def name(self, held: object, depth: int = _MOST_DEPTH) -> str | None:
+        """Return the name of an object; None if none is found."""
+        if id(held) in self._variables:
+            return self._variables[id(held)]
+        self._passed.add(id(held))
+        for referrer in self._referrers(held) if depth else ():
+            name = self._name_in(referrer, held, depth - 1)
+            if name is not None:
+                return name
+        return None
+
+    def _referrers(self, held: object) -> list[Any]:
+        self._searches -= 1
+        found = gc.get_referrers(held) if self._searches >= 0 else []
+        return [each for each in found if id(each) not in self._passed]
+
+    def _name_in(self, referrer: Any, held: object, depth: int) -> str | None:
+        """Return the name of what a referrer holds: an element, or an attribute."""
+        if type(referrer) is not dict:
+            if type(referrer) in (list, tuple, deque):
+                outer = self.name(referrer, depth)
+                return None if outer is None else f"{outer}[...]"
+            return self._attribute(referrer, held)
+        for owner in self._referrers(referrer):
+            name = self._attribute(owner, held)
+            if name is not None:
+                return name
+        key = next((key for key, value in list(referrer.items()) if value is held), None)
+        outer = self.name(referrer, depth)
+        return None if outer is None else f"{outer}[{repr(key)[:_MOST_KEY]}]"
+
+    def _attribute(self, owner: Any, held: object) -> str | None:
+        """Return the name of an object as an attribute of another one, or of a module; None if it is not one."""
+        # In this way, since `getattr` and `isinstance` may run code of the training.
+        try:
+            attributes = object.__getattribute__(owner, "__dict__")
+        except (AttributeError, TypeError):
+            return None
+        name = next((name for name, value in list(attributes.items()) if value is held), None)
+        if name is None:
+            return None
+        kind = type(owner)
+        if issubclass(kind, ModuleType):
+            return f"{name}, {self._files[str(attributes.get('__file__'))][0]}"
+        return f"{(owner if issubclass(kind, type) else kind).__qualname__}.{name}"
