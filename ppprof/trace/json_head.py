@@ -7,10 +7,10 @@ from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.fastpath.layouts import dialect_of
+from ppprof.trace.fastpath.native.scanner import new_scans as scans_of_paddle
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json.recovery import HEAD_BYTES, keys_before, start_of_events
 from ppprof.trace.other_formats import writer_of
-from ppprof.trace.paddle.layout_scans import new_scans as scans_of_paddle
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 Keys = dict[str, Any]

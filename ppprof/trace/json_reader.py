@@ -22,7 +22,7 @@ from ppprof.trace.consistency import with_sound_times
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import Ranges
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
-from ppprof.trace.fastpath.native.scanner import Scanner
+from ppprof.trace.fastpath.native.scanner import Scanner, scanned_ranges
 from ppprof.trace.fastpath.ranges import can_divide
 from ppprof.trace.json.batches import Batches, decoded_batches
 from ppprof.trace.json.recovery import HEAD_BYTES, INVALID_EVENTS, MISFIT_FIELDS, EventDecoder
@@ -37,7 +37,6 @@ from ppprof.trace.paddle.json_columns import (
     rank_of,
 )
 from ppprof.trace.paddle.json_events import paddle_tables
-from ppprof.trace.paddle.layout_scans import scanned_ranges
 from ppprof.trace.schema import CATEGORIES, Note, Trace
 from ppprof.trace.source import BLOCK_BYTES, Progress, TraceStream
 from ppprof.trace.steps import with_step_mark

@@ -16,11 +16,11 @@ from ppprof.errors import TraceError
 from ppprof.trace import read, write_paddle_json
 from ppprof.trace.fastpath import ahead, core, ranges
 from ppprof.trace.fastpath.ahead import scanned_ahead
+from ppprof.trace.fastpath.native import scanner
 from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.trace.fastpath.ranges import RangeScans
 from ppprof.trace.json_head import new_scans
 from ppprof.trace.kineto import compiled_reader
-from ppprof.trace.paddle import layout_scans
 from ppprof.trace.source import TraceStream
 from tests.fixtures import gpu_traces
 from tests.fixtures.kineto_files import FILES as KINETO
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 def path(tmp_path, monkeypatch) -> Path:
     """A file that is divided into ranges as if it were long."""
     monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
-    monkeypatch.setattr(layout_scans, "num_processors", lambda: 3)
+    monkeypatch.setattr(scanner, "num_processors", lambda: 3)
     trace = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     write_paddle_json(trace, tmp_path / "a.json")
     return tmp_path / "a.json"
@@ -131,14 +131,14 @@ def test_a_file_that_was_changed_meanwhile_is_scanned_anew(change, path):
 
 def test_a_file_that_is_replaced_while_it_is_read_is_an_error(path, monkeypatch):
     """Its ranges would be of two files."""
-    scans_of = layout_scans.new_scans
+    scans_of = scanner.new_scans
 
     def replaced(*arguments):
         (path.parent / "new.json").write_bytes(path.read_bytes())
         (path.parent / "new.json").replace(path)
         return scans_of(*arguments)
 
-    monkeypatch.setattr(layout_scans, "new_scans", replaced)
+    monkeypatch.setattr(scanner, "new_scans", replaced)
     with pytest.raises(TraceError, match=r"a\.json: replaced while it was read; read it again"):
         read(path)
 
@@ -164,7 +164,7 @@ def test_an_error_does_not_keep_the_scans_in_memory(path, monkeypatch):
     monkeypatch.setattr(Scanner, "add_range", fail)
     with TraceStream(path) as source:
         source.read(path.read_bytes().index(b"[") + 1)
-        scans = layout_scans.new_scans(source, "ppprof")
+        scans = scanner.new_scans(source, "ppprof")
         scans.start(2)
         kept = weakref.ref(scans)
         gc.disable()

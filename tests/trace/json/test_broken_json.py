@@ -14,7 +14,7 @@ from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
 from ppprof.trace.fastpath import core, ranges
-from ppprof.trace.paddle import layout_scans
+from ppprof.trace.fastpath.native import scanner
 from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
 
 CUT = "truncated end of file"
@@ -164,7 +164,7 @@ def test_a_torch_trace_truncated_anywhere_in_its_events(reads, every):
 @pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
 def test_a_truncation_between_events_with_several_readers(reads, each_core, monkeypatch, behind):
     monkeypatch.setattr(ranges, "RANGE_BYTES", 100_000)
-    monkeypatch.setattr(layout_scans, "num_processors", lambda: 2)
+    monkeypatch.setattr(scanner, "num_processors", lambda: 2)
     trace = reads(paddle(*(operator("a", 2 * number) for number in range(1000)), tail=behind))
     assert trace.events.height == 1000
     assert trace.skipped == {CUT: 1}

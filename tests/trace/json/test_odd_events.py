@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ppprof.trace import Trace, json_reader, read
 from ppprof.trace.fastpath import ranges
-from ppprof.trace.paddle import layout_scans
+from ppprof.trace.fastpath.native import scanner
 from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
 from tests.fixtures.same_traces import assert_same
 from tests.fixtures.tiers import one_in
@@ -84,7 +84,7 @@ def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 def divide(patch: pytest.MonkeyPatch) -> None:
     """Divide files of some kilobytes as if they were long."""
     patch.setattr(ranges, "RANGE_BYTES", 3000)
-    patch.setattr(layout_scans, "num_processors", lambda: 3)
+    patch.setattr(scanner, "num_processors", lambda: 3)
 
 
 @example(["no number", "lists and objects"], False)

@@ -43,8 +43,8 @@ from ppprof.choices import VIEWS
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, source, write_paddle_json
 from ppprof.trace.fastpath import core, ranges
+from ppprof.trace.fastpath.native import scanner
 from ppprof.trace.fastpath.native.scanner import Scanner
-from ppprof.trace.paddle import layout_scans
 from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.paddle_json import repaired
@@ -353,7 +353,7 @@ def needs_compiled_core() -> None:
 @pytest.fixture
 def small_ranges(monkeypatch):
     monkeypatch.setattr(ranges, "RANGE_BYTES", 20_000)
-    monkeypatch.setattr(layout_scans, "num_processors", lambda: 3)
+    monkeypatch.setattr(scanner, "num_processors", lambda: 3)
 
 
 def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core, small_ranges):
