@@ -21,7 +21,7 @@ from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.choices import StepRange
-from ppprof.errors import InputError, UsageError
+from ppprof.errors import UsageError
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
@@ -29,7 +29,7 @@ from ppprof.rundir import read_manifest
 from ppprof.rundir.clocks import Clocks
 from ppprof.rundir.recordings import Recording, RunLocation
 from ppprof.rundir.step_times import read_step_times
-from ppprof.topology import RankSelector, Topology
+from ppprof.topology import RankSelector
 from ppprof.trace import Trace
 
 
@@ -164,13 +164,7 @@ def _evidence_of_step_times(
         if value is not None:
             raise UsageError(f"{run}: {name} {value}: the run has step times only, no window")
     evidence = collect_evidence(run, None, {})
-    times = evidence.step_times
-    if times.is_empty():
-        raise InputError(f"{run}: neither a trace in it nor step times")
-    if ranks != "all":
-        topology = evidence.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
-        times = times.filter(pl.col("rank").is_in(topology.select(ranks)))
-    return dataclasses.replace(evidence, step_times=times)
+    return dataclasses.replace(evidence, step_times=run.step_times_of(ranks))
 
 
 class _OneRank(Run):

@@ -237,6 +237,21 @@ class BaseRun:
         tables = [read_step_times(path) for path in directories]
         return pl.concat([pl.DataFrame(schema=STEP_TIMES), *tables]).sort("rank", "step")
 
+    def step_times_of(self, ranks: RankSelector) -> pl.DataFrame:
+        """Return ``step_times`` of some ranks of a run that has step times only.
+
+        Raises:
+            InputError: it has none.
+            UsageError: the job has no such ranks.
+        """
+        times = self.step_times
+        if times.is_empty():
+            raise InputError(f"{self}: neither a trace in it nor step times")
+        if ranks == "all":
+            return times
+        topology = self.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
+        return times.filter(pl.col("rank").is_in(topology.select(ranks)))
+
     @cached_property
     def stalls(self) -> Mapping[tuple[int, int], Mapping[int, int]]:
         """Rank and window -> step -> for how many ns the profiler held the training up ahead of it."""

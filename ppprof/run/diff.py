@@ -25,7 +25,7 @@ from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
 from ppprof.safe_yaml import safe_load
-from ppprof.topology import RankSelector, Topology
+from ppprof.topology import RankSelector
 from ppprof.trace.communication_names import SECTION, read_names
 from ppprof.trace.formats import framework_of
 from ppprof.units import format_ranges
@@ -265,15 +265,11 @@ def _step_times(side: RunSide) -> pl.DataFrame:
         InputError: the run has neither traces nor step times.
         UsageError: the job has no such ranks.
     """
-    run, times = side.run, side.run.step_times
     if side.recordings:
         ranks = {recording.rank for recording in side.recordings}
-        times = times.filter(pl.col("rank").is_in(ranks))
-    elif times.is_empty():
-        raise InputError(f"{run}: neither a trace in it nor step times")
-    elif side.ranks != "all":
-        topology = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
-        times = times.filter(pl.col("rank").is_in(topology.select(side.ranks)))
+        times = side.run.step_times.filter(pl.col("rank").is_in(ranks))
+    else:
+        times = side.run.step_times_of(side.ranks)
     if side.window is None or side.has_all_times:
         return times
     return times.filter(pl.col("window") == side.window)

@@ -375,17 +375,10 @@ def _flame(report: ReportData, links: Links) -> dict[str, Any] | None:
     table = report.flame
     if table.is_empty():
         return None
-    unknown = [None] * table.height
-    times = {name: milliseconds_of(table[f"{name}_ns"]) for name in ("time", "self")}
-    spans = table.select("rank", "start_ns", "end_ns").rows()
     return {
-        "stage": unknown,
-        "depth": table["depth"].to_list(),
-        "name": table["name"].to_list(),
-        "href": [links.to_times(*span) for span in spans],
-        "passes": [[]] * table.height,
+        **_flame_nodes(table, links),
         "samples": table["samples"].to_list(),
-        "sides": {"experiment": {**times, "cpu": unknown, "gpu": unknown, "calls": unknown}},
+        "sides": {"experiment": _flame_times(table, "")},
     }
 
 
@@ -394,24 +387,29 @@ def _flame_changes(report: ReportData, links: Links) -> dict[str, Any] | None:
     table = report.flame_changes
     if table.is_empty():
         return None
-    unknown = [None] * table.height
-    others = dict.fromkeys(("cpu", "gpu", "calls"), unknown)
+    return {
+        **_flame_nodes(table, links),
+        "status": table["status"].to_list(),
+        "delta_self": milliseconds_of(table["delta_self_ns"]),
+        "is_clear": table["is_clear"].to_list(),
+        "sides": {side: _flame_times(table, f"{side}_") for side in ("baseline", "experiment")},
+    }
+
+
+def _flame_nodes(table: pl.DataFrame, links: Links) -> dict[str, Any]:
     spans = table.select("rank", "start_ns", "end_ns").rows()
     return {
-        "stage": unknown,
+        "stage": [None] * table.height,
         "depth": table["depth"].to_list(),
         "name": table["name"].to_list(),
         "href": ["" if span[0] is None else links.to_times(*span) for span in spans],
         "passes": [[]] * table.height,
-        "status": table["status"].to_list(),
-        "delta_self": milliseconds_of(table["delta_self_ns"]),
-        "is_clear": table["is_clear"].to_list(),
-        "sides": {
-            side: {name: milliseconds_of(table[f"{side}_{name}_ns"]) for name in ("time", "self")}
-            | others
-            for side in ("baseline", "experiment")
-        },
     }
+
+
+def _flame_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
+    times = {name: milliseconds_of(table[f"{prefix}{name}_ns"]) for name in ("time", "self")}
+    return times | dict.fromkeys(("cpu", "gpu", "calls"), [None] * table.height)
 
 
 def module_changes(report: ReportData, diff: Diff, links: Links) -> dict[str, Any]:
