@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from ppprof.arrays import Float64
 
 LEAST_RATIO = 0.03
 """A rank that works so much longer than its peers, or less, is not slow."""
@@ -36,8 +37,6 @@ _STAKE = 0.75
 """Part of the score that is bet in each step. With a rank of four, the score is multiplied by 3.25 or by 1/4."""
 _MOST = 1e12
 """Highest score: a rank that has recovered loses it again within 25 steps."""
-
-Times = npt.NDArray[np.float64]
 
 
 class SlowRanks:
@@ -57,10 +56,10 @@ class SlowRanks:
         """Of steps, and of medians of `BLOCK` steps; for each of `_SHARES`."""
         self._quiet = np.zeros(self._scores.shape, np.int64)
         """Steps that had been added when each score was below 1 for the last time."""
-        self._block: list[Times] = []
+        self._block: list[Float64] = []
         self._num_steps = 0
 
-    def add(self, own_ns: Times) -> None:
+    def add(self, own_ns: Float64) -> None:
         """Add a step.
 
         Args:
@@ -87,7 +86,7 @@ class SlowRanks:
         num_steps = np.where(reached, self._num_steps - self._quiet, 0).max(axis=(0, 1))
         return [(int(position), int(num_steps[position])) for position in np.flatnonzero(num_steps)]
 
-    def _bet(self, kind: int, own_ns: Times) -> None:
+    def _bet(self, kind: int, own_ns: Float64) -> None:
         for family in self._families:
             members = family[np.isfinite(own_ns[family])]
             if len(members) < 2:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ppprof.slow_ranks import ALARM_HOURS, SlowRanks, Times
+from ppprof.arrays import Float64
+from ppprof.slow_ranks import ALARM_HOURS, SlowRanks
 
 HOUR_NS = 3600e9
 STEP_NS = 0.4e9
 
 
-def named(own: Times, step_ns: float = STEP_NS) -> list[list[tuple[int, int]]]:
+def named(own: Float64, step_ns: float = STEP_NS) -> list[list[tuple[int, int]]]:
     """Return what is named after each step; all ranks do the same work."""
     test = SlowRanks([""] * own.shape[1])
     found = []

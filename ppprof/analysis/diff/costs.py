@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
@@ -21,7 +20,7 @@ from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
-from ppprof.arrays import Int32, Int64
+from ppprof.arrays import Bool, Int32, Int64
 from ppprof.trace.schema import Trace, is_kernel
 
 OPERATORS = {
@@ -187,9 +186,7 @@ def operator_calls(profile: Profile, naming: Naming) -> pl.DataFrame:
     )
 
 
-def _is_part_of_whole(
-    tree: Tree, is_operator: npt.NDArray[np.bool_], naming: Naming
-) -> npt.NDArray[np.bool_]:
+def _is_part_of_whole(tree: Tree, is_operator: Bool, naming: Naming) -> Bool:
     """Return whether each host event is part of an operator above it (`Naming.is_whole`)."""
     names = tree.hosts["name"].filter(pl.Series(is_operator)).unique().cast(pl.String)
     whole = [name for name in names if naming.is_whole(naming.common_name(name))]
@@ -199,7 +196,7 @@ def _is_part_of_whole(
     return tree.below(np.flatnonzero(is_whole))
 
 
-def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
+def _is_in_same_name(above: Int32, code: Int64, rows: Int64) -> Bool:
     """Return whether each operator lies, at any depth, in an operator of its name."""
     is_inside = np.zeros(len(rows), bool)
     outer = above[rows].copy()

@@ -7,24 +7,16 @@ With hundreds of ranks, that is most of the time.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array, Int32, Int64
-from ppprof.trace.communication_names import PLACING, RESHARDING, CommunicationNames
-from ppprof.trace.schema import Trace, nullable
-from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-
 from ppprof.analysis.profile.intervals import Intervals
-from ppprof.arrays import Bool
+from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.trace.communication_names import PLACING, RESHARDING, CommunicationNames
 from ppprof.trace.labels import Labels
-from ppprof.trace.schema import COPIES
+from ppprof.trace.schema import COPIES, Trace, nullable
+from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
 
 class EventArrays:
@@ -296,7 +288,7 @@ class Tree:
         rows = self.events.host_rows(*categories)
         return rows[np.argsort(self.visit[rows])]
 
-    def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int32:
+    def enclosing(self, chosen: Bool) -> Int32:
         """Return, for each host event, the row of the nearest chosen event above it.
 
         Returns:
@@ -322,7 +314,7 @@ class Tree:
         chosen[rows] = True
         return np.where(chosen, np.arange(len(chosen), dtype=np.int32), self.enclosing(chosen))
 
-    def own(self, column: str | Int64, chosen: npt.NDArray[np.bool_], above: Int32) -> Int64:
+    def own(self, column: str | Int64, chosen: Bool, above: Int32) -> Int64:
         """Return the time of each chosen host event without the nearest chosen events below it.
 
         Args:
@@ -340,7 +332,7 @@ class Tree:
         np.subtract.at(own, above[inner], time_ns[inner])
         return own
 
-    def below(self, rows: Int64) -> npt.NDArray[np.bool_]:
+    def below(self, rows: Int64) -> Bool:
         """Return whether each host event lies below one of ``rows``, shape (hosts,).
 
         An event does not lie below itself.

@@ -14,7 +14,6 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
@@ -219,7 +218,7 @@ def _depths(rows: Int64, size: Int32) -> Int64:
     return depth
 
 
-def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.DataFrame:
+def _with_paths(nodes: pl.DataFrame, is_inside: Bool) -> pl.DataFrame:
     """Return the nodes with their paths: the parent's path, the name, and its sibling number.
 
     Returns:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.intervals import union
-from ppprof.arrays import Int32
+from ppprof.analysis.profile.intervals import contains
+from ppprof.arrays import Bool, Int32
 from ppprof.choices import StepRange
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.trace.schema import EVENTS, Trace, conform, nullable
 from ppprof.trace.steps import incomplete_steps, incomplete_time_ns, is_pause
 from ppprof.trace.tree_arrays import levels
 from ppprof.trace.unrecorded_device import unrecorded_device
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 def select_steps(trace: Trace, steps: StepRange) -> Trace:
@@ -87,14 +83,14 @@ def without_pauses(trace: Trace) -> Trace:
     return trace if keep.all() else select_events(trace, keep, np.ones(trace.memory.height, bool))
 
 
-def pauses_in(trace: Trace) -> npt.NDArray[np.bool_]:
+def pauses_in(trace: Trace) -> Bool:
     """Return whether each event is a pause that `ProfilerSession.paused` has recorded, shape (N,)."""
     is_span = trace.categories.is_one_of("UserDefined", "PythonUserDefined")
     is_span[is_span] = trace.names.take(is_span).where(is_pause)
     return is_span
 
 
-def _begins_inside(events: pl.DataFrame, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
+def _begins_inside(events: pl.DataFrame, spans: pl.DataFrame) -> Bool:
     """Return whether each event begins in one of ``spans``, or the launch of a device event does."""
     begins_inside = _is_inside(events["start_ns"], spans)
     is_device = events["device"].is_not_null().to_numpy()
@@ -176,9 +172,7 @@ def _rows_after_insertion(first: int, num_events: int) -> Int32:
     return inserted
 
 
-def select_events(
-    trace: Trace, keep: npt.NDArray[np.bool_], keep_memory: pl.Series | npt.NDArray[np.bool_]
-) -> Trace:
+def select_events(trace: Trace, keep: Bool, keep_memory: pl.Series | Bool) -> Trace:
     """Return ``trace`` with only the chosen events and memory events.
 
     Row numbers in ``parent``, ``event`` and ``forward`` change as `select_steps` says; depth is
@@ -214,7 +208,7 @@ def select_events(
     )
 
 
-def _new_rows(parent: Int32, keep: npt.NDArray[np.bool_]) -> Int32:
+def _new_rows(parent: Int32, keep: Bool) -> Int32:
     """Return the new row of each event; for a removed event, that of its nearest kept ancestor.
 
     The row is -1 if no ancestor is kept. Shape (N + 1,): the last element is -1, so that the index
@@ -235,9 +229,7 @@ def _new_rows(parent: Int32, keep: npt.NDArray[np.bool_]) -> Int32:
     return rows
 
 
-def _new_forwards(
-    forward: pl.Series, row: Int32, keep: npt.NDArray[np.bool_]
-) -> Mapping[str, pl.Series]:
+def _new_forwards(forward: pl.Series, row: Int32, keep: Bool) -> Mapping[str, pl.Series]:
     """Return the column ``forward`` with new row numbers, keyed by its name.
 
     Returns:
@@ -253,13 +245,10 @@ def _renumber_events(table: pl.DataFrame, row: Int32) -> pl.DataFrame:
     return table.with_columns(event=nullable(row[table["event"].fill_null(-1).to_numpy()]))
 
 
-def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
+def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> Bool:
     """Return whether each time lies in one of ``spans``, start included, end excluded."""
-    start, end = union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
-    times = time_ns.to_numpy()
-    span = np.searchsorted(start, times, side="right") - 1
-    is_inside: npt.NDArray[np.bool_] = (span >= 0) & (times < np.append(end, 0)[span])
-    return is_inside
+    times = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
+    return contains(times, time_ns.to_numpy())
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Float64
 from ppprof.slow_ranks import SlowRanks
 from ppprof.topology import Topology
 
@@ -30,8 +30,6 @@ _FIRST_STEPS = 2
 _FEW_RANKS = 8
 """Up to so many ranks, a rank is compared with the median of the others; of more, with that of all."""
 
-_Own = npt.NDArray[np.float64]
-
 
 def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int, str]:
     """Return the kind of work of each rank: ranks of one pipeline stage do the same.
@@ -49,7 +47,7 @@ def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int,
     return roles
 
 
-def own_times(times: pl.DataFrame) -> tuple[_Own, float, list[int]]:
+def own_times(times: pl.DataFrame) -> tuple[Float64, float, list[int]]:
     """Return the time that each rank worked itself in each step outside windows.
 
     ::
@@ -134,7 +132,7 @@ def _steps(times: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(own_ns=pl.max_horizontal(own, 0))
 
 
-def _by_step(steps: pl.DataFrame) -> tuple[list[int], _Own]:
+def _by_step(steps: pl.DataFrame) -> tuple[list[int], Float64]:
     ranks, column = np.unique(steps["rank"].to_numpy(), return_inverse=True)
     numbers, row = np.unique(steps["step"].to_numpy(), return_inverse=True)
     own = np.full((len(numbers), len(ranks)), np.nan)
@@ -142,7 +140,7 @@ def _by_step(steps: pl.DataFrame) -> tuple[list[int], _Own]:
     return ranks.tolist(), own
 
 
-def _excess(own: _Own, roles: list[str]) -> _Own:
+def _excess(own: Float64, roles: list[str]) -> Float64:
     """Return own work minus the median of the peers in the same step; NaN without peers."""
     excess = np.full_like(own, np.nan)
     for role in set(roles):
@@ -161,7 +159,7 @@ def _excess(own: _Own, roles: list[str]) -> _Own:
     return excess
 
 
-def _median(own: _Own) -> _Own:
+def _median(own: Float64) -> Float64:
     """Return the median of each row; NaN where nothing is known."""
     middle = np.full(len(own), np.nan)
     is_known = np.isfinite(own).any(axis=1)
@@ -169,7 +167,7 @@ def _median(own: _Own) -> _Own:
     return middle
 
 
-def _median_with_interval(values: _Own) -> tuple[float | None, float | None, float | None]:
+def _median_with_interval(values: Float64) -> tuple[float | None, float | None, float | None]:
     """Return the median and its 95% interval: the values so many places from the middle that fewer are rare.
 
     Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.

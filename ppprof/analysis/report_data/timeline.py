@@ -20,13 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.profile import Communication, Profile
 from ppprof.analysis.ranks.collectives import linked_rows
 from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
-from ppprof.arrays import Bool, Int32, Int64
+from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.remote_names import REMOTE
 from ppprof.trace.communication_names import communicates
 from ppprof.trace.nesting import nest
@@ -555,7 +554,7 @@ def _column(values: Int64, is_delta: bool) -> bytes:
         values = (steps << 1) ^ (steps >> 63)
     largest = int(values.max()) if len(values) else 0
     width = (largest.bit_length() + 7) // 8
-    octets: npt.NDArray[np.uint8] = values.astype("<i8").view(np.uint8).reshape(-1, 8)
+    octets: Array = values.astype("<i8").view(np.uint8).reshape(-1, 8)
     header = bytes((width, is_delta)) + len(values).to_bytes(4, "little")
     planes: bytes = octets[:, :width].T.tobytes()
     return header + planes

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from ppprof.arrays import Float64
 from ppprof.capture.ranks.control_channel import Message
-from ppprof.slow_ranks import LEAST_RATIO, SlowRanks, Times
+from ppprof.slow_ranks import LEAST_RATIO, SlowRanks
 from ppprof.topology import Topology
 
 BLOCK = 8
@@ -41,7 +42,7 @@ class OwnTimes:
         """Whether the block that goes on is sent in any case."""
         self._finished: list[int | None] = []
         """The block before, if it is to be sent."""
-        self._steps: dict[int, Times] = {}
+        self._steps: dict[int, Float64] = {}
         """On rank 0, those that were not compared yet, by number."""
         self._num_sent: Counter[int] = Counter()
         """How many ranks have sent each of them."""
@@ -86,7 +87,7 @@ class OwnTimes:
             if own_ns is not None:
                 times[message["rank"]] = own_ns
 
-    def ready(self, step: int) -> Iterator[tuple[int, Times]]:
+    def ready(self, step: int) -> Iterator[tuple[int, Float64]]:
         """Yield the steps that can be compared now, and remove them: number, and own time of each rank.
 
         Args:
@@ -98,7 +99,7 @@ class OwnTimes:
             del self._num_sent[number]
             yield number, self._steps.pop(number)
 
-    def compare(self, own_ns: Times) -> None:
+    def compare(self, own_ns: Float64) -> None:
         """Add a step to the test."""
         self._test.add(own_ns)
 
@@ -112,7 +113,7 @@ class OwnTimes:
         return sorted([rank, *peers[: most - 1]])
 
 
-def rank_is_slow(rank: int, peers: Sequence[int], steps: Sequence[Times]) -> bool:
+def rank_is_slow(rank: int, peers: Sequence[int], steps: Sequence[Float64]) -> bool:
     """Return whether a rank works longer than its peers in so few steps, by medians; True if that is unknown."""
     ranks = [rank, *(peer for peer in peers if peer != rank)]
     known = [own[ranks] for own in steps if np.isfinite(own[ranks]).all()]

@@ -31,13 +31,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppprof.arrays import Float64
 from ppprof.capture.ranks.own_times import PATIENCE, OwnTimes, rank_is_slow
 from ppprof.capture.schedule import Plan, Schedule, State, latest_plan, why_no_room
 from ppprof.capture.signals import pass_interruption
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
-from ppprof.slow_ranks import Times
 from ppprof.topology import Topology
 from ppprof.units import format_ranges
 
@@ -170,7 +170,7 @@ class _Suspect:
     rank: int
     ranks: list[int]
     """The rank and its peers."""
-    own_ns: list[Times] = field(default_factory=list)
+    own_ns: list[Float64] = field(default_factory=list)
     """The own times of all ranks in the window's steps."""
 
 
