@@ -84,7 +84,8 @@ def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
     rank = next(iter(of_window), None) if memory.failed is None else memory.failed
     rows = memory.peaks.filter(pl.col("rank") == rank).rows(named=True)
     if rows:
-        whose = "" if rows[0]["total_bytes"] else ", resident memory of its process"
+        is_of_device = rows[0]["total_bytes"] or rows[0]["reserved_bytes"]  # a size may be unknown
+        whose = "" if is_of_device else ", resident memory of its process"
         yield f"\nPeak of rank {rank} so far{whose}, after its last steps:\n"
         yield "".join(
             f"  {format_bytes(row['peak_bytes']):>9}  step {row['step']}\n" for row in rows

@@ -249,4 +249,5 @@ def _peaks(times: pl.DataFrame) -> pl.DataFrame:
             reserved_bytes="device_peak_reserved_bytes",
             total_bytes=pl.when(is_on_device).then("device_total_bytes"),
         )
+        .drop_nulls("peak_bytes")
     )

@@ -328,7 +328,10 @@ def _latest(steps: Iterable[Step]) -> _Latest:
         per_second(last.num_samples),
         per_second(last.num_flops),
         share(step.communication_ns for step in clean),
-        share(step.reader_cost_ns or 0 for step in clean),
+        # A step without a batch waits for none; without any batch, the loader is not Paddle's.
+        share(step.reader_cost_ns or 0 for step in clean)
+        if any(step.reader_cost_ns is not None for step in clean)
+        else None,
     )
 
 

@@ -104,6 +104,15 @@ def test_the_last_loss_that_the_training_knew(
     assert finding in text
 
 
+def test_a_loader_that_is_not_paddles_is_unknown(tmp_path: Path, cli: Cli) -> None:
+    run = job(tmp_path, Topology.of(dp=1))
+    log = run / "steps/rank_00000.jsonl"
+    log.write_text(lines(0, 0, 30).replace('"reader_cost_ns": 4000000', '"reader_cost_ns": null'))
+    out = cli("watch", run, "--once").out
+    assert "waits: communication" in out
+    assert "data" not in out.split("waits: ")[1].splitlines()[0]
+
+
 def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
     run = job(tmp_path)
     for rank in range(8):

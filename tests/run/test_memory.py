@@ -275,6 +275,26 @@ def test_the_rank_that_is_asked_for_is_shown(tmp_path: Path, cli: Cli) -> None:
     assert "no trace in it" in cli("memory", tmp_path, "--window", "0", code=3).err
 
 
+@pytest.mark.parametrize(
+    ("known", "shown"),
+    [
+        ({"host_peak_bytes": 1 << 20}, "of rank 0 so far, resident memory of its process, after"),
+        (
+            {"device_peak_bytes": 1 << 20, "device_peak_reserved_bytes": 1 << 20},
+            "of rank 0 so far, after",  # of a device whose size is unknown
+        ),
+    ],
+)
+def test_step_times_alone_say_the_peak(
+    known: dict[str, int], shown: str, tmp_path: Path, cli: Cli
+) -> None:
+    """The first step does not know it."""
+    lines = [{"step": 0, "batch_cost_ns": 9}, {"step": 1, "batch_cost_ns": 9, **known}]
+    out, _ = cli("memory", run_of_traces(tmp_path / "log", [], step_lines=[lines]))
+    assert shown in out
+    assert out.count("1 MiB") == 1
+
+
 def test_a_trace_of_reserved_memory_alone(tmp_path: Path, cli: Cli) -> None:
     """Memory is taken from the device, and no tensor is allocated."""
     spans = (span("ProfileStep", "ProfileStep#0", 0, 1_000_000, reserve(1, 1 << 30)),)

@@ -54,7 +54,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     typical_ns, mean_ns = mean_of(typical, "step_ns"), mean_of(steps, "step_ns")
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
-    place = _place(evidence)
+    place = _place(evidence, mean_of(slow, "step_ns") - typical_ns)
     if basis == NOT_RECORDED and place["wording"] in (None, "part"):
         place |= _lock(evidence)
     every = _distance(large) or _distance_of_line(evidence, place)
@@ -131,10 +131,11 @@ def _longest(times: pl.DataFrame) -> pl.DataFrame:
     return times.group_by("window", "step").agg(pl.col("step_ns", "loading_ns").max()).sort("step")
 
 
-def _place(evidence: Evidence) -> dict[str, Fact]:
+def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     """Return where the recorded slow steps spend their excess: a place, else a part of the step.
 
-    Their own excess: that of steps which were not recorded may be larger or smaller.
+    Their own excess: that of the reported steps, ``reported_ns``, may be larger or smaller if these were
+    not recorded. Garbage collections are the place if they explain half of both.
     """
     place: dict[str, Fact] = dict.fromkeys(("gap", "gap_ns", "part", "part_ns", "wording"))
     slow = evidence.all_steps
@@ -148,7 +149,7 @@ def _place(evidence: Evidence) -> dict[str, Fact]:
     excess_ns = mean_of(lengths, "step_ns") - mean_of(evidence.typical_lengths, "step_ns")
     collections = _excess(evidence, slow, "collection")
     collected_ns = float(collections["time_ns"].sum()) if collections.height else 0.0
-    if collected_ns > excess_ns / 2:
+    if collected_ns > max(excess_ns, reported_ns) / 2:
         return {
             **place,
             "gap_ns": collected_ns,

@@ -385,18 +385,27 @@ def test_a_garbage_collection_is_no_time_of_the_line_in_which_it_runs(tmp_path: 
     assert found["beside-training"].cost_ns == pytest.approx(150 * US, rel=0.01)
 
 
-def test_slow_steps_are_slow_by_garbage_collection(tmp_path: Path) -> None:
-    """Each third step is longer by a collection of 4 ms."""
+@pytest.mark.parametrize(
+    ("outside", "is_cause"), [((), True), ((1, 1, 5), True), ((1, 1, 100), False)]
+)
+def test_slow_steps_are_slow_by_garbage_collection(
+    outside: tuple[int, ...], is_cause: bool, tmp_path: Path
+) -> None:
+    """Each third step is longer by a collection of 4 ms. Longer steps outside the window have another cause."""
     lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
     ends = np.cumsum(lengths)
     steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
     rows = [(1, EPOCH_NS + int(end - 1) * US, 4000 * US, -1, 0) for end in ends[2::3]]
     stacks = dataclasses.replace(logging(), collections=np.array(rows, np.int64))
-    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
-    (finding,) = (each for each in findings if each.rule == "slow-steps")
+    lines = [
+        {"step": 100 + number, "batch_cost_ns": outside[number % 3] * 1000 * US}
+        for number in range(30 if outside else 0)
+    ]
+    path = run(tmp_path, threads=[steps], stacks=[stacks], step_lines=[lines])
+    (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps")
     text = render_findings([finding])
-    assert "In a slow step of the window, Python collects garbage for 4 ms more." in text
-    assert "gc.freeze()" in text
+    says_so = "In a slow step of the window, Python collects garbage for 4 ms more." in text
+    assert (says_so, "gc.freeze()" in text) == (is_cause, is_cause)
 
 
 def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:
