@@ -229,7 +229,8 @@ class Hang:
         who = _ranks([each.rank for each in waits])
         state = self.states.get(rank)
         how = f" ({state.text})" if state is not None and state.text else ""
-        text = f"rank {rank}{how} has not come to {' and '.join(calls[:2])}, where {who} wait"
+        verb = "waits" if len(waits) == 1 else "wait"
+        text = f"rank {rank}{how} has not come to {' and '.join(calls[:2])}, where {who} {verb}"
         last = self.last.get(rank)
         if last is None:
             return f"{text}; it has noted no operation" if rank in self.ranks else text
