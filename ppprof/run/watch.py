@@ -168,11 +168,12 @@ class Watch:
             for rank, excess, step in table.select("rank", "excess_ns", "step_ns").iter_rows()
             if excess is not None
         }
-        slow = table.filter("is_slow").select("rank", "excess_ns", "step_ns", "num_steps")
+        slow = table.filter("is_slow").select("rank", "excess_ns", "step_ns", "since_step")
         self._slow = tuple(
             f"{self._name(rank)} is slow: {format_time(excess)} more work of its own than its peers, "
-            f"{format_ratio(excess / step)} of a step, in {num} steps"
-            for rank, excess, step, num in slow.iter_rows()
+            f"{format_ratio(excess / step)} of a step, in "
+            f"{sum(each.step >= since for each in ranks[rank].steps)} steps"
+            for rank, excess, step, since in slow.iter_rows()
         )
 
     def _view(self) -> View:

@@ -87,6 +87,15 @@ def test_the_screen_of_a_job(tmp_path: Path, cli: Cli) -> None:
     assert "data 1.0%  peak memory: host 1 GiB (rank 7)" in out
 
 
+def test_a_slow_rank_is_slow_in_the_steps_since_it_is(tmp_path: Path) -> None:
+    """It works longer in the second half of 60 steps."""
+    run = job(tmp_path)
+    for rank in range(8):
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(lines(rank, 30, 30, 5).encode())
+    (found,) = Watch(run).look().findings
+    assert found.endswith(" of a step, in 30 steps")
+
+
 @pytest.mark.parametrize(
     ("loss", "shown", "finding"),
     [("2.71828", "loss 2.718 at step 20", ""), ('"nan"', "loss nan at step 20", "the loss is nan")],
