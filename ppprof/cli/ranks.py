@@ -127,8 +127,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
+    import polars as pl
+
     from ppprof.run.ranks import links_without_window, ranks_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
+    from ppprof.slow_ranks import LEAST_RATIO
 
     table = ranks_without_window(run)
     links = links_without_window(run)
@@ -166,8 +169,14 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         lines.append(
             "Links: unknown; no two groups side by side with three steps of last operations."
         )
-    healthy = "no rank or link is slow" if are_links_known else "no rank is slow"
-    verdict = f"slow: {', '.join(slow)}" if slow else healthy
+    known = ["rank"] * (table["excess_ns"].count() > 0) + ["link"] * are_links_known
+    verdict = f"no {' or '.join(known)} is slow" if known else "unknown: no rank has peers"
+    may_be_slow = table.filter(pl.col("excess_low_ns") > LEAST_RATIO * pl.col("own_ns"))["rank"]
+    if slow:
+        verdict = f"slow: {', '.join(slow)}"
+    elif len(may_be_slow):
+        ranks = format_ranges("rank", may_be_slow)
+        verdict = f"unknown: too few steps to say whether {ranks} worked longer by chance"
     return "\n".join([*lines, f"Verdict: {verdict}.", ""])
 
 

@@ -30,7 +30,13 @@ _FIELDS = {
 
 
 def memory_tool(run: Run) -> str:
-    """Return a program that prints `estimated_mib` of a run for its arguments."""
+    """Return a program that prints `estimated_mib` of a run for its arguments.
+
+    Raises:
+        InputError: the program would know the memory of no configuration.
+    """
+    if spec_in(run).word_bytes is None:
+        raise InputError(f"{run}: the memory of mixed precision is known for level O2 only")
     return _PROGRAM.format(path=str(run.path.resolve()))
 
 

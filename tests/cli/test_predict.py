@@ -194,6 +194,18 @@ def test_paddles_tuner_asks_the_memory_model(cli, tmp_path, monkeypatch):
         prune_by_memory_estimation(settings, {**tuned, "pp_degree": 4})
 
 
+def test_no_program_is_written_that_knows_no_memory(cli, tmp_path):
+    run = shutil.copytree(RUN, tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"]["Global"]["device"] = "gpu"
+    manifest["config"]["Engine"]["mix_precision"] = {"enable": True, "level": "O1"}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    tool = tmp_path / "memory.py"
+    message = "the memory of mixed precision is known for level O2 only"
+    assert message in cli("predict", run, "--to", "paddle-memory-tool", tool, code=3).err
+    assert not tool.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

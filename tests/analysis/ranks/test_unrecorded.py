@@ -154,6 +154,20 @@ def test_links_without_last_operations_are_not_called_healthy(tmp_path: Path, cl
     assert out.endswith("Verdict: no rank is slow.\n")
 
 
+def test_a_slow_rank_in_few_steps_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    """Rank 3 works half as long again as its peers, in 6 steps."""
+    out, _ = cli("ranks", _run(tmp_path, step_times(8, 0, 3, 1.5)))
+    assert out.endswith(
+        "Verdict: unknown: too few steps to say whether rank 3 worked longer by chance.\n"
+    )
+
+
+def test_a_rank_without_peers_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    times = step_times(30, 0).filter(pl.col("rank").is_in([0, 2]))  # one of each stage
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert out.endswith("Verdict: unknown: no rank has peers.\n")
+
+
 def test_a_damaged_ring_is_named(tmp_path: Path, cli: Cli) -> None:
     run = _run(tmp_path, step_times(30, 0))
     FlightRing(run, 2)
