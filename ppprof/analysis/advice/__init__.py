@@ -137,6 +137,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unused-rows", products.unused_rows, thresholds={**_TIME, "least_words": LEAST_WORDS}),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
+    Rule("gradients-again", memory.gradients_again, thresholds=_TIME),
     Rule("recompute", memory.recompute, thresholds={**_TIME, "room_ratio": memory.ROOM_RATIO}),
     Rule(
         "growing-memory",

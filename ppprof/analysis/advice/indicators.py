@@ -12,6 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
+from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
@@ -149,7 +150,7 @@ gradient node), optimizer (name of an operator in an Optimization), gap (a layer
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
-while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), collection (a line in
+while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
@@ -246,6 +247,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
+    builder.add_names("again", repeated_gradients(profile))
     tables = unused_rows(profile)
     saves = tables.filter(pl.col("saved_ns") > 0)
     builder.add_names("table", saves.select("step", "name", time_ns="saved_ns"))

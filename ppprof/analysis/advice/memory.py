@@ -1,4 +1,4 @@
-"""Rules about memory: devices that are nearly full or fragmented, and recomputation despite room."""
+"""Rules about memory: devices that are nearly full or fragmented, recomputation despite room, and gradients computed again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import MEMORY
+from ppprof.analysis.advice.repeated_gradients import UNKNOWN
 
 NEAR_RATIO = 0.90
 """Share of a device's memory. A device that holds more is nearly full: a longer sequence may end
@@ -112,6 +113,20 @@ def recompute(evidence: Evidence) -> list[Finding]:
     )
     rows = layers if layers.height else rows.filter(pl.col("recompute_ns") > 0)
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+def gradients_again(evidence: Evidence) -> list[Finding]:
+    """Report gradients that a second Backward of the same graph computes again."""
+    names = evidence.names("again")
+    if names.is_empty():
+        return []
+    cost_ns, line = float(names["time_ns"].sum()), names["name"][0]
+    facts: dict[str, Fact] = {
+        "again_ns": cost_ns,
+        "line": None if line == UNKNOWN else line,
+        "num_nodes": round(float(names["calls"].sum())),
+    }
+    return evidence.time_finding("gradients-again", cost_ns, "likely", facts, names)
 
 
 LEAST_GROWTH_BYTES = 64 << 10
