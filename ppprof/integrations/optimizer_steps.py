@@ -8,6 +8,8 @@ optimizer or to a wrapper of an optimizer: a ``GradScaler``, Fleet's hybrid opti
       Hybrid...step         |----------------|     also when the scaler
         AdamW.step             |----------|        skips the update
 
+A call of the model that ``paddle.distributed.to_static`` returns is a step if it trains.
+
 If a training has several optimizers, only the calls of one optimizer end steps (``boundary``). Calls
 of the other optimizers are part of these steps.
 """
@@ -38,6 +40,22 @@ _WRAPPERS = (
     f"{_FLEET}.dygraph_sharding_optimizer",
 )
 """Modules of classes that wrap an optimizer but do not inherit from ``Optimizer``."""
+_PROGRAMS = "paddle.distributed.auto_parallel.api"
+"""Module of ``DistModel``, which ``paddle.distributed.to_static`` returns."""
+_Called = Callable[..., Sequence[Any]]
+"""Takes the arguments of a call, and returns what steps in it."""
+
+
+def _own(optimizer: Any, *_: Any, **__: Any) -> Sequence[Any]:
+    return (optimizer,)
+
+
+def _of_scaler(scaler: Any, *args: Any, **kwargs: Any) -> Sequence[Any]:
+    return (kwargs.get("optimizer"), *args[:1])
+
+
+def _of_program(model: Any, *_: Any, **__: Any) -> Sequence[Any]:
+    return (model,) if getattr(model, "_mode", None) == "train" else ()
 
 
 class OptimizerSteps:
@@ -130,18 +148,23 @@ class OptimizerSteps:
         for cls in (*_subclasses(_optimizer_base()), *_classes_in(_WRAPPERS)):
             self._wrap_steps(cls)
         for cls in _classes_in(_SCALERS):
-            self._wrap_steps(cls, is_scaler=True)
+            self._wrap_steps(cls, _of_scaler)
+        model = getattr(sys.modules.get(_PROGRAMS), "DistModel", None)
+        if model is not None:
+            self._wrap_steps(model, _of_program, ("__call__",))
 
-    def _wrap_steps(self, cls: type, is_scaler: bool = False) -> None:
-        for name in ("step", "minimize"):
+    def _wrap_steps(
+        self, cls: type, called: _Called = _own, names: Sequence[str] = ("step", "minimize")
+    ) -> None:
+        for name in names:
             method = vars(cls).get(name)
             if method is None or self._wrapped.get((cls, name)) is method:
                 continue
-            wrapper = self._step_wrapper(method, is_scaler)
+            wrapper = self._step_wrapper(method, called)
             self._wrapped[cls, name] = wrapper
             setattr(cls, name, wrapper)
 
-    def _step_wrapper(self, method: Callable[..., Any], is_scaler: bool) -> Callable[..., Any]:
+    def _step_wrapper(self, method: Callable[..., Any], called: _Called) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self._is_active:
@@ -151,7 +174,7 @@ class OptimizerSteps:
             is_outermost = optimizers is None
             if optimizers is None:
                 optimizers = self._thread_state.optimizers = []
-            optimizers.extend([kwargs.get("optimizer"), *args[1:2]] if is_scaler else args[:1])
+            optimizers.extend(called(*args, **kwargs))
             try:
                 result = method(*args, **kwargs)
             finally:
@@ -170,6 +193,8 @@ class OptimizerSteps:
         False.
         """
         optimizers = [optimizer for optimizer in called if optimizer is not None]
+        if not optimizers:
+            return False
         try:
             index = self._index(optimizers)
             self._families[index].update(optimizers)

@@ -205,6 +205,8 @@ FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
 
 RUN_OF_PROGRAM = "interpreter_core_run"
 """Name of Paddle's span around the run of a program, of ``to_static`` or of an Executor."""
+RUN_OF_EXECUTOR = "StandaloneExecutor::run"
+"""Name of Paddle's span around the run of an Executor's program, also of ``distributed.to_static``."""
 OPERATOR_OF_PROGRAM = "pd_op."
 """Beginning of the names of operators in a program. They may run on other threads than it."""
 

@@ -194,6 +194,18 @@ def test_a_profiler_of_the_training_ends_them_and_the_window_comes_later(
     assert not training.store.cut
 
 
+def test_a_profiler_that_stays_open_is_reported_with_the_window_not_ahead_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training(tmp_path)
+    training.recorder.is_in_use = True
+    training.go(15)
+    assert "another profiler" not in caplog.text
+    training.go(10).session.close()
+    assert training.recordings() == []
+    assert caplog.text.count("window 0 is not recorded: another profiler is open") == 1
+
+
 def test_a_profiler_of_the_training_leaves_what_was_recorded_before_it(tmp_path: Path) -> None:
     training = Training(tmp_path).go(3)
     training.windows.preempt()

@@ -212,6 +212,24 @@ def test_a_forked_child_a_static_program_and_a_step_that_raises_end_no_step(tmp_
     assert seen(tmp_path, program) == "begin not now step"
 
 
+def test_a_training_call_of_a_program_of_distributed_to_static_is_a_step(tmp_path: Path) -> None:
+    program = """
+    import paddle.distributed as dist
+    mesh = dist.ProcessMesh([0])
+    net.weight = dist.shard_tensor(net.weight, mesh, [dist.Replicate()])
+    data = [(paddle.ones([2]), paddle.ones([2]))]
+    loader = dist.shard_dataloader(paddle.io.DataLoader(data, batch_size=1), meshes=[mesh])
+    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+    model = dist.to_static(net, loader, paddle.nn.MSELoss(), optimizer)
+    for mode in (model.train, model.eval, model.train):
+        mode()
+        for inputs, labels in loader():
+            say(model._mode)
+            model(inputs, labels)
+    """
+    assert seen(tmp_path, program) == "begin train step eval train step"
+
+
 def test_paddle_is_imported_by_the_program_alone(tmp_path: Path) -> None:
     program = "from ppprof.integrations import script; import sys; print('paddle' in sys.modules)"
     done = run(tmp_path, "-c", program)

@@ -27,7 +27,7 @@ from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
-from ppprof.trace.schema import OPERATOR_OF_PROGRAM
+from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_EXECUTOR
 
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
@@ -205,7 +205,8 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     forward = _trained(outermost.filter(pl.col("category") == "Forward"), outermost)
     operators = own.filter(pl.col("category") == "Operator")
     # Operators of a program may run on other threads, and no gradient is linked to a single one.
-    is_compiled = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM)
+    name = pl.col("name").cast(pl.String)
+    is_compiled = name.str.starts_with(OPERATOR_OF_PROGRAM) | (name == RUN_OF_EXECUTOR)
     compiled = _trained(hosts.filter(is_compiled), outermost)
     linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     gradients = hosts.filter(events["forward"].slice(0, hosts.height).is_not_null())

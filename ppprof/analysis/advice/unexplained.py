@@ -21,7 +21,7 @@ from ppprof.analysis.ranks.device_steps import stepping_threads
 from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.nesting import nest
-from ppprof.trace.schema import RUN_OF_PROGRAM
+from ppprof.trace.schema import RUN_OF_EXECUTOR, RUN_OF_PROGRAM
 
 LEAST_GAP_NS = 500_000
 """Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no
@@ -168,7 +168,8 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
     which may run on other threads, explain themselves.
     """
     tree = profile.tree
-    known = pl.col("name").cast(pl.String).is_in((GARBAGE_COLLECTION, RUN_OF_PROGRAM))
+    names = (GARBAGE_COLLECTION, RUN_OF_PROGRAM, RUN_OF_EXECUTOR)
+    known = pl.col("name").cast(pl.String).is_in(names)
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
     communication = profile.communication
     return together(

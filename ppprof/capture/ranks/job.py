@@ -183,7 +183,8 @@ def is_initialized() -> bool:
     """Return whether the script has joined the ranks of its job: Paddle's calls, or a mesh of ranks."""
     import paddle.distributed as dist
 
-    return dist.is_initialized() or any(len(mesh.process_ids) > 1 for mesh in _meshes())
+    is_joined = dist.is_initialized() or _fleet_group() is not None  # static Fleet: only the latter
+    return is_joined or any(len(mesh.process_ids) > 1 for mesh in _meshes())
 
 
 def job_store() -> Any:
@@ -203,14 +204,23 @@ def job_store() -> Any:
     return core.create_or_get_global_tcp_store()
 
 
+def _fleet_group() -> Any:
+    """Return Fleet's groups of the axes; None before ``fleet.init``."""
+    module = sys.modules.get("paddle.distributed.fleet.base.topology")
+    return getattr(module, "_HYBRID_PARALLEL_GROUP", None)
+
+
 def _fleet_topology(world_size: int) -> Topology | None:
     """Return the topology that ``fleet.init`` made; None without one, and, with a warning, if it is unusable.
 
     Axes that only Fleet knows, such as ``context``, are kept if their degree is above 1.
     """
-    module = sys.modules.get("paddle.distributed.fleet.base.topology")
-    group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)
+    group = _fleet_group()
     if group is None:
+        return None
+    if not hasattr(group, "topology"):  # Fleet's groups for static graphs
+        if world_size > 1:
+            log.warning("Fleet has no axes for a static graph: all ranks count as dp")
         return None
     topology = group.topology()
     by_name = {name: topology.get_dim(name) for name in topology.get_hybrid_group_names()}

@@ -224,12 +224,8 @@ class Windows:
             # Do not prepare twice: CUPTI accepts only one call.
             if not self._is_set_up and (after is State.READY or opens):
                 if not self._recorder.prepare(self.preempt):
-                    if not self._store.num_skipped:
-                        log.warning(
-                            f"rank {self._store.rank}: window {transition.window} is not recorded: "
-                            f"{_IN_USE}; {_ONE}"
-                        )
-                    self._store.num_skipped += 1
+                    if after is not State.PROVISIONAL:
+                        self._note_in_use(transition.window)
                     return False
                 self._is_set_up = True
             if opens:
@@ -244,6 +240,14 @@ class Windows:
             if after.records:
                 self._recorder.begin_step(transition.step)
             return True
+
+    def _note_in_use(self, window: int | None) -> None:
+        """Count a window that is not recorded, because another profiler is open; log the first one."""
+        if not self._store.num_skipped:
+            log.warning(
+                f"rank {self._store.rank}: window {window} is not recorded: {_IN_USE}; {_ONE}"
+            )
+        self._store.num_skipped += 1
 
     def opens_late(self, transition: Transition) -> bool:
         """Return whether a window that was postponed is about to be opened, in `advance`."""

@@ -232,19 +232,38 @@ def test_a_program_of_to_static_trains_on_threads_of_its_executor(tmp_path: Path
     assert lines(tmp_path, threads, in_lines(*lengths)) == {LOG: 6 * 500}
 
 
-def test_a_program_that_waits_for_its_threads_trains(tmp_path: Path) -> None:
+def test_a_static_graph_trains_while_its_executor_runs(tmp_path: Path) -> None:
     """
     ::
 
-        steps     Net [interpreter_core_run   ] Backward   Optimization   log()
+        steps     [StandaloneExecutor::run] log()
+        executor            matmul
+        0                   400       500   1000
+    """
+    steps, programs = [], []
+    for number in range(6):
+        at = 1000 * US * number
+        run = span("UserDefined", "StandaloneExecutor::run", at, at + 500 * US)
+        steps.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 1000 * US, run))
+        programs.append(span("Operator", "matmul", at + 400 * US, at + 500 * US))
+    threads = Thread(1, "main", tuple(steps)), Thread(2, "executor", tuple(programs))
+    assert lines(tmp_path, threads, in_lines((500, FORWARD), (500, DUMPS))) == {LOG: 6 * 500}
+
+
+@pytest.mark.parametrize("run", ["interpreter_core_run", "StandaloneExecutor::run"])
+def test_a_program_that_waits_for_its_threads_trains(tmp_path: Path, run: str) -> None:
+    """
+    ::
+
+        steps     Net [run                    ] Backward   Optimization   log()
         executor                  pd_op.x
         0                         1950         2000       2100            2200 to 3000
     """
     steps, programs = [], []
     for number in range(6):
         at = 3000 * US * number
-        run = span("UserDefined", "interpreter_core_run", at, at + 2000 * US)
-        net = span("Forward", "Net", at, at + 2000 * US).around(run)
+        program = span("UserDefined", run, at, at + 2000 * US)
+        net = span("Forward", "Net", at, at + 2000 * US).around(program)
         phases = [
             span(name, name, at + begin * US, at + end * US)
             for name, begin, end in (("Backward", 2000, 2100), ("Optimization", 2100, 2200))

@@ -99,6 +99,20 @@ def test_a_topology_of_fleet_that_is_dropped_is_named(
 
 
 @pytest.mark.usefixtures("four")
+def test_the_groups_of_a_static_graph_set_no_axes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fleet_topology, "_HYBRID_PARALLEL_GROUP", None)  # restored afterwards
+    assert not job.is_initialized()
+    fleet_topology._CommunicateGroup()  # sets it, as fleet.init does after paddle.enable_static()
+    assert job.is_initialized()
+    assert Job.here().topology == Topology.of(dp=4)
+    assert capsys.readouterr().err == (
+        "ppprof: Fleet has no axes for a static graph: all ranks count as dp\n"
+    )
+
+
+@pytest.mark.usefixtures("four")
 @pytest.mark.parametrize(
     ("meshes", "degrees"),
     [
