@@ -213,8 +213,8 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
     if queue := render_queue(cluster, options):
         parts.append(f"\n{queue}")
     if not cluster.arrivals.is_empty():
-        parts.append(f"\n{render_groups(cluster, options, args.row_limit)}")
-        bandwidths = render_bandwidths(cluster, options, args.row_limit)
+        parts.append(f"\n{render_groups(cluster, options)}")
+        bandwidths = render_bandwidths(cluster, options)
         parts.append(f"\n{bandwidths}" if bandwidths else "")
         parts.append(render_stragglers(cluster, options))
     if args.what_if and (text := render_what_if(cluster.what_if, options)):

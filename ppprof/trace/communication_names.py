@@ -172,9 +172,7 @@ def communication_patterns(path: str | Path) -> tuple[str, ...]:
     return tuple(patterns_of(read_names(path).get(SECTION) or {}, f"{path}: {SECTION}"))
 
 
-def look_alikes(
-    devices: pl.DataFrame, rule: CommunicationNames = is_communication
-) -> list[tuple[str, int, int]]:
+def look_alikes(devices: pl.DataFrame, rule: CommunicationNames) -> list[tuple[str, int, int]]:
     """Return the kernels that look like communication and are in no table, the longest first.
 
     Args:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import polars as pl
-
 from ppprof.analysis.advice.beside import lines_beside
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
@@ -59,9 +57,8 @@ def host_bound(evidence: Evidence) -> list[Finding]:
     }
     if facts["gap"] is not None:
         facts["remedy"] = f"{facts['remedy']}-gap"
-    return evidence.time_finding(
-        "host-bound", cost_ns, "likely", facts, _largest_first(ranks, "idle_ns")
-    )
+    largest_first = ranks.sort("idle_ns", "rank", descending=[True, False])
+    return evidence.time_finding("host-bound", cost_ns, "likely", facts, largest_first)
 
 
 def tiny_kernels(evidence: Evidence) -> list[Finding]:
@@ -195,10 +192,6 @@ def _fusible(evidence: Evidence, column: str) -> float:
     if updates < LEAST_UPDATES:
         return 0.0
     return evidence.usual(column) * (1 - FUSED_UPDATES / updates)
-
-
-def _largest_first(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    return table.sort(column, "rank", descending=[True, False])
 
 
 def _largest_gap(evidence: Evidence) -> dict[str, Fact]:

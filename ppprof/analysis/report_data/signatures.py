@@ -72,13 +72,12 @@ class Signatures(NamedTuple):
         )
 
 
-def with_names(signatures: Signatures, names: pl.Series, kind: str) -> Signatures:
-    """Return the signatures with further events, which have a name, a kind and nothing else.
+def with_python(signatures: Signatures, names: pl.Series) -> Signatures:
+    """Return the signatures with further events of kind "python", which have nothing else but a name.
 
     Args:
         signatures: the signatures of a window's events.
         names: the name of each further event, shape (N,).
-        kind: their kind, one of `KINDS`.
     """
     distinct = names.unique(maintain_order=True)
     new = pl.DataFrame({"name": distinct, "place": [0] * len(distinct)})
@@ -89,7 +88,7 @@ def with_names(signatures: Signatures, names: pl.Series, kind: str) -> Signature
         pl.concat(
             [signatures.table, new.with_columns(pl.col("place").cast(place))], how="diagonal"
         ),
-        np.append(signatures.kind, np.full(len(distinct), KINDS.index(kind))),
+        np.append(signatures.kind, np.full(len(distinct), KINDS.index("python"))),
         np.append(signatures.of_event, of_names),
     )
 

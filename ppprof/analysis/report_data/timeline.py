@@ -24,7 +24,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Communication, Profile
 from ppprof.analysis.ranks.collectives import linked_rows
-from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_names
+from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_python
 from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.remote_names import REMOTE
 from ppprof.trace.communication_names import communicates
@@ -129,7 +129,7 @@ def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
     table = signatures(trace, communicating)
     frames = python_frames(trace)
     if len(frames.names):
-        table = with_names(table, frames.names, "python")
+        table = with_python(table, frames.names)
     events = _columns(trace, table.of_event, profile.whole_tree.size, frames)
     kept, below_ns = _kept(events, table, budget)
     base_ns = int(events.start.min()) if len(events.start) else 0

@@ -151,25 +151,24 @@ _MAX_MEMBERS = 6
 """Most ranks of a group that are all listed; of a larger group, the first two and the last are."""
 
 
-def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
+def render_groups(cluster: Cluster, options: TableOptions) -> str:
     """Return the table of `ppprof.analysis.ranks.arrivals.by_group` as text, longest wait first.
 
-    A last line counts the groups beyond ``limit``; the row limit of the options is ignored.
+    A last line counts the groups beyond the row limit.
     """
-    return _limited("Collectives", _GROUPS, cluster.groups, limit, "groups", _GROUPS_NOTE, options)
+    return _limited("Collectives", _GROUPS, cluster.groups, "groups", _GROUPS_NOTE, options)
 
 
 def _limited(
     title: str,
     columns: Sequence[Column],
     table: pl.DataFrame,
-    limit: int | None,
     noun: str,
     note: str,
     options: TableOptions,
 ) -> str:
-    """Return the first ``limit`` rows of a table as text, and the number of the others."""
-    shown = table if limit is None else table.head(limit)
+    """Return the rows of a table up to the row limit as text, and the number of the others."""
+    shown = table if options.row_limit is None else table.head(options.row_limit)
     num_hidden = table.height - shown.height
     rest = [f"{num_hidden} more {noun}"] if num_hidden else []
     rows = shown.iter_rows(named=True)
@@ -182,16 +181,16 @@ Algorithm, Bus: algbw and busbw of nccl-tests; Bus is the rate of the slowest li
 Of link: Bus over what a device can send to its host's other devices (NVLink); -: unknown, or other hosts."""
 
 
-def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
+def render_bandwidths(cluster: Cluster, options: TableOptions) -> str:
     """Return the table of `ppprof.analysis.ranks.arrivals.by_size` as text; "" without rows.
 
-    A last line counts the rows beyond ``limit``; the row limit of the options is ignored.
+    A last line counts the rows beyond the row limit.
     """
     table = cluster.bandwidths
     if table.is_empty():
         return ""
     title = "Bandwidth of collectives"
-    return _limited(title, _BANDWIDTHS, table, limit, "sizes", _BANDWIDTHS_NOTE, options)
+    return _limited(title, _BANDWIDTHS, table, "sizes", _BANDWIDTHS_NOTE, options)
 
 
 def _members(members: str) -> str:
