@@ -65,11 +65,11 @@ class OptimizerSteps:
 
     Args:
         begin: opens the session; returns False if this is not possible yet, because the ranks are
-            not initialized. It is called when an optimizer is created, and before each call of
-            ``step`` or ``minimize``, until it returns True.
+            not initialized. It is called when an optimizer is created, before a layer is called once
+            there is an optimizer, and before each call of ``step`` or ``minimize``, until it returns True.
         end_step: called after each step, when the outermost call of ``step`` or ``minimize`` has
             returned.
-        at_creation: whether ``begin`` is called when an optimizer is created, not only before steps.
+        at_creation: whether ``begin`` is called when an optimizer is created, not only later.
         boundary: number of the optimizer whose calls end steps. Optimizers are numbered from 1 in
             the order of their first call of ``step`` or ``minimize``.
     """
@@ -90,6 +90,7 @@ class OptimizerSteps:
         self._began = self._is_watching = False
         self.is_closed = False
         """Whether `close` was called."""
+        self._layer_call: Any = None
         self._thread_state = threading.local()
         self._wrapped: dict[tuple[type, str], Any] = {}
         self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
@@ -132,6 +133,7 @@ class OptimizerSteps:
                 self._begin_if_ready()
             elif self._is_active:
                 self._watch_steps()
+                self._watch_layers()
 
         cls.__init__ = wrapper
 
@@ -142,6 +144,22 @@ class OptimizerSteps:
         # Wrap only now: `begin` makes Paddle wrap the classes too, and a step must end after the
         # span that Paddle records for it.
         self._watch_steps()
+
+    def _watch_layers(self) -> None:
+        """Begin with the call of a layer: a job may hang ahead of its first step."""
+        layer = sys.modules["paddle.nn.layer.layers"].Layer
+        call = vars(layer)["__call__"]
+        if self._began or call is self._layer_call:
+            return
+
+        @functools.wraps(call)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._begin_if_ready()
+            if (self._began or not self._is_active) and vars(layer)["__call__"] is wrapper:
+                layer.__call__ = call
+            return call(*args, **kwargs)
+
+        self._layer_call = layer.__call__ = wrapper
 
     def _watch_steps(self) -> None:
         self._is_watching = True

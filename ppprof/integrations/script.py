@@ -56,8 +56,8 @@ def main(
         argv: the command line: options, then ``--``, the script and its arguments; None for the
             process's own.
         yields: whether a session that the script opens itself replaces the one of this program. If
-            so, this one begins with the first call of an optimizer, else when one is created; also
-            if step 0 or 1 is to be recorded.
+            so, this one begins with the first call of a layer or an optimizer once there is an optimizer,
+            else when one is created; also if step 0 or 1 is to be recorded.
         at_start: names of the modules that a new interpreter has; the script's own modules replace
             others that ppprof has imported. None: no module is replaced.
 
