@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -85,9 +85,13 @@ def _sh(enter: Sequence[str], commands: str) -> None:
 
 @contextmanager
 def launches(
-    nodes: Sequence[Node], folder: Path, *settings: str, processes: int
+    nodes: Sequence[Node],
+    folder: Path,
+    *settings: str,
+    processes: int,
+    program: Sequence[str | Path] = (TRAIN, "-c", CONFIG),
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """tools/train.py on every node, each in ``folder/node0``... with ``processes`` of it."""
+    """A program on every node, each in ``folder/node0``... with ``processes`` of it."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         master = f"{nodes[0].address}:{probe.getsockname()[1]}"
@@ -98,8 +102,8 @@ def launches(
             here.mkdir(exist_ok=True)
             options = ("--nnodes", str(len(nodes)), "--rank", str(rank))
             options += ("--master", master, "--host", node.address)
-            program = (TRAIN, "-c", CONFIG, *overrides(*settings))
-            launch = command(*program, processes=processes, options=options)
+            whole = (*program, *overrides(*settings))
+            launch = command(*whole, processes=processes, options=options)
             with (folder / f"said{rank}").open("w") as said:
                 started.append(
                     subprocess.Popen(
@@ -119,10 +123,10 @@ def launches(
 
 
 def run(
-    nodes: Sequence[Node], folder: Path, *settings: str, processes: int
+    nodes: Sequence[Node], folder: Path, *settings: str, **more: Any
 ) -> list[subprocess.CompletedProcess[str]]:
     """What each of `launches` said, after it has ended."""
-    with launches(nodes, folder, *settings, processes=processes) as started:
+    with launches(nodes, folder, *settings, **more) as started:
         codes = [launch.wait(SECONDS) for launch in started]
     return [
         subprocess.CompletedProcess([], code, (folder / f"said{rank}").read_text(), "")

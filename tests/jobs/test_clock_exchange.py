@@ -19,6 +19,7 @@ from ppprof.analysis.ranks.clock_alignment import align_clocks, offsets_by_start
 from ppprof.analysis.ranks.collectives import collectives
 from ppprof.rundir.clocks import Clock, read_clocks
 from tests.fixtures import paddle_proto
+from tests.jobs import nodes
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -106,7 +107,8 @@ def aligned(job: Path) -> tuple[Clock, np.ndarray, np.ndarray]:
     return clock, mine, np.stack([clock.to_reference(column) for column in other.T], axis=1)
 
 
-def test_offset_and_drift_are_what_was_planted(job: Path) -> None:
+def check_offset_and_drift(job: Path) -> None:
+    """Compare the readings of rank 1's clock with what is true."""
     clock = read_clocks(job / "both")[1]
     truth, drift = true_offsets(job, [reading.at_ns for reading in clock.readings])
     assert drift == pytest.approx(-DRIFT_PPM, abs=2)  # the shift itself
@@ -117,6 +119,21 @@ def test_offset_and_drift_are_what_was_planted(job: Path) -> None:
         assert abs(reading.offset_ns - true) <= reading.error_ns + 1_000  # of the marks
     assert clock.error_ns < BOUND_NS
     assert clock.drift_ppm == pytest.approx(drift, abs=clock.drift_error_ppm)
+
+
+def test_offset_and_drift_are_what_was_planted(job: Path) -> None:
+    check_offset_and_drift(job)
+
+
+def test_offset_and_drift_of_another_node_are_what_was_planted(tmp_path: Path) -> None:
+    """The nodes are network namespaces: readings cross a cable, and rank 1 has another address."""
+    variables = [f"{name}={value}" for name, value in preload(tmp_path).items()]
+    program = (JOBS / "clocks_job.py", tmp_path, *variables)
+    with nodes.namespaces(tmp_path) as two:
+        done = nodes.run(two, tmp_path, processes=1, program=program)
+    assert [launch.returncode for launch in done] == [0, 0], done
+    assert ppprof.open(tmp_path / "both").manifest["nodes"] == {0: "node0", 1: "node1"}
+    check_offset_and_drift(tmp_path)
 
 
 def test_no_rank_leaves_an_all_reduce_before_the_other_has_entered(job: Path) -> None:
