@@ -6,12 +6,12 @@
 theirs              ours                                 if missing
 =================== ==================================== ==============================================
 `batch_range`       `scheduler`, with the same meaning   `[10, 20]`, their default
-`exit_on_finished`  `stop_training`                      True, as in PaddleDetection and PaddleOCR
+`exit_on_finished`  `stop_training`                      True, as theirs
 `profile_path`      `profiler_log`                       our default; theirs is /tmp/profile
 `state`             `targets`: CPU, GPU (with CPU), All  all
 `sorted_key`        `sorted_by`                          auto
 `tracer_option`     `op_detail`: False for Default       our default, True
-`timer_only`        `timer_only`                         False; in PaddleDetection True, so no trace
+`timer_only`        `timer_only`                         False; theirs is True, so no trace
 =================== ==================================== ==============================================
 
 Source: ``utils/profiler.py`` of the three projects. These projects ignore invalid values; ppprof
