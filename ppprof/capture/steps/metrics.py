@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
@@ -40,6 +41,7 @@ HELP = {
     "device_total_bytes": "Size of the device's memory.",
     "host_peak_bytes": "Peak resident memory of the process so far.",
     "loss": "The last loss that step() was given as a number.",
+    "loss_is_finite": "1 if that loss is finite, 0 if it is NaN or infinite.",
 }
 """Names of the metrics, after ``ppprof_``, and what they are."""
 
@@ -115,6 +117,7 @@ class Metrics(ABC):
             "device_total_bytes": latest.device_total_bytes,
             "host_peak_bytes": latest.host_peak_bytes,
             "loss": self._loss,
+            "loss_is_finite": None if self._loss is None else float(isfinite(self._loss)),
         }
         return {name: value for name, value in values.items() if value is not None}
 

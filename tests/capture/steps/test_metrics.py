@@ -40,6 +40,7 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
         "ppprof_tokens_per_second": 500,
         "ppprof_mfu_ratio": 0.5,
         "ppprof_device_peak_bytes": 5,
+        "ppprof_loss_is_finite": 0,
         "ppprof_host_peak_bytes": 7,
     }
     metrics.close(waits=True)

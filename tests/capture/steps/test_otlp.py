@@ -115,17 +115,20 @@ def test_the_end_of_a_training_sends_its_last_numbers_once(
     assert counts == [10, 19] if num_steps == 19 else counts == [5]
 
 
-def test_a_loss_that_is_nan_is_left_out_without_a_message(
-    received: list[Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_sent_as_such_without_a_message(
+    received: list[Any], caplog: pytest.LogCaptureFixture, loss: float
 ) -> None:
+    """OpenTelemetry drops the value itself, and logs that each time."""
     export = OtlpMetrics('a "run"', 3, None)
-    export.add(record(0, loss=math.nan))
+    export.add(record(0, loss=loss))
     export.close(waits=True)
     ((_, request),) = received
     assert points(request) == {
         "ppprof_steps_total": 1,
         "ppprof_step_seconds": 1,
         "ppprof_host_peak_bytes": 7,
+        "ppprof_loss_is_finite": 0,
     }
     assert not caplog.records
 
