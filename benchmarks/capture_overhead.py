@@ -35,6 +35,7 @@ _FAR = 10**6
 
 _RATIOS = [
     ("in a window: ppprof / paddle.profiler", "ppprof", "paddle"),
+    ("in a window: ppprof without both / paddle.profiler", "ppprof without both", "paddle"),
     ("in a window: ppprof with shapes / without", "ppprof", "ppprof without shapes"),
     ("in a window: ppprof with stacks / without", "ppprof", "ppprof without stacks"),
     ("in a window: paddle.profiler / nothing", "paddle", "nothing"),
@@ -92,6 +93,7 @@ _CONTESTANTS: dict[str, Callable[[], Any]] = {
     "ppprof": _ppprof,
     "ppprof without shapes": lambda: _ppprof(record_shapes=False),
     "ppprof without stacks": lambda: _ppprof(python_stacks=False),
+    "ppprof without both": lambda: _ppprof(record_shapes=False, python_stacks=False),
     "paddle": lambda: _paddle(None),
     "ppprof outside": lambda: _ppprof(scheduler=[_FAR, _FAR + 1]),
     "paddle outside": lambda: _paddle((_FAR, _FAR + 1)),
@@ -139,25 +141,25 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
             quartiles = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
             ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*quartiles))
         rows.append((title, f"{ratios[0]}, processor {ratios[1]}"))
-    idle = _step_call_us(scheduler=[_FAR, _FAR + 1])
+    idle = _step_call_us(workload, scheduler=[_FAR, _FAR + 1])
     rows.append(("one call of step() outside a window", f"{idle:.1f} us"))
-    armed = _step_call_us(trigger={"slow_step": 10**6})
+    armed = _step_call_us(workload, trigger={"slow_step": 10**6})
     rows.append(("the same, a trigger armed", f"{armed:.1f} us"))
     rows.append(("the span of a collective", f"{_collective_us():.1f} us"))
     rows.append(("reading an empty control channel, on other ranks", f"{_read_us():.1f} us"))
     return rows
 
 
-def _step_call_us(calls: int = 400, times: int = 30, **block: Any) -> float:
-    """Return the processor time of a call: the minimum of several measurements."""
+def _step_call_us(workload: Workload, steps: int = 200, **block: Any) -> float:
+    """Return the median time of a call behind a step: calls in a row find all in the processor's caches."""
     calls_us = []
     with _quiet(), _ppprof(**block) as end_step:
-        for _ in range(times):
-            start = time.thread_time()
-            for _ in range(calls):
-                end_step()
-            calls_us.append((time.thread_time() - start) / calls * 1e6)
-    return min(calls_us)
+        for _ in range(steps):
+            workload.step()
+            start = time.perf_counter()
+            end_step()
+            calls_us.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(calls_us)
 
 
 def _collective_us(calls: int = 2000, times: int = 30) -> float:
