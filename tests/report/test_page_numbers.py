@@ -23,6 +23,7 @@ from ppprof.report.html.sections import head, key_figures
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from ppprof.units import format_bytes, format_time
+from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import View
 from tests.jobs.planted import COMMITTED
 from tests.report.runs_and_pages import in_browser, page_of, timer_only
@@ -199,6 +200,24 @@ def test_each_step_time_is_named_at_the_top(report):
     title = head(report, words, Links(report))["title"][0]
     assert basis.text.startswith(f"A step takes {card}: ")
     assert shown_steps(title) | shown_steps(bar.label) | {card} == named
+
+
+def test_a_trace_without_marks_of_steps_says_so_at_the_top(tmp_path):
+    layers = [
+        span("Forward", "GPT", 0, 4_000_000),
+        span("Backward", "Backward", 5_000_000, 9_000_000),
+    ]
+    trace = write(tmp_path / "rank_0.pb", Thread(1, "main", tuple(layers)))
+    basis, *_ = top_blocks(collect_report_data(open_run(trace)), Note)
+    assert basis.text == "A step takes 9 ms: the whole trace, which has no marks of steps, rank 0."
+
+
+def test_step_times_alone_are_not_called_healthy(tmp_path):
+    """They name few causes: the title says so, and proposes a window."""
+    report = collect_report_data(open_run(many_steps(tmp_path / "long")))
+    shown = head(report, Words.in_language("en"), Links(report))
+    assert shown["title"] == ("This run has step times only (timer_only).", "")
+    assert shown["do"].startswith("Record a window of steps (Profiler.scheduler)")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

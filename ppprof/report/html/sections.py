@@ -17,6 +17,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, metric_of
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.analysis.profile.step_basis import unrecorded_steps
+from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import NOTES
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
@@ -112,11 +113,12 @@ def _findings(report: ReportData, words: Words, links: Links) -> Content:
     missing = [note for note in report.unread if getattr(note, "key", "") in NOTES]
     blocks[:0] = [Note(translated(note, words.language)) for note in missing]
     if not report.has_traces:
-        blocks.append(Note(words("about.step_times_only")))
+        blocks.append(Note(words("about.record_a_window")))
     if withheld := advice.withheld(report.findings, words.language):
         blocks.append(Note(withheld))
     if not report.findings:
-        return advice.headline((), words.language), blocks
+        nothing = advice.headline((), words.language)
+        return nothing if report.has_traces else words("about.step_times_only"), blocks
     return words("about.findings", num=len(report.findings)), blocks
 
 
@@ -564,21 +566,25 @@ def head(report: ReportData, words: Words, links: Links) -> Mapping[str, Any]:
 
     The title is the change from the baseline, and the first finding comes second; without a
     baseline, the finding is the title. ``do`` is what the finding proposes, and ``sure`` how sure it
-    is and which line it names; "" without a finding above minor. The identity is a list of pairs: a
-    name and a value.
+    is and which line it names; "" without a finding above minor. Step times alone show few causes,
+    so without such a finding the title says that there is nothing else, and ``do`` proposes a
+    window. The identity is a list of pairs: a name and a value.
     """
     first = report.findings[0] if report.findings else None
     is_slow = first is not None and first.severity not in SMALL
     href = link_of_finding(first, links) if first is not None and is_slow else ""
     finding = (advice.headline(report.findings, words.language, "first_alone"), href)
     row = advice.finding_rows(report.findings[:1], words.language)[0] if is_slow else None
+    do = row.do if row else ""
+    if not report.has_traces and not is_slow:
+        finding, do = (words("about.step_times_only"), ""), words("about.record_a_window")
     changed = None
     if report.diff is not None:
         changed = (words("page.changed", verdict=verdict_text(report.diff, words)), "")
     return {
         "title": changed or finding,
         "second": finding if changed else None,
-        "do": row.do if row else "",
+        "do": do,
         "sure": _sure(row, first, words) if row and first else "",
         "identity": list(_identity(report, words)),
     }
@@ -722,7 +728,9 @@ def _basis(report: ReportData, words: Words, step_time: float) -> str:
     """Return a sentence with each step time that the page uses, and the steps that it is of."""
     times, basis = report.costs.sample
     num = times["step"].n_unique()
-    of = words(f"about.step_{basis.split()[0]}", num=num, ranks=words.ranks(report.ranks))
+    is_unmarked = any(finding.facts.get("wording") == UNMARKED for finding in report.findings)
+    kind = UNMARKED if is_unmarked else basis.split()[0]
+    of = words(f"about.step_{kind}", num=num, ranks=words.ranks(report.ranks))
     names = {format_time(step_time): of}
     if recorded := _mean_recorded(report):
         num, num_slow = len(report.steps), len(report.steps) - len(report.typical)
