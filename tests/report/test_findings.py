@@ -12,7 +12,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
+from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding, Findings, StepPart
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.errors import UsageError
 from ppprof.report.markdown import findings_markdown
@@ -163,6 +163,10 @@ def test_a_finding_in_chinese(triggered):
 def test_headlines(triggered):
     assert headline([triggered["memory-limit"]]) == (
         "Findings: 1. First, moderate: The device is nearly full."
+    )
+    unpriced = Findings([triggered["memory-limit"]], [StepPart("phase", "Forward", 0.5)])
+    assert headline(unpriced, text="first_alone") == (
+        "The device is nearly full. Largest: phase Forward 50.0%."
     )
     assert headline([triggered["memory-fragmented"]]) == "Nothing above minor (small findings: 1)."
     assert headline([], "zh") == "没有高于轻微的问题：没有规则触发。"

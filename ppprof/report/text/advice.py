@@ -133,7 +133,7 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     """Return one line with the number of findings, and the first finding with its cost.
 
     Notes do not count. If there is no finding, or the first one is at most ``minor``, the line reports only
-    that no finding is above minor. The findings are sorted as `ppprof.analysis.advice.advise`
+    that no finding is above minor. Without a cost, the largest parts of a step follow. The findings are sorted as `ppprof.analysis.advice.advise`
     returns them. ``text`` ``first_alone`` leaves out the number and the severity, and says what and
     where the finding is.
 
@@ -154,7 +154,7 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     title = row.short[:1].upper() + row.short[1:] if text == "first_alone" else row.title
     facts = {"num": num, "severity": row.severity_text, "title": title}
     if first.cost_ns is None or first.share is None:
-        return str(words[text]).format(**facts)
+        return str(words[text]).format(**facts) + _largest(findings, words)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words[f"{text}_with_cost"]).format(
         **facts,
