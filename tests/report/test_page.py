@@ -316,7 +316,7 @@ class TestInChromium:
         titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
         assert titles == [
             *("Change from the baseline", "What to do"),
-            *words("Steps Ranks Communication Pipeline Modules Operators Timeline Definitions"),
+            *words("Pipeline Steps Ranks Communication Modules Operators Timeline Definitions"),
         ]
 
     def test_a_click_on_a_header_sorts(self, opened):

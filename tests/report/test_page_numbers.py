@@ -19,14 +19,14 @@ from ppprof.analysis.report_data.report import ReportData
 from ppprof.messages import Counted
 from ppprof.report.html.blocks import Block, Gains, Note, PlacedChanges, Shares, Tiles, Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import head, key_figures
+from ppprof.report.html.sections import efficiency, head, key_figures, sections
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from ppprof.units import format_bytes, format_time
 from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import View
 from tests.jobs.planted import COMMITTED
-from tests.report.runs_and_pages import in_browser, page_of, timer_only
+from tests.report.runs_and_pages import gpu, in_browser, page_of, timer_only
 
 KINETO = Path(__file__).parents[1] / "fixtures/kineto"
 PAPER = 182 / 25.4 * 96
@@ -218,6 +218,30 @@ def test_step_times_alone_are_not_called_healthy(tmp_path):
     shown = head(report, Words.in_language("en"), Links(report))
     assert shown["title"] == ("This run has step times only (timer_only).", "")
     assert shown["do"].startswith("Record a window of steps (Profiler.scheduler)")
+
+
+def test_shapes_of_a_hundred_inputs_are_cut(tmp_path):
+    report = collect_report_data(open_run(gpu(tmp_path / "gpu")))
+    many = " ".join(["[64,64]"] * 100)
+    table = report.efficiency.with_columns(shapes=pl.lit(many))
+    _, (_, shown) = efficiency(
+        replace(report, efficiency=table), Words.in_language("en"), Links(report)
+    )
+    assert {len(row[1].text) for row in shown.rows} == {64}
+    assert {row[1].order for row in shown.rows} == {many}  # sorted, searched and shown on hover
+
+
+def test_sections_come_in_the_order_in_which_findings_name_them():
+    report = collect_report_data(open_run(COMMITTED / "one_micro_batch"))
+    costs = [finding.rule for finding in report.findings[:2]]
+    assert costs == ["pipeline-bubble", "exposed-communication"]
+    made, _ = sections(report, Words.in_language("en"), Links(report))
+    assert [section.key for section in made][:4] == [
+        "findings",
+        "pipeline",
+        "communication",
+        "steps",
+    ]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -24,7 +24,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.messages import translated
-from ppprof.report.columns import EFFICIENCY, GROUPS, QUEUE, Column, Source, format_as
+from ppprof.report.columns import EFFICIENCY, GROUPS, QUEUE, Column, Source, cut, format_as
 from ppprof.report.html.blocks import (
     Advice,
     Block,
@@ -62,11 +62,32 @@ HEAT_TERMS = ("step_time", "own", "exposed_communication", *SHARE_TERMS)
 """The terms of the numbers of the heat map."""
 
 
+_SECTIONS = {
+    "slow-rank": "ranks",
+    "slow-link": "communication",
+    "exposed-communication": "communication",
+    "stage-imbalance": "pipeline",
+    "pipeline-bubble": "pipeline",
+    "remote-wait": "remote",
+    "unexplained": "modules",
+    "many-small-operators": "operators",
+    "wide-vocabulary": "operators",
+    "unused-rows": "operators",
+    "slow-product": "efficiency",
+    "tiny-kernels": "kernels",
+    **dict.fromkeys(
+        ("allocation", "growing-memory", "memory-limit", "memory-fragmented"), "memory"
+    ),
+}
+"""The section that shows more of a finding, keyed by rule; other findings are seen in several."""
+
+
 def sections(
     report: ReportData, words: Words, links: Links
 ) -> tuple[list[Section], Sequence[tuple[str, str]]]:
     """Return the sections of the page in their order, and the keys and reasons of those left out.
 
+    Behind the findings come the sections that findings name, in the order of the findings.
     A section without data is left out; only what another run or setting would show has a reason.
     """
     builders: dict[str, Callable[[ReportData, Words, Links], Content | str | None]] = {
@@ -89,7 +110,10 @@ def sections(
             timeline=_timeline,
         )
     builders["unread"] = _unread
-    contents = {key: build(report, words, links) for key, build in builders.items()}
+    named = [_SECTIONS.get(finding.rule) for finding in report.findings]
+    order = ["change", "findings", *named]
+    keys = sorted(builders, key=lambda key: order.index(key) if key in order else len(order))
+    contents = {key: builders[key](report, words, links) for key in keys}
     return (
         [Section(key, *content) for key, content in contents.items() if isinstance(content, tuple)],
         [(key, reason) for key, reason in contents.items() if isinstance(reason, str)],
@@ -533,12 +557,19 @@ def efficiency(report: ReportData, words: Words, links: Links) -> Content | str:
     if table.is_empty():
         return words("reasons.no_shapes")
     name = linked_name("shape", links, lambda row: f"{row['name']} {row['shapes']}")
-    known = [column for column in EFFICIENCY[1:] if table[str(column.source)].count()]
-    columns = [replace(EFFICIENCY[0], source=name), *known]
+    known = [column for column in EFFICIENCY if table[str(column.source)].count()]
+    shown: dict[str | Source, Source] = {"name": name, "shapes": _inputs_of}
+    columns = [replace(column, source=shown.get(column.source, column.source)) for column in known]
     families = [key for key in words.texts["terms"] if key.startswith("family_")]
     chart = Chart("roofline", words("about.roofline"), height=420, terms=families)
     rows = table_of(words("sections.efficiency"), table, columns, key="efficiency")
     return words("about.efficiency"), [chart, rows]
+
+
+def _inputs_of(row: Mapping[str, Any]) -> Cell:
+    """Return the shapes of a row; those of a hundred inputs are cut, and whole on hover."""
+    shapes = row["shapes"] or "-"
+    return Cell(cut(shapes, 64), shapes)
 
 
 def modules(report: ReportData, words: Words, links: Links) -> Content | str:
