@@ -75,6 +75,7 @@ def pages(pages, folder):
         "long": page_of(folder, "long", many_steps(folder / "long")),
         "mixed": page_of(folder, "mixed", mixed(folder / "mixed")),
         "healthy": page_of(folder, "healthy", COMMITTED / "nothing"),
+        "device": page_of(folder, "device", COMMITTED / "two_ranks_on_a_device"),
     }
 
 
@@ -446,6 +447,11 @@ class TestInChromium:
             )
             assert 0 < top < bottom <= 900
             assert 0 < spot < top  # the span itself is not behind its details
+
+    def test_a_message_with_the_name_of_a_kernel_is_no_wider_than_a_phone(self, opened):
+        page = opened("device", viewport={"width": 390, "height": 844}).page
+        assert "ncclDevKernel" in page.locator("#unread").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
     def test_a_comparison_leads_with_its_verdict(self, opened):
         page = opened("layer", viewport={"width": 1440, "height": 900}).page
