@@ -50,7 +50,7 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
     """Return the windows whose first step is much longer than their other steps.
 
     The first step must take at least `WARM_UP_RATIO` times the median of the others, and longer
-    than each of them.
+    than each of them. Garbage collections do not count: Python may collect in any step.
 
     Returns:
         window, step (the first), first_ns, typical_ns and mean_ratio, the largest ratio first; and
@@ -59,8 +59,16 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
     stalls = evidence.step_times.group_by("step").agg(
         held_ns=pl.col("stall_ns").max() - pl.col("stall_ns").min()
     )
+    collections = [
+        own.names.filter(what="collection")
+        .group_by("step")
+        .agg(collected_ns=pl.col("time_ns").sum())
+        for own in evidence.indicators.values()
+    ]
+    collected = pl.concat(collections).group_by("step").agg(pl.col("collected_ns").max())
     first = pl.col("step_ns").first()
     others = pl.col("step_ns").slice(1)
+    own_ns = pl.col("first_ns") - pl.col("collected_ns").fill_null(0)
     windows = evidence.step_lengths.group_by("window", maintain_order=True).agg(
         pl.col("step").first(),
         first_ns=first,
@@ -70,9 +78,10 @@ def warm_ups(evidence: Evidence) -> pl.DataFrame:
         num_others=pl.len() - 1,
     )
     return (
-        windows.filter(
+        windows.join(collected, "step", "left", maintain_order="left")
+        .filter(
             (pl.col("num_others") >= LEAST_OTHERS)
-            & (pl.col("first_ns") >= WARM_UP_RATIO * pl.col("typical_ns"))
+            & (own_ns >= WARM_UP_RATIO * pl.col("typical_ns"))
             & (pl.col("first_ns") > pl.col("longest_ns"))
         )
         .sort("mean_ratio", descending=True)

@@ -427,6 +427,24 @@ def test_slow_steps_are_slow_by_garbage_collection(
     assert (says_so, "gc.freeze()" in text) == (is_cause, is_cause)
 
 
+@pytest.mark.parametrize(
+    ("collected_us", "rule"), [(4000, "slow-steps"), (100, "warm-up"), (0, "warm-up")]
+)
+def test_a_first_step_in_which_python_collects_garbage_is_no_warm_up(
+    collected_us: int, rule: str, tmp_path: Path
+) -> None:
+    lengths = [5000, *[1000] * 5]
+    steps = thread(lambda at: training_step(at, 1000), lengths=lengths)
+    rows = [(1, EPOCH_NS + 4999 * US, collected_us * US, -1, 0)] if collected_us else []
+    collections = np.array(rows, np.int64).reshape(-1, 5)
+    stacks = dataclasses.replace(logging(), collections=collections)
+    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule in ("slow-steps", "warm-up"))
+    assert finding.rule == rule
+    says_so = "Python collects garbage for 4 ms more." in render_findings([finding])
+    assert says_so == (rule == "slow-steps")
+
+
 def test_a_gap_is_called_by_the_line_in_it(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pb", training(450))
     trace = dataclasses.replace(read(path), stacks=logging())
