@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sampled_steps, samples_by_line
 
@@ -25,8 +26,8 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
         Backward   loss_b.backward()                    head b | trunk    the trunk once more
 
     Recording knows the operator of a gradient node when it first runs only. So a node is one that runs
-    again if its operator is unknown, it has the name of a known one in the Backward just before, with
-    no layer and no update in between, and operators of other nodes of its own Backward are known.
+    again if its operator is unknown, nodes of its name are all known in the Backward just before, with no
+    layer and no update in between, and operators of other nodes of its own Backward are known.
 
     Returns:
         A row for each node that runs again: step, name (the line that most samples of these Backwards
@@ -55,22 +56,29 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
     ).filter(follows)
     again = [pl.DataFrame(schema=_REPEATED)]
     starts, ends = [], []
-    for thread, start, end, *before in pairs.select(
-        "thread", "start_ns", "end_ns", "before_ns", "before_end_ns"
+    by_thread = {
+        thread: (own["start_ns"].to_numpy(), own)
+        for (thread,), own in nodes.partition_by("thread", as_dict=True).items()
+    }
+    for thread, *times in pairs.select(
+        "thread", "before_ns", "before_end_ns", "start_ns", "end_ns"
     ).iter_rows():
-        own = nodes.filter(pl.col("thread") == thread)
-        first, second = (
-            own.filter(pl.col("start_ns").is_between(*span)) for span in (before, (start, end))
-        )
-        known = Counter(first.filter("is_known")["name"])
-        repeated = second.filter(~pl.col("is_known") & pl.col("name").is_in([*known]))
+        if thread not in by_thread:
+            continue
+        node_ns, own = by_thread[thread]
+        rows = np.searchsorted(node_ns, times).tolist()
+        first, second = own[rows[0] : rows[1]], own[rows[2] : rows[3]]
+        unknown = second.filter(~pl.col("is_known"))
+        if not 0 < unknown.height < second.height:
+            continue
+        known = Counter(first.filter(pl.col("is_known").all().over("name"))["name"])
         nth = pl.int_range(pl.len()).over("name")
         most = pl.col("name").replace_strict(known, default=0, return_dtype=pl.Int64)
-        repeated = repeated.filter(nth < most)
-        if repeated.height < second.height and second["is_known"].any():
+        repeated = unknown.filter(nth < most)
+        if repeated.height:
             again.append(repeated.select(*_REPEATED))
-            starts.append(start)
-            ends.append(end)
+            starts.append(times[2])
+            ends.append(times[3])
     found = pl.concat(again).drop_nulls("step")
     return found.with_columns(name=pl.lit(_line(profile, starts, ends) or UNKNOWN))
 
@@ -81,8 +89,7 @@ def _line(profile: Profile, starts: list[int], ends: list[int]) -> str | None:
     if sampled is None or not starts:
         return None
     samples = samples_by_line(sampled).filter("is_step").drop_nulls("name")
-    time_ns = samples["time_ns"].to_numpy()
-    stretch = np.searchsorted(np.array(starts), time_ns, side="right") - 1
-    is_in = (stretch >= 0) & (time_ns < np.array(ends)[stretch])
+    stretches = together((np.array(starts), np.array(ends)))
+    is_in = contains(stretches, samples["time_ns"].to_numpy())
     lines = samples.filter(pl.Series(is_in)).group_by("name").agg(pl.col("dur_ns").sum())
     return lines.sort("dur_ns", "name", descending=[True, False])["name"].first()  # type: ignore[return-value]

@@ -789,6 +789,12 @@ def test_slow_steps_outside_the_window_may_be_those_in_which_another_thread_keep
         assert (found.severity, found.confidence) == ("major", "possible")
 
 
+def test_nodes_whose_operators_are_never_known_do_not_run_again(tmp_path):
+    calls = calls_of_backward_twice(matmul=-1)
+    path = run(tmp_path / "log", [backward_twice()], calls=[calls])
+    assert not [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "gradients-again"]
+
+
 def test_a_wait_for_data_is_not_one_for_the_interpreter(tmp_path):
     """Of the 500 in which the training stands still, it waits for data for 480."""
     path = run(tmp_path / "log", [loading(480)], stacks=[beside_a_reader()])
