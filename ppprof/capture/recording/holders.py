@@ -7,6 +7,8 @@ objects, so it is made where memory has grown in a window only.
 from __future__ import annotations
 
 import gc
+import inspect
+import sys
 from collections import deque
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -29,6 +31,8 @@ _MOST_OBJECTS = 1_000_000
 _MOST_DEPTH, _MOST_SEARCHES = 4, 50
 """Containers around a named one, and searches of all objects for what refers to one."""
 _MOST_KEY = 40
+_READERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
+"""Functions that read a function's variables as a dict."""
 
 
 def allocator_bytes(device: str, kind: str) -> int | None:
@@ -97,6 +101,32 @@ def _latest(container: Any) -> Iterator[Any]:
     return islice(elements if isinstance(elements, Set) else reversed(elements), _MOST_ELEMENTS)
 
 
+def _is_module(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>"
+
+
+def _variables(frame: FrameType) -> list[tuple[str, int]]:
+    """Return the names of a frame's variables and the ids of their values.
+
+    Until Python 3.12, reading them leaves a dict in the frame that would keep their values, and so a step's
+    tensors, until the function ends. It is emptied, unless the function may have it, too: it is what
+    ``locals()`` returns.
+    """
+    if _is_module(frame) or sys.version_info >= (3, 13):
+        return [(name, id(value)) for name, value in list(frame.f_locals.items())]
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if (
+        not is_function
+        or sys.gettrace() is not None
+        or _READERS.intersection(frame.f_code.co_names)
+    ):
+        return []
+    values = frame.f_locals
+    found = [(name, id(value)) for name, value in values.items()]
+    values.clear()
+    return found
+
+
 class _Namer:
     """Finds names of objects: variables of the calling functions, else what refers to them."""
 
@@ -108,10 +138,9 @@ class _Namer:
         self._variables: dict[int, str] = {}
         while frame is not None:
             file, is_own = files[frame.f_code.co_filename]
-            is_module = frame.f_locals is frame.f_globals
-            place = file if is_module else f"{function_name(frame.f_code)}() of {file}"
-            for name, value in list(frame.f_locals.items()) if is_own else ():
-                self._variables.setdefault(id(value), f"{name}, {place}")
+            place = file if _is_module(frame) else f"{function_name(frame.f_code)}() of {file}"
+            for name, number in _variables(frame) if is_own else ():
+                self._variables.setdefault(number, f"{name}, {place}")
             frame = frame.f_back
 
     def name(self, held: object, depth: int = _MOST_DEPTH) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
 from types import FrameType
@@ -51,13 +52,23 @@ def pointers(values: Any) -> set[int]:
     return {each.data_ptr() for each in values}
 
 
-def test_variables_of_the_calling_functions() -> None:
-    own = tensors()
+def train() -> tuple[dict[str, set[int]], list[Any], Any]:
+    """Return the names found in this function, its tensors, and a reference to what it has dropped.
+
+    (pytest's ``assert`` reads ``locals()``, so it must not be in here.)
+    """
+    own, loss = tensors(), Trainer()
     pairs = deque((step, each) for step, each in enumerate(tensors()))
+    watched = weakref.ref(loss)
     names = found(sys._getframe())
-    place = "test_variables_of_the_calling_functions() of test_holders.py"
-    assert names[f"own, {place} (list)"] == pointers(own)
-    assert names[f"pairs, {place} (deque)"] == pointers(each for _, each in pairs)
+    loss = None
+    return names, [*own, *(each for _, each in pairs)], watched() is loss
+
+
+def test_variables_of_the_calling_functions() -> None:
+    names, values, _ = train()
+    assert names["own, train() of test_holders.py (list)"] == pointers(values[:NUM])
+    assert names["pairs, train() of test_holders.py (deque)"] == pointers(values[NUM:])
 
 
 def test_variables_of_a_module() -> None:
@@ -93,6 +104,25 @@ def test_parameters_and_few_tensors_do_not_count() -> None:
     assert not [name for name in names if name.startswith(("parameters,", "few,"))]
     assert few
     assert parameters
+
+
+def test_nothing_outlives_its_variable() -> None:
+    """The search would keep a step's graph until the training's function ends."""
+    assert train()[2]
+
+
+def with_options() -> tuple[dict[str, Any], dict[str, set[int]]]:
+    options = locals()
+    own = tensors()
+    names = found(sys._getframe())
+    return dict(options), {**names, str(len(own)): set()}
+
+
+def test_what_locals_returned_is_left_alone() -> None:
+    options, names = with_options()
+    assert options == {}
+    is_proxy = sys.version_info >= (3, 13)
+    assert ("own, with_options() of test_holders.py (list)" in names) == is_proxy
 
 
 class Lazy:
