@@ -1,9 +1,9 @@
 """Samples of Python stacks in a window: a file of the run directory, ``stacks/`` and the trace's name.
 
 The file is one line of JSON, then 5 little-endian int64 for each sample of a thread, for each read of
-a tensor's values, for each full garbage collection, and for each evaluation::
+a tensor's values, for each full garbage collection, for each evaluation, and for each clearing of gradients::
 
-    {"interval_ns": 4000000, "columns": 5, "reads": 0, "collections": 0, "evaluations": 0,
+    {"interval_ns": 4000000, "columns": 5, "reads": 0, "collections": 0, "evaluations": 0, "clears": 0,
      "frames": [["__main__", "train.py", "log", 41, true], ["paddle.tensor", "...", "numpy", 9, false]],
      "stacks": [[1, 0]],
      "threads": {"31": [800000000, 1000000, 1000000000]},
@@ -13,12 +13,12 @@ a tensor's values, for each full garbage collection, and for each evaluation::
 
 A stack lists the rows of its frames, the innermost first. A sample at ``time_ns`` stands for
 ``weight_ns`` of time: as long as a sample was due, on average. It was due ``late_ns`` earlier, for the last
-time. Files of earlier versions have no such column, and are read as if no sample was late. The last rows
-are no samples. ``reads`` of them are
+time. The last rows are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
 call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
-collector in the oldest generation, likewise: the line is where the thread was. The last ``evaluations`` rows, which
-have no line, go from ``eval()`` to ``train()`` of a layer. ``threads`` is `PythonStacks.threads`, ``holders`` is
+collector in the oldest generation, likewise: the line is where the thread was. The next ``evaluations`` rows, which
+have no line, go from ``eval()`` to ``train()`` of a layer. The last ``clears`` rows have no line either: gradients are
+cleared, one after the other. ``threads`` is `PythonStacks.threads`, ``holders`` is
 `PythonStacks.holders`.
 """
 
@@ -43,7 +43,7 @@ _MOST_FRAMES, _MOST_STACKS, _MOST_DEPTH = 100_000, 100_000, 200
 _MOST_TEXT = 300
 """Longest name or line of source; the rest is cut off."""
 COLUMNS = 5
-NOTED = ("reads", "collections", "evaluations")
+NOTED = ("reads", "collections", "evaluations", "clears")
 """Fields of `PythonStacks` whose rows are calls rather than samples, in the order of the file."""
 _LARGEST_NS = 1 << 62
 
@@ -92,11 +92,12 @@ class _Header(msgspec.Struct):
     interval_ns: int
     frames: list[Frame]
     stacks: list[list[int]]
-    source: dict[str, dict[str, str]] = {}
-    columns: int = 4
+    source: dict[str, dict[str, str]]
+    columns: int
     reads: int = 0
     collections: int = 0
     evaluations: int = 0
+    clears: int = 0
     threads: dict[str, ThreadTime] = {}
     holders: list[Holder] = []
 
@@ -121,6 +122,8 @@ class PythonStacks:
     """One row per full garbage collection, columns as in the file; sorted likewise."""
     evaluations: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
     """One row per evaluation, columns as in the file; sorted likewise."""
+    clears: Int64 = field(default_factory=lambda: np.zeros((0, COLUMNS), np.int64))
+    """One row per clearing of gradients, columns as in the file; sorted likewise."""
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
     holders: Sequence[Holder] = ()
@@ -149,6 +152,7 @@ def encoded_stacks(stacks: PythonStacks) -> bytes:
         reads=len(stacks.reads),
         collections=len(stacks.collections),
         evaluations=len(stacks.evaluations),
+        clears=len(stacks.clears),
         threads=threads,
         holders=list(stacks.holders),
     )
@@ -182,11 +186,9 @@ def decoded_stacks(content: bytes) -> PythonStacks:
         raise ValueError(str(error)) from error
     if len(header.frames) > _MOST_FRAMES or len(header.stacks) > _MOST_STACKS:
         raise ValueError("more stacks than a window has time for")
-    if header.columns not in (4, COLUMNS):
+    if header.columns != COLUMNS:
         raise ValueError(f"{header.columns} columns")
-    written = np.frombuffer(numbers, "<i8").reshape(-1, header.columns)
-    rows: Int64 = np.zeros((len(written), COLUMNS), np.int64)
-    rows[:, : header.columns] = written
+    rows: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, COLUMNS)
     if len(rows):
         _check_range(rows[:, [1, 2, 4]], 0, _LARGEST_NS)
         _check_range(rows[:, 3], -1, len(header.stacks))
@@ -220,10 +222,10 @@ def decoded_stacks(content: bytes) -> PythonStacks:
         if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
     }
     holders = [Holder(_visible(each.name), each.addresses) for each in header.holders]
-    samples, reads, collections, evaluations = parts
+    samples, reads, collections, evaluations, clears = parts
     return PythonStacks(
         *(interval_ns, frames, header.stacks, samples, source),
-        *(reads, collections, evaluations, threads, holders),
+        *(reads, collections, evaluations, clears, threads, holders),
     )
 
 
@@ -242,13 +244,13 @@ def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
             own[:, 3] = stack_of[own[:, 3]]
             every.append(own)
         source.update(part.source)
-    samples, reads, collections, evaluations = (
+    samples, reads, collections, evaluations, clears = (
         _sorted(np.concatenate(every)) for every in rows.values()
     )
     interval_ns = sum(part.interval_ns for part in parts) // len(parts)
     return PythonStacks(
         *(interval_ns, list(frames), list(map(list, stacks)), samples, source),
-        *(reads, collections, evaluations),
+        *(reads, collections, evaluations, clears),
         holders=[holder for part in parts for holder in part.holders],
     )
 

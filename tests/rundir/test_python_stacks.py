@@ -23,6 +23,7 @@ SAMPLES = np.array([[7, 60, 10, 0, 0], [7, 50, 40, 1, 9], [5, 60, 10, -1, 2]], n
 READS = np.array([[7, 90, 3, 0, 0], [7, 80, 3, -1, 0]], np.int64)
 COLLECTIONS = np.array([[7, 120, 20, 0, 0], [6, 100, 9, -1, 0], [7, 99, 9, 1, 0]], np.int64)
 EVALUATIONS = np.array([[7, 150, 5, -1, 0], [7, 140, 5, -1, 0]], np.int64)
+CLEARS = np.array([[7, 170, 9, -1, 0], [7, 160, 9, -1, 0]], np.int64)
 SOURCE = {"train.py": {11: "for step in range(9):", 12: "    log(step)"}}
 
 
@@ -30,6 +31,7 @@ def written(tmp_path: Path, stacks: PythonStacks | None = None) -> RunFile:
     file = RunFile(tmp_path, "stacks/a.stacks")
     stacks = stacks or PythonStacks(
         *(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS, EVALUATIONS),
+        clears=CLEARS,
         holders=[Holder("losses\n, train.py (list)", [94017, 94081])],
     )
     write_python_stacks(file, stacks)
@@ -43,6 +45,7 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert stacks.reads.tolist() == READS[[1, 0]].tolist()
     assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
     assert stacks.evaluations.tolist() == EVALUATIONS[[1, 0]].tolist()
+    assert stacks.clears.tolist() == CLEARS[[1, 0]].tolist()
     assert stacks.source == SOURCE
     assert list(stacks.holders) == [Holder("losses\\n, train.py (list)", [94017, 94081])]
     assert LOOP.place == "train.py:12"
@@ -52,21 +55,6 @@ def test_times_of_threads_are_kept_and_impossible_ones_left_out(tmp_path: Path) 
     threads = {7: ThreadTime(5, 1, 20), 8: ThreadTime(5, -1, 20), 9: ThreadTime(0, 0, 0)}
     stacks = PythonStacks(25, [LOOP], [[0], [0]], SAMPLES, threads=threads)
     assert read_python_stacks(written(tmp_path, stacks)).threads == {7: ThreadTime(5, 1, 20)}
-
-
-def test_a_file_of_an_earlier_version_has_no_late_samples(tmp_path: Path) -> None:
-    file = written(tmp_path)
-    header, _, _ = file.path.read_bytes().partition(b"\n")
-    rows = np.concatenate([SAMPLES, READS, COLLECTIONS])[:, :4].astype("<i8").tobytes()
-    for key in (b'"columns":5,', b'"evaluations":2,'):
-        assert key in header
-        header = header.replace(key, b"")
-    file.path.write_bytes(header + b"\n" + rows)
-    stacks = read_python_stacks(file)
-    expected = SAMPLES[[2, 1, 0]]
-    assert stacks.samples[:, :4].tolist() == expected[:, :4].tolist()
-    assert stacks.samples[:, 4].tolist() == [0, 0, 0]
-    assert stacks.collections.tolist() == COLLECTIONS[[1, 2, 0]].tolist()
 
 
 def test_a_window_without_samples(tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
             reads=table[:1],
             collections=table[1:],
             evaluations=table[1:],
+            clears=table[1:],
         )
 
     trace = read(write(tmp_path / "a.pb", Thread(31, "main", ())))
@@ -235,7 +236,8 @@ def test_samples_of_stacks_of_all_segments_are_joined(tmp_path: Path) -> None:
         for thread, time, _, stack, _ in joined.samples.tolist()
     ]
     assert named == [(31, 5, ["f0"]), (31, 7, ["f2", "f1"]), (31, 8, None), (32, 6, ["f1", "f0"])]
-    assert joined.collections[:, 1].tolist() == joined.evaluations[:, 1].tolist() == [8, 6]
+    for rows in (joined.collections, joined.evaluations, joined.clears):
+        assert rows[:, 1].tolist() == [8, 6]
     assert joined.frames[joined.stacks[joined.collections[1, 3]][0]].function == "f1"
     reads = [(time, joined.stacks[stack]) for _, time, _, stack, _ in joined.reads.tolist()]
     assert [(time, joined.frames[row].function) for time, (row, *_) in reads] == [

@@ -99,19 +99,19 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     clears = _in_function(sampled, _CLEARS)[stack]
     compiles = _in_function(sampled, (_COMPILES,))[stack]
     computes = np.zeros(samples.height, bool)
-    evaluations = sampled.stacks.evaluations
+    evaluations, clears_ns = sampled.stacks.evaluations, noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
-        _noted(sampled.stacks.collections),
+        noted(sampled.stacks.collections),
     )
     steps, stretches = host_steps(profile), []
     is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
         training, without_gradients = _training(profile, number)
-        training = difference(training, together(intervals_of(gaps)))
+        training = together(difference(training, together(intervals_of(gaps))), clears_ns)
         trains[own] = contains(training, time_ns[own])
-        evaluates = together(_noted(evaluations[evaluations[:, 0] == number]))
+        evaluates = together(noted(evaluations[evaluations[:, 0] == number]))
         computes |= own & contains(difference(without_gradients, evaluates), time_ns)
         first, last = intervals_of(steps.filter(pl.col("thread") == number))
         first = first + 1  # a stretch is of one step
@@ -191,7 +191,8 @@ def _in_function(sampled: SampledSteps, ends: tuple[str, ...]) -> Bool:
     return np.array([*of_stacks, False])
 
 
-def _noted(rows: Int64) -> Intervals:
+def noted(rows: Int64) -> Intervals:
+    """Return when noted calls ran, from rows such as `PythonStacks.clears`."""
     return rows[:, 1] - rows[:, 2], rows[:, 1]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import CLEARING, beside_training, named_by_lines
+from ppprof.analysis.advice.own_lines import CLEARING, beside_training, named_by_lines, noted
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -164,15 +164,16 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
 def _explained(profile: Profile, threads: pl.Series) -> Intervals:
     """Return the instants in which a device works, a thread computes, or a call runs.
 
-    The calls are those of the runtime, and remote calls. A pause, a garbage collection and a program,
-    which may run on other threads, explain themselves.
+    The calls are those of the runtime, and remote calls. A pause, a garbage collection, the clearing of
+    gradients and a program, which may run on other threads, explain themselves.
     """
     tree = profile.tree
     names = (GARBAGE_COLLECTION, RUN_OF_PROGRAM, RUN_OF_EXECUTOR)
     known = pl.col("name").cast(pl.String).is_in(names)
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
-    communication = profile.communication
+    communication, stacks = profile.communication, profile.trace.stacks
     return together(
+        *([] if stacks is None else [noted(stacks.clears)]),
         communication.computation,
         intervals_of(tree.devices),
         intervals_of(calls),

@@ -16,7 +16,8 @@ five runs on two cores, Python 3.9 to 3.13).
 
 Reads of a tensor's values are counted beside the samples: calls of the two methods in C++ through which
 ``.item()``, ``.numpy()``, ``float()``, ``bool()`` and ``print`` get at them. So are full garbage collections, which
-get a span as well: all threads stand still in one. So are evaluations, from ``eval()`` to ``train()`` of a layer.
+get a span as well: all threads stand still in one. So are evaluations, from ``eval()`` to ``train()`` of a layer,
+and the clearing of gradients, which keeps the lock and has no event.
 
 Workers of DataLoaders, which are other processes, are sampled by `loader_stacks`. Their threads have no times.
 
@@ -82,6 +83,8 @@ _MOST_DEPTH = 64
 """Frames of a stack, from the innermost on."""
 _READS = ("numpy", "_getitem_from_offset")
 """Methods of tensors in C++ that copy values to Python."""
+_CLEAR, _MOST_BETWEEN_CLEARS_NS = "clear_gradient", 100_000
+"""Method of tensors in C++ that clears a gradient, and the longest time between two calls of one clearing."""
 _FULL = 2
 """The oldest generation. The younger ones are collected many times a step, in microseconds."""
 _MOST_READS = 200_000
@@ -161,6 +164,7 @@ class StackSampler(FileObserver["_Sampling"]):
         else:
             for name in _READS:
                 self._patches.replace(self._tensor, name, self._reader)
+            self._patches.replace(self._tensor, _CLEAR, self._clearer)
             self._patches.replace(self._layer, "eval", self._begins_evaluation)
             self._patches.replace(self._layer, "train", self._ends_evaluation)
             gc.callbacks.append(self._collect)
@@ -221,6 +225,17 @@ class StackSampler(FileObserver["_Sampling"]):
 
         return wrapper
 
+    def _clearer(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            begin_ns = time.time_ns()
+            result = method(*args, **kwargs)
+            sampling = self._sampling
+            if sampling is not None:
+                sampling.note_clear(begin_ns)
+            return result
+
+        return wrapper
+
     def _begins_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
             self._evaluated[id(layer)] = time.time_ns()
@@ -276,6 +291,8 @@ class _Sampling:
         """Likewise, of a garbage collection."""
         self._evaluations = array("q")
         """Likewise, of an evaluation, without a line."""
+        self._clears = array("q")
+        """Likewise, of gradients that were cleared one after the other."""
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
@@ -370,6 +387,17 @@ class _Sampling:
         """Note that layers evaluated, until now."""
         self._note(self._evaluations, begin_ns, None)
 
+    def note_clear(self, begin_ns: int) -> None:
+        """Note that a gradient was cleared, until now: in the row of the one before, if it follows at once."""
+        rows, end_ns = self._clears, time.time_ns()
+        thread, last_ns = rows[-COLUMNS : 2 - COLUMNS] or (-1, 0)
+        follows = 0 <= begin_ns - last_ns <= _MOST_BETWEEN_CLEARS_NS
+        if follows and thread == threading.get_native_id():
+            rows[1 - COLUMNS] = end_ns
+            rows[2 - COLUMNS] += end_ns - last_ns
+        else:
+            self._note(rows, begin_ns, None)
+
     def _note(self, rows: array[int], begin_ns: int, frame: FrameType | None) -> None:
         if len(rows) < COLUMNS * _MOST_READS:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
@@ -434,7 +462,7 @@ class _Sampling:
                     break
             stacks.append(rows)
         samples = samples[is_stepping | has_own[samples[:, 3]]]
-        parts = self._reads, self._collections, self._evaluations
+        parts = self._reads, self._collections, self._evaluations, self._clears
         ends = np.cumsum([len(part) // COLUMNS for part in parts])
         noted = np.concatenate([_as_rows(part) for part in parts])
         for line in np.unique(noted[:, 3]).tolist():
@@ -449,12 +477,13 @@ class _Sampling:
             thread: each for thread, each in (self._threads or {}).items() if thread in sampled
         }
         interval_ns = (self._counted_ns - self._begin_ns) // max(1, self._num_due - 1)
-        reads, collections, evaluations = np.split(noted, ends[:-1])
+        reads, collections, evaluations, clears = np.split(noted, ends[:-1])
         return PythonStacks(
             *(interval_ns, frames, stacks, samples),
             reads=reads,
             collections=collections,
             evaluations=evaluations,
+            clears=clears,
             threads=threads,
             holders=self.holders,
         )

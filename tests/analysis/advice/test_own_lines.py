@@ -142,6 +142,26 @@ def test_clearing_gradients_trains(tmp_path: Path) -> None:
     assert host_time(Profile(trace), NO_BUBBLES).gaps.is_empty()
 
 
+def test_noted_clearing_of_gradients_trains_if_samples_miss_it(tmp_path: Path) -> None:
+    """Gradients are cleared from 450 to 980. That keeps the lock: samples find the line behind it, where time is short."""
+    stacks = in_lines((450, FORWARD), (530, DUMPS), (20, DUMPS))
+    samples = stacks.samples.copy()
+    at_us = (samples[:, 1] - EPOCH_NS) % (1000 * US) // US
+    late_us = np.where((at_us > 450) & (at_us < 980), 980 - at_us, 0)
+    samples[:, 1] += late_us * US
+    samples[:, 4] = late_us * US
+    stacks = dataclasses.replace(stacks, samples=samples)
+    ends = [EPOCH_NS + (1000 * step + 980) * US for step in range(6)]
+    clears = np.array([(1, end, 530 * US, -1, 0) for end in ends], np.int64)
+    trace = read(write(tmp_path / "a.pb", training(450)))
+
+    def gaps(stacks: PythonStacks) -> pl.DataFrame:
+        return host_time(Profile(dataclasses.replace(trace, stacks=stacks)), NO_BUBBLES).gaps
+
+    assert gaps(stacks).height == 6
+    assert gaps(dataclasses.replace(stacks, clears=clears)).is_empty()
+
+
 def calling_dumps(function: str) -> PythonStacks:
     """The lines of `training` until 450, and log() from then on, which calls another function than dumps()."""
     stacks = in_lines((450, FORWARD), (550, DUMPS))

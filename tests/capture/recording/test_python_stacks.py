@@ -517,6 +517,30 @@ def test_evaluations_last_until_the_layer_trains_again(tmp_path: Path) -> None:
     assert begin_ns <= noted_ns - dur_ns <= noted_ns - 20_000_000 <= end_ns - 20_000_000
 
 
+def test_gradients_cleared_one_after_the_other_are_noted_as_one(tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    net = paddle.nn.Sequential(*(paddle.nn.Linear(2, 2) for _ in range(9)))
+    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+    sampler = StackSampler(tmp_path, "auto")
+    sampler.started()
+    spans = []
+    for clear in (optimizer.clear_grad, net.clear_gradients):
+        net(paddle.ones([1, 2])).sum().backward()
+        begin_ns = time.time_ns()
+        clear()
+        spans.append((begin_ns, time.time_ns()))
+        assert not any(parameter.grad.numpy().any() for parameter in net.parameters())
+    sampler.uninstall()
+    net.clear_gradients()
+    sampler.saved(NAME, 1)
+    clears = read_python_stacks(RunFile(tmp_path, NAME.stacks)).clears.tolist()
+    assert {thread for thread, *_ in clears} == {threading.get_native_id()}
+    for begin_ns, end_ns in spans:
+        own = [(end - dur, end) for _, end, dur, *_ in clears if begin_ns <= end <= end_ns]
+        assert 1 <= len(own) < 9  # a pause of the thread parts them
+        assert begin_ns <= own[0][0]
+
+
 @pytest.mark.parametrize("num", [8, 0])
 def test_who_holds_tensors_is_looked_for_if_memory_has_grown(num: int, tmp_path: Path) -> None:
     paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
