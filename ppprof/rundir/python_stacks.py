@@ -225,7 +225,9 @@ def decoded_stacks(content: bytes) -> PythonStacks:
     samples, reads, collections, evaluations, clears = parts
     return PythonStacks(
         *(interval_ns, frames, header.stacks, samples, source),
-        *(reads, collections, evaluations, clears, threads, holders),
+        *(reads, collections, evaluations, clears),
+        threads=threads,
+        holders=holders,
     )
 
 
