@@ -156,6 +156,8 @@ class StackSampler(FileObserver["_Sampling"]):
         """When each layer was switched to evaluation, by its id."""
         self._used_bytes: int | None = None
         """Memory in use as the window began; None outside windows, and where it is unknown."""
+        self._has_grown = False
+        """Whether it had grown when the latest window ended, and who holds tensors has not been looked for."""
 
     def started(self) -> None:
         """Start the thread that samples, and stop that of an earlier segment of the window."""
@@ -181,8 +183,10 @@ class StackSampler(FileObserver["_Sampling"]):
         """Stop the thread."""
         if self._sampling is not None:
             self._sampling.stop()
-            self._sampling.holders = self._holders(sys._getframe(1))
             self._sampling = None
+            begin, end = self._used_bytes, self._used()
+            grown = 0 if begin is None or end is None else end - begin
+            self._has_grown = grown >= _LEAST_GROWTH_BYTES
         if _WORKERS is not None:
             _WORKERS.close()
         self._patches.uninstall()
@@ -192,14 +196,6 @@ class StackSampler(FileObserver["_Sampling"]):
         switch_s, self._switch_s = self._switch_s, None
         if switch_s is not None and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
             sys.setswitchinterval(switch_s)  # unless the training has set another one
-
-    def _holders(self, frame: FrameType) -> list[Holder]:
-        """Return who holds tensors, if memory has grown in the window."""
-        begin, end = self._used_bytes, self._used()
-        self._used_bytes = None
-        if begin is None or end is None or end - begin < _LEAST_GROWTH_BYTES:
-            return []
-        return self._find_holders(frame, self._files)
 
     def _collect(self, phase: str, info: dict[str, int]) -> None:
         """Begin or end the span. Python collects once at a time, and nothing while it calls this."""
@@ -272,8 +268,11 @@ class StackSampler(FileObserver["_Sampling"]):
         write_python_stacks(file, stacks)
 
     def take(self) -> _Sampling | None:
-        """Return the samples of the latest window, and forget them."""
+        """Return the samples of the latest window, and forget them; look for who holds tensors if memory has grown."""
         sampling, self._last = self._last, None
+        has_grown, self._has_grown = self._has_grown, False
+        if sampling is not None and has_grown:
+            sampling.holders = self._find_holders(sys._getframe(1), self._files)
         if sampling is not None and _WORKERS is not None:
             with suppress(OSError):
                 sampling.of_workers += _WORKERS.read()

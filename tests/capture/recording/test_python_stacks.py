@@ -550,10 +550,10 @@ def test_who_holds_tensors_is_looked_for_if_memory_has_grown(num: int, tmp_path:
         sampler.started()
         kept = [paddle.ones([16 << 10]) for _ in range(num)]
         sampler.uninstall()
+        sampler.saved(NAME, 1)
         return kept
 
     kept = train()
-    sampler.saved(NAME, 1)
     holders = read_python_stacks(RunFile(tmp_path, NAME.stacks)).holders
     addresses = [each.data_ptr() for each in kept]
     assert [sorted(each.addresses) for each in holders if each.name.startswith("kept, ")] == (
