@@ -162,7 +162,7 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         lines.append(
             f"Slow link, by the last operations: ranks {row['members']} ({row['axis'] or '?'}): "
             f"{row['excess_ns'] / 1e6:.2f} ms a step (± {2 * row['noise_ns'] / 1e6:.2f}) more in transfers than the "
-            f"{row['siblings']} beside it"
+            f"{Counted(row['siblings']):group|groups} beside it"
         )
     are_links_known = links["siblings"].sum() > 0
     if not are_links_known:

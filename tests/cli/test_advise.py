@@ -23,7 +23,7 @@ def test_the_first_finding_is_the_headline(slow_data, cli):
     lines = out.splitlines()
     assert lines[0] == (
         "Findings: 1. First, major: The training waits for data, "
-        "480 us of a 1 ms step, recorded (48.0%)."
+        "480 us of a step of 1 ms, recorded (48.0%)."
     )
     assert lines[2] == "1. The training waits for data [input-bound]"
     assert "   Do: Raise Data.Train.loader.num_workers to 2 (now 0)." in out

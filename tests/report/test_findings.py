@@ -103,6 +103,20 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
     assert placeholders(texts["how"]) == set(rule.thresholds)
 
 
+def test_no_article_stands_before_a_number_of_the_run():
+    """A number is not known when the text is written, and with it whether it is a or an: an 80 ms step."""
+    texts = json.dumps(read_catalogue("en"))
+    assert re.findall(r"\b[Aa]n? \{\w+", texts) == []
+
+
+@pytest.mark.parametrize(("siblings", "those"), [(1, "1 group"), (3, "3 groups")])
+def test_a_slow_link_is_compared_with_one_group_or_several(siblings, those, triggered):
+    finding = triggered["slow-link"]
+    facts = {**finding.facts, "siblings": siblings}
+    (row,) = finding_rows([dataclasses.replace(finding, facts=facts)])
+    assert row.what.endswith(f" more in transfers than the {those} beside them.")
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_finding_is_rendered(language, triggered):
     for finding, row in zip(triggered.values(), finding_rows(list(triggered.values()), language)):
@@ -134,11 +148,11 @@ def test_every_column_of_evidence_has_a_header_in_both_languages(triggered):
 def test_a_finding_as_text(triggered):
     assert render_findings([triggered["input-bound"]]) == (
         "Findings: 1. First, major: The training waits for data, "
-        "480 us of a 1 ms step, recorded (48.0%).\n"
+        "480 us of a step of 1 ms, recorded (48.0%).\n"
         "\n"
         "1. The training waits for data [input-bound]\n"
         "   major, sure; costs 480 us of a step, recorded (48.0%)\n"
-        "   What: Rank 0 waits 480 us of a 1 ms step (48.0%) for its DataLoader; steps: recorded. "
+        "   What: Rank 0 waits 480 us of a step of 1 ms (48.0%) for its DataLoader; steps: recorded. "
         "In recorded steps the longest wait is 480 us.\n"
         "   Do: Raise Data.Train.loader.num_workers to 2 (now 0). If that does not help, "
         "preprocess samples once, or read from faster storage.\n"

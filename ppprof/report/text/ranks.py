@@ -231,8 +231,8 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
         where = _coordinates(cluster, row["rank"])
         lines.append(
             f"{paint('Slow computation', 'bad')}: rank {row['rank']}{where}: {options.time(row['excess_ns'])} {unit} a "
-            f"step (+- {options.time(row['noise_ns'])}) more of its own than the other "
-            f"{row['peers']} of {row['role']}"
+            f"step (+- {options.time(row['noise_ns'])}) more of its own than the "
+            f"{Counted(row['peers']):other rank|other ranks} of {row['role']}"
         )
         if row["name"] is not None:
             lines[-1] += f"; {options.time(row['line_ns'])} more in {row['name']}"
@@ -240,7 +240,8 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
         lines.append(
             f"{paint('Slow link', 'bad')}: ranks {_members(row['members'])} ({row['axis'] or '?'}): "
             f"{options.time(row['excess_ns'])} {unit} a step "
-            f"(+- {options.time(row['noise_ns'])}) more in transfers than the {row['siblings']} beside it"
+            f"(+- {options.time(row['noise_ns'])}) more in transfers than the "
+            f"{Counted(row['siblings']):group|groups} beside it"
         )
     if not lines and cluster.steps["rank"].n_unique() > 1:
         lines.append("No rank or link is consistently slower than its peers.")

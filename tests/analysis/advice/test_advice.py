@@ -496,7 +496,7 @@ def test_a_wait_is_sized_by_the_steps_that_were_not_recorded(tmp_path):
     assert (row["loading_ns"], row["step_ns"]) == (40 * US, 800 * US)
     text = render_findings([found])
     assert (
-        "Rank 0 waits 40 us of a 800 us step (5.0%) for its DataLoader; steps: outside the window"
+        "Rank 0 waits 40 us of a step of 800 us (5.0%) for its DataLoader; steps: outside the window"
         in text
     )
     assert "In recorded steps the longest wait is 480 us." in text

@@ -148,7 +148,7 @@ def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
                 trace.launch(start + 20, "gemm", start + 40, 900)
         trace.write(folder / f"rank{rank}.pt.trace.json")
     text = render_findings(ppprof.advise(ppprof.open(folder)))
-    assert "of a 14 ms step, recorded (" in text
+    assert "of a step of 14 ms, recorded (" in text
 
 
 @given(st.integers(0, 900), st.integers(0, 900), st.integers(100, 900))
