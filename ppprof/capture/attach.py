@@ -190,9 +190,10 @@ def _attach(
         job -> run directory -> timer, flight recorder, triggers -> states: which steps are in a
             window -> steps, store -> windows -> parts -> session
 
-    The session calls its parts in their order, after each step and at its end: ``close`` of all, which
+    The session calls its parts in this order, after each step and at its end: ``close`` of all, which
     saves an open window, then ``wait`` of all, which waits for tables and prints results. After a
-    failure of the training, parts with data are closed first. A signal calls ``rescue``::
+    failure of the training, parts with data are closed first. A signal, which the session handles, calls
+    ``rescue``. A part that fails ends the recording, and step times go on::
 
                          each step   between steps   close   wait   rescue
         DevicePart                   after step 0
@@ -200,7 +201,7 @@ def _attach(
         LivenessPart                                 x              x
         TriggersPart     x                           x       x
         RecordingPart                x               x              x
-        FlightRecorder   x                           x                      unwraps what windows wrap, too
+        FlightRecorder   x                           x       (its methods are unwrapped after the windows')
         ClockSync                    window ends             x
         StepsPart        x           window ends     x              x
         TablesPart                                           x
@@ -228,13 +229,10 @@ def _attach(
             clock_sync = _clock_sync(job, run, key, recorded)
             triggers = _triggers(profiler, schedule, job, run, key, recorded)
     states = StepStates(schedule, triggers, profiler.timer_only)
-    communication_ns: Callable[[], int | None] = (
-        flight_recorder.communication_ns if flight_recorder else lambda: None
-    )
 
     peak_flops = manifest["device_peak_flops"]
     summary = PerfSummary(peak_flops)
-    steps = _steps(profiler, job, run, summary, printing, communication_ns, peak_flops)
+    steps = _steps(profiler, job, run, summary, printing, peak_flops)
     post_processor = store = windows = recording = tables = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         post_processor = PostProcessor(
@@ -247,7 +245,7 @@ def _attach(
     on_demand = None
     if triggers is not None:
         saved_steps = store.saved_steps if store is not None else {}
-        on_demand = TriggersPart(triggers, saved_steps, first_step, communication_ns)
+        on_demand = TriggersPart(triggers, saved_steps, first_step)
     results = Results(
         job.rank,
         shown,
@@ -271,6 +269,7 @@ def _attach(
         states,
         [part for part in parts if part is not None],
         timer=timer,
+        communication_ns=flight_recorder.take_communication_ns if flight_recorder else None,
         rank=job.rank,
         stop_training=profiler.stop_training,
         saves=run is not None,
@@ -392,7 +391,6 @@ def _steps(
     run: Path | None,
     summary: PerfSummary,
     printing: Collection[int],
-    communication_ns: Callable[[], int | None],
     peak_flops: float | None,
 ) -> StepsPart:
     import paddle
@@ -412,7 +410,6 @@ def _steps(
         scalars,
         memory_reader(paddle, _device()),
         LastingCost() if is_judged else None,
-        communication_ns,
         partial(host_peak_allocated_bytes, paddle),
         metrics,
     )

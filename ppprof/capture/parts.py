@@ -46,7 +46,7 @@ class FinishedStep(NamedTuple):
     """A step that has just ended."""
 
     step: int
-    """Counted from 0 since `attach`."""
+    """Its number; that of the first step is `Schedule.first_step`."""
     batch_cost_ns: int | None
     """None while the device works on the step: `Part.on_cost` gets the cost later."""
     reader_cost_ns: int | None
@@ -65,6 +65,8 @@ class FinishedStep(NamedTuple):
     """Number of the window that is open after the step; without an open window, the next number."""
     device_timed: bool | None = None
     """Whether the step ended when the device had done its work; None without a device."""
+    communication_ns: int | None = None
+    """Time in calls of communication, and waiting for them; None if it is unknown."""
 
     def costing(self, cost: StepCost) -> FinishedStep:
         """Return the step with the cost that has become known."""
@@ -182,35 +184,23 @@ class TriggersPart(Part):
     Args:
         saved_steps: the steps of each window that this rank has saved, by number.
         first_step: number of the training's first step.
-        communication_ns: returns the time in communication of the step before the one that ends; None if unknown.
     """
 
     task = "triggers"
 
     def __init__(
-        self,
-        triggers: Triggers,
-        saved_steps: Mapping[int, range],
-        first_step: int = 0,
-        communication_ns: Callable[[], int | None] = lambda: None,
+        self, triggers: Triggers, saved_steps: Mapping[int, range], first_step: int = 0
     ) -> None:
         self._triggers = triggers
-        self._communication_ns = communication_ns
-        self._before: FinishedStep | None = None
         self._saved_steps = saved_steps
         self._working: deque[FinishedStep] = deque()
         """Steps without a cost, the oldest first."""
         triggers.advance(first_step, 0)
 
     def on_step(self, step: FinishedStep) -> None:
-        """Report the step's time to `Triggers`; then exchange messages with the other ranks.
-
-        The recorder of communication is called after this part: it knows the step before.
-        """
+        """Report the step's time to `Triggers`; then exchange messages with the other ranks."""
         self._add(step)
-        if self._before is not None:
-            self._triggers.add_own(self._before.step, self._own_ns(self._before))
-        self._before = step
+        self._triggers.add_own(step.step, _own_ns(step))
         self._triggers.advance(step.step + 1, step.next_window)
 
     def on_cost(self, cost: StepCost) -> None:
@@ -229,14 +219,6 @@ class TriggersPart(Part):
             is_excluded=step.excluded,
         )
 
-    def _own_ns(self, step: FinishedStep) -> int | None:
-        """Return how long this rank worked itself in a step; None on a device, whose work no host sees."""
-        communication_ns = self._communication_ns()
-        is_known = not step.excluded and step.device_timed is None
-        if not is_known or communication_ns is None or step.batch_cost_ns is None:
-            return None
-        return max(step.batch_cost_ns - communication_ns - (step.reader_cost_ns or 0), 0)
-
     def close(self, ending: Ending) -> None:
         """Close the channel; wait up to 2 s for decisions on which windows to keep.
 
@@ -253,6 +235,14 @@ class TriggersPart(Part):
         least = self._triggers.least_steps
         if least is None or saved.start < plan.start or len(saved) < least:
             log.warning(f"rank 0: {plan.ending(ending.num_steps, saved)}")
+
+
+def _own_ns(step: FinishedStep) -> int | None:
+    """Return how long this rank worked itself in a step; None on a device, whose work no host sees."""
+    is_known = not step.excluded and step.device_timed is None
+    if not is_known or step.communication_ns is None or step.batch_cost_ns is None:
+        return None
+    return max(step.batch_cost_ns - step.communication_ns - (step.reader_cost_ns or 0), 0)
 
 
 class RecordingPart(Part):
@@ -293,7 +283,7 @@ class RecordingPart(Part):
             self._post_processor.poll()
         windows = self._windows
         if windows is not None and (holds_up or transition.after.records):
-            if not windows.fits(transition):
+            if not windows.can_record(transition):
                 transition = self._states.cut(transition)
                 holds_up = True
             if not windows.advance(transition):
@@ -387,7 +377,6 @@ class StepsPart(Part):
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
         device_memory: returns the memory of the device now; None without a device.
         lasting_cost: compares steps before and after the first window; None without a device.
-        communication_ns: returns the step's time in communication, once it has ended; None if unknown.
         allocated_bytes: returns the peak memory of tensors on the host so far; None if unknown.
         metrics: the numbers for machines; None to publish none. Without ``log`` it has no effect.
     """
@@ -402,13 +391,11 @@ class StepsPart(Part):
         scalars: Scalars | None = None,
         device_memory: Callable[[], DeviceMemory] | None = None,
         lasting_cost: LastingCost | None = None,
-        communication_ns: Callable[[], int | None] = lambda: None,
         allocated_bytes: Callable[[], int | None] = lambda: None,
         metrics: Metrics | None = None,
     ) -> None:
         self._summary = summary
         self._metrics = metrics
-        self._communication_ns = communication_ns
         self._allocated_bytes = allocated_bytes
         self._log = log
         self._scalars = scalars
@@ -475,7 +462,7 @@ class StepsPart(Part):
             memory.peak_reserved_bytes,
             memory.total_bytes,
             *self._processors.step(),
-            self._communication_ns(),
+            step.communication_ns,
             self._allocated_bytes(),
             None,
         )

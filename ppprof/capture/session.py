@@ -126,7 +126,8 @@ class RecordingSession(ProfilerSession):
     Args:
         states: decides which steps are recorded.
         parts: the parts to call, in this order.
-        timer: measures the steps; step 0 begins when the session is made.
+        timer: measures the steps; the first one begins when the session is made.
+        communication_ns: returns the time in communication since the last call; None if it is unknown.
         rank: this process's rank.
         stop_training: whether `should_stop` becomes true after the last window.
         saves: whether the parts have something to save when a signal ends the process.
@@ -138,6 +139,7 @@ class RecordingSession(ProfilerSession):
         parts: Sequence[Part] = (),
         *,
         timer: StepTimer | None = None,
+        communication_ns: Callable[[], int] | None = None,
         rank: int = 0,
         stop_training: bool = False,
         saves: bool = False,
@@ -151,6 +153,7 @@ class RecordingSession(ProfilerSession):
         ]
         self._stalling = [part for part in parts if _overrides(part.stalls, Part.stalls)]
         self._timer = timer or StepTimer()
+        self._communication_ns = communication_ns
         self._rank = rank
         self._stop_training = stop_training
         self._first_step = self._step = states.schedule.first_step
@@ -308,6 +311,7 @@ class RecordingSession(ProfilerSession):
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
         batch_cost_ns, reader_cost_ns, device_timed = self._timer.step()
+        communication_ns = None if self._communication_ns is None else self._communication_ns()
         states, cost = self._states, None
         if batch_cost_ns is None:  # a device may still work on the step
             if states.state is State.LAST:  # saving the window waits for the device in any case
@@ -329,6 +333,7 @@ class RecordingSession(ProfilerSession):
             states.open_window,
             states.next_window,
             device_timed,
+            communication_ns,
         )
         step = _new(FinishedStep, values)
         return step if cost is None else step.costing(cost)

@@ -429,7 +429,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
         cut=set(),
         num_skipped=0,
         advance=lambda *_: True,
-        fits=lambda *_: True,
+        can_record=lambda *_: True,
         ends_segment=lambda _: False,
         opens_late=lambda _: False,
         close=close,

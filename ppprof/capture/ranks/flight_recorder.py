@@ -171,7 +171,6 @@ class FlightRecorder(Part):
         self._codes: list[CodeType] = []
         self._thread = threading.get_ident()
         self._spent_ns = 0
-        self._step_spent_ns = 0
         self._ring.step(first_step, time.time_ns())
         self._answers: tuple[Callable[..., int], ...] = (
             *(self._address, self._kind, self._line, self._context),
@@ -204,19 +203,17 @@ class FlightRecorder(Part):
 
     def on_step(self, step: FinishedStep) -> None:
         """Note that a step has ended."""
-        self._step_spent_ns, self._spent_ns = self._spent_ns, 0
-        self._thread = threading.get_ident()
-        if self._core is not None:
-            self._step_spent_ns = self._core.spent_ns()
         self._step = step.step + 1
         self._ring.step(self._step, time.time_ns())
 
-    def communication_ns(self) -> int:
+    def take_communication_ns(self) -> int:
         """Return for how long the thread that ends steps was in calls of communication, or waited for them.
 
-        In the step that has ended last.
+        Since the last call, which is in the thread that ends steps, too.
         """
-        return self._step_spent_ns
+        self._thread = threading.get_ident()
+        spent_ns, self._spent_ns = self._spent_ns, 0
+        return spent_ns if self._core is None else self._core.spent_ns()
 
     def device_tasks(self) -> list[Any]:
         """Return the operations on a device that were started, and that the training has not waited for."""

@@ -146,11 +146,11 @@ class Windows:
         segment = self._open
         return None if segment is None else self._store.calls(segment.name)
 
-    def fits(self, transition: Transition) -> bool:
-        """Return whether the step that begins can be recorded; log a warning if not.
+    def can_record(self, transition: Transition) -> bool:
+        """Return whether the step that begins can be recorded; call it before `advance`. True for a CLOSED step.
 
-        False if the training has taken Paddle's profiler from the window, or if the budget has no
-        room for it. True for a CLOSED step. Call it before `advance`.
+        If another thread of the training waits for Paddle's profiler, the window ends here: it is saved, and the
+        profiler released. If the budget has no room for the step, log a warning.
 
         Raises:
             OSError: the directory is gone.

@@ -148,7 +148,7 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
             assert note.returned_ns <= note.waited_ns <= end_ns
         else:
             assert note.waited_ns == 0
-    assert 0 < recorder.communication_ns() < end_ns - begin_ns
+    assert 0 < recorder.take_communication_ns() < end_ns - begin_ns
 
 
 def test_a_call_with_other_arguments_is_only_called(
@@ -334,7 +334,7 @@ def test_the_time_in_an_operation_that_cannot_be_noted_counts(recorder: FlightRe
     call(OtherGroup())
     wait(SlowTask())
     recorder.on_step(cast(FinishedStep, SimpleNamespace(step=1)))
-    assert recorder.communication_ns() == pytest.approx(50_000_000, rel=0.5)
+    assert recorder.take_communication_ns() == pytest.approx(50_000_000, rel=0.5)
 
 
 def test_a_group_without_a_number_is_searched_for_once_while_it_lives(
