@@ -57,7 +57,7 @@ class Windows:
         self.cut: set[int] = set()
         self.num_segments: dict[int, int] = {}
 
-    def fits(self, transition: Transition) -> bool:
+    def can_record(self, transition: Transition) -> bool:
         return True
 
     def ends_segment(self, transition: Transition) -> bool:
