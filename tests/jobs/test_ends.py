@@ -173,7 +173,8 @@ raise ValueError("its own")
     "hooks in hooks": """
 def hook():
     atexit.register(say, "inner hook")
-    for begin in (lambda: threading.Thread(target=say, args=("thread",)).start(),
+    thread = threading.Thread(target=say, args=("thread",))
+    for begin in (lambda: thread.start() or thread.join(),
                   lambda: say(ThreadPoolExecutor(1).submit(int, "3").result())):
         try:
             begin()

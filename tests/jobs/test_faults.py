@@ -30,6 +30,7 @@ from tests.jobs.remains import (  # noqa: E402
 )
 
 NOT_WAITING = r"rank 0: exiting before the tables in .* are written; if they do not appear, run: ppprof finish .*"
+RAN_OUT = r"rank 0: the memory ran out; who held it: ppprof memory .*"
 CUT = r"window 0 was cut short by the end of the training: it has 3 of 5 steps, the last of them 3"
 LOST = r"rank 0: recording failed: .*\.pb: {}; window 0 is lost, steps recorded: 5; the training .*"
 NO_STEP_TIMES = r".*/steps/rank_00000\.jsonl: {}; step times are no longer written"
@@ -61,7 +62,7 @@ FAULTS = {
     "sigterm_while_saving": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
     "sigterm_handled": Fault("nothing", MISSED, [CUT]),
     "sigkill": Fault("nothing", None),
-    "out_of_memory": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
+    "out_of_memory": Fault("nothing", MISSED, [RAN_OUT, NOT_WAITING, CUT]),
     "exit": Fault("nothing", MISSED, [CUT]),
     "quit": Fault("nothing", None),
     "never_closed": Fault(
@@ -98,7 +99,14 @@ FAULTS = {
     "cut_short": Fault(
         "whole", range(5, 8), [r"window 0 was cut short .* 3 of 55 steps, the last of them 7"]
     ),
-    "no_step": Fault("whole", [], ["step\\(\\) was never called: .*"]),
+    "no_step": Fault(
+        "whole",
+        [],
+        [
+            "rank 0: every step is recorded, as Profiler.scheduler is not set, until .*",
+            "step\\(\\) was never called: .*",
+        ],
+    ),
     "attach_twice": Fault(
         "nothing", ALL, ["attach\\(\\) was called while an earlier session is open: .*"]
     ),
