@@ -2,8 +2,7 @@
 
 ::
 
-    python -m benchmarks.stopwatch          # prints the result
-    python -m benchmarks.stopwatch --write  # and writes it into the page of measurements
+    python -m benchmarks.stopwatch
 
 Each task of `TASKS` has a planted cause. Its commands run in an empty folder, as a user types them;
 seconds are medians over rounds in which all tasks run in turn. ``stopwatch_job/train.py`` knows no
@@ -28,13 +27,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measurements import write_part
 from benchmarks.trace_reading import machine
 from tests.jobs.launching import environment
 from tests.oracles import visualdl_server
 
 JOB = Path(__file__).with_name("stopwatch_job")
-BENCHMARK = "benchmarks.stopwatch --write"
 ALONE = "train.py"
 PROFILED = "train_profiled.py"
 _VISUALDL = "visualdl --logdir ."
@@ -106,47 +103,14 @@ TASKS: Mapping[str, Mapping[str, Way]] = {
         ),
     },
 }
-"""Question -> tools -> commands, in the order of the page; `alone` is the script without tools."""
+"""Question -> tools -> commands; `alone` is the script without tools."""
 
 
-class Words(NamedTuple):
-    """The texts of the result in one language."""
-
-    head: Sequence[str]
-    questions: Mapping[str, str]
-    prints: str
-    """Between a question and what ppprof prints."""
-
-
-WORDS = {
-    "en": Words(
-        (
-            "Question",
-            "Tools",
-            "Commands",
-            "Lines added",
-            "Seconds",
-            "Script alone",
-            "Pages to open",
-        ),
-        {
-            "slow": "What is slow?",
-            "changed": "Two runs: what changed?",
-            "ranks": "Eight ranks: which one is slow?",
-        },
-        "ppprof prints",
-    ),
-    "zh": Words(
-        ("问题", "工具", "命令数", "增加的行数", "秒", "只运行脚本", "要打开的页面"),
-        {
-            "slow": "慢在哪里？",
-            "changed": "两次运行：变了什么？",
-            "ranks": "八个 rank：哪个慢？",
-        },
-        "ppprof 打印",
-    ),
+QUESTIONS = {
+    "slow": "What is slow?",
+    "changed": "Two runs: what changed?",
+    "ranks": "Eight ranks: which one is slow?",
 }
-"""The texts of the page, by language."""
 
 _TOOLS = {"raw": "paddle.profiler + VisualDL", "ppprof": "ppprof"}
 
@@ -248,9 +212,18 @@ def measure_all(rounds: int) -> Results:
     }
 
 
-def result_section(results: Results, words: Words) -> str:
+def report(results: Results) -> str:
     """Return the table, and what ppprof prints for each question."""
-    rows = [list(words.head), ["---"] * 2 + ["---:"] * (len(words.head) - 2)]
+    head = (
+        "Question",
+        "Tools",
+        "Commands",
+        "Lines added",
+        "Seconds",
+        "Script alone",
+        "Pages to open",
+    )
+    rows = [list(head), ["---"] * 2 + ["---:"] * (len(head) - 2)]
     texts = []
     for question, ways in results.items():
         alone_s = sum(ways["alone"].seconds)
@@ -258,26 +231,18 @@ def result_section(results: Results, words: Words) -> str:
             way, measure = TASKS[question][tools], ways[tools]
             numbers = [len(way.commands), added_lines(way.script), sum(measure.seconds), alone_s]
             cells = [f"{number:.0f}" for number in (*numbers, measure.num_pages)]
-            rows.append([words.questions[question], title, *cells])
-        answer = ways["ppprof"].answers[0]
-        texts.append(f"- **{words.questions[question]}** {words.prints} `{answer}`.\n")
+            rows.append([QUESTIONS[question], title, *cells])
+        texts.append(f"{QUESTIONS[question]} ppprof prints {ways['ppprof'].answers[0]}\n")
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return table + "\n" + "".join(texts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, and print or write the result."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3, help="medians of so many rounds (3)")
-    parser.add_argument("--write", action="store_true", help="into docs/, in both languages")
     options = parser.parse_args(argv)
-    results = measure_all(options.rounds)
-    for language, words in WORDS.items():
-        section = f"{machine()}\n\n{result_section(results, words)}"
-        if not options.write:
-            print(section)
-            return
-        write_part(language, BENCHMARK, section)
+    print(f"{machine()}\n\n{report(measure_all(options.rounds))}")
 
 
 if __name__ == "__main__":
