@@ -36,7 +36,7 @@ INSIDE_FUNCTIONS = {"cli/doctor.py": {"capture", "selftest"}}
 """More rooms that a file may import, but only inside its functions: the import loads a lot."""
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations", "selftest"}
 PUBLIC = {"capture", "cli", "remote", "report", "run"}
-TRAINERS = {"paddlenlp", "paddleformers"}
+TRAINERS = {"paddlenlp", "paddleformers", "paddlefleet"}
 LIGHT = {"choices", "cli", "errors", "messages", "paths", "remote_names", "topology", "units"}
 """Rooms that are imported for every command line, so without packages that take long to import."""
 HEAVY = {"msgspec", "numpy", "pandas", "polars", "upath", "yaml"}

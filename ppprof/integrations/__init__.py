@@ -2,5 +2,5 @@
 
 - `ppprof.integrations.script`: an unmodified script (``tools/attach.py``)
 - `ppprof.integrations.paddle_model`: ``paddle.Model.fit``
-- `ppprof.integrations.paddlenlp`, `ppprof.integrations.paddleformers`: their ``Trainer``
+- `ppprof.integrations.paddlenlp`, `ppprof.integrations.paddleformers`, `ppprof.integrations.paddlefleet`: their ``Trainer``
 """

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Union
@@ -190,16 +191,24 @@ def _tokens_and_flops(args: Any, model: Any, inputs: Any) -> tuple[int, int]:
     """Return the tokens and the FLOPs of a micro-batch; 0 for a number that is unknown."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     # With sep or context parallelism, each rank has a part of each sample.
-    if ids is None or max(_degree(args, "sep"), _degree(args, "context")) > 1:
+    if ids is None or max(map(partial(_degree, args), _OF_SEQUENCES)) > 1:
         return 0, 0
     num_tokens = math.prod(ids.shape)
-    mp_degree = _degree(args, "tensor")
+    mp_degree = max(map(partial(_degree, args), _OF_TENSORS))
     return num_tokens, num_tokens * flops_of_token(model, ids.shape[-1], mp_degree)
 
 
-def _degree(args: Any, parallelism: str) -> int:
+_OF_SEQUENCES = (
+    *("sep_parallel_degree", "context_parallel_degree"),
+    *("sep_parallel_size", "context_parallel_size"),
+)
+_OF_TENSORS = ("tensor_parallel_degree", "tensor_model_parallel_size")
+"""Names of degrees in the arguments of PaddleNLP's Trainer, and of PaddleFormers' and PaddleFleet's."""
+
+
+def _degree(args: Any, name: str) -> int:
     """Return a degree of a Trainer's arguments; 1 if it is missing, or -1 as by default."""
-    return max(getattr(args, f"{parallelism}_parallel_degree", 1) or 1, 1)
+    return max(getattr(args, name, 1) or 1, 1)
 
 
 def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppprof.integrations import callback
-from ppprof.integrations.callback import TrainerHooks, flops_of_token
+from ppprof.integrations.callback import TrainerHooks, _tokens_and_flops, flops_of_token
 
 
 class RecordingSession:
@@ -74,6 +74,24 @@ def test_tokens_are_those_of_the_steps_micro_batches(monkeypatch: pytest.MonkeyP
     assert [call["num_tokens"] for call in session.calls[:2]] == [80, None]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", ["sep_parallel_degree", "context_parallel_size"])
+def test_tokens_are_unknown_if_each_rank_has_a_part_of_a_sample(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    session = RecordingSession()
+    monkeypatch.setattr(callback, "attach", lambda profiler, first_step: session)
+    hooks = TrainerHooks({"enable": True})
+    control: Any = SimpleNamespace(should_evaluate=False, should_save=False)
+    for degree in (2, -1):
+        args: Any = SimpleNamespace(
+            gradient_accumulation_steps=1, per_device_train_batch_size=2, **{name: degree}
+        )
+        hooks.on_train_begin(args, None, control)
+        hooks.on_load_data_end(args, None, control, inputs={"input_ids": Ids(2, 12)})
+        hooks.on_step_end(args, None, control)
+    assert [call["num_tokens"] for call in session.calls if call != "closed"] == [None, 24]  # type: ignore[index]
+
+
 @pytest.mark.paddle
 def test_flops_are_those_of_the_reference_model() -> None:
     pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -104,6 +122,11 @@ def test_flops_are_those_of_the_reference_model() -> None:
     model = Decoder()
     true = rank_flops(sizes, 1, length, num_blocks=blocks, has_logits=True)
     assert flops_of_token(model, length) == true
+    inputs = {"input_ids": Ids(2, length)}
+    for name in ("tensor_parallel_degree", "tensor_model_parallel_size"):
+        counts = _tokens_and_flops(SimpleNamespace(**{name: 2}), model, inputs)
+        attentions = 3 * 4 * length * hidden * blocks  # their heads are split over two ranks
+        assert counts == (2 * length, 2 * length * (true - attentions // 2))
     model.up[0].weight.stop_gradient = True
     assert flops_of_token(model, length) == 0
     assert flops_of_token(nn.Linear(2, 2), length) == 0  # no config: sizes are unknown

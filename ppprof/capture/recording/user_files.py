@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
-TRAINERS = ("paddlenlp", "paddleformers")
+TRAINERS = ("paddlenlp", "paddleformers", "paddlefleet")
 """Packages whose lines count as the user's: they have the loop of the training and the layers of its
 model, and all that a script has of both may be the one line ``trainer.train()``."""
 
