@@ -1,6 +1,6 @@
 """`BaseRun`: the windows of a run, the choice of some, and their traces.
 
-The command modules of this room take it; `ppprof.run.run.Run` adds the commands.
+The modules of commands in this folder take it; `ppprof.run.run.Run` adds the commands.
 """
 
 from __future__ import annotations

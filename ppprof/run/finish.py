@@ -314,7 +314,7 @@ def _run_command(command: Sequence[str], run: Path, name: TraceName, files: list
         why = error.strerror or str(error)
     if why:
         _log.warning(
-            "ppprof: rank %d, window %d: on_window_end %s: %s",
+            "rank %d, window %d: on_window_end %s: %s",
             name.rank,
             name.window,
             shlex.join(command),

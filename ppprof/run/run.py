@@ -110,10 +110,10 @@ class Run(BaseRun):
         thread_sep: bool = False,
         by: str | None = None,
     ) -> pl.DataFrame:
-        """Return one of the nine tables of one window, of one rank or across ranks.
+        """Return a table of one window, of one rank or across ranks.
 
         Args:
-            view: device, overview, model, dist, op, kernel, memcpy, udf or mem.
+            view: one of `ppprof.choices.ALL_VIEWS`, such as op.
             rank, window, steps: see `Run`.
             sorted_by: the sort key, such as ``gpu_avg``: ``cpu_`` or ``gpu_``, and total, avg, max
                 or min. ``auto`` is gpu_total if the trace has device events, else cpu_total.

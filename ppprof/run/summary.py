@@ -36,7 +36,7 @@ _LONGEST = ("op", "overview", "mem", "dist")
 
 @dataclass(frozen=True)
 class WindowTables:
-    """Some of the nine tables of one rank's window, and the file and steps that they describe."""
+    """Some tables of one rank's window, and the file and steps that they describe."""
 
     recording: Recording
     """The rank and the window."""
@@ -49,7 +49,7 @@ class WindowTables:
     skipped: Mapping[str, int]
     """Kind -> number of parts of the file that were skipped because they are unreadable."""
     tables: Mapping[str, pl.DataFrame]
-    """The tables, keyed by view, in the order of `VIEWS`."""
+    """The tables, keyed by view, in the order of `ALL_VIEWS`."""
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the tables in `ppprof.rundir.summaries.document`."""

@@ -6,13 +6,19 @@
       manifest.json
       rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
       raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
+      raw/rank_00000_..._000.ops      arguments of operators in that window (operator_calls.py)
       raw/rank_00000_..._000.calls/   remote calls of that window (remote_calls.py)
+      stacks/rank_00000_..._000.stacks  samples of Python stacks in that window (python_stacks.py)
+      memory/00000.json               who held the memory when it ran out (out_of_memory.py)
+      flight/00000.ring               the last communication operations (flight.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
       vdlrecords.rank_00000.log       VisualDL scalars of the first rank that prints tables
       scalars/rank_00001/             VisualDL scalars of another rank that prints tables
       nodes/00000.node7               host name of the machine that rank 0 ran on
       clocks/rank_00000.jsonl         offsets between rank 0's clock and this rank's (clocks.py)
+      devices/node7.json              whether the profiler of a node's devices works (device_probes.py)
+      metrics/rank_00000.prom         numbers for Prometheus
       trigger/                        requests for windows during the run (triggers.py)
       alive/, failed/                 ranks with an open session, and failed ranks (liveness.py)
       run_002/                        a later run, with the same layout

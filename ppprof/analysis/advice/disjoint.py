@@ -167,7 +167,7 @@ def _longest_wait_ns(evidence: Evidence) -> float:
 
 
 def _computation_ns(evidence: Evidence) -> float:
-    """Return the computation of the median rank; a step if it is unknown."""
+    """Return how long the median rank computes in a step; the length of a step if that is unknown."""
     if "computation_ns" not in evidence.rank_means.columns:
         return evidence.step_ns
     known = evidence.rank_means["computation_ns"].median()
@@ -187,7 +187,10 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
 
 
 def _lines_of(finding: Finding) -> list[str]:
-    """Return the lines whose time a finding is, or the rule: who waits for the lock has no event meanwhile."""
+    """Return the names of lines, layers and rules whose time a finding contains, too.
+
+    Time that ``unexplained`` reports contains that in which the thread waits for the interpreter's lock.
+    """
     if finding.rule == "beside-training":
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":

@@ -197,7 +197,7 @@ def noted(rows: Int64) -> Intervals:
 
 
 def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
-    """Return when a thread trains, and when its layers compute without gradients ahead of a Backward."""
+    """Return in which intervals a thread trains, and in which its layers compute no gradients before a Backward."""
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts
     own = hosts.filter(pl.col("thread") == thread)

@@ -119,11 +119,17 @@ def unexplained_gaps(profile: Profile, bubbles: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
-    """Return the stretches of containers outside the events in them.
+    """Return the gaps in containers, which are steps, layers and spans: where none of the events in them runs.
+
+    ::
+
+        container   ____________________
+        children       ####   ####            two events directly in the container
+        gaps        ---    ---    ------      three rows
 
     Returns:
-        row (the container), before and after (the events beside the gap; null at the container's
-        begin and end), start_ns, end_ns and step.
+        row (the container), before and after (the children on either side of the gap; null at the
+        begin and at the end of the container), start_ns, end_ns and step.
     """
     containers = hosts.filter("is_container").select(
         "row", "step", begin_ns="start_ns", until_ns="end_ns"

@@ -64,8 +64,11 @@ def _longest_waits(table: pl.DataFrame) -> pl.DataFrame:
 def waits_again(slow: pl.DataFrame, typical: pl.DataFrame) -> bool:
     """Return whether at least `AGAIN` slow steps are slow because they wait for data.
 
-    Workers that load one batch each at the same time deliver these together: one step waits for
-    all of them, the next ones for none.
+    Then slow steps are no exceptions. Three workers that begin at the same time deliver at the same
+    time: every third step waits::
+
+        workers   1 1 1 1 1 | 2 2 2 2 2 | 3          each number: three batches
+        steps     . . . . . 1 1 1 . . . 2 2 2        . waits for data
     """
     excess_ns = pl.col("step_ns") - mean_of(typical, "step_ns")
     return slow.filter(pl.col("loading_ns") >= ALL_OF_IT * excess_ns).height >= AGAIN

@@ -83,7 +83,7 @@ def passes_of(profile: Profile) -> Passes:
 def bubble_of(
     communication: RankCommunication, passes: Passes, waiting: Intervals | None
 ) -> tuple[RankCommunication, Bool, Intervals]:
-    """Return the communication, which of it is between stages, and the bubble.
+    """Return a rank's communication, which of it is between pipeline stages, and its bubble.
 
     Args:
         communication: the communication of the rank.
@@ -92,11 +92,11 @@ def bubble_of(
             events.
 
     Returns:
-        ``communication`` with other axes; whether each of its rows is between stages, shape (N,);
-        and the intervals of the bubble. Between stages are the sends and receives over ``pp`` of a
-        step with passes, and the first collective of all stages after a step's last pass. If passes
-        have stages, sends and receives over an unknown axis count too, and their axis becomes
-        ``pp``.
+        - ``communication``. If passes have stages, sends and receives over an unknown axis have the
+          axis ``pp`` now.
+        - For each of its N rows, whether it is between stages: sends and receives over ``pp`` in a step
+          with passes, and the first collective of all stages after the last pass of a step.
+        - The intervals of the bubble, in which the rank waits for other stages.
     """
     name, axis, step = communication.name, communication.axis, communication.step
     to_stages = axis.where(_is_over_stages)

@@ -284,7 +284,11 @@ def _repairs(replay: Replay) -> Iterator[_Repair]:
 
 
 def _by_replica(replay: Replay, repair: _Repair) -> Iterator[_Repair]:
-    """Yield ``repair``, of all replicas together, for each alone: replicas do not meet before their last pass."""
+    """Yield the part of ``repair`` that is of one replica, for each replica.
+
+    No other replay is needed: replicas do not wait for each other before their last pass, so a repair
+    in one of them changes only when that one has finished.
+    """
     unchanged = replay.finished()
     for index, replica in enumerate(replay.replicas):
         one, others = unchanged.copy(), replay.ideal.copy()

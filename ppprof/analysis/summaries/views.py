@@ -1,6 +1,6 @@
-"""The nine summaries of Paddle's profiler, as tables.
+"""Summaries of a window as tables: Paddle's nine, and those that Paddle does not have.
 
-Rows, values and order equal those of ``paddle.profiler.Profiler.summary()`` (paddle 3.3,
+Rows, values and order of the nine equal those of ``paddle.profiler.Profiler.summary()`` (paddle 3.3,
 profiler_statistic.py) for the same events. `ppprof.report.text.summary` prints them in Paddle's
 layout. Times are int64 nanoseconds, averages float64, ratios float64 (1.0 is the whole).
 """

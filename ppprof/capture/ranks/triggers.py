@@ -221,7 +221,7 @@ class Triggers:
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
         self.cut_short: Plan | None = None
-        """Whether it was logged that the training ended ahead of the window, or within it."""
+        """The window before or within which the training ended, once that has been logged; else None."""
         self._settled_plan: Plan | None = None
         """The window for settled step times: at its latest steps until rank 0 moves it up."""
         self._can_move_up = False

@@ -31,7 +31,7 @@ class StepRecord(NamedTuple):
     """One line of the log: the times and sizes of a step. Unknown values are null."""
 
     step: int
-    """Counted from 0 since `attach`."""
+    """Number of the step; that of the first one is ``first_step`` of `attach`."""
     batch_cost_ns: int
     """Wall time of the step; includes ``stall_ns``, excludes time in `ProfilerSession.paused`. On a
     device, a step ends when the host has ended it and the device has done its work."""

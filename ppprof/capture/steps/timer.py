@@ -62,7 +62,7 @@ class StepTimer:
         self._benchmark: Any = None
 
     def start(self) -> None:
-        """Begin step 0."""
+        """Begin the first step."""
         self._step_start = self._reader_start = self._now()
 
     def watch_readers(self) -> None:

@@ -200,10 +200,10 @@ def with_collectives(
     rank: int,
     rule: CommunicationNames,
 ) -> tuple[pl.DataFrame, pl.DataFrame, Groups]:
-    """Return host and device events with the args of their collectives, and the groups of these.
+    """Return host and device events with what their collectives moved among which ranks, and the groups of ranks.
 
-    A kernel that communicates and has no annotation of its own has that of the innermost span around
-    its launch.
+    A span has what its annotation says: bytes, group, dtype, peers and axis. So has a kernel that
+    communicates; without an annotation, it has that of the innermost span around its launch.
 
     Args:
         hosts: the host events, in their rows.

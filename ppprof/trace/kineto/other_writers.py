@@ -65,7 +65,11 @@ class OtherEvents:
         """Kind -> number of events that are left out on purpose, or have no use."""
 
     def add(self, position: int, event: KinetoEvent) -> bool:
-        """Keep an event, and return whether it may become one of Kineto's."""
+        """Keep an event that `resolved` needs; return whether `resolved` may yield it.
+
+        It may yield begins, ends, and spans without a category. It needs arrows too, which link a span
+        to its launch. Other events are not kept.
+        """
         if event.ph in ("B", "E"):
             self._bounds.append((position, event))
         elif event.ph == "X" and not event.cat:

@@ -127,10 +127,13 @@ def _label(names: Mapping[int, str], pid: int) -> str:
 
 
 def _owners_by_place(tables: Tables, processes: Sequence[int], rest: Bool, pids: Int64) -> Int64:
-    """Return the owner of each of some device events, -1 if it is unknown.
+    """Return the process of each device event of ``rest``, by how files were merged; -1 if it is unknown.
 
-    Files that were joined end to end lie in the file one after another. Otherwise, ids that were
-    moved by the same amount differ from each other as those of the hosts do.
+    If the events of one rank follow those of another in the file, a device event belongs to the rank
+    among whose events it lies. Else a merger may have added a number to all process ids of a rank::
+
+        hosts     100   100100      differ by 100,000
+        devices     0   100000      differ by as much: the first device belongs to the first host
     """
     placed = pl.concat(tables[name].select("index", "process") for name in ("hosts", "launches"))
     extents = (

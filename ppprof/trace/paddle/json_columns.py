@@ -232,7 +232,7 @@ class PaddleColumns:
         return numbers[values]
 
     def _numbers_of(self, texts: Sequence[str | None] | pl.Series) -> Array:
-        """Return the number of each text, -1 for None."""
+        """Return the number of each text in ``self.texts``, which gets the new ones; -1 for None."""
         labels = Labels.of(pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
         numbers = self.texts.numbers(text.encode("utf-8", "replace") for text in labels.texts)
         return np.append(numbers, np.int32(-1))[labels.number]
