@@ -177,6 +177,7 @@ RULES: tuple[Rule, ...] = (
             "busy_ratio": FULL,
             "wait_ratio": LEAST_WAIT,
             "moderate_ratio": trust.DISTURBED_MODERATE,
+            "major_ratio": trust.DISTURBED_MAJOR,
         },
     ),
     Rule(

@@ -29,6 +29,9 @@ the host's steps are right within 5%."""
 
 DISTURBED_MODERATE = 0.50
 """Share of the processors' time that other processes took from which a disturbance is moderate."""
+DISTURBED_MAJOR = 1 / 3
+"""Share of a step for which its thread then waits for a processor, from which it is major: a step takes half as
+long again as without (`OVERHEAD_MAJOR`)."""
 
 FEW_STEPS = 3
 """With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
@@ -200,6 +203,8 @@ def busy_machine(evidence: Evidence) -> list[Finding]:
     if load is None or not load.is_disturbed:
         return []
     severity = "moderate" if load.others_ratio >= DISTURBED_MODERATE else "minor"
+    if severity == "moderate" and (load.wait_ratio or 0.0) >= DISTURBED_MAJOR:
+        severity = "major"
     rows = pl.DataFrame([load], schema=list(load._fields), orient="row")
     return evidence.warning("busy-machine", severity, load._asdict(), rows)
 

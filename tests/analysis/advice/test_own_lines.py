@@ -25,6 +25,7 @@ from tests.fixtures.findings import (
     LOGS,
     UPDATE,
     US,
+    beside,
     calls_of_teaching,
     collecting,
     in_lines,
@@ -312,6 +313,21 @@ def test_few_samples_on_a_busy_machine_are_no_finding(
     folder = run(tmp_path / "log", [training(900)], stacks=[stacks], step_lines=[times])
     found = [each.rule for each in ppprof.advise(ppprof.open(folder))]
     assert found.count("beside-training") == num
+
+
+@pytest.mark.parametrize(("waited", "first"), [(0.3, "beside-training"), (0.4, "busy-machine")])
+def test_a_step_that_mostly_waits_for_a_processor_questions_all_findings(
+    tmp_path: Path, waited: float, first: str
+) -> None:
+    folder = run(
+        tmp_path / "log",
+        [training(450)],
+        stacks=[in_lines((450, FORWARD), (550, DUMPS))],
+        step_lines=beside(1.0, waited),
+    )
+    found = ppprof.advise(ppprof.open(folder))
+    assert (found[0].rule, found[0].severity) == (first, "major")
+    assert {"busy-machine", "beside-training"} <= {each.rule for each in found}
 
 
 def test_few_samples_name_the_gap_but_are_no_time_of_a_line(tmp_path: Path) -> None:
