@@ -24,6 +24,7 @@ from tools.release import read_version
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ppprof.__file__).parent
+STATIC_GRAPH = ROOT / "tests/fixtures/paddle/static_graph_26.pb"
 DATA = {
     "py.typed",
     "analysis/diff/operator_names.yaml",
@@ -80,12 +81,12 @@ def test_the_conda_recipe_needs_what_the_package_needs():
     assert recipe["package"]["version"] == read_version(ROOT)
 
 
-def run(*command: object, **more: object) -> str:
+def run(*command: object, variables: dict[str, str] | None = None, **more: object) -> str:
     """What a command prints that ends well; the caller's modules are out of its sight."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
-        env=environment,
+        env={**environment, **(variables or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -103,6 +104,15 @@ def release(tmp_path_factory) -> tuple[Path, Path]:
     run(sys.executable, "-m", "build", "--outdir", out, ROOT)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
+
+
+def installed(python: str, package: Path | str, folder: Path, **variables: str) -> Path:
+    """The interpreter of a new environment that holds a package and what it needs."""
+    run(python, "-m", "venv", folder)
+    new = folder / "bin/python"
+    run(new, "-m", "pip", "install", "--quiet", "--no-compile", package, variables=variables)
+    run(new, "-m", "pip", "check")
+    return new
 
 
 @pytest.mark.all
@@ -151,10 +161,8 @@ def test_the_wheel_reads_a_run_where_nothing_else_is_installed(release, tmp_path
     for name in ("base", "run"):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "a.pb", *gpu_traces.training(3))
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
-    python, command = tmp_path / "venv/bin/python", tmp_path / "venv/bin/ppprof"
-    run(python, "-m", "pip", "install", "--quiet", "--no-compile", str(release[1]))
-    run(python, "-m", "pip", "check")
+    python = installed(sys.executable, release[1], tmp_path / "venv")
+    command = python.with_name("ppprof")
     found = "import importlib.util as u; print(u.find_spec('paddle'), u.find_spec('tests'))"
     assert run(python, "-c", found, cwd=tmp_path) == "None None\n"
 
@@ -173,3 +181,40 @@ def test_the_wheel_reads_a_run_where_nothing_else_is_installed(release, tmp_path
     assert version.startswith("ppprof ")
     has_core = not release[1].name.endswith("-py3-none-any.whl")
     assert f"\ncore {'native' if has_core else 'python'} (" in version
+
+
+@pytest.mark.all
+@pytest.mark.install
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_the_source_reads_runs_on_the_oldest_and_newest_python_without_a_compiler(
+    release, version, tmp_path
+):
+    """It prints what the compiled core of this environment prints of the same files."""
+    interpreter = shutil.which(f"python{version}") or "false"
+    if subprocess.run([interpreter, "--version"], capture_output=True, check=False).returncode:
+        pytest.skip(f"needs python{version} on PATH")  # a shim of pyenv fails: set PYENV_VERSION
+    python = installed(interpreter, release[0], tmp_path / "venv", CC="false")
+    assert f"Python {version}." in run(python, "--version")
+    assert "\ncore python (" in run(python, "-m", "ppprof", "--version", cwd=tmp_path)
+    run(python, "-m", "ppprof", "demo", "--no-browser", cwd=tmp_path)
+    page = (tmp_path / "ppprof_demo/report.html").read_text("utf-8")
+    assert "echarts" in page
+    for command in (
+        ("summary", STATIC_GRAPH),
+        ("summary", "ppprof_demo"),
+        ("ranks", "ppprof_demo"),
+    ):
+        here = run(sys.executable, "-m", "ppprof", *command, cwd=tmp_path)
+        assert run(python, "-m", "ppprof", *command, cwd=tmp_path) == here != ""
+
+
+@pytest.mark.all
+@pytest.mark.install
+def test_pipx_runs_the_demo(release, tmp_path):
+    """The command of the page on installation."""
+    python = installed(sys.executable, "pipx", tmp_path / "venv")
+    shutil.copy(release[1], tmp_path)
+    command = ["pipx", "run", "--spec", f"./{release[1].name}", "ppprof", "demo", "--no-browser"]
+    run(python, "-m", *command, cwd=tmp_path, variables={"PIPX_HOME": str(tmp_path / "home")})
+    assert "echarts" in (tmp_path / "ppprof_demo/report.html").read_text("utf-8")
+    assert not (tmp_path / "venv/bin/ppprof").exists()
