@@ -27,6 +27,12 @@ def at_once(one: Callable[[], T], other: Callable[[], U]) -> tuple[T, U]:
     Raises:
         BaseException: what a function raised.
     """
+    import numpy as np  # only here: commands that read nothing count processors, too
+    import polars as pl
+
+    # polars imports numpy when it is first given an array. In two threads, one of them may fail:
+    # polars' proxy of numpy takes numpy's own `_globals` for its.
+    pl.Series(np.empty(0))
     results: list[U] = []
     errors: list[BaseException] = []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from functools import partial
@@ -37,6 +39,25 @@ def test_what_a_function_raises_is_raised_after_both_have_ended(number):
     with pytest.raises(MemoryError, match="too many events"):
         at_once(*functions)
     assert sorted(ended) == ["done", "failed"]
+
+
+def test_two_threads_may_be_the_first_that_give_numbers_to_polars():
+    """As on a slow machine, where polars takes long to import numpy."""
+    program = """
+import importlib, time
+import_module = importlib.import_module
+def slowly(name, *package):
+    time.sleep(0.5 if name == "numpy" else 0)
+    return import_module(name, *package)
+importlib.import_module = slowly
+import polars as pl, numpy as np
+from ppprof.trace.fastpath.threads import at_once
+one, other = at_once(*[lambda: pl.Series(np.arange(3))] * 2)
+print(one.to_list(), other.to_list())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0, 1, 2] [0, 1, 2]\n", done.stderr
 
 
 def test_without_threads_one_runs_after_the_other(monkeypatch):
