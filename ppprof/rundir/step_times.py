@@ -41,6 +41,8 @@ STEP_TIMES = {
 `ppprof.capture.steps.step_log.StepRecord` says what each other column means."""
 _READ = {name: dtype for name, dtype in STEP_TIMES.items() if name not in ("rank", "others_ratio")}
 
+_LARGEST = 2**53
+"""Largest time (104 days), size (9 PB) and count: larger values, and negative ones, are read as null."""
 _MOST_BYTES = 7 << 20
 """Most bytes to read, from the end of a file: about 16,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
@@ -109,6 +111,10 @@ def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
         table = pl.read_ndjson(io.BytesIO(b"\n".join(objects)), schema=_READ)
     except pl.exceptions.PolarsError:  # a single invalid line causes it
         table = pl.DataFrame([row for row in map(_row, objects[-_MOST_LINES:]) if row], _READ)
+    whole = [name for name, dtype in _READ.items() if dtype == pl.Int64]
+    table = table.with_columns(
+        pl.when(pl.col(name).is_between(0, _LARGEST)).then(name).alias(name) for name in whole
+    )
     return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(
         rank=pl.lit(0, pl.Int64), others_ratio=pl.lit(None, pl.Float64)
     )

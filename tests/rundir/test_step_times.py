@@ -74,6 +74,13 @@ def test_lines_that_are_cut_off_or_broken_are_left_out(tmp_path, broken):
     assert read_step_times(tmp_path)["step"].to_list() == [0, 1]
 
 
+def test_values_that_nothing_measured_are_unknown(tmp_path):
+    left(tmp_path, 0, record(0), record(1, num_samples=2**62, num_tokens=-1), record(2))
+    left(tmp_path, 1, record(0), record(1, batch_cost_ns=2**62), record(2, batch_cost_ns=-1))
+    table = read_step_times(tmp_path).select("rank", "step", "num_samples", "num_tokens")
+    assert table.rows() == [(0, 0, 8, 64), (0, 1, None, None), (0, 2, 8, 64), (1, 0, 8, 64)]
+
+
 def test_of_a_long_run_the_last_steps(tmp_path, monkeypatch):
     path = left(tmp_path, 0, *map(record, range(100)))
     line = len(json.dumps(record(50)._asdict(), separators=(",", ":"))) + 1

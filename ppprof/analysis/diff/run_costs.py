@@ -146,8 +146,8 @@ class RunCosts:
         counted = self.times.join(times.select("rank", "step"), on=["rank", "step"], how="semi")
         for metric, column in (("ips", "num_samples"), ("tokens_per_s", "num_tokens")):
             known = counted.drop_nulls(column)
-            if known.height and known["batch_cost_ns"].sum():
-                count, time_ns = int(known[column].sum()), int(known["batch_cost_ns"].sum())
+            count, time_ns = _mean(known[column]), _mean(known["batch_cost_ns"])
+            if count is not None and time_ns:
                 metrics[metric] = count / time_ns * 1e9 * self.num_replicas
         if counted.height and counted["reader_cost_ns"].count():
             metrics["reader_cost"] = _mean(counted["reader_cost_ns"])

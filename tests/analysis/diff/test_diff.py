@@ -293,6 +293,18 @@ def test_the_guides_benchmark(tmp_path):
     assert diff.modules.height <= 2
 
 
+@pytest.mark.parametrize(
+    ("samples", "ips"), [(-8, []), (2**56, []), (2**53, [2**53])], ids=["-8", "2**56", "2**53"]
+)
+def test_counts_of_samples_that_cannot_be_are_unknown_and_no_sum_of_others_overflows(
+    tmp_path, samples, ips
+):
+    lines = step_lines(1e9, steps=1100, samples=samples, noise=0)
+    opened = ppprof.open(run(tmp_path / "a", [], step_lines=[lines]))
+    overview = ppprof.diff(opened, opened).overview
+    assert overview.filter(metric="ips")["baseline"].drop_nulls().to_list() == ips
+
+
 def test_ips_of_a_job_are_those_of_all_replicas(tmp_path):
     topology = Topology.of(dp=2, mp=2)
     path = run(tmp_path / "a", [], topology=topology, step_lines=[step_lines(1e9, noise=0)] * 4)
