@@ -78,7 +78,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         step_ns = finding.cost_ns / finding.share
         pool = next((rules for rules in pools if finding.rule in rules), None)
         left_ns = whole * step_ns
-        if pool is not None and finding.alone_ns is None:
+        if pool is not None and not finding.changes:
             left_ns = min(left_ns, pools[pool])
         cost_ns = finding.cost_ns - sum(claimed.get(line, 0.0) for line in _lines_of(finding))
         share = min(cost_ns, left_ns) / step_ns
@@ -102,8 +102,14 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             facts = finding.facts
             if finding.rule == "host-bound":
                 facts = {**facts, "other_idle_ns": evidence.usual("idle_ns") - share * step_ns}
+            alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
             finding = dataclasses.replace(
-                finding, cost_ns=share * step_ns, share=share, severity=severity, facts=facts
+                finding,
+                cost_ns=share * step_ns,
+                share=share,
+                severity=severity,
+                facts=facts,
+                alone_ns=alone_ns,
             )
         kept.append(finding)
     return kept

@@ -412,8 +412,8 @@ class Evidence:
             rule: the rule's name.
             cost_ns: the possible gain per step, in ns.
             confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`.
-            facts: numbers and names for the rule's texts. step_ns, basis and the remedy ``code`` are
-                added; a value of ``facts`` has precedence.
+            facts: numbers and names for the rule's texts. step_ns, basis, saved_ns (``cost_ns``) and the
+                remedy ``code`` are added; a value of ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
             step: the step time in ns that ``cost_ns`` is a part of, and whether its steps were
                 recorded (`RECORDED` or `NOT_RECORDED`); None: `step_ns` and `basis`.
@@ -425,7 +425,8 @@ class Evidence:
         if not step_ns or cost_ns < max(LEAST_RATIO * step_ns, LEAST_COST_NS):
             return []
         share = cost_ns / step_ns
-        all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, **self._words}
+        all_facts: dict[str, Fact] = {"step_ns": step_ns, "basis": basis, "saved_ns": cost_ns}
+        all_facts.update(self._words)
         all_facts.update(facts)
         shown = rows.head(MOST_ROWS)
         if confidence == "sure" and self.is_disturbed:

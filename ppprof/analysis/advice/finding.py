@@ -75,8 +75,8 @@ class Finding:
     the rule's own estimate."""
 
     alone_ns: float | None = None
-    """What a replay wins with ``changes`` alone: ``cost_ns`` comes on top of what other findings win. None
-    without a replay."""
+    """The cost without the other findings: ``cost_ns`` comes on top of what these cost. None: it is
+    ``cost_ns``."""
 
     source: tuple[tuple[int, str], ...] = ()
     """Number and text of the lines of source around the place that the finding names; empty if it

@@ -178,7 +178,6 @@ def unused_rows(evidence: Evidence) -> list[Finding]:
     facts: dict[str, Fact] = {
         "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
-        "saved_ns": saved_ns,
         "line": evidence.first_name("lookup"),
         "remedy": "code-one-hot" if is_one_hot else "code",
     }
@@ -225,7 +224,6 @@ def fusible(evidence: Evidence) -> list[Finding]:
     cost_ns = float(chains["time_ns"].sum())
     facts: dict[str, Fact] = {
         "chain": chains["name"][0] if chains.height else None,
-        "saved_ns": cost_ns,
         "chain_saved_ns": chains["time_ns"][0] if chains.height else None,
         "remedy": "code",
     }

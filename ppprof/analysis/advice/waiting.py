@@ -163,6 +163,7 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "loading_ns": slowest["loading_ns"],
         "loading_ratio": slowest["loading_ratio"],
         "rank_step_ns": slowest["step_ns"],
+        "longest_ns": cost_ns if ranks.height > 1 else None,
         "recorded_loading_ns": recorded_ns,
         "line": evidence.first_name("loading"),
         "num_workers": present,
@@ -238,33 +239,36 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     ranks = evidence.rank_means.filter(pl.col(whole) > 0).select("rank", exposed, whole)
     if ranks.is_empty() or evidence.typical is None:
         return []
-    ratio = _transfer_ratio(evidence, axis)
-    if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
-        ratio = 1.0  # the wait for the other side is bubble, so transfers do not include it
     each_ns = mean_of(ranks, exposed)
+    groups = evidence.typical.groups.filter(pl.col("axis") == axis)
+    wording, rows = None, groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
+    transfer_ns = each_ns * _transfer_ratio(groups)
+    if axis == "pp" and evidence.steps["rank"].n_unique() > 1:
+        # The wait for the other side is bubble, so transfers do not include it.
+        wording, transfer_ns, rows = "of-stages", each_ns, rows.drop("wait_ns")
+    elif groups.is_empty():
+        wording, transfer_ns = "with-waiting", each_ns
+    if groups.is_empty():
+        rows = ranks.sort(exposed, "rank", descending=[True, False])
     slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
     facts: dict[str, Fact] = {
         "axis": axis,
         "line": evidence.first_name(f"communication {axis}"),
         "exposed_ns": each_ns,
         "communication_ns": mean_of(ranks, whole),
-        "transfer_ratio": ratio,
-        "wording": "with-waiting" if ratio is None else None,
+        "transfer_ns": transfer_ns,
+        "wait_ns": each_ns - transfer_ns,
+        "wording": wording,
         "degree": evidence.degree(axis) if axis in _AXES else None,
         "remedy": f"{evidence.remedy(*_BLOCKS[on_axis])}-{on_axis}",
         "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
     }
-    groups = evidence.typical.groups.filter(pl.col("axis") == axis)
-    rows = groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
-    if groups.is_empty():
-        rows = ranks.sort(exposed, "rank", descending=[True, False])
     # How much of it can be hidden is unknown: this is the maximum.
     changes = [f"overlap {axis}"]
     return evidence.time_finding(
-        "exposed-communication", cost_ns, "possible", facts, rows, changes=changes
+        *("exposed-communication", transfer_ns - slow_ns, "possible"), facts, rows, changes=changes
     )
 
 
@@ -286,29 +290,19 @@ _KEYS = {
 }
 
 
-def _transfer_ratio(evidence: Evidence, axis: str) -> float | None:
-    """Return the share of transfer in the time of the collectives of an axis; None if unknown.
+def _transfer_ratio(groups: pl.DataFrame) -> float:
+    """Return the share of the transfer in the time that the members of groups spend in collectives.
 
-    The shortest of the members' times is the transfer, since the last rank to arrive does not wait.
-    It needs no common clock:
+    ::
 
-        rank 0   [ wait | transfer ]
+        rank 0   [ wait | transfer ]       each rank counts, so large groups count more
         rank 1          [ transfer ]
     """
-    tables = evidence.typical.collectives if evidence.typical else ()
-    if not tables:
-        return None
-    collectives = pl.concat(tables).filter(
-        (pl.col("axis") == axis) & pl.col("step").is_in(evidence.steps["step"].unique().implode())
-    )
-    lengths = (
-        collectives.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
-        .group_by("members", "op", "step", "index")
-        .agg(pl.len(), least=pl.col("time_ns").min(), mean=pl.col("time_ns").mean())
-        .filter(pl.col("len") > 1)
-    )
-    transfer, whole = lengths.select(pl.col("least").sum(), pl.col("mean").sum()).row(0)
-    return transfer / whole if whole else None
+    size = pl.col("members").str.count_matches(r"[,>]") + 1
+    transfer, wait = groups.select(
+        (pl.col("transfer_ns") * size).sum(), (pl.col("wait_ns") * size).sum()
+    ).row(0)
+    return transfer / (transfer + wait) if transfer + wait else 1.0
 
 
 def slow_rank(evidence: Evidence) -> list[Finding]:
@@ -361,9 +355,8 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
         "peer_operators": peer_operators,
         "wording": None if host_bound_ns is None else "device",
         "remedy": f"code{kind}",
-        "saved_ns": _saved(evidence, first["rank"]),
     }
-    cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
+    cost_ns = min(first["excess_ns"], _saved(evidence, first["rank"]) or first["excess_ns"])
     rows = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
     if slow.height == 1 and in_python:
         rows = reasons
@@ -436,7 +429,6 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
     else:
         cost_ns = float(table.filter(fixed="nothing")["step_ns"][0] - balanced["step_ns"][0])
         confidence = "likely"
-    facts["saved_ns"] = cost_ns
     return evidence.time_finding("stage-imbalance", cost_ns, confidence, facts, rows)
 
 
@@ -527,12 +519,15 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
     """Report stages that wait because the schedule has too few micro-batches.
 
     With p stages, m micro-batches and v chunks, the share (p - 1) / (v m + p - 1) of a step is
-    bubble. If the samples are split into m' micro-batches, m / m' of the bubble remains. More
-    micro-batches do not shorten a bubble beyond that of the schedule: its causes are unequal stages
-    or late ranks.
+    bubble. If the samples are split into m' micro-batches, m / m' of it remains. The rest of the
+    measured bubble has other causes, unequal stages or late ranks, which more micro-batches leave::
+
+        bubble       ##########      won by m' micro-batches, left by them, of other causes
+        schedule     #######
+        cost         #####
     """
-    bubble = scheduled_bubble(evidence)
-    if bubble is None:
+    scheduled_ns = scheduled_bubble(evidence)
+    if scheduled_ns is None:
         return []
     stages, batches, chunks = (
         evidence.degree("pp"),
@@ -545,28 +540,28 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
     if proposed == batches:  # the samples cannot be split further
         proposed = proposed_micro_batches(stages, batches, chunks, None)
         remedy = f"{evidence.remedy('Global', 'Model')}-more-samples"
-    ratio, then = ((stages - 1) / (chunks * number + stages - 1) for number in (batches, proposed))
+    bubble_ns, left_ns = mean_of(evidence.steps, "bubble_ns"), scheduled_ns * batches / proposed
     facts = {
-        "bubble_ns": bubble,
+        "bubble_ns": bubble_ns,
+        "bubble_ratio": bubble_ns / evidence.step_ns,
+        "scheduled_ns": scheduled_ns,
+        "other_ns": bubble_ns - scheduled_ns if scheduled_ns < bubble_ns else None,
+        "proposed_scheduled_ns": left_ns,
         "stages": stages,
         "micro_batches": batches,
         "proposed_micro_batches": proposed,
         "chunks": chunks,
-        "bubble_ratio": ratio,
-        "proposed_bubble_ratio": then,
         "local_batch_size": samples(evidence),
         "micro_batch_size": evidence.number("Global.micro_batch_size"),
         "proposed_micro_batch_size": (samples(evidence) or 0) // proposed or None,
         "remedy": remedy,
     }
     rows = evidence.steps.group_by("pp").agg(pl.col("step_ns", "bubble_ns").mean()).sort("pp")
-    return evidence.time_finding(
-        "pipeline-bubble", bubble * (1 - batches / proposed), "likely", facts, rows
-    )
+    return evidence.time_finding("pipeline-bubble", scheduled_ns - left_ns, "likely", facts, rows)
 
 
 def scheduled_bubble(evidence: Evidence) -> float | None:
-    """Return the measured bubble of the median rank, at most the bubble of the schedule.
+    """Return the measured bubble, mean over ranks, at most the bubble of the schedule.
 
     Nanoseconds per step. None without traces, with a single stage, or if the number of
     micro-batches or the passes are unknown.
@@ -581,8 +576,7 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
     of_schedule = (
         busy["busy_ns"].to_numpy().mean() * (stages - 1) / (num_chunks(evidence) * batches)
     )
-    measured = float(evidence.rank_means["bubble_ns"].median() or 0.0)  # type: ignore[arg-type]
-    return min(measured, float(of_schedule))
+    return min(mean_of(evidence.steps, "bubble_ns"), float(of_schedule))
 
 
 def _busy(cluster: Cluster) -> pl.DataFrame:

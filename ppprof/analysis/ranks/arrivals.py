@@ -41,16 +41,19 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
     Args:
         collectives: the result of `ppprof.analysis.ranks.collectives.match_collectives`.
         clocks: each rank's clock with its error, keyed by rank. A rank without a clock counts as
-            exact.
+            exact, but for the transfer.
 
     Returns:
         One row per collective, sorted by members, op, step and index, with the columns:
 
         - members, axis, op, step, index: as in ``collectives``;
         - last_rank int64: the last rank to arrive;
-        - wait_ns int64: how long a member waits for the last arrival, mean over members;
+        - wait_ns int64: how long a member waits for the last arrival, mean over members: the time
+          that it spends in the collective, without the transfer;
         - cost_ns int64: the last arrival minus the median arrival;
-        - transfer_ns int64: from the last arrival to the last end, at least 0;
+        - transfer_ns int64: from the last arrival to the end, mean over members, at least 0. If a
+          member has no clock, the shortest time that any member spends in the collective, as the
+          last one to arrive does not wait;
         - bytes int64: the most that a member contributes, null if unknown;
         - error_ns int64: the sum of the clock errors of the first and the last rank to arrive;
         - verdict: *skew* (a rank was late) if the wait is at least 75% of wait and transfer,
@@ -60,7 +63,9 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
     """
     errors = {rank: clock.error_ns for rank, clock in clocks.items()}
     error_ns = pl.col("rank").replace_strict(errors, default=0, return_dtype=pl.Int64)
-    start = pl.col("start_ns")
+    start, length = pl.col("start_ns"), pl.col("end_ns") - pl.col("start_ns")
+    is_known = pl.col("rank").is_in(list(clocks)).all()
+    transfer = pl.when(is_known).then((pl.col("end_ns") - start.last()).mean())
     # With clock errors, kernels of a late rank may begin after those of others end.
     table = (
         collectives.with_columns(error_ns=error_ns)
@@ -73,15 +78,14 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
             median_ns=start.get((pl.len() - 1) // 2),
             last_ns=start.last(),
             last_rank=pl.col("rank").last(),
-            mean_ns=(start - start.first()).mean(),
-            done_ns=pl.col("end_ns").max(),
+            mean_ns=length.mean().cast(pl.Int64),
+            transfer_ns=transfer.otherwise(length.min()).cast(pl.Int64).clip(0),
             bytes=pl.col("bytes").max(),
             error_ns=pl.col("error_ns").first() + pl.col("error_ns").last(),
         )
         .with_columns(
-            wait_ns=(pl.col("last_ns") - pl.col("first_ns") - pl.col("mean_ns")).cast(pl.Int64),
+            wait_ns=pl.col("mean_ns") - pl.col("transfer_ns"),
             cost_ns=pl.col("last_ns") - pl.col("median_ns"),
-            transfer_ns=(pl.col("done_ns") - pl.col("last_ns")).clip(0),
         )
     )
     skew = pl.col("last_ns") - pl.col("first_ns")

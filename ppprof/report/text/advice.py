@@ -324,9 +324,8 @@ def findings_document(
                 "share": finding.share,
                 "confidence": finding.confidence,
                 "basis": finding.facts.get("basis") if finding.cost_ns is not None else None,
-                "replay": None
-                if finding.alone_ns is None
-                else {"changes": list(finding.changes), "alone_ns": finding.alone_ns},
+                "alone_ns": finding.alone_ns,
+                "replay": {"changes": list(finding.changes)} if finding.changes else None,
                 **texts,
                 "where": _where(finding),
                 "proposal": _proposal(finding, row.do),
@@ -399,24 +398,23 @@ def _text(texts: Mapping[str, Any], name: str, finding: Finding) -> str:
 
 
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
+    """Return what a finding costs; beside it what it costs alone, and whether a replay shows that."""
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
-    alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
-    is_same = abs(alone_ns - finding.cost_ns) <= _SAME * finding.cost_ns
-    return words["cost" if is_same else "cost_on_top"].format(
-        cost=format_time(finding.cost_ns),
+    cost = format_time(finding.cost_ns)
+    alone = cost if finding.alone_ns is None else format_time(finding.alone_ns)
+    text = words["cost" if alone == cost else "cost_on_top"].format(
+        cost=cost,
         share=format_ratio(finding.share),
         basis=_facts(finding, words).get("basis"),
-        alone=format_time(alone_ns),
+        alone=alone,
     )
-
-
-_SAME = 0.01
+    return words["cost_by_replay"].format(cost=text) if finding.changes else text
 
 
 def _replay(finding: Finding, words: Mapping[str, str]) -> str:
     """Return a sentence with the command that shows the cost; "" for one that no replay shows."""
-    if finding.alone_ns is None:
+    if not finding.changes:
         return ""
     options = " ".join(f'--what-if "{change}"' for change in finding.changes)
     return words["replayed"].format(options=options)

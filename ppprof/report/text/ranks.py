@@ -141,9 +141,9 @@ def render_queue(cluster: Cluster, options: TableOptions) -> str:
 
 
 _GROUPS_NOTE = """\
-Times are means per step, summed over the collectives of the step. Wait: until the last rank arrives, mean over
-the ranks. Cost: last arrival minus median arrival. Transfer: from the last arrival to the end. Bus: bytes over
-Transfer, as nccl-tests counts them. Verdict of a collective: most time in the link (transfer), in waiting for a
+Times are means per step and rank, summed over the collectives of the step. Wait: until the last rank arrives.
+Transfer: from then to the end. Cost: last arrival minus median arrival. Bus: bytes over Transfer, as nccl-tests
+counts them. Verdict of a collective: most time in the link (transfer), in waiting for a
 late rank (skew), in both (mixed), or inconclusive, as the clocks' error is larger than the skew.
 Last: the rank that most often arrives last."""
 
@@ -176,7 +176,7 @@ def _limited(
 
 
 _BANDWIDTHS_NOTE = """\
-Size: what a rank contributes. Transfer: of one call, from the last arrival to the last end; the median.
+Size: what a rank contributes. Transfer: of one call, from the last arrival to the end; the median.
 Algorithm, Bus: algbw and busbw of nccl-tests; Bus is the rate of the slowest link of a ring.
 Of link: Bus over what a device can send to its host's other devices (NVLink); -: unknown, or other hosts."""
 

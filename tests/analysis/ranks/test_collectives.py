@@ -202,6 +202,30 @@ def test_the_last_rank_costs_the_others():
     assert row["verdict"] == "mixed"  # 8 of 11 on average are waiting
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=5),
+    st.booleans(),
+)
+def test_wait_and_transfer_are_the_time_of_a_mean_member(times, has_clocks):
+    """Also where clocks are wrong or unknown, and a member ends before the last one arrives."""
+    members = ",".join(map(str, range(len(times))))
+    parts = [
+        collectives_of((members, "all_reduce", 1, 0, start, start + length), rank=rank)
+        for rank, (start, length) in enumerate(times)
+    ]
+    clocks = {rank: Clock(rank, (Reading(0, 0, 0),)) for rank in range(len(times) * has_clocks)}
+    (row,) = arrivals(match_collectives(parts, clocks), clocks).rows(named=True)
+    whole = sum(length for _, length in times) / len(times)
+    assert row["wait_ns"] + row["transfer_ns"] == int(whole)
+    assert row["transfer_ns"] >= 0
+    last = max(start for start, _ in times)
+    if not has_clocks:
+        assert row["transfer_ns"] == min(length for _, length in times)
+    elif all(start + length >= last for start, length in times):
+        waits = sum(last - start for start, _ in times) / len(times)
+        assert row["wait_ns"] == pytest.approx(waits, abs=1)
+
+
 @pytest.mark.parametrize(
     ("starts", "end", "error", "verdict"),
     [
