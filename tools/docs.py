@@ -5,7 +5,7 @@
     python -m tools.docs --trainings --write  # and writes what they print into the pages
 
 ``docs/config.md`` gets the tables of the keys of two blocks, from the dataclasses and the docstrings
-under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
+under their fields. ``docs/advice.md`` gets the rules, from the English catalogue. Their
 Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
 ``docs/commands.md`` gets usages and arguments, and names pages by their titles. Console sessions in
 all pages get the output that their commands print now, see `tools.doc_sessions`. For trainings see
@@ -41,10 +41,7 @@ from tools import doc_sessions, doc_trainings
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIG_MARKER = "<!-- written by python -m tools.docs -->\n"
 TRANSLATIONS = Path(__file__).with_name("docs.zh.yaml")
-_RULES_HEADERS = {
-    "en": "| rule | says | evidence and threshold |\n",
-    "zh": "| 规则 | 结论 | 依据与阈值 |\n",
-}
+_RULES_HEADERS = {"en": "| rule | says |\n", "zh": "| 规则 | 结论 |\n"}
 
 _USUAL_THRESHOLD = {
     "en": " Reported from {least_ratio} of a step.",
@@ -53,18 +50,25 @@ _USUAL_THRESHOLD = {
 _SAID_ABOVE = {
     "en": (
         " Median rank, mean over steps.",
+        " Mean over typical steps of an average rank.",
+        " Needs Profiler.profile_memory.",
         " Needs Profiler.python_stacks.",
+        " Needs Profiler.record_shapes.",
         " Needs recorded shapes.",
         " Without device events only.",
     ),
     "zh": (
         "取中位 rank，对各步取平均。",
+        "按平均 rank 的典型步取平均。",
+        "取各 rank 典型步的平均。",
+        "需要 Profiler.profile_memory。",
         "需要 Profiler.python_stacks。",
+        "需要 Profiler.record_shapes。",
         "需要记录形状。",
         "仅用于没有设备事件的情形。",
     ),
 }
-"""Sentences of many definitions; the page says them once, above the table."""
+"""Sentences of many definitions; the page says them once, above the list."""
 
 _ARGUMENT = re.compile(r"^  \S.*\n(?: {3,}.*\n)*", re.MULTILINE)
 """An argument in a help, with the lines that explain it."""
@@ -113,21 +117,25 @@ def config_tables(translate: Translate = str) -> str:
 
 
 def rules_table(language: str = "en") -> str:
-    """Return the table of all rules: title and definition of the numbers."""
+    """Return the table of all rules with their titles."""
     catalogue = read_catalogue(language)["rules"]
-    lines = [_RULES_HEADERS[language].strip(), "|---|---|---|"]
+    rows = [f"| `{rule.name}` | {catalogue[rule.name]['title']} |\n" for rule in RULES]
+    return _RULES_HEADERS[language] + "|---|---|\n" + "".join(rows)
+
+
+def definitions_of_rules(language: str = "en") -> str:
+    """Return the list of all rules with the definitions of their numbers."""
+    catalogue = read_catalogue(language)["rules"]
+    items = []
     for rule in RULES:
-        texts = catalogue[rule.name]
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
-        how = texts["how"]
+        how = catalogue[rule.name]["how"]
         if rule.thresholds.get("least_ratio") == LEAST_RATIO:
             how = how.removesuffix(_USUAL_THRESHOLD[language])
         for sentence in _SAID_ABOVE[language]:
             how = how.replace(sentence, "")
-        cells = [f"`{rule.name}`", texts["title"], how.format_map(thresholds)]
-        escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(lines) + "\n"
+        items.append(f"- `{rule.name}`: {how.format_map(thresholds)}\n")
+    return "".join(items)
 
 
 def updated_config_page(page: str, translate: Translate = str) -> str:
@@ -137,10 +145,11 @@ def updated_config_page(page: str, translate: Translate = str) -> str:
 
 
 def updated_advice_page(page: str, language: str = "en") -> str:
-    """Return ``docs/advice.md``, or its Chinese page, with a new table of rules."""
+    """Return ``docs/advice.md``, or its Chinese page, with a new table of rules, and their definitions at its end."""
     before, _, rest = page.partition(_RULES_HEADERS[language])
     _, _, after = rest.partition("\n\n")
-    return f"{before}{rules_table(language)}\n{after}"
+    after, _, _ = after.partition(f"- `{RULES[0].name}`: ")
+    return f"{before}{rules_table(language)}\n{after}{definitions_of_rules(language)}"
 
 
 def updated_commands_page(page: str) -> str:
