@@ -159,10 +159,10 @@ def test_no_file_imports_from_a_test() -> None:
 
 
 def _mapped() -> list[str]:
-    """Paths in the first column of the map."""
+    """Paths at the beginnings of the items of the map."""
     text = (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)
-    return [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
+    items = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", text, re.MULTILINE)
+    return [path for item in items for path in re.findall(r"`([^`]+)`", item)]
 
 
 def test_what_is_on_the_map_is_there() -> None:
