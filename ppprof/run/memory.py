@@ -93,7 +93,9 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     failure = failures[failed] if failed is not None else None
     whose = failed if failed is not None else peak.rank if peak is not None else rank or 0
     held = peak.held if peak is not None and peak.rank == whose else None
-    most_first = tuple(remedies(failure, held, run.topology, _spec(run), whose))
+    most_first = tuple(
+        remedies(failure, held, run.topology, _spec(run), whose, _micro_batch_size(run))
+    )
     return MemoryUse(failures, peaks, peak, failed, most_first)
 
 
@@ -103,19 +105,21 @@ def remedies(
     topology: Topology | None,
     spec: TrainingSpec | None = None,
     rank: int = 0,
+    micro_batch_size: int | None = None,
 ) -> list[Remedy]:
     """Return what would give memory back, the most bytes first; those that are not known are left out.
 
     What tensors show counts; where they do not, the memory model of ``ppprof predict`` does, if the configuration is
-    known.
+    known. Without that, ``micro_batch_size`` may be known.
     """
+    size = micro_batch_size if spec is None else spec.micro_batch_size
     found: dict[str, list[Remedy]] = {}
     if spec is not None and topology is not None:
         found = _of_configuration(spec, topology.coordinate(rank).get("pp", 0))
     if failure is not None:
         found |= _of_failure(failure, topology)
     if held is not None:
-        found |= _of_activations(held.table.filter(pl.col("phase") == "Forward"), spec)
+        found |= _of_activations(held.table.filter(pl.col("phase") == "Forward"), spec, size)
     return sorted(
         (each for kind in found.values() for each in kind if each.bytes > 0),
         key=lambda each: -each.bytes,
@@ -150,12 +154,14 @@ def _of_failure(failure: OutOfMemory, topology: Topology | None) -> dict[str, li
     return found
 
 
-def _of_activations(forward: pl.DataFrame, spec: TrainingSpec | None) -> dict[str, list[Remedy]]:
+def _of_activations(
+    forward: pl.DataFrame, spec: TrainingSpec | None, size: int | None
+) -> dict[str, list[Remedy]]:
     found: dict[str, list[Remedy]] = {}
     total = int(forward["bytes"].sum())
-    if spec is None or spec.micro_batch_size % 2 == 0:
+    if size is None or size % 2 == 0:
         why = "activations at the window's peak"
-        found["micro-batch"] = [Remedy("half the micro-batch size", total // 2, why)]
+        found["micro-batch"] = [Remedy(_half(size), total // 2, why)]
     if spec is not None and spec.recompute == "full":
         return found
     rows = forward.drop_nulls("module").select("module", "bytes").rows()
@@ -194,13 +200,31 @@ def _of_configuration(spec: TrainingSpec, stage: int) -> dict[str, list[Remedy]]
             add("sharding", name, dp=1, sharding=spec.dp, sharding_stage=level)
     if spec.micro_batch_size % 2 == 0:
         half = spec.micro_batch_size // 2
-        name = f"half the micro-batch size, Global.micro_batch_size={half}"
+        name = _half(spec.micro_batch_size)
         add("micro-batch", name, micro_batch_size=half, micro_batches=2 * spec.micro_batches)
     if spec.mp > 1 and not spec.sequence_parallel:
         name = "sequence parallel, Model.sequence_parallel=True"
         add("sequence parallel", name, sequence_parallel=True)
     add("loss", "the loss in 4 parts of the tokens", loss_parts=4)
     return found
+
+
+def _half(size: int | None) -> str:
+    """Return the name of the change that halves a micro-batch.
+
+    >>> _half(4), _half(None)
+    ('half the micro-batch size, Global.micro_batch_size=2', 'half the micro-batch size, if it is above 1')
+    """
+    known = "if it is above 1" if size is None else f"Global.micro_batch_size={size // 2}"
+    return f"half the micro-batch size, {known}"
+
+
+def _micro_batch_size(run: BaseRun) -> int | None:
+    """Return the size in the run's config; None if it has none."""
+    size: Any = run.manifest.get("config")
+    for name in ("Global", "micro_batch_size"):
+        size = size.get(name) if isinstance(size, Mapping) else None
+    return size if type(size) is int else None
 
 
 def _spec(run: BaseRun) -> TrainingSpec | None:

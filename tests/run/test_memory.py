@@ -152,7 +152,7 @@ def test_measured_tensors_count_more_than_the_memory_model() -> None:
     blocks = [{"module": f"Net/Block{number}", "bytes": 100} for number in ("", "[1]")]
     found = {each.name: each for each in remedies(FAILURE, held(blocks), JOB, GPT, rank=2)}
     assert found["recompute of Block"].bytes == 100
-    assert found["half the micro-batch size"].bytes == 100
+    assert found["half the micro-batch size, Global.micro_batch_size=1"].bytes == 100
     assert not any(name.startswith("recompute of all") for name in found)
     # Fleet's pipeline takes the first stage only, here for half of 4,000 bytes.
     assert [each.bytes for name, each in found.items() if "sharding" in name] == [2_000]
@@ -175,6 +175,22 @@ def test_what_cannot_be_changed_or_is_so_already_is_no_remedy() -> None:
     wide = replace(GPT, dp=8, pp=1, hidden=4096, inner=16_384)
     names = {each.name[:16] for each in remedies(None, None, Topology.of(dp=8, mp=2), wide)}
     assert {"sharding stage 1", "sharding stage 2"} <= names
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [(1, []), (3, []), (4, ["Global.micro_batch_size=2"]), ("?", ["above 1"])]
+)
+def test_a_micro_batch_of_one_sample_cannot_be_halved(size: Any, says: list[str], tmp_path: Path):
+    """Also where the rest of the config is not that of a model that is known."""
+    run = tmp_path / "log"
+    shutil.copytree(RUNS / "small_net", run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"] = {"Global": {"micro_batch_size": size}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    names = [each.name for each in memory_of(ppprof.open(run)).remedies]
+    halves = [name for name in names if name.startswith("half the micro-batch size")]
+    assert len(halves) == len(says)
+    assert all(text in name for text, name in zip(says, halves))
 
 
 def test_the_window_of_another_rank_says_nothing_of_activations(tmp_path: Path) -> None:
@@ -202,7 +218,8 @@ def test_recompute_gives_all_but_one_of_the_modules() -> None:
         {"module": None, "phase": "Backward", "bytes": 9_999},
     ]
     found = {each.name: each.bytes for each in remedies(None, held(rows), None)}
-    assert found == {"half the micro-batch size": 665, "recompute of Block": 330 - 130}
+    half = "half the micro-batch size, if it is above 1"
+    assert found == {half: 665, "recompute of Block": 330 - 130}
 
 
 def test_a_module_that_repeats_in_a_block_is_part_of_the_block() -> None:
@@ -210,7 +227,7 @@ def test_a_module_that_repeats_in_a_block_is_part_of_the_block() -> None:
     sizes = {"Net/Block/Linear": 100, "Net/Block/Linear[1]": 200, "Net/Block[1]/Linear[1]": 250}
     found = remedies(None, held([{"module": m, "bytes": num} for m, num in sizes.items()]), None)
     assert [(each.name, each.bytes, each.why[:9]) for each in found] == [
-        ("half the micro-batch size", 275, "activatio"),
+        ("half the micro-batch size, if it is above 1", 275, "activatio"),
         ("recompute of Block", 250, "2 of it h"),
     ]
 

@@ -71,6 +71,7 @@ def tiny_kernels(evidence: Evidence) -> list[Finding]:
         "tiny_ratio": tiny / num if num else None,
         "tiny_ns": TINY_NS,
         "idle_ns": cost_ns,
+        "fuse_attn_qkv": None if evidence.setting("Model.fuse_attn_qkv") else "False",
         "remedy": evidence.remedy("Global", "Model"),
     }
     return evidence.time_finding(

@@ -32,6 +32,9 @@ ROOM_RATIO = 0.5
 recomputation."""
 
 
+_STAGE = "Distributed.sharding.sharding_stage"
+
+
 def memory_limit(evidence: Evidence) -> list[Finding]:
     """Report devices that are nearly full: from `NEAR_RATIO` of their memory on."""
     full = _fullest_first(evidence).filter(pl.col("held_ratio") >= NEAR_RATIO)
@@ -39,13 +42,16 @@ def memory_limit(evidence: Evidence) -> list[Finding]:
         return []
     first = full.row(0, named=True)
     severity = "moderate" if first["held_ratio"] >= FULL_RATIO else "minor"
+    size, stage = (evidence.number(key) for key in ("Global.micro_batch_size", _STAGE))
+    can_shard = evidence.degree("dp") * evidence.degree("sharding") > 1 and stage != 3
     facts = {
         "rank": first["rank"],
         "peak_bytes": first["peak_reserved_bytes"],
         "total_bytes": first["total_bytes"],
         "held_ratio": first["held_ratio"],
-        "use_recompute": str(evidence.setting("Model.use_recompute") or False),
-        "micro_batch_size": evidence.number("Global.micro_batch_size"),
+        "use_recompute": None if evidence.setting("Model.use_recompute") else "False",
+        "micro_batch_size": None if size == 1 else size,
+        "sharding_stage": (stage or "1") if can_shard else None,
         "remedy": evidence.remedy("Model", "Global", "Distributed"),
     }
     rows = full.select("rank", "place", "peak_reserved_bytes", "total_bytes", "held_ratio")

@@ -144,11 +144,13 @@ def wide_vocabulary(evidence: Evidence) -> list[Finding]:
     time_ns = float(operators["time_ns"].sum())
     if operators.is_empty() or time_ns < LEAST_WIDE * evidence.step_ns:
         return []
+    mp, ranks = evidence.degree("mp"), evidence.topology.world_size if evidence.topology else 1
     facts: dict[str, Fact] = {
         "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
         "vocabulary_ns": time_ns,
-        "mp_degree": evidence.degree("mp"),
+        "mp_degree": mp if mp < ranks else None,
+        "ranks": ranks,
         "remedy": evidence.remedy("Distributed"),
     }
     return evidence.time_finding("wide-vocabulary", time_ns / 2, "possible", facts, operators)

@@ -174,7 +174,7 @@ def _longer_steps(evidence: Evidence) -> list[Finding]:
         "high_ratio": change.high,
         "inside_ns": inside_ns,
         "outside_ns": outside_ns,
-        "profile_memory": evidence.text("Profiler.profile_memory"),
+        "profile_memory": None if evidence.setting("Profiler.profile_memory") is False else "True",
         "remedy": evidence.remedy("Profiler"),
     }
     return evidence.warning("profiler-overhead", severity, facts, rows)
@@ -245,7 +245,9 @@ def no_device_events(evidence: Evidence) -> list[Finding]:
     kinds = {evidence.unrecorded_kind(rank) for rank in rows["rank"]}
     kind = kinds.pop() if len(kinds) == 1 else ""
     remedy = evidence.remedy("Profiler")
+    targets = evidence.text("Profiler.targets")
     facts: dict[str, Fact] = {"num_ranks": rows.height, "device": kind, "remedy": remedy}
+    facts["targets"] = None if targets == "auto" else targets
     proposal = _WITHOUT_EVENTS.get(kind.lower())
     if proposal is not None:
         facts["remedy"] = f"{remedy}-{proposal}"

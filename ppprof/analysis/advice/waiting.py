@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -173,6 +174,8 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     loader = evidence.first_name("loader")
     if present is None and loader is not None and _WORKERS.search(loader):
         facts["remedy"] = "workers"
+    if present is not None and present >= MOST_WORKERS:
+        facts |= {"remedy": "enough", "proposed_workers": None}
     confidence = "likely" if differs else "sure"
     if evidence.steps.is_empty() and evidence.is_on_device:
         confidence = "possible"
@@ -264,12 +267,23 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
         "degree": evidence.degree(axis) if axis in _AXES else None,
         "remedy": f"{evidence.remedy(*_BLOCKS[on_axis])}-{on_axis}",
         "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
+        **_settings_of_sharding(evidence),
     }
     # How much of it can be hidden is unknown: this is the maximum.
     changes = [f"overlap {axis}"]
     return evidence.time_finding(
         *("exposed-communication", transfer_ns - slow_ns, "possible"), facts, rows, changes=changes
     )
+
+
+def _settings_of_sharding(evidence: Evidence) -> dict[str, Fact]:
+    """Return the settings that can be better, as facts; None for those that are already so."""
+    settings = evidence.setting("Distributed.sharding")
+    known = settings if isinstance(settings, Mapping) else {}
+    return {
+        "reduce_overlap": None if known.get("reduce_overlap") is True else "False",
+        "sharding_stage": 3 if known.get("sharding_stage") == 3 else None,
+    }
 
 
 _BLOCKS = {
@@ -283,7 +297,6 @@ _BLOCKS = {
 """Axis -> blocks with the keys that its proposal names."""
 
 _KEYS = {
-    "sharding": "Distributed.sharding.reduce_overlap",
     "mp": "Distributed.mp_degree",
     "dp": "Global.local_batch_size",
     "pp": "Model.virtual_pp_degree",
@@ -537,6 +550,7 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
     proposed = proposed_micro_batches(stages, batches, chunks, samples(evidence))
     sizes = (samples(evidence), evidence.number("Global.micro_batch_size"))
     remedy = evidence.remedy("Global") if None not in sizes else "code"
+    replicas = evidence.degree("dp") * evidence.degree("sharding")
     if proposed == batches:  # the samples cannot be split further
         proposed = proposed_micro_batches(stages, batches, chunks, None)
         remedy = f"{evidence.remedy('Global', 'Model')}-more-samples"
@@ -551,6 +565,7 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
         "micro_batches": batches,
         "proposed_micro_batches": proposed,
         "chunks": chunks,
+        "replicas": replicas if replicas > 1 else None,
         "local_batch_size": samples(evidence),
         "micro_batch_size": evidence.number("Global.micro_batch_size"),
         "proposed_micro_batch_size": (samples(evidence) or 0) // proposed or None,
@@ -655,11 +670,12 @@ def gradient_accumulation(evidence: Evidence) -> list[Finding]:
     accumulation_ns = evidence.usual("accumulation_ns")
     cost_ns = accumulation_ns / 2 - (scheduled_bubble(evidence) or 0.0)
     size = evidence.number("Global.micro_batch_size")
+    factor = next(number for number in range(2, batches + 1) if batches % number == 0)
     facts = {
         "accumulation_ns": accumulation_ns,
         "micro_batches": batches,
         "micro_batch_size": size,
-        "proposed_micro_batch_size": None if size is None else 2 * size,
+        "proposed_micro_batch_size": None if size is None else factor * size,
         "remedy": "code" if size is None else evidence.remedy("Global"),
     }
     rows = evidence.names("accumulation")

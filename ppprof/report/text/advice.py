@@ -457,7 +457,8 @@ def _remedy(texts: Mapping[str, str], facts: Mapping[str, Fact], known: Mapping[
     """Return the text of a remedy with its values, in the words of the trace's framework.
 
     A rule may have one text for a remedy in the config and in the code. If a value of the config is
-    unknown, the text is that of the code.
+    unknown, the text is that of the code. Later sentences with unknown values are left out: a rule knows
+    no value for what the run cannot change.
     """
     remedy = str(facts["remedy"])
     place, dash, kind = remedy.partition("-")
@@ -466,7 +467,7 @@ def _remedy(texts: Mapping[str, str], facts: Mapping[str, Fact], known: Mapping[
     if facts.get("framework") == "torch":
         names = [f"torch-{kind or remedy}", *(["torch"] if other != place else []), *names]
     found = [texts[name] for name in names if name in texts]
-    filled = [_without_unknown(text, known) for text in found]
+    filled = [_known_sentences(text, known) for text in found]
     complete = [text for text in filled if _placeholders(text) <= known.keys()]
     return (complete or filled)[0].format_map(defaultdict(lambda: "?", known))
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -20,8 +21,10 @@ from ppprof.messages import LANGUAGES
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
 from ppprof.run.run import Run
-from tests.fixtures.findings import TRIGGERS, updating
+from ppprof.topology import Topology
+from tests.fixtures.findings import TRIGGERS, US, batches, op, thread, updating
 from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import Span, span
 
 KEY = re.compile(rf"\b({'|'.join((*BLOCKS, 'Profiler'))})\.[a-z]\w*")
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -112,6 +115,88 @@ def test_what_the_system_does_not_count_is_not_mentioned():
         (row,) = finding_rows([finding], language)
         assert not NO_VALUE.search(row.what)
         assert len(re.findall(r"[.。](?= |$|[^0-9])", row.what)) == num
+
+
+SETTINGS = [
+    ("memory-limit", "use_recompute", "Model.use_recompute", False, True),
+    ("memory-limit", "micro_batch_size", "Global.micro_batch_size", 2, 1),
+    ("memory-limit", "sharding_stage", "Distributed.sharding.sharding_stage", 2, 3),
+    ("input-bound", "num_workers", "Data.Train.loader.num_workers", 4, 32),
+    ("profiler-overhead", "profile_memory", "Profiler.profile_memory", True, False),
+    ("no-device-events", "targets", "Profiler.targets", "[cpu]", "auto"),
+    ("tiny-kernels", "fuse_attn_qkv", "Model.fuse_attn_qkv", False, True),
+    ("sharding", "reduce_overlap", "Distributed.sharding.reduce_overlap", False, True),
+    ("sharding", "sharding_stage", "Distributed.sharding.sharding_stage", 3, 2),
+]
+"""Rule (or axis), a word of its proposal, a key of the config, a value to change and one that cannot be."""
+
+
+def of_sharding(at: int) -> tuple[Span, Span]:
+    facts = "reduce_scatter[axis=sharding group=1 bytes=64 dtype=float32 peers=0,1]"
+    return op(at, 0, 800), span("Communication", facts, at + 800 * US, at + 1000 * US)
+
+
+@pytest.mark.parametrize(("rule", "word", "key", "possible", "impossible"), SETTINGS)
+def test_what_is_so_already_is_not_proposed(
+    rule: str,
+    word: str,
+    key: str,
+    possible: object,
+    impossible: object,
+    evidence: dict[str, Evidence],
+    tmp_path: Path,
+):
+    known = evidence.get(rule)
+    if known is None:
+        threads = [thread(of_sharding)] * 2
+        known = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", threads)))
+    for value, is_proposed in ((possible, True), (impossible, False)):
+        config: dict[str, Any] = {name: {} for name in NAMES}
+        inner = config
+        *blocks, last = key.split(".")
+        for block in blocks:
+            inner = inner.setdefault(block, {})
+        inner[last] = value
+        two = dataclasses.replace(known, config=config, topology=Topology.of(dp=2))
+        found = advise(two)
+        (finding, *_) = (each for each in found if rule in (each.rule, each.facts.get("axis")))
+        for language in LANGUAGES:
+            (row,) = finding_rows([finding], language)
+            assert (word in row.do) == is_proposed, row.do
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "word"),
+    [
+        ("pipeline-bubble", batches(1, samples=1), "replicas"),
+        ("wide-vocabulary", TRIGGERS["wide-vocabulary"][0], "ParallelCrossEntropy"),
+    ],
+)
+def test_one_replica_or_rank_shares_with_no_other(
+    rule: str, options: dict[str, Any], word: str, tmp_path: Path
+):
+    known = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", **options)))
+    for num in (1, 2):
+        degrees = {"pp": known.degree("pp"), "dp": num}
+        found = advise(dataclasses.replace(known, topology=Topology.of(**degrees)))
+        (row,) = finding_rows([each for each in found if each.rule == rule])
+        assert (word in row.do) == (num == 2), row.do
+
+
+@pytest.mark.parametrize(("num", "size"), [(2, 4), (3, 6), (9, 6), (5, 10)])
+def test_the_size_of_larger_micro_batches_divides_the_samples(num: int, size: int, tmp_path: Path):
+    """2 samples in each of 3 micro-batches cannot be cut into those of 4."""
+
+    def make(at: int) -> Iterator[Span]:
+        for first in range(0, 100 * num, 100):
+            local = op(at, first, first + 60, "Local_XGradNode", category="OperatorInner")
+            node = op(at, first, first + 90, "Global_XGradNode", local)
+            yield op(at, first, first + 95, "Gradient Backward", node, category="Backward")
+
+    config = {"Global": {"micro_batch_size": 2}}
+    found = ppprof.advise(ppprof.open(run(tmp_path / "log", [thread(make)], config=config)))
+    (finding,) = (each for each in found if each.rule == "gradient-accumulation")
+    assert finding.facts["proposed_micro_batch_size"] == size
 
 
 @pytest.mark.parametrize(
