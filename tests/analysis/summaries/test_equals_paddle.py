@@ -64,6 +64,16 @@ def test_each_view_alone(view, tmp_path):
     assert ours(read(path), [view]) == lines_of(theirs)
 
 
+@pytest.mark.parametrize("view", ["device", "overview", "model", "op", "kernel", "udf"])
+def test_no_line_in_a_pipe_is_wider_than_paddles_table(view, tmp_path, cli):
+    """Names of the length of a C++ kernel's, of a thousand characters, and Chinese ones."""
+    names = ("void k<4, " + "functor<float>, " * 9 + ">(int)", "x" * 1_000, "模型" * 300)
+    path = write(tmp_path / "a.pb", *gpu_traces.odd_names(names))
+    theirs = paddle_tables.load(path).text([view])
+    lines = cli("summary", path, "--views", view).out.splitlines()
+    assert 100 < max(map(len, lines)) <= max(map(len, theirs.splitlines()))
+
+
 def test_kernels_of_other_makers_are_computation_as_in_paddles_tables(tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.other_makers())
     assert_equal(read(path), paddle_tables.load(path).text(["overview"]), {"views": ["overview"]})
