@@ -70,7 +70,7 @@ def test_who_comes_last_is_named_with_what_it_costs(run, cli):
     assert row == words("0,1,2,3 dp 6 15.00 20.00 5.00 9 0% 100% 0% 0% 2 (100%)")
     assert (
         "Slow computation: rank 2 (dp2): 20.00 ms a step (+- 0.00) more of its own than the "
-        "3 other ranks of stage 0\n" in out
+        "3 other ranks of the job\n" in out
     )
     assert "Clocks of 4 ranks measured: known to 0.01 ms.\n" in out
     assert "Slow link" not in out

@@ -243,11 +243,11 @@ class Cluster:
 
     @property
     def _roles(self) -> Mapping[int, str]:
-        """The role of each rank, keyed by rank: ``stage 0``.
+        """The role of each rank, keyed by rank: ``stage 0``, or "" without a pipeline.
 
         The role is the pipeline stage, because ranks of one stage do equal work. In a job without
         known stages, ranks that send to each other or communicate over ``pp`` may be stages, so each
-        of them has a role of its own; all others have the role of stage 0.
+        of them has a role of its own; all others have the role "".
         """
         ranks = self.steps.select("rank", "pp").unique()
         if self.topology is not None and self.topology.degree("pp") > 1:
@@ -257,7 +257,7 @@ class Cluster:
         apart = {int(rank) for members in meeting for rank in members.split(">")}
         if "communication_pp_ns" in self.steps.columns:
             apart |= set(self.steps.filter(pl.col("communication_pp_ns") > 0)["rank"])
-        return {rank: f"rank {rank}" if rank in apart else "stage 0" for rank in ranks["rank"]}
+        return {rank: f"rank {rank}" if rank in apart else "" for rank in ranks["rank"]}
 
 
 _NO_MEMBERS = pl.Series("members", [], pl.String)

@@ -232,7 +232,7 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
         lines.append(
             f"{paint('Slow computation', 'bad')}: rank {row['rank']}{where}: {options.time(row['excess_ns'])} {unit} a "
             f"step (+- {options.time(row['noise_ns'])}) more of its own than the "
-            f"{Counted(row['peers']):other rank|other ranks} of {row['role']}"
+            f"{Counted(row['peers']):other rank|other ranks} of {row['role'] or 'the job'}"
         )
         if row["name"] is not None:
             lines[-1] += f"; {options.time(row['line_ns'])} more in {row['name']}"

@@ -29,7 +29,7 @@ def test_a_slow_rank_has_the_line_with_most_of_its_excess(tmp_path: Path, cli) -
     path = recorded(tmp_path / "log", (500, 50), (500, 300), (450, 50))
     assert ppprof.open(path).cluster().slow_lines.rows() == [(1, LOG, 250.0 * US)]
     text = cli("ranks", path).out
-    assert f"more of its own than the 2 other ranks of stage 0; 0.25 more in {LOG}\n" in text
+    assert f"more of its own than the 2 other ranks of the job; 0.25 more in {LOG}\n" in text
 
 
 def test_without_samples_of_a_peer_no_line_is_named(tmp_path: Path) -> None:
