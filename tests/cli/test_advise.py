@@ -74,9 +74,22 @@ def test_parts_of_a_run(tmp_path, cli):
 def test_step_times_alone(tmp_path, cli):
     lines = [{**line, "reader_cost_ns": 480_000} for line in step_lines(1_000_000, noise=0)]
     path = run(tmp_path / "log", [], step_lines=[lines])
-    assert "[input-bound]" in cli("advise", path).out
+    out = cli("advise", path).out
+    assert "[input-bound]" in out
+    assert "480 us of a step of 1 ms, without a window (48.0%)" in out
     _, err = cli("advise", path, "--window", "0", code=2)
     assert err == f"{path}: window 0: the run has step times only, no window\n"
+
+
+@pytest.mark.parametrize("share", [0, 0.03], ids=["nothing", "small"])
+def test_step_times_alone_are_not_called_healthy(tmp_path, cli, share):
+    """A wait of 3% is minor."""
+    lines = [
+        {**line, "reader_cost_ns": int(share * 1e6)} for line in step_lines(1_000_000, noise=0)
+    ]
+    out = cli("advise", run(tmp_path / "log", [], step_lines=[lines])).out
+    assert out.startswith("Nothing above minor in step times alone: they show waits for data")
+    assert ("[input-bound]" in out) == bool(share)
 
 
 def test_all_that_is_wrong_at_once(slow_data, cli):

@@ -151,7 +151,7 @@ def test_runs_without_a_window_match(tmp_path: Path, cli: Cli) -> None:
     (finding,) = checked(cli, "advise", run(tmp_path / "slow", [], step_lines=[slow_reader()]))[
         "findings"
     ]
-    assert (finding["basis"], finding["where"]["time"]) == ("outside the window", None)
+    assert (finding["basis"], finding["where"]["time"]) == ("without a window", None)
 
 
 def slow_reader() -> list[dict[str, Any]]:

@@ -78,13 +78,20 @@ def test_chinese_evidence_is_aligned_in_files_too():
     ]
 
 
-def test_the_role_of_a_rank_is_translated(triggered):
-    (row,) = finding_rows([triggered["slow-rank"]], "zh")
-    stage = triggered["slow-rank"].facts["role"].removeprefix("stage ")
-    assert f"比流水线阶段 {stage} 的其余" in row.what
-    assert set(row.evidence["role"]) == {f"流水线阶段 {stage}"}
-    (row,) = finding_rows([triggered["slow-rank"]], "en")
-    assert f"stage {stage}" in row.what
+@pytest.mark.parametrize(
+    ("role", "english", "chinese"),
+    [("stage 2", "stage 2", "流水线阶段 2"), ("", "the job", "任务中")],
+)
+def test_the_role_of_a_rank_is_translated(triggered, role, english, chinese):
+    """Without a pipeline there are no stages."""
+    slow = triggered["slow-rank"]
+    evidence = slow.evidence.with_columns(role=pl.lit(role))
+    slow = dataclasses.replace(slow, facts={**slow.facts, "role": role}, evidence=evidence)
+    (row,) = finding_rows([slow], "zh")
+    assert f"比{chinese} 的其余" in row.what
+    assert set(row.evidence["role"]) == {chinese}
+    (row,) = finding_rows([slow], "en")
+    assert f"of {english})" in row.what
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -246,4 +246,4 @@ def advise(evidence: Evidence) -> Findings:
     findings = [
         evidence.with_time(evidence.with_source(each)) for each in sorted(findings, key=sort_key)
     ]
-    return Findings(findings, evidence.largest, tuple(withheld))
+    return Findings(findings, evidence.largest, tuple(withheld), evidence.cluster is not None)

@@ -25,7 +25,7 @@ from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
-from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
+from ppprof.analysis.profile.step_basis import NO_WINDOW, RECORDED, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
@@ -218,8 +218,8 @@ class Evidence:
 
     @property
     def basis(self) -> str:
-        """`RECORDED`, or `NOT_RECORDED` without traces: the steps that `step_ns` is of."""
-        return NOT_RECORDED if self.all_steps.is_empty() else RECORDED
+        """`RECORDED`, or `NO_WINDOW` without traces: the steps that `step_ns` is of."""
+        return NO_WINDOW if self.all_steps.is_empty() else RECORDED
 
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
@@ -416,7 +416,7 @@ class Evidence:
                 remedy ``code`` are added; a value of ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
             step: the step time in ns that ``cost_ns`` is a part of, and whether its steps were
-                recorded (`RECORDED` or `NOT_RECORDED`); None: `step_ns` and `basis`.
+                recorded (`RECORDED` or another); None: `step_ns` and `basis`.
             changes: what a replay changes to find the cost, if there is one that has all of it
                 (`ppprof.analysis.advice.disjoint`).
         """

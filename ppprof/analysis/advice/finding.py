@@ -139,12 +139,15 @@ class Findings(list[Finding]):
         findings: Iterable[Finding] = (),
         largest: Sequence[StepPart] = (),
         withheld: Sequence[str] = (),
+        has_traces: bool = True,
     ) -> None:
         super().__init__(findings)
         self.withheld = tuple(withheld)
         """Rules whose findings were left out: device events that they need are not recorded."""
         self.largest = tuple(largest)
         """The largest phase, operator and module; empty if the run has no trace."""
+        self.has_traces = has_traces
+        """False if only step times were read, which show few causes."""
 
 
 def severity_of(share: float) -> str:

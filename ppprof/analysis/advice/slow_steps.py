@@ -13,7 +13,7 @@ from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.trust import warm_ups
 from ppprof.analysis.advice.waiting import ALL_OF_IT, step_waits, waits_again
-from ppprof.analysis.profile.step_basis import NOT_RECORDED
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.analysis.ranks.step_breakdown import PARTS
 
 MANY_STEPS = 20
@@ -43,7 +43,8 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         times = evidence.unrecorded.select(
             pl.lit(0).alias("window"), "rank", "step", "step_ns", loading_ns="reader_cost_ns"
         )
-        steps, basis = _longest(times), NOT_RECORDED
+        steps = _longest(times)
+        basis = NOT_RECORDED if basis == RECORDED else basis
     elif not evidence.all_steps.is_empty():
         steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
     steps = steps.join(_waiting(evidence, steps), "step", "anti")
@@ -55,7 +56,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
     place = _place(evidence, mean_of(slow, "step_ns") - typical_ns)
-    if basis == NOT_RECORDED and place["wording"] in (None, "part"):
+    if basis != RECORDED and place["wording"] in (None, "part"):
         place |= _lock(evidence)
     every = _distance(large) or _distance_of_line(evidence, place)
     facts: dict[str, Fact] = {

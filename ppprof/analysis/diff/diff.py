@@ -21,7 +21,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
-from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, StepSample, is_enough
+from ppprof.analysis.profile.step_basis import RECORDED, StepSample, is_enough
 from ppprof.topology import AXES
 
 _COMPARABLE = 0.5
@@ -65,7 +65,7 @@ class Diff:
         (baseline, words), (experiment, other_words) = self.samples
         change = step_change(baseline, experiment)
         reason = ""
-        if words != other_words:
+        if (words == RECORDED) != (other_words == RECORDED):
             reason = f"steps {words} against steps {other_words}: a profiler slows recorded ones"
         elif self.comparability.score < _COMPARABLE:
             reason = f"the runs have too little in common ({self.comparability.score:.0%})"
@@ -85,10 +85,7 @@ class Diff:
         if it has none.
         """
         one, other = self._runs
-        unrecorded = (
-            StepSample(one.unrecorded, NOT_RECORDED),
-            StepSample(other.unrecorded, NOT_RECORDED),
-        )
+        unrecorded = one.unrecorded_sample, other.unrecorded_sample
         if is_enough(one.unrecorded) and is_enough(other.unrecorded):
             return unrecorded
         has_recorded = [not run.recorded.is_empty() for run in self._runs]

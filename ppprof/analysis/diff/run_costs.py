@@ -19,6 +19,7 @@ from ppprof.analysis.diff import costs
 from ppprof.analysis.diff.changes import module_means, per_step
 from ppprof.analysis.diff.costs import Device
 from ppprof.analysis.profile.step_basis import (
+    NO_WINDOW,
     NOT_RECORDED,
     RECORDED,
     StepSample,
@@ -110,6 +111,12 @@ class RunCosts:
         """rank, step, step_ns of the recorded steps."""
         return self.steps.select("rank", "step", "step_ns").drop_nulls()
 
+    @property
+    def unrecorded_sample(self) -> StepSample:
+        """The steps that were not recorded."""
+        basis = NO_WINDOW if self.recorded.is_empty() else NOT_RECORDED
+        return StepSample(self.unrecorded, basis)
+
     @cached_property
     def sample(self) -> StepSample:
         """The steps that were not recorded, if they are enough for an interval or if there are no others.
@@ -117,7 +124,7 @@ class RunCosts:
         Else the recorded steps.
         """
         if is_enough(self.unrecorded) or self.recorded.is_empty():
-            return StepSample(self.unrecorded, NOT_RECORDED)
+            return self.unrecorded_sample
         return StepSample(self.recorded, RECORDED)
 
     @cached_property

@@ -2,7 +2,8 @@
 
 A profiler slows the steps that it records. So the step time of a run is that of steps that were not
 recorded, if there are enough of them; what only a trace can show, such as the parts of a step, is that
-of recorded steps. Every time is labelled with one of the two.
+of recorded steps. Every time is labelled with one of the two. A run that recorded nothing has no window
+that steps could be outside of: its steps are labelled so.
 
 A trace that lacks the events of its device holds the host's steps, and a host that runs ahead ends
 a step long before the device does. The time of such a step is the one that the capture measured by
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-RECORDED, NOT_RECORDED = "recorded", "outside the window"
+RECORDED, NOT_RECORDED, NO_WINDOW = "recorded", "outside the window", "without a window"
 
 
 class StepSample(NamedTuple):
@@ -24,7 +25,7 @@ class StepSample(NamedTuple):
     times: pl.DataFrame
     """rank, step and step_ns."""
     basis: str
-    """`RECORDED` or `NOT_RECORDED`."""
+    """`RECORDED`, `NOT_RECORDED`, or `NO_WINDOW` if the run recorded no steps."""
 
 
 LEAST_STEPS = 5

@@ -12,7 +12,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.significance import BETWEEN_RUNS
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, UNKNOWN
-from ppprof.analysis.profile.step_basis import LEAST_STEPS
+from ppprof.analysis.profile.step_basis import LEAST_STEPS, RECORDED
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.columns import Column, Row, Source
 from ppprof.report.diff_rows import (
@@ -185,7 +185,7 @@ def _reason(diff: Diff, words: Words) -> str:
     """Return why there is no interval: `Change.reason` in the page's language."""
     change = diff.change
     num = min(change.baseline_steps, change.experiment_steps)
-    bases = [words(f"basis.{basis.replace(' ', '_')}") for _, basis in diff.samples]
+    bases = [basis for _, basis in diff.samples]
     if num == 0:
         return words("verdicts.no_steps")
     if change.ratio is None:
@@ -194,8 +194,9 @@ def _reason(diff: Diff, words: Words) -> str:
         return words("verdicts.no_time_experiment")
     if num < LEAST_STEPS:
         return words("verdicts.few_steps", num=num, least=LEAST_STEPS)
-    if bases[0] != bases[1]:
-        return words("verdicts.other_basis", baseline=bases[0], experiment=bases[1])
+    if bases.count(RECORDED) == 1:
+        one, other = (words(f"basis.{basis.replace(' ', '_')}") for basis in bases)
+        return words("verdicts.other_basis", baseline=one, experiment=other)
     loaded = [load is not None and load.is_disturbed for load in diff.loads]
     if diff.change.reason == diff.disturbance and any(loaded):
         key = "loaded" if all(loaded) else f"loaded_{('baseline', 'experiment')[loaded[1]]}"

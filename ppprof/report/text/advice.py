@@ -133,7 +133,8 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     """Return one line with the number of findings, and the first finding with its cost.
 
     Notes do not count. If there is no finding, or the first one is at most ``minor``, the line reports only
-    that no finding is above minor. Without a cost, the largest parts of a step follow. The findings are sorted as `ppprof.analysis.advice.advise`
+    that no finding is above minor, and of step times alone that they show few causes. Without a cost,
+    the largest parts of a step follow. The findings are sorted as `ppprof.analysis.advice.advise`
     returns them. ``text`` ``first_alone`` leaves out the number and the severity, and says what and
     where the finding is.
 
@@ -144,6 +145,9 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     'Nothing above minor: no rule reports a finding.'
     """
     words = read_catalogue(language)["words"]
+    is_small = all(finding.severity in SMALL for finding in findings)
+    if is_small and isinstance(findings, Findings) and not findings.has_traces:
+        return str(words["nothing_in_step_times"])
     if not findings:
         return str(words["nothing"]) + _largest(findings, words)
     first, row = findings[0], finding_rows(findings[:1], language)[0]
@@ -441,8 +445,8 @@ def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _role(role: str, words: Mapping[str, Any]) -> str:
-    """Return a rank's role, such as ``stage 1``, in the language of the catalogue."""
-    return str(words["role"]).format(stage=role.removeprefix("stage "))
+    """Return the ranks of one role, ``stage 1`` or the job, in the language of the catalogue."""
+    return str(words["role" if role else "role_of_job"]).format(stage=role.removeprefix("stage "))
 
 
 def _evidence(finding: Finding, words: Mapping[str, Any]) -> pl.DataFrame:

@@ -288,7 +288,7 @@ def test_the_guides_benchmark(tmp_path):
     assert row["experiment"] == pytest.approx(151.5, rel=1e-3)
     assert f"{row['delta_ratio']:+.0%}" == "+287%"
     assert diff.change.verdict == "faster"
-    assert [words for _, words in diff.samples] == ["outside the window"] * 2
+    assert [words for _, words in diff.samples] == ["without a window"] * 2
     assert diff.operators.is_empty()
     assert diff.modules.height <= 2
 
@@ -596,7 +596,7 @@ def test_steps_of_two_kinds_give_no_verdict(tmp_path):
     one = run(tmp_path / "a", [], step_lines=[step_lines(21e6)])
     diff = ppprof.diff(ppprof.open(one), ppprof.open(write(tmp_path / "b.pb", training(gpt()))))
     assert diff.change.verdict == "inconclusive"
-    assert "steps outside the window against steps recorded" in str(diff.change)
+    assert "steps without a window against steps recorded" in str(diff.change)
 
 
 def test_one_rank_against_one(tmp_path):
