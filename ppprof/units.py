@@ -227,6 +227,15 @@ def _templates(name: str) -> tuple[str, str]:
     return (name[:begin] + name[end:], name[begin:end]) if depth == 0 else (name, "")
 
 
+def format_more(num: int, noun: str) -> str:
+    """Return how many rows are not shown; ``noun`` is a plural that ends in s.
+
+    >>> format_more(1, "kernels"), format_more(1200, "rows")
+    ('1 more kernel', '1,200 more rows')
+    """
+    return f"{num:,} more {noun.removesuffix('s') if num == 1 else noun}"
+
+
 def format_ranges(what: str, numbers: Iterable[int]) -> str:
     """Format numbers as ``rank 0``, ``windows 0-3, 7`` or ``no step``.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ppprof.cli.options import Checks, add_layout, add_output, add_paths, whole_number
 from ppprof.cli.output import show
-from ppprof.units import format_bytes, format_ranges, format_ratio
+from ppprof.units import format_bytes, format_more, format_ranges, format_ratio
 
 if TYPE_CHECKING:
     from ppprof.run.memory import MemoryUse, WindowPeak
@@ -134,7 +134,7 @@ def _window(window: WindowPeak, limit: int) -> Iterator[str]:
         )
     rest = held.table["bytes"].slice(limit)
     if len(rest):
-        yield f"  {format_bytes(int(rest.sum())):>9}  in {len(rest):,} more rows (--row-limit)\n"
+        yield f"  {format_bytes(int(rest.sum())):>9}  in {format_more(len(rest), 'rows')} (--row-limit)\n"
 
 
 def _document(memory: MemoryUse) -> str:

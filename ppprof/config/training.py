@@ -127,7 +127,7 @@ class ModelConfig:
     )
 
     module: str = "GPTModule"
-    """Module to train; the harness supports GPTModule only."""
+    """Module to train; ``tools/train.py`` supports GPTModule only."""
     name: str = "GPT"
     """Name of the model; without effect."""
     vocab_size: int = knob(256, minimum=1)
@@ -251,7 +251,7 @@ class LearningRateConfig:
     )
 
     name: str = "CosineAnnealingWithWarmupDecay"
-    """The schedule; the harness supports the default only."""
+    """The schedule; ``tools/train.py`` supports the default only."""
     decay_steps: int = knob(360000, minimum=1)
     """Steps until the rate reaches ``min_lr``."""
     warmup_rate: float = knob(0.01, minimum=0, maximum=1)
@@ -267,7 +267,7 @@ class GradClipConfig:
     """Gradient clipping by global norm."""
 
     name: str = "ClipGradByGlobalNorm"
-    """The method; the harness supports the default only."""
+    """The method; ``tools/train.py`` supports the default only."""
     clip_norm: float = knob(1.0, above=0)
     """Largest global norm: gradients with a larger norm are scaled down to it."""
 
@@ -279,7 +279,7 @@ class OptimizerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("tensor_fusion", "multi_precision", "amsgrad", "momentum")
 
     name: str = "AdamW"
-    """AdamW or FusedAdamW (FleetX's own kernel); the harness uses AdamW for both."""
+    """AdamW or FusedAdamW (FleetX's own kernel); ``tools/train.py`` uses AdamW for both."""
     use_multi_tensor: bool = False
     """Update all parameters in one operator."""
     weight_decay: float = knob(0.01, minimum=0)
@@ -335,7 +335,7 @@ class DistributedConfig:
     pp_degree: int = knob(1, minimum=1)
     """Degree of pipeline parallelism."""
     sep_degree: int = knob(1, minimum=1)
-    """Degree of segment parallelism; the harness supports 1 only."""
+    """Degree of segment parallelism; ``tools/train.py`` supports 1 only."""
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     """Optimizer state, gradients and parameters split over ranks."""
     order: tuple[Literal["dp", "pp", "sharding", "sep", "mp"], ...] = AXES  # type: ignore[assignment]

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ppprof.messages import Counted
-
 if TYPE_CHECKING:
     import polars as pl
 
@@ -129,7 +127,7 @@ def tables_html(tables: WindowTables | AcrossRanks) -> str:
 
 
 def _polars_table(table: pl.DataFrame) -> str:
-    from ppprof.units import format_value
+    from ppprof.units import format_more, format_value
 
     columns = [name for name in table.columns if not _is_blank(table[name])]
     cells = [
@@ -137,7 +135,7 @@ def _polars_table(table: pl.DataFrame) -> str:
         for row in table.select(columns).head(MOST_ROWS).iter_rows()
     ]
     rest = table.height - len(cells)
-    more = f"<p>{Counted(rest):more row|more rows}</p>" if rest else ""
+    more = f"<p>{format_more(rest, 'rows')}</p>" if rest else ""
     return _table([name.removesuffix("_ns").replace("_", " ") for name in columns], cells) + more
 
 

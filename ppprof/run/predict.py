@@ -114,7 +114,7 @@ def spec_in(run: BaseRun) -> TrainingSpec:
     if not isinstance(values, Mapping) or not {"Model", "Distributed"} <= values.keys():
         raise InputError(
             f"{run}: its manifest has no config with the blocks Model and Distributed; expected a run "
-            "of the harness, or of a training that gives ppprof.attach its config"
+            "of tools/train.py, or of a training that gives ppprof.attach its config"
         )
     topology = run.topology
     world_size = None if topology is None else topology.world_size
@@ -276,7 +276,7 @@ def search(base: Base, world_size: int, memory_bytes: float | None) -> dict[str,
             rows.append(row)
     if not rows:
         raise InputError(
-            f"{base.path}: no configuration of {world_size} ranks that the harness takes, that fits, and "
+            f"{base.path}: no configuration of {world_size} ranks that tools/train.py takes, that fits, and "
             "whose step is known; a run with mp_degree above 1, or a second run, has more of it"
         )
     rows.sort(key=lambda row: row["step_ns"] or row["high_ns"])

@@ -96,7 +96,7 @@ def notes(config: Config) -> list[str]:
     warnings = []
     sharding = config.Distributed.sharding
     if sharding.sharding_offload:
-        message = "has no effect: the harness keeps optimizer state on the training device"
+        message = "has no effect: tools/train.py keeps optimizer state on the training device"
         warnings.append(str(config.problem("Distributed.sharding.sharding_offload", message)))
     for name in ("reduce_overlap", "broadcast_overlap"):
         if config.Global.device == "cpu" and getattr(sharding, name):
@@ -123,7 +123,9 @@ def preflight(config: Config) -> list[Problem]:
     """
     problems = []
     if config.topology.degree("sep") > 1:
-        message = f"{config.topology.degree('sep')}: this harness does not support sep; expected 1"
+        message = (
+            f"{config.topology.degree('sep')}: tools/train.py does not support sep; expected 1"
+        )
         problems.append(config.problem("Distributed.sep_degree", message))
     optimizer = config.Optimizer
     for key, name, supported in (

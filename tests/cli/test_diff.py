@@ -91,7 +91,7 @@ def test_rows_are_chosen(traces, cli):
     out, _ = cli("diff", *traces, "--views", "op", "--min-delta", "3ms")
     assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
     out, _ = cli("diff", *traces, "--views", "op", "--row-limit", "0")
-    assert "1 more operators: --row-limit" in out
+    assert "1 more operator: --row-limit" in out
 
 
 def test_what_is_left_out_is_counted(tmp_path, cli):

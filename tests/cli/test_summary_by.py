@@ -87,7 +87,7 @@ def test_an_operator_a_row_with_what_differs_most_on_top(run, cli):
         ["matmul", "3", "2", "50000.00", "20000.00", "25000.00", "30000.00", "10000.00", "1 (mp1)"],
         ["embedding", "1", "1", "5000.00", "0.00", "2500.00", "5000.00", "5000.00", "0 (mp0)"],
     ]
-    assert cut.strip("-") == "1 more names: row_limit is 2; --row-limit none shows all"
+    assert cut.strip("-") == "1 more name: row_limit is 2; --row-limit none shows all"
     assert "waits for other ranks takes longest on the rank that arrives first" in out
 
 

@@ -18,7 +18,7 @@ SHARDING = "Distributed.sharding"
 def test_sep_is_not_for_this_harness() -> None:
     config = load_config(CONFIG, ["Distributed.sep_degree=2"], world_size=2)
     (problem,) = preflight(config)
-    assert problem.message.endswith("2: this harness does not support sep; expected 1")
+    assert problem.message.endswith("2: tools/train.py does not support sep; expected 1")
 
 
 def test_what_a_cpu_has_no_use_for_is_said() -> None:
@@ -28,7 +28,7 @@ def test_what_a_cpu_has_no_use_for_is_said() -> None:
         note.partition(": ")[2] for note in notes(load_config(CONFIG, overrides, world_size=2))
     ]
     not_offloaded = (
-        f"{SHARDING}.sharding_offload: has no effect: the harness keeps optimizer state on the "
+        f"{SHARDING}.sharding_offload: has no effect: tools/train.py keeps optimizer state on the "
         "training device"
     )
     on_a_cpu = [f"{SHARDING}.{name}: has no effect on a CPU" for name in idle[1:]]

@@ -27,7 +27,7 @@ from ppprof.report.diff_rows import (
 from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
-from ppprof.units import escape_cell, format_time, short_names
+from ppprof.units import escape_cell, format_more, format_time, short_names
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -144,11 +144,11 @@ def _left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelectio
     num = num_left_out(diff, view, shown, selection)
     if not num:
         return ""
-    noun = _NOUNS.get(view, "modules")
-    noun, verb = (noun.removesuffix("s"), "is") if num == 1 else (noun, "are")
+    more = format_more(num, _NOUNS.get(view, "modules"))
+    verb = "is" if num == 1 else "are"
     matching = f" that match {selection.pattern!r}" if selection.pattern else ""
     limits = " or ".join(_limits(selection))
-    return f"\n{num} more {noun}{matching} changed, by less than {limits}, and {verb} left out."
+    return f"\n{more}{matching} changed, by less than {limits}, and {verb} left out."
 
 
 def _limits(selection: RowSelection) -> list[str]:
@@ -318,7 +318,7 @@ def _by_name(
         ]
         lines.append([name, *cells, *calls, *pairs])
     if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more {_NOUNS[view]}: --row-limit")
+        lines.append(f"{format_more(len(rows) - len(shown), _NOUNS[view])}: --row-limit")
     headers = [
         "Name",
         f"{_title(key)}: Baseline",
@@ -341,7 +341,7 @@ def _modules(
     shown = rows if selection.limit is None else _largest(rows, selection.limit)
     columns = [replace(_MODULES[0], source=partial(_module_name, has_stages)), *_MODULES[1:]]
     hidden = len(rows) - len(shown)
-    rest = [f"{hidden} more modules: --row-limit"] if hidden else []
+    rest = [f"{format_more(hidden, 'modules')}: --row-limit"] if hidden else []
     note = f"{_MODULE_NOTE}{_left_out(diff, 'module', table, selection)}"
     return options.table("Modules", columns, shown, rest, note=note)
 

@@ -14,6 +14,7 @@ from ppprof.messages import Counted
 from ppprof.report.columns import GROUPS, QUEUE, Column
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
+from ppprof.units import format_more
 
 _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
 """Columns that are shown even if they are 0 in all rows. Columns ``communication_...`` are never
@@ -170,7 +171,7 @@ def _limited(
     """Return the rows of a table up to the row limit as text, and the number of the others."""
     shown = table if options.row_limit is None else table.head(options.row_limit)
     num_hidden = table.height - shown.height
-    rest = [f"{num_hidden} more {noun}"] if num_hidden else []
+    rest = [format_more(num_hidden, noun)] if num_hidden else []
     rows = shown.iter_rows(named=True)
     return options.layout.table(options.table(title, columns, rows, rest, note=note))
 

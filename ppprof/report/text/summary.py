@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import polars as pl
 
 from ppprof.choices import ALL_VIEWS, TIME_UNITS, check_time_unit
-from ppprof.messages import Counted
 from ppprof.remote_names import REMOTE, call_of
 from ppprof.report.columns import (
     EFFICIENCY,
@@ -37,7 +36,7 @@ from ppprof.report.columns import (
 from ppprof.report.text import table as drawn
 from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.table import Line, Table
-from ppprof.units import distinct, escape_cell, format_ratio, format_time, short_name
+from ppprof.units import distinct, escape_cell, format_more, format_ratio, format_time, short_name
 
 Rows = Sequence[Row]
 """The rows of a table of `ppprof.analysis.summaries`, keyed by column."""
@@ -82,7 +81,7 @@ class TableOptions:
         """
         shown = rows if self.row_limit is None else rows[: self.row_limit]
         hidden = len(rows) - len(shown)
-        line = f"{hidden} more {noun}: row_limit is {self.row_limit}; {self.where}"
+        line = f"{format_more(hidden, noun)}: row_limit is {self.row_limit}; {self.where}"
         return shown, [line] if hidden else []
 
     def table(
@@ -481,11 +480,7 @@ def render_largest(parts: pl.DataFrame) -> list[str]:
         times = (format_time(time_ns) if time_ns else "-" for time_ns in (forward_ns, backward_ns))
         rows.append((shown, *times, format_ratio(ratio)))
     rest = parts["ratio"][_MOST_PARTS:].to_list()
-    rows += (
-        [(f"{Counted(len(rest)):more part|more parts}", "", "", format_ratio(sum(rest)))]
-        if rest
-        else []
-    )
+    rows += [(format_more(len(rest), "parts"), "", "", format_ratio(sum(rest)))] if rest else []
     title = "the largest parts of this step"
     return PADDLE.aligned((title, "forward", "backward", "share"), rows) if rows else []
 
