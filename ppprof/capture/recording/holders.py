@@ -76,14 +76,18 @@ def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
     return holders
 
 
-def _containers() -> Iterator[Any]:
-    """Yield all containers. The collector does not track a dict of tensors, but what refers to it."""
+def _containers() -> list[Any]:
+    """Return all containers. The collector does not track a dict of tensors, but what refers to it.
+
+    (Until Python 3.10, a generator's frame is one of the objects: it and the list of them would keep each other,
+    and so all objects.)
+    """
     tracked = gc.get_objects()
     if len(tracked) > _MOST_OBJECTS:
-        return
-    yield from (each for each in tracked if type(each) in _CONTAINERS)
+        return []
+    found = [each for each in tracked if type(each) in _CONTAINERS]
     others = [each for each in gc.get_referents(*tracked) if type(each) is dict]
-    yield from {id(each): each for each in others if not gc.is_tracked(each)}.values()
+    return [*found, *{id(each): each for each in others if not gc.is_tracked(each)}.values()]
 
 
 def _addresses(container: Any) -> Iterator[int]:
