@@ -86,6 +86,8 @@ class Holder(msgspec.Struct, array_like=True, frozen=True):
     """``losses, train.py (list)``, ``history, fit() of train.py (dict)`` or ``Trainer.history (list)``."""
     addresses: list[int]
     """Where its latest tensors are in memory."""
+    is_bounded: bool = False
+    """Whether it drops the oldest once it is full: a deque with ``maxlen``."""
 
 
 class _Header(msgspec.Struct):
@@ -221,7 +223,7 @@ def decoded_stacks(content: bytes) -> PythonStacks:
         for thread, each in header.threads.items()
         if _NUMBER.fullmatch(thread) and min(each.ran_ns, each.waited_ns, each.window_ns - 1) >= 0
     }
-    holders = [Holder(_visible(each.name), each.addresses) for each in header.holders]
+    holders = [msgspec.structs.replace(each, name=_visible(each.name)) for each in header.holders]
     samples, reads, collections, evaluations, clears = parts
     return PythonStacks(
         *(interval_ns, frames, header.stacks, samples, source),

@@ -32,7 +32,7 @@ def written(tmp_path: Path, stacks: PythonStacks | None = None) -> RunFile:
     stacks = stacks or PythonStacks(
         *(25, [LOOP, NUMPY], [[0], [1, 0]], SAMPLES, SOURCE, READS, COLLECTIONS, EVALUATIONS),
         clears=CLEARS,
-        holders=[Holder("losses\n, train.py (list)", [94017, 94081])],
+        holders=[Holder("losses\n, train.py (deque)", [94017, 94081], is_bounded=True)],
     )
     write_python_stacks(file, stacks)
     return file
@@ -47,7 +47,8 @@ def test_stacks_are_read_as_they_were_written_sorted_by_thread_and_time(tmp_path
     assert stacks.evaluations.tolist() == EVALUATIONS[[1, 0]].tolist()
     assert stacks.clears.tolist() == CLEARS[[1, 0]].tolist()
     assert stacks.source == SOURCE
-    assert list(stacks.holders) == [Holder("losses\\n, train.py (list)", [94017, 94081])]
+    (holder,) = stacks.holders
+    assert holder == Holder("losses\\n, train.py (deque)", [94017, 94081], is_bounded=True)
     assert LOOP.place == "train.py:12"
 
 

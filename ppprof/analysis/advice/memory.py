@@ -164,7 +164,8 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         is_usual = growing.height >= max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * steps.height)
         each = float(later["bytes"].median() or 0)  # type: ignore[arg-type]
         if is_usual and each > (best[0] if best else 0):
-            sums = own.kept.filter(pl.col("step") >= since).drop_nulls("name").group_by("name")
+            grown = own.kept.filter((pl.col("step") >= since) & (pl.col("bytes") > 0))
+            sums = grown.group_by("name")
             per_step = pl.col("num", "bytes").sum() / later.height
             rows = sums.agg(per_step).sort("bytes", "name", descending=[True, False])
             rows = rows.select(

@@ -32,8 +32,8 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     Returns:
         One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
         (``matmul, train.py:9: hidden = net(batch)``); holder (the container that has these tensors,
-        ``losses, train.py (list)``; null if it is unknown); num and bytes. The last `LAST_STEPS` steps
-        have no rows.
+        ``losses, train.py (list)``; null if it is unknown); num and bytes, 0 in a bounded container: once
+        it is full, it grows no more. The last `LAST_STEPS` steps have no rows.
     """
     memory, events = profile.trace.memory, profile.trace.events
     steps = events["step"].drop_nulls().unique().sort()
@@ -49,19 +49,12 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     rows = np.unique(operator)
     lines = call_lines(profile, stacks.gather(rows[rows >= 0]))
     names = {row: _name(profile, lines.get(stacks[row], ""), row) for row in rows.tolist()}
-    holders = (
-        {}
-        if profile.trace.stacks is None
-        else {
-            address: each.name
-            for each in reversed(profile.trace.stacks.holders)
-            for address in each.addresses
-        }
-    )
-    holder = pl.col("addr").replace_strict(holders, default=None, return_dtype=pl.String)
+    found = [] if profile.trace.stacks is None else [*reversed(profile.trace.stacks.holders)]
+    holders = {address: each.name for each in found for address in each.addresses}
+    bounded = [address for each in found if each.is_bounded for address in each.addresses]
     table = kept.select(
-        "bytes",
-        holder=holder,
+        bytes=pl.when(pl.col("addr").is_in(bounded)).then(0).otherwise("bytes"),
+        holder=pl.col("addr").replace_strict(holders, default=None, return_dtype=pl.String),
         step=events["step"].gather(event),
         name=pl.Series([names[row] for row in operator.tolist()], dtype=pl.String),
     )

@@ -72,7 +72,9 @@ def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
     for container, addresses in found[:_MOST_HOLDERS]:
         name = namer.name(container)
         if name is not None:
-            holders.append(Holder(f"{name} ({type(container).__name__})", addresses))
+            is_bounded = type(container) is deque and container.maxlen is not None
+            kind = type(container).__name__
+            holders.append(Holder(f"{name} ({kind})", addresses, is_bounded))
     return holders
 
 

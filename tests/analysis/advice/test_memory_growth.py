@@ -62,6 +62,14 @@ def test_what_a_step_keeps_is_what_is_alive_at_the_end(
     assert dict(sums.iter_rows()) == expected
 
 
+def test_what_a_bounded_container_holds_does_not_grow_for_good(tmp_path: Path) -> None:
+    """Step N allocates what it keeps at N MiB."""
+    holder = Holder("replay, train.py (deque)", [step << 20 for step in range(8)], is_bounded=True)
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=[holder])
+    path = run(tmp_path / "log", [growing(1 << 16)], stacks=[stacks])
+    assert not [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "growing-memory"]
+
+
 @pytest.mark.parametrize(
     ("steps", "holder"),
     [

@@ -71,6 +71,17 @@ def test_variables_of_the_calling_functions() -> None:
     assert names["pairs, train() of test_holders.py (deque)"] == pointers(values[NUM:])
 
 
+@pytest.mark.parametrize("most", [None, 100])
+def test_a_deque_with_a_limit_is_bounded(most: int | None) -> None:
+    from ppprof.capture.recording.holders import find_holders
+
+    trainer = Trainer()
+    trainer.history["recent"] = recent = deque(tensors(), maxlen=most)
+    holders = find_holders(None, UserFiles(Path(__file__).parent))
+    (holder,) = (each for each in holders if set(each.addresses) == pointers(recent))
+    assert holder.is_bounded == (most is not None)
+
+
 def test_variables_of_a_module() -> None:
     kept.extend(tensors())
     try:
