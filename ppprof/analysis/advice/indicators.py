@@ -167,6 +167,8 @@ calls updates of parameters), phase, operator and module (a phase of the step, a
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
 their gradients)."""
 
+_COMPUTES = 0.1
+"""Share of a line's time in layers from which all of it may be for them: noise for a teacher, a metric of its result."""
 BESIDE_IN = "beside in "
 """What the kinds of lines beside the training begin with that are of one statement."""
 
@@ -230,9 +232,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         named = time.beside.with_columns(time_ns="dur_ns")
         builder.add_names("beside", named)
         builder.add_names("compiling", named.filter("compiles"))
-        computing_ns = (pl.col("time_ns") * pl.col("computes")).sum().over("statement")
-        mostly = computing_ns > pl.col("time_ns").sum().over("statement") / 2
-        computing, beside = named.filter(mostly), named.filter(mostly.not_())
+        computing, beside = _computing(named)
         builder.add_names("without gradients", computing.with_columns(name="statement"))
         for (statement,), lines in beside.group_by("statement", maintain_order=True):
             builder.add_names(f"{BESIDE_IN}{statement}", lines)
@@ -288,6 +288,14 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
         profile.trace.framework,
     )
+
+
+def _computing(lines: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the lines beside the training whose layers compute without gradients, or most of whose statement does, and the others."""
+    computing_ns, time_ns = pl.col("time_ns") * pl.col("computes"), pl.col("time_ns")
+    computes = computing_ns.sum().over("name") >= _COMPUTES * time_ns.sum().over("name")
+    computes |= computing_ns.sum().over("statement") > time_ns.sum().over("statement") / 2
+    return lines.filter(computes), lines.filter(computes.not_())
 
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:

@@ -21,7 +21,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
-from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
@@ -44,6 +44,8 @@ _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
 """Ends of the names of functions that clear gradients: that has no event, and is a part of the training."""
 _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
+_NODE = "Global_"
+"""Beginning of the names of nodes of the graph of gradients."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 CLEARING = "gradients are cleared"
@@ -201,8 +203,7 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts
     own = hosts.filter(pl.col("thread") == thread)
-    phases = own.filter(pl.col("category").is_in(_OTHER_PHASES))
-    outermost = profile.outermost.filter(pl.col("thread") == thread).sort("start_ns")
+    outermost = _with_gradients(profile, own)
     forward = _trained(outermost.filter(pl.col("category") == "Forward"), outermost)
     operators = own.filter(pl.col("category") == "Operator")
     # Operators of a program may run on other threads, and no gradient is linked to a single one.
@@ -219,11 +220,11 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
             gradients.clear(),
         )  # what is computed again has none at first
     backward = outermost.filter(pl.col("category") == "Backward")
-    is_known = np.append(_num_within(gradients, backward) > 0, False)
+    # A graph without any is of earlier steps, and a later one may have the layers' of this step.
+    is_known = bool((_num_within(gradients, backward) > 0).all())
 
     def is_ahead_of_known(spans: pl.DataFrame) -> pl.Series:
-        following = np.searchsorted(backward["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
-        return pl.Series(is_known[following])
+        return (spans["end_ns"] <= (backward["start_ns"].max() or 0)) & is_known
 
     has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
     without = together(intervals_of(forward.filter(has_gradients.not_())))
@@ -233,7 +234,24 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
     unknown = operators.filter(is_ahead_of_known(operators).not_())
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    return together(*map(intervals_of, (phases, forward, linked, unknown, compiled))), without
+    phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
+    return together(*map(intervals_of, (*phases, forward, linked, unknown, compiled))), without
+
+
+def _with_gradients(profile: Profile, own: pl.DataFrame) -> pl.DataFrame:
+    """Return a thread's steps and outermost phases; nodes of gradients in none are a Backward each: ``paddle.grad`` has no event.
+
+    Args:
+        profile: one rank's window.
+        own: the thread's rows of ``tree.hosts``.
+    """
+    tree = profile.tree
+    is_in_phase = pl.Series(tree.below(tree.events.host_rows(*PHASES)))[own["row"]]
+    is_node = (own["category"] == "Operator") & own["name"].cast(pl.String).str.starts_with(_NODE)
+    nodes = own.filter(is_node & ~is_in_phase)
+    nodes = nodes.with_columns(category=pl.lit("Backward").cast(own.schema["category"]))
+    outermost = profile.outermost.filter(pl.col("thread").is_in(own["thread"].unique().implode()))
+    return pl.concat([outermost.select(own.columns), nodes]).sort("start_ns")
 
 
 def _num_within(operators: pl.DataFrame, spans: pl.DataFrame) -> Int64:

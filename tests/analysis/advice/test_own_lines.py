@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
 from ppprof.report.text.advice import render_findings
@@ -215,6 +216,54 @@ def test_a_layer_without_gradients_ahead_of_a_backward_is_beside_the_training_if
     assert finding.cost_ns == pytest.approx(300 * US, rel=0.02)
     rule = "beside-training" if is_evaluation else "without-gradients"
     assert (finding.rule, finding.severity) == (rule, "major" if is_evaluation else "minor")
+
+
+def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
+    """Of line 15: the layer is a sixth of it."""
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    calls = [calls_of_teaching()]
+    path = run(tmp_path / "log", [teaching(noise=250)], stacks=[stacks], calls=calls)
+    (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
+    assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+def gradients(step: int, start: int, end: int) -> Span:
+    return op(1000 * US * step, start, end, "Global_MatmulGradNode")
+
+
+def test_a_layer_may_have_gradients_in_a_later_step(tmp_path: Path) -> None:
+    """No operator of the second Backward is known: its layers were in the step before.
+
+    ::
+
+        Teacher Net Backward Optimization Backward
+    """
+    steps = []
+    for number, each in enumerate(teaching().inside):
+        later = span("Backward", "Gradient Backward", each.end - 100 * US, each.end)
+        steps.append(each.around(later.around(gradients(number, 900, 1000))))
+    assert not lines_beside_teaching(tmp_path, steps)
+
+
+def test_gradients_in_no_backward_train(tmp_path: Path) -> None:
+    """Of ``paddle.grad``, which Paddle records no event of.
+
+    ::
+
+        gradients Net Backward Optimization
+    """
+    steps = [
+        dataclasses.replace(each, inside=(gradients(number, 0, 300), *each.inside[1:]))
+        for number, each in enumerate(teaching().inside)
+    ]
+    assert not lines_beside_teaching(tmp_path, steps)
+
+
+def lines_beside_teaching(folder: Path, steps: list[Span]) -> list[Finding]:
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    threads = [Thread(1, "main", tuple(steps))]
+    path = run(folder / "log", threads, stacks=[stacks], calls=[calls_of_teaching()])
+    return [each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line")]
 
 
 def test_an_evaluation_behind_the_update_is_beside_the_training(tmp_path: Path) -> None:
