@@ -17,6 +17,9 @@ LEAST_BESIDE = 0.05
 FEW_SAMPLES = 4
 """With fewer samples, the time of a line may be chance."""
 _DISTURBED = 3
+LONGER_TURNS = 25
+"""How many times as long a thread may keep Python's lock outside windows: 5 ms, and 0.2 ms in them
+(`ppprof.capture.recording.python_stacks`)."""
 SURE_SAMPLES = 30
 """From this number on, the share of a line is known to some 10 points."""
 
@@ -133,7 +136,7 @@ def interpreter_lock(evidence: Evidence) -> list[Finding]:
     cost_ns = float(lines["time_ns"].to_numpy().sum())
     of_readers_ns = float(evidence.names("reader")["time_ns"].to_numpy().sum())
     remedy = "code-loading" if of_readers_ns > cost_ns / 2 else "code"
-    gain = _gain_of_turns(evidence)
+    gain = _gain_of_turns(evidence, cost_ns)
     gain_ns = gain and gain[0]
     step = gain and (gain[1], NOT_RECORDED)
     cost_ns += gain_ns or 0.0
@@ -143,15 +146,20 @@ def interpreter_lock(evidence: Evidence) -> list[Finding]:
     return evidence.time_finding("interpreter-lock", cost_ns, "likely", facts, lines, step)
 
 
-def _gain_of_turns(evidence: Evidence) -> tuple[float, float] | None:
+def _gain_of_turns(evidence: Evidence, cost_ns: float) -> tuple[float, float] | None:
     """Return how much longer typical steps outside windows take, and these steps, if steps surely do.
 
-    In windows, a thread has to pass on the lock after 0.2 ms (`ppprof.capture.recording.python_stacks`).
+    Those ahead of the windows and those behind them, as steps may become shorter in a training; at most
+    `LONGER_TURNS` times the cost in windows.
     """
     if evidence.is_disturbed or evidence.recording is None:
         return None
+    recorded = evidence.step_times.drop_nulls("window")["step"]
+    outside, step = evidence.unrecorded, pl.col("step")
+    sides = [outside.filter(step < recorded.min()), outside.filter(step > recorded.max())]
     high = evidence.recording[0].high
-    typical_ns = mean_of(without_slow(evidence.unrecorded), "step_ns")
+    typical = (mean_of(without_slow(side), "step_ns") for side in sides if side.height)
+    typical_ns = min(typical, default=0.0)
     if high is None or high > -LEAST_BESIDE or typical_ns < evidence.step_ns:
         return None
-    return typical_ns - evidence.step_ns, typical_ns
+    return min(typical_ns - evidence.step_ns, LONGER_TURNS * cost_ns), typical_ns

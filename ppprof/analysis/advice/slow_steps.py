@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.beside import LEAST_BESIDE
+from ppprof.analysis.advice.beside import LEAST_BESIDE, LONGER_TURNS
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.trust import warm_ups
@@ -22,6 +22,9 @@ ones: a window is often too short to hold what happens every ten steps."""
 
 LONG_NS = 100_000_000
 """Slow steps that do not come evenly and exceed the others by less may be those of a busy machine."""
+
+_BY_CHANCE = 0.01
+"""If slow steps came at random, a window that has none would be as improbable: they are in one stretch."""
 
 _EVEN = 3
 """Least number of slow steps that can be called even."""
@@ -55,10 +58,11 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     typical_ns, mean_ns = mean_of(typical, "step_ns"), mean_of(steps, "step_ns")
     slow = slow.with_columns(excess_ns=pl.col("step_ns") - typical_ns).sort("window", "step")
     large = slow.filter(pl.col("excess_ns") >= slow["excess_ns"].max() / 2)  # type: ignore[operator]
-    place = _place(evidence, mean_of(slow, "step_ns") - typical_ns)
-    if basis != RECORDED and place["wording"] in (None, "part"):
-        place |= _lock(evidence)
+    excess_ns = mean_of(slow, "step_ns") - typical_ns
+    place = _place(evidence, excess_ns)
     every = _distance(large) or _distance_of_line(evidence, place)
+    if basis != RECORDED and place["wording"] in (None, "part") and every is None:
+        place |= _lock(evidence, excess_ns)
     facts: dict[str, Fact] = {
         "num_slow": slow.height,
         "num_steps": steps.height,
@@ -79,6 +83,10 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     worst = _worst(every, is_long=is_long, num=large.height)
     if place["part"] == "computation" and evidence.first_name("line"):
         worst = "minor"  # where lines are known, one would be named for anything but training
+    num_recorded = evidence.all_steps["step"].n_unique()
+    is_random = (1 - slow.height / steps.height) ** num_recorded >= _BY_CHANCE
+    if basis != RECORDED and place["wording"] is None and not is_random:
+        worst = "minor"  # longer samples at first, or a slower machine
     return [
         dataclasses.replace(finding, severity=max(worst, finding.severity, key=SEVERITIES.index))
         for finding in findings
@@ -170,14 +178,17 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     return {**place, "part": part, "part_ns": excesses[part], "wording": "part"}
 
 
-def _lock(evidence: Evidence) -> dict[str, Fact]:
+def _lock(evidence: Evidence, excess_ns: float) -> dict[str, Fact]:
     """Return the line of another thread for which the training stands still in windows; empty without one.
 
-    There, threads take turns more often: outside, the same line costs more, and not in each step.
+    There, threads take turns more often: outside, the same line costs up to `LONGER_TURNS` times as much, and
+    not in each step. It does not explain steps that are slow by more.
     """
     lines = evidence.names("lock")
     held_ns = float(lines["time_ns"].to_numpy().sum())
     if evidence.is_disturbed or held_ns < LEAST_BESIDE * evidence.step_ns or not held_ns:
+        return {}
+    if excess_ns > LONGER_TURNS * held_ns:
         return {}
     lock: dict[str, Fact] = {"gap": lines["name"][0], "gap_ns": held_ns, "wording": "lock"}
     return {**lock, "part": None, "part_ns": None, "remedy": "code-lock"}
