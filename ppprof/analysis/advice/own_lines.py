@@ -46,6 +46,8 @@ _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
 _NODE = "Global_"
 """Beginning of the names of nodes of the graph of gradients."""
+_KNOWN = 0.9
+"""With fewer Backwards whose operators are known, the others may be of layers of an earlier step."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 CLEARING = "gradients are cleared"
@@ -220,11 +222,13 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
             gradients.clear(),
         )  # what is computed again has none at first
     backward = outermost.filter(pl.col("category") == "Backward")
-    # A graph without any is of earlier steps, and a later one may have the layers' of this step.
-    is_known = bool((_num_within(gradients, backward) > 0).all())
+    is_known = np.append(_num_within(gradients, backward) > 0, False)
+    if is_known.sum() < _KNOWN * backward.height:
+        is_known[:] = False
 
     def is_ahead_of_known(spans: pl.DataFrame) -> pl.Series:
-        return (spans["end_ns"] <= (backward["start_ns"].max() or 0)) & is_known
+        following = np.searchsorted(backward["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+        return pl.Series(is_known[following])
 
     has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
     without = together(intervals_of(forward.filter(has_gradients.not_())))
