@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from benchmarks import cluster_job
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import LANGUAGES
 from ppprof.report.html import charts, render
@@ -254,6 +255,15 @@ def test_a_page_without_a_name_is_the_next_free_one(runs, cli, tmp_path, monkeyp
     ):
         assert cli("report", str(runs["timer"]), *options).err == f"{page}: open it in a browser\n"
         assert (tmp_path / page).stat().st_size > 10_000
+
+
+@pytest.mark.all
+def test_the_page_of_many_ranks_holds_a_part_of_their_events(tmp_path, cli, monkeypatch):
+    """64 ranks with 2.8 million events."""
+    monkeypatch.setattr(cluster_job, "NUM_STEPS", 6)
+    cluster_job.make(tmp_path / "run", 64)
+    cli("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size <= 15e6
 
 
 def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
