@@ -8,7 +8,7 @@ from ppprof.integrations.callback import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
-    """A callback that records the training of PaddleFleet' ``Trainer``.
+    """A callback that records the training of PaddleFleet's ``Trainer``.
 
     The ``Trainer`` calls its methods, which open a session, end steps and close the session. They
     are defined in `TrainerHooks`.

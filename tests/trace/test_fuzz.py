@@ -95,9 +95,9 @@ def _outcome(path: Path) -> Trace | TraceError:
 def test_changed_bytes(seeds, name, each_core, seed, tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(mutated(seeds[name], random.Random(seed)))
-    began = time.monotonic()
+    began = time.process_time()
     assert_clean(path)
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.process_time() - began < MOST_SECONDS
 
 
 @pytest.mark.skipif(core.load(core.FOLDER)[0] is None, reason="needs the compiled core")
@@ -130,11 +130,11 @@ def test_files_made_to_be_slow(what, each_core, tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(LONG[what]())
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.process_time()
     try:
         assert_clean(path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.process_time() - began < MOST_SECONDS
     assert peak < MOST_MEMORY * path.stat().st_size + FIXED_BYTES
