@@ -25,6 +25,8 @@ from tools.release import read_version
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ppprof.__file__).parent
 STATIC_GRAPH = ROOT / "tests/fixtures/paddle/static_graph_26.pb"
+RUNS = ROOT / "tests/fixtures/runs"
+AARCH64_ROOT = os.environ.get("PPPROF_AARCH64_ROOT", "")
 DATA = {
     "py.typed",
     "analysis/diff/operator_names.yaml",
@@ -218,3 +220,36 @@ def test_pipx_runs_the_demo(release, tmp_path):
     run(python, "-m", *command, cwd=tmp_path, variables={"PIPX_HOME": str(tmp_path / "home")})
     assert "echarts" in (tmp_path / "ppprof_demo/report.html").read_text("utf-8")
     assert not (tmp_path / "venv/bin/ppprof").exists()
+
+
+@pytest.mark.all
+@pytest.mark.install
+@pytest.mark.skipif(
+    not all((AARCH64_ROOT, shutil.which("qemu-aarch64"), shutil.which("aarch64-linux-gnu-gcc"))),
+    reason="needs qemu-aarch64, aarch64-linux-gnu-gcc, and PPPROF_AARCH64_ROOT: a folder with Debian's "
+    "python3.11-minimal of arm64 and the packages that it needs, unpacked by dpkg-deb -x",
+)
+def test_the_wheel_for_aarch64_prints_what_that_of_this_machine_prints(release, tmp_path):
+    """The compiled core included: of traces in either format."""
+    built = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path]
+    run(*built, release[0], variables={"CC": "aarch64-linux-gnu-gcc"})
+    (wheel,) = tmp_path.glob("*-py3-none-linux_aarch64.whl")
+    (python,) = Path(AARCH64_ROOT, "usr/bin").glob("python3.*")
+    options = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:"]
+    for name in ("linux", "manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"):
+        options += ["--platform", f"{name}_aarch64"]
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", site]
+    run(*pip, *options, wheel)
+    other = ["qemu-aarch64", "-L", AARCH64_ROOT, python, "-m", "ppprof"]
+    variables = {"PYTHONPATH": str(site)}
+    version = run(*other, "--version", cwd=tmp_path, variables=variables)
+    assert "\ncore native (" in version
+    assert "aarch64" in version
+    for command in (
+        ("summary", STATIC_GRAPH),
+        ("ranks", RUNS / "slow_rank_of_two"),
+        ("diff", RUNS / "nothing", RUNS / "slow_layer"),
+    ):
+        here = run(sys.executable, "-m", "ppprof", *command)
+        assert run(*other, *command, cwd=tmp_path, variables=variables) == here != ""
