@@ -30,7 +30,7 @@ def train(workers):
     from ppprof.capture.recording import recorder
     from tests.capture.small_session import SmallRecorder
 
-    recorder.Recorder = lambda config, prints, targets: SmallRecorder("")
+    recorder.Recorder = lambda *_, **__: SmallRecorder("")
     results = []
     block = {"enable": True, "profiler_log": "log", "scheduler": [1, 3], "formats": ["json", "pb"]}
     with ppprof.attach(block) as prof:
