@@ -1,4 +1,4 @@
-"""``ppprof summary``: the nine tables of runs and of trace files."""
+"""``ppprof summary``: the tables of runs and of trace files."""
 
 from __future__ import annotations
 
