@@ -20,7 +20,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.profile.module_tree import MODULES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
-from ppprof.run.ranks import steps_of_run
+from ppprof.run.ranks import steps_on_one_clock
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
@@ -232,13 +232,13 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
     """
     run = side.run
     sums = _Sums()
-    breakdowns = []
+    windows = []
     for result in results:
         rank, window = result.recording.rank, result.recording.window
-        breakdowns.append((rank, window, result.value.breakdown.parts))
+        windows.append((rank, window, result.value.breakdown, result.value.calls))
         sums.add(result.value, run.stages.get(rank), window, side.steps)
     times = _step_times(side)
-    steps = _steps(steps_of_run(run, breakdowns) if breakdowns else None)
+    steps = _steps(steps_on_one_clock(run, windows) if windows else None)
     if side.steps is not None:
         # A step time of the window is that of a step in its trace, or of one recorded ahead of it.
         timed = times["step"] if side.window is None else times["step"].clear()
@@ -247,8 +247,8 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
         times = times.filter(side.steps.contains(pl.col("step")))
         if steps.is_empty() and (times.is_empty() or side.window is not None):
             raise UsageError(f"{run}: no step of {side.steps}; it has {existing}")
-    if breakdowns and steps.is_empty():
-        steps = _one_step(sorted({rank for rank, _, _ in breakdowns}))
+    if windows and steps.is_empty():
+        steps = _one_step(sorted({rank for rank, *_ in windows}))
     if steps.is_empty() and times.is_empty():
         raise UsageError(f"{run}: no steps of window {side.window}, rank {side.ranks}")
     # If every window restarts its step count at 0, as with a profiler made anew for each, step
@@ -369,7 +369,7 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
 
     The parts are null if the trace lacks the events of its device, except for data_loading_ns.
 
-    ``rows`` is the result of `steps_of_run`; None without a window, which gives no rows.
+    ``rows`` is the result of `steps_on_one_clock`; None without a window, which gives no rows.
     """
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     if rows is None or rows.is_empty():

@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_members, with_rank
+from ppprof.analysis.ranks.step_breakdown import Breakdown
 from ppprof.analysis.ranks.step_table import join_ranks, with_windows
 from ppprof.analysis.ranks.stragglers import LEAST_STEPS, slow_groups
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
@@ -58,15 +59,12 @@ def cluster_of(
         ]
 
     parts = by_window(lambda analysis: analysis.breakdown.parts)
-    bubbles = with_windows(by_window(lambda analysis: analysis.breakdown.bubbles))
+    bubbles = by_window(lambda analysis: analysis.breakdown.bubbles)
     slices = with_windows(by_window(lambda analysis: analysis.breakdown.slices))
     queues = with_windows(by_window(lambda analysis: analysis.breakdown.queue))
-    collectives = with_windows(by_window(lambda analysis: analysis.collectives)).select(
-        *COLLECTIVES
-    )
-    collectives = with_rank(collectives, collectives["rank"].to_numpy())
-    unnamed = collectives.filter(pl.col("members").is_null())
-    collectives = with_members(collectives, run.topology)
+    calls = by_window(lambda analysis: analysis.collectives)
+    collectives = _collectives(run, calls)
+    unnamed = with_windows(calls).filter(pl.col("members").is_null())
     if not (guessed := unnamed.join(collectives, ["rank", "start_ns", "op"], "semi")).is_empty():
         names = ", ".join(map(short_name, guessed["op"].unique().sort().head(_MOST_NAMES)))
         _log.warning("%s", Message("by_order", path=run.path, names=names))
@@ -84,7 +82,7 @@ def cluster_of(
             raise UsageError(f"{run.path}: no step of {steps}; it has {existing}")
     return Cluster(
         rows,
-        tables_by_rank([bubbles]),
+        tables_by_rank([with_windows(bubbles)]),
         tables_by_rank([collectives]),
         tables_by_rank([passes.drop("window")]),
         run.clocks,
@@ -94,6 +92,28 @@ def cluster_of(
         tables_by_rank([slices]),
         with_windows(by_window(lambda analysis: analysis.lines)),
     )
+
+
+def _collectives(run: BaseRun, calls: Sequence[_Window]) -> pl.DataFrame:
+    """Return the collectives of all ranks, with ranks and members."""
+    collectives = with_windows(calls).select(*COLLECTIVES)
+    return with_members(with_rank(collectives, collectives["rank"].to_numpy()), run.topology)
+
+
+def steps_on_one_clock(
+    run: BaseRun, windows: Sequence[tuple[int, int, Breakdown, pl.DataFrame]]
+) -> pl.DataFrame:
+    """Return the recorded steps of a run: the ``steps`` of its `Cluster`.
+
+    Args:
+        run: the run.
+        windows: rank, window, breakdown and result of `collectives_of` for each window with steps.
+    """
+    bubbles = with_windows([(rank, window, parts.bubbles) for rank, window, parts, _ in windows])
+    collectives = _collectives(run, [(rank, window, calls) for rank, window, _, calls in windows])
+    rows = steps_of_run(run, [(rank, window, parts.parts) for rank, window, parts, _ in windows])
+    tables = tables_by_rank([bubbles]), tables_by_rank([collectives]), ()
+    return Cluster(rows, *tables, run.clocks, run.topology).steps
 
 
 def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:

@@ -16,19 +16,27 @@ import pytest
 import yaml
 
 from ppprof.analysis.report_data.report import ReportData
+from ppprof.cli import main
 from ppprof.messages import Counted
 from ppprof.report.html.blocks import Block, Gains, Note, PlacedChanges, Shares, Tiles, Words
 from ppprof.report.html.links import Links
 from ppprof.report.html.sections import efficiency, head, key_figures, sections
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
-from ppprof.units import format_bytes, format_time
+from ppprof.topology import Topology
+from ppprof.units import format_bytes, format_ratio, format_time
+from tests.fixtures.findings import computing
+from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import View
 from tests.jobs.planted import COMMITTED
-from tests.report.runs_and_pages import gpu, in_browser, page_of, timer_only
+from tests.report.runs_and_pages import TORCH, gpu, in_browser, page_of, timer_only
 
 KINETO = Path(__file__).parents[1] / "fixtures/kineto"
+SEVERAL = (
+    *("healthy", "loader", "slow rank", "bubble", "torch", "layer", "timer", "unmarked"),
+    *("many", "device", "eight", "late"),
+)
 PAPER = 182 / 25.4 * 96
 """Width of A4 without the page's margins, in CSS pixels."""
 
@@ -68,14 +76,51 @@ def mixed(folder: Path) -> Path:
     return folder
 
 
+def many_ranks(folder: Path) -> Path:
+    """64 ranks, of which rank 5 computes for 400 us longer than the others."""
+    peers = ",".join(map(str, range(64)))
+    threads = [computing(900 if rank == 5 else 500, peers=peers) for rank in range(64)]
+    return run(folder, threads, topology=Topology.of(dp=64))
+
+
+def unmarked(folder: Path) -> Path:
+    """A trace without marks of steps."""
+    layers = [
+        span("Forward", "GPT", 0, 4_000_000),
+        span("Backward", "Backward", 5_000_000, 9_000_000),
+    ]
+    return write(folder, Thread(1, "main", tuple(layers)))
+
+
 @pytest.fixture(scope="module")
-def pages(pages, folder):
+def several(runs, folder):
+    """Runs of ten kinds, by name."""
     return {
+        "healthy": COMMITTED / "nothing",
+        "loader": COMMITTED / "slow_dataset",
+        "slow rank": COMMITTED / "slow_rank_and_link",
+        "bubble": COMMITTED / "one_micro_batch",
+        "torch": TORCH,
+        "layer": COMMITTED / "slow_layer",  # its page has a comparison
+        "timer": runs["timer"],
+        "unmarked": unmarked(folder / "unmarked.pb"),
+        "many": many_ranks(folder / "many"),
+        "device": COMMITTED / "two_ranks_on_a_device",
+        "eight": COMMITTED / "eight_ranks",
+        "late": COMMITTED / "slow_rank_of_two",
+    }
+
+
+@pytest.fixture(scope="module")
+def pages(pages, folder, several):
+    every = {
+        name: page_of(folder, name, path) for name, path in several.items() if name not in pages
+    }
+    return {
+        **every,
         **pages,
         "long": page_of(folder, "long", many_steps(folder / "long")),
         "mixed": page_of(folder, "mixed", mixed(folder / "mixed")),
-        "healthy": page_of(folder, "healthy", COMMITTED / "nothing"),
-        "device": page_of(folder, "device", COMMITTED / "two_ranks_on_a_device"),
     }
 
 
@@ -90,6 +135,12 @@ def report(request, tmp_path_factory) -> ReportData:
 def shown_steps(text: str) -> set[str]:
     """The step times that a title, finding or label names."""
     return set(re.findall(r"(?:of a|step of) ([\d.,]+ \w+)(?: step)?", text))
+
+
+def texts_of(cell: str) -> set[str]:
+    """The texts of a time whose milliseconds a table shows with three decimals."""
+    time_ms = float(cell.replace(",", ""))
+    return {format_time((time_ms + half) * 1e6) for half in (-0.0005, 0, 0.0005)}
 
 
 def top_blocks(report: ReportData, kind: type[Block]) -> list[Block]:
@@ -319,6 +370,104 @@ class TestInChromium:
         if page.locator("#change").count():
             row = page.locator("#change tbody tr", has_text="Mean step").first
             assert row.locator("td").nth(2).inner_text() == cards["Mean step"]
+
+    @pytest.mark.parametrize("name", SEVERAL)
+    def test_a_finding_says_one_number_in_its_section_the_sum_and_json(
+        self, opened, several, name, capsys
+    ):
+        """Title, sum of the costs, findings and `ppprof advise --format json`, for each finding."""
+        page = opened(name).page
+        assert main(["advise", str(several[name]), "--format", "json"]) == 0
+        entries = json.loads(capsys.readouterr().out)["findings"]
+        shown = page.locator("#findings .finding")
+        assert shown.count() == len(entries)
+        sums = page.locator(".gains li").all_inner_texts()
+        for number, entry in enumerate(entries):
+            finding = shown.nth(number)
+            cost = finding.locator(".about").first.inner_text()
+            assert finding.locator("p").first.inner_text() == entry["what"]
+            if entry["cost_ns"] is None:
+                assert "costs no time" in cost
+                continue
+            time, share = format_time(entry["cost_ns"]), format_ratio(entry["share"])
+            assert f"costs {time} of a step" in cost
+            assert f"({share})" in cost
+            if entry["alone_ns"] is not None and format_time(entry["alone_ns"]) != time:
+                assert f"alone {format_time(entry['alone_ns'])}" in cost
+            if sums and entry["rule"] != "slow-steps":
+                assert any(line.endswith(f" {time} {share}") for line in sums)
+
+    @pytest.mark.parametrize("name", SEVERAL)
+    def test_parts_of_a_step_are_the_same_in_bar_findings_charts_and_tables(self, opened, name):
+        page = opened(name).page
+        bar = page.locator(".parts:not(.gains)")
+        if not bar.count():
+            assert name in ("timer",)
+            return
+        (whole,) = shown_steps(bar.locator("figcaption").inner_text())
+        parts = dict(
+            page.eval_on_selector_all(
+                ".parts:not(.gains) li",
+                "all => all.map(at => [at.children[1].textContent.trim(), at.innerText])",
+            )
+        )
+        texts = {}
+        for finding in page.locator("#findings .finding").all():
+            texts.setdefault(
+                finding.locator("h3").inner_text(), finding.locator("p").first.inner_text()
+            )
+        for title, text in texts.items():
+            if "micro-batches" in title:
+                time, ratio = re.findall(r"wait ([\d.]+ \w+) of .*? \(([\d.]+%)\)", text)[0]
+                assert time in parts["Bubble"]
+                assert ratio in parts["Bubble"]
+        data = json.loads(page.locator("#data").text_content())
+        if data.get("communication"):
+            exposed_ms = sum(data["communication"]["exposed_ms"])
+            assert format_time(exposed_ms * 1e6) in parts.get("Exposed communication", "0 ns")
+        ranks = page.eval_on_selector_all(
+            "[data-table=ranks] table tbody tr",
+            "all => all.map(row => [...row.cells].map(cell => cell.textContent.trim()))",
+        )
+        if ranks:
+            heads = page.eval_on_selector_all(
+                "[data-table=ranks] table thead th",
+                "all => all.map(at => at.textContent.trim())",
+            )
+            column = next(i for i, head in enumerate(heads) if head.startswith("Recorded step"))
+            mean = sum(float(row[column].replace(",", "")) for row in ranks) / len(ranks)
+            assert whole in texts_of(f"{mean:.3f}")
+
+    @pytest.mark.parametrize("name", ["bubble", "eight", "slow rank", "late", "many", "device"])
+    def test_evidence_of_groups_and_ranks_is_that_of_their_sections(self, opened, name):
+        page = opened(name).page
+        rows = "all => all.map(row => [...row.cells].map(cell => cell.textContent.trim()))"
+        groups = {
+            row[0].replace(" ", ""): [texts_of(text) for text in row[5:7]]
+            for row in page.eval_on_selector_all("[data-table=groups] table tbody tr", rows)
+        }
+        ranks = page.eval_on_selector_all("[data-table=ranks] table tbody tr", rows)
+        slow = {re.sub(r"\D.*", "", row[0][2:]): row for row in ranks if row[0].startswith("▲")}
+        compared = 0
+        for finding in page.locator("#findings .finding").all():
+            table = finding.locator("details table")
+            heads = table.locator("th").all_text_contents() if table.count() else []
+            if "transfer" in heads:
+                first = heads.index("wait") if "wait" in heads else heads.index("transfer")
+                for row in table.locator("tbody tr").all():
+                    cells = row.locator("td").all_text_contents()
+                    if cells[0] in groups:
+                        for shown, texts in zip(
+                            cells[first:], groups[cells[0]][first - len(heads) :]
+                        ):
+                            assert shown in texts
+                            compared += 1
+            text = finding.locator("p").first.inner_text()
+            if match := re.match(r"Rank (\d+) .*?spends ([\d.]+ \w+) a step", text):
+                times = [cell for cell in slow[match[1]] if re.fullmatch(r"\d+\.\d+", cell)]
+                assert any(match[2] in texts_of(cell) for cell in times)
+                compared += 1
+        assert compared or name == "device"
 
     @pytest.mark.parametrize("name", ["long", "gpu", "eight", "run"])
     def test_ticks_are_short(self, opened, name):

@@ -16,6 +16,7 @@ from ppprof.analysis.profile.module_tree import gaps, has_forward_links, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import LINES, lines_by_step
 from ppprof.analysis.profile.runtime_calls import name_of_call
+from ppprof.analysis.ranks.collectives import collectives_of
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
@@ -77,6 +78,8 @@ class Costs(NamedTuple):
     """The costs of one rank's window."""
 
     breakdown: Breakdown
+    calls: pl.DataFrame
+    """The result of `ppprof.analysis.ranks.collectives.collectives_of`, for `with_rank`."""
     lines: pl.DataFrame
     """The result of `lines_by_step`."""
     operators: pl.DataFrame
@@ -123,6 +126,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
     unattributed = pl.concat([modules(profile, attribute_backward=False), unknown])
     return Costs(
         breakdown(profile),
+        collectives_of(profile),
         lines_by_step(profile),
         operators.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum()),
         _kernel_costs(profile, naming),

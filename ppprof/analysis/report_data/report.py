@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -239,6 +239,18 @@ class ReportData:
         """Numbers of the recorded steps, ascending; without traces, of all steps."""
         steps = self.cluster.steps if self.has_traces else self.step_times
         return sorted(steps["step"].unique().to_list())
+
+    @cached_property
+    def typical_cluster(self) -> Cluster:
+        """``cluster`` with the typical steps only: the findings' times are of these."""
+        if not self.typical:
+            return self.cluster
+        is_typical = pl.col("step").is_in(self.typical)
+        return replace(
+            self.cluster,
+            steps_per_trace=self.cluster.steps_per_trace.filter(is_typical),
+            queue=self.cluster.queue.filter(is_typical),
+        )
 
     @cached_property
     def ranks(self) -> Sequence[int]:

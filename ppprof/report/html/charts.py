@@ -148,7 +148,7 @@ def _heat(report: ReportData, links: Links) -> dict[str, Any] | None:
         return None
     slow = set()
     if report.has_traces:
-        slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+        slow = set(report.typical_cluster.slow_ranks.filter("is_slow")["rank"])
     topology = report.cluster.topology
     axes = (
         [axis for axis in topology.order if topology.degree(axis) > 1]
@@ -189,7 +189,7 @@ def _heat_steps(report: ReportData) -> pl.DataFrame:
 
 
 def _communication(report: ReportData, links: Links) -> dict[str, Any] | None:
-    steps = report.cluster.steps
+    steps = report.typical_cluster.steps
     axes = [
         name[len("communication_") : -3]
         for name in steps.columns

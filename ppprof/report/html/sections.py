@@ -206,14 +206,15 @@ def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, list[Column]]:
         for rank, device in report.devices.items()
     ]
     schema = {"rank": pl.Int64, "gpu": pl.Float64, "cpu": pl.Float64, "peak_bytes": pl.Int64}
+    cluster = report.typical_cluster
     table = (
-        report.cluster.steps.group_by("rank", maintain_order=True)
+        cluster.steps.group_by("rank", maintain_order=True)
         .agg(
             pl.col("host").first(),
             pl.col("step_ns").mean(),
-            own_ns=own_time(report.cluster.steps).mean(),
+            own_ns=own_time(cluster.steps).mean(),
         )
-        .join(report.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
+        .join(cluster.slow_ranks, on="rank", how="left", maintain_order="left")
         .join(pl.DataFrame(devices, schema, orient="row"), on="rank", how="left")
         .join(_logged_memory(report), on="rank", how="left")
         .with_columns(peak_bytes=pl.max_horizontal("peak_bytes", "device_peak_bytes"))
@@ -221,7 +222,7 @@ def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, list[Column]]:
     )
     return table, [
         Column("host", term="host"),
-        Column("step_ns", "ms", term="step_time"),
+        Column("step_ns", "ms", term="recorded_step"),
         Column("own_ns", "ms", term="own"),
         Column("excess_ns", "ms", term="excess"),
         Column("noise_ns", "ms", term="noise"),
@@ -258,7 +259,7 @@ def _logged_memory(report: ReportData) -> pl.DataFrame:
 
 def _queue(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
     """Return the table of idle devices and their queues; nothing without device events."""
-    queue = report.cluster.queue
+    queue = report.typical_cluster.queue
     if queue.is_empty():
         return []
     means = queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
@@ -277,7 +278,9 @@ def _communication(report: ReportData, words: Words, links: Links) -> Content | 
         return words("reasons.one_rank" if one else "reasons.no_communication")
     caption, terms = words("sections.communication"), ("hidden", "exposed")
     blocks: list[Block] = [Chart("communication", caption, height=220, terms=terms)]
-    groups = report.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
+    groups = report.typical_cluster.groups.with_columns(
+        pl.col("axis").cast(pl.String).fill_null("?")
+    )
 
     def group_of(row: Mapping[str, Any]) -> Cell:
         members = row["members"]
@@ -842,7 +845,7 @@ def _one_step(report: ReportData, words: Words, links: Links) -> tuple[str, Sequ
 
 def _lane_ranks(report: ReportData, ranks: Sequence[int]) -> list[int]:
     """Return the ranks to draw: at most `_MOST_LANES`, the slow ones and others at equal distances."""
-    is_slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+    is_slow = set(report.typical_cluster.slow_ranks.filter("is_slow")["rank"])
     slow = [rank for rank in ranks if rank in is_slow]
     others = [rank for rank in ranks if rank not in is_slow]
     distance = max(1, -(-len(others) // max(1, _MOST_LANES - len(slow))))
