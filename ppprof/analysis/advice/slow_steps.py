@@ -83,7 +83,7 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     worst = _worst(every, is_long=is_long, num=large.height)
     if place["part"] == "computation" and evidence.first_name("line"):
         worst = "minor"  # where lines are known, one would be named for anything but training
-    num_recorded = evidence.all_steps["step"].n_unique()
+    num_recorded = 0 if evidence.all_steps.is_empty() else evidence.all_steps["step"].n_unique()
     is_random = (1 - slow.height / steps.height) ** num_recorded >= _BY_CHANCE
     if basis != RECORDED and place["wording"] is None and not is_random:
         worst = "minor"  # longer samples at first, or a slower machine
