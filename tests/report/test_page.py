@@ -197,7 +197,7 @@ def test_a_group_of_no_axis_is_shown_with_a_question_mark():
     groups = found.cluster.groups.with_columns(axis=pl.lit(None, pl.String))
     cluster = SimpleNamespace(steps=found.cluster.steps, groups=groups)
     english = Words.in_language("en")
-    report = SimpleNamespace(cluster=cluster, ranks=found.ranks)
+    report = SimpleNamespace(cluster=cluster, typical_cluster=cluster, ranks=found.ranks)
     _, blocks = _communication(report, english, Links(found))
     assert groups.height
     assert [row[1].text for row in blocks[1].rows] == ["?"] * groups.height
