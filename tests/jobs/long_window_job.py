@@ -27,8 +27,8 @@ def main(way: str, num_steps: int, fails_at: int = -1) -> None:
     ):
         for number in range(num_steps):
             loss = step()
-            prof.step()
             losses.write(f"{float(loss)!r}\n")
+            prof.step()
             if number == fails_at:
                 raise ValueError("loss is nan")
 
