@@ -91,7 +91,8 @@ def test_sigterm_loses_nothing_and_does_not_wait(
     assert seconds < SIGNAL_SECONDS
     steps, _ = recorded(tmp_path / "log")
     assert steps == list(range(len(steps)))
-    assert steps_run(tmp_path, losses) <= len(steps) <= steps_run(tmp_path, losses) + 1
+    # The loss of a step is written just before the step ends.
+    assert 0 <= steps_run(tmp_path, losses) - len(steps) <= 1
     check_tables(tmp_path / "log", len(steps))
 
 
