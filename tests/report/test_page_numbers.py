@@ -28,7 +28,7 @@ from ppprof.units import format_bytes, format_ratio, format_time
 from tests.fixtures.findings import computing
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Thread, span, write
-from tests.fixtures.timeline_view import View
+from tests.fixtures.timeline_view import T, View
 from tests.jobs.planted import COMMITTED
 from tests.report.runs_and_pages import TORCH, gpu, in_browser, page_of, timer_only
 
@@ -48,6 +48,20 @@ TEXTS = """chart => echarts.getInstanceByDom(document.querySelector(
         return [String(item.style.text), shape.x, shape.y, shape.width, shape.height];
     })"""
 """A script that returns each text of a chart with its box: x, y, width, height."""
+
+DRAWN_STEPS = f"""async row => {{
+    const {{ store }} = {T};
+    const found = [];
+    for (const chunk of store.ranks[row].tracks.flatMap(track => track.chunks)) {{
+        const events = await store.wait(chunk);
+        for (let at = chunk.repeated; at < events.num; at++) {{
+            const name = store.ranks[row].signatures.name[events.sig[at]];
+            if (/^Profiler?Step#/.test(name)) found.push([name, events.start[at], events.dur[at]]);
+        }}
+    }}
+    return found;
+}}"""
+"""A script that returns name, start and length of the timeline's steps of one rank."""
 
 
 def many_steps(folder: Path) -> Path:
@@ -437,6 +451,59 @@ class TestInChromium:
             column = next(i for i, head in enumerate(heads) if head.startswith("Recorded step"))
             mean = sum(float(row[column].replace(",", "")) for row in ranks) / len(ranks)
             assert whole in texts_of(f"{mean:.3f}")
+
+    @pytest.mark.parametrize("name", ["healthy", "bubble", "eight", "late", "device", "torch"])
+    def test_a_step_is_the_same_in_bars_heat_map_and_timeline(self, opened, name):
+        """As drawn: the bars of a step, the cells of its column, and its event."""
+        found = opened(name)
+        found.draw_all()
+        bars = found.page.evaluate(
+            """() => {
+                const {xAxis, series} = echarts.getInstanceByDom(
+                    document.querySelector('figure[data-chart="steps"] .drawing')).getOption();
+                return [xAxis[0].data, Object.fromEntries(series.map(({name, data}) => [name, data]))];
+            }"""
+        )
+        steps, parts = bars
+        exposed = [part for part in parts if part.startswith("Exposed ")]
+        heat = found.page.locator('figure[data-chart="heat"]')
+        choice = heat.locator("select").first
+        means = {}
+        for metric in choice.locator("option").all_inner_texts():
+            choice.select_option(label=metric)
+            cells = heat.evaluate(
+                "at => echarts.getInstanceByDom(at.querySelector('.drawing')).getOption().series[0].data"
+            )
+            ranks = 1 + max(rank for _, rank, _ in cells)
+            means[metric] = [
+                sum(value for column, _, value in cells if column == step) / ranks
+                for step in range(len(steps))
+            ]
+            if metric == "Step time":
+                lengths = {(rank, step): value for step, rank, value in cells}
+        whole = [sum(values) for values in zip(*parts.values())]
+        assert whole == pytest.approx(means.pop("Step time"), rel=1e-6)
+        if exposed:
+            over_axes = [sum(values) for values in zip(*(parts.pop(part) for part in exposed))]
+            assert over_axes == pytest.approx(means["Exposed communication"], rel=1e-6)
+        assert parts.keys() <= means.keys()
+        for part, values in parts.items():
+            assert values == pytest.approx(means[part], rel=1e-6, abs=1e-6)
+        data = json.loads(found.page.locator("#data").text_content())["heat"]
+        row, view = len(data["ranks"]) - 1, View(found)
+        events = {
+            int(name.partition("#")[2]): (start, dur)
+            for name, start, dur in view.page.evaluate(DRAWN_STEPS, row)
+        }
+        assert set(steps) <= events.keys()
+        if name != "device":  # where a step ends with its last kernel, after its event
+            for column, step in enumerate(steps):
+                assert events[step][1] / 1e6 == pytest.approx(lengths[row, column], abs=1e-5)
+        found.page.evaluate("href => { location.hash = href; }", data["ranks"][row]["hrefs"][-1])
+        view.settle()
+        first, last = view.shown
+        start, dur = events[steps[-1]]
+        assert first <= start < start + 0.999 * dur <= last <= first + 2.01 * dur
 
     @pytest.mark.parametrize("name", ["bubble", "eight", "slow rank", "late", "many", "device"])
     def test_evidence_of_groups_and_ranks_is_that_of_their_sections(self, opened, name):

@@ -95,7 +95,7 @@ const OPTIONS = {
       name: nameOf(term), type: "line", symbol: "circle", data: values, showSymbol: values.length < 80,
       lineStyle: { type, width: 1.5 }, sampling: "max",
     });
-    const first = line("step_time", found.step_ms, "solid");
+    const first = line("one_step", found.step_ms, "solid");
     first.markArea = { silent: true, itemStyle: { color: colour("line"), opacity: 0.5 }, data: areas };
     return {
       xAxis: axis(say("step"), { type: "category", data: found.steps.map(String) }),

@@ -19,7 +19,7 @@ from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.report import ReportData
 from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import SHARE_TERMS, has_pipeline, label, typical_step
+from ppprof.report.html.sections import HEAT_TERMS, SHARE_TERMS, has_pipeline, label, typical_step
 
 _MAX_STEPS = 2000
 """Most steps of a chart of steps; the last steps are kept."""
@@ -123,17 +123,10 @@ def _phases(report: ReportData) -> dict[str, Any] | None:
     }
 
 
-_HEAT = {
-    "step_time": "step_ns",
-    **{term: f"{term}_ns" for term in ("own", "exposed_communication", "bubble", "data_loading")},
-    **{term: f"{term}_ns" for term in ("host_bound", "queued", "computation", "reader_cost")},
-}
-"""The numbers of the heat map: term -> column."""
-
-
 def _heat(report: ReportData, links: Links) -> dict[str, Any] | None:
     steps = _heat_steps(report)
     numbers = list(report.steps)[-max(1, _MAX_CELLS // max(len(report.ranks), 1)) :]
+    columns = {term: "step_ns" if term == "one_step" else f"{term}_ns" for term in HEAT_TERMS}
     cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
     filled = cells.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
     metrics = {
@@ -141,7 +134,7 @@ def _heat(report: ReportData, links: Links) -> dict[str, Any] | None:
             milliseconds_of(part)
             for part in filled[column].reshape((len(report.ranks), -1)).to_list()
         ]
-        for term, column in _HEAT.items()
+        for term, column in columns.items()
         if column in filled.columns and filled[column].sum()
     }
     if not metrics:

@@ -58,7 +58,10 @@ SHARE_TERMS = (
 )
 """The terms of the shares of a step."""
 
-HEAT_TERMS = ("step_time", "own", "exposed_communication", *SHARE_TERMS)
+HEAT_TERMS = (
+    *("one_step", "own", "exposed_communication", "bubble", "data_loading", "host_bound"),
+    *("queued", "computation", "rest", "reader_cost"),
+)
 """The terms of the numbers of the heat map."""
 
 
@@ -153,7 +156,7 @@ def _steps(report: ReportData, words: Words, links: Links) -> Content:
         blocks.append(Chart("steps", words.term("steps_recorded"), terms=SHARE_TERMS))
     if report.step_times.height:
         caption = words("about.times", rank=report.step_times["rank"][0])
-        blocks.append(Chart("times", caption, height=240, terms=("step_time", "reader_cost")))
+        blocks.append(Chart("times", caption, height=240, terms=("one_step", "reader_cost")))
     if report.phases.height:
         caption = words("about.phases", ranks=ranks)
         blocks.append(Chart("phases", caption, height=220, terms=("phase_cpu", "phase_gpu")))
