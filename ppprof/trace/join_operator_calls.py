@@ -70,7 +70,10 @@ _INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes", "callstack"), pl.Stri
 _PREFIX = "Global_"
 _MOST_TRIED = 8
 """How many calls with the same nodes to compare with."""
-_LINKS = {"row": pl.Int64(), "call": pl.Int64(), "operator": pl.String(), "gradients": pl.Int64()}
+_LINKS = {
+    **{"row": pl.Int64(), "run": pl.Int64(), "call": pl.Int64()},
+    **{"operator": pl.String(), "gradients": pl.Int64()},
+}
 
 
 def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
@@ -290,14 +293,14 @@ def links_of_gradients(
     ).filter(pl.len().over("call", "operator") == 1)
     nodes = nodes.with_columns(_plain(pl.col("operator")))
     links = nodes.join(forwards, on=["call", "operator"])
-    # An operator has one gradient; if it seems to have two, one of them is another operator's.
-    links = links.filter(pl.len().over("forward") == 1)
+    # An operator has one gradient; if it seems to have two in a run, one of them is another operator's.
+    links = links.filter(pl.len().over("forward", "run") == 1)
     return links.select("row", "forward", "gradients")
 
 
 def _nodes_of_events(
     events: pl.DataFrame, recorded: OperatorCalls
-) -> Iterator[tuple[int, int, str, int]]:
+) -> Iterator[tuple[int, int, int, str, int]]:
     """Yield the columns of `_LINKS` for each gradient whose node is known."""
     if not recorded.backwards:
         return
@@ -321,7 +324,7 @@ def _nodes_of_events(
                 for row, node, call in zip(rows, sample.nodes, sample.calls):
                     operator = operator_of_gradient(node.name)
                     if call is not None and operator is not None:
-                        yield row, run + call, operator, node.num_gradients
+                        yield row, run, run + call, operator, node.num_gradients
                 break
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import polars as pl
 
@@ -11,10 +9,9 @@ from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sampled_steps, samples_by_line
 
-_REPEATED = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}
+_REPEATED = {"step": pl.Int64(), "time_ns": pl.Int64()}
 UNKNOWN = "Backward"
 """Stands for the line where it is unknown."""
-_ACCUMULATION = "GradNodeAccumulation"
 
 
 def repeated_gradients(profile: Profile) -> pl.DataFrame:
@@ -25,9 +22,8 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
         Backward   loss_a.backward(retain_graph=True)   head a | trunk
         Backward   loss_b.backward()                    head b | trunk    the trunk once more
 
-    Recording knows the operator of a gradient node when it first runs only. So a node is one that runs
-    again if its operator is unknown, nodes of its name are all known in the Backward just before, with no
-    layer and no update in between, and operators of other nodes of its own Backward are known.
+    A node is one that runs again if a node of the same operator runs in the Backward just before, with no
+    layer and no update in between. Nodes of unknown operators do not count: their graph may be another one.
 
     Returns:
         A row for each node that runs again: step, name (the line that most samples of these Backwards
@@ -40,12 +36,11 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
     )
     nodes = hosts.filter(is_node).select(
         *("thread", "start_ns"),
-        name=pl.col("name").cast(pl.String),
         time_ns="cpu_ns" if tree.devices.is_empty() else "device_ns",
         step=events["step"].gather(hosts.filter(is_node)["row"]),
-        is_known=events["forward"].gather(hosts.filter(is_node)["row"]).is_not_null(),
+        forward=events["forward"].gather(hosts.filter(is_node)["row"]),
     )
-    nodes = nodes.filter(~pl.col("name").str.contains(_ACCUMULATION)).sort("thread", "start_ns")
+    nodes = nodes.drop_nulls("forward").sort("thread", "start_ns")
     phases = profile.outermost.filter(
         pl.col("category").is_in(["Forward", "Backward", "Optimization"])
     ).sort("thread", "start_ns")
@@ -68,19 +63,13 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
         node_ns, own = by_thread[thread]
         rows = np.searchsorted(node_ns, times).tolist()
         first, second = own[rows[0] : rows[1]], own[rows[2] : rows[3]]
-        unknown = second.filter(~pl.col("is_known"))
-        if not 0 < unknown.height < second.height:
-            continue
-        known = Counter(first.filter(pl.col("is_known").all().over("name"))["name"])
-        nth = pl.int_range(pl.len()).over("name")
-        most = pl.col("name").replace_strict(known, default=0, return_dtype=pl.Int64)
-        repeated = unknown.filter(nth < most)
+        repeated = second.join(first, "forward", "semi", maintain_order="left")
         if repeated.height:
-            again.append(repeated.select(*_REPEATED))
+            again.append(repeated.select("step", "time_ns"))
             starts.append(times[2])
             ends.append(times[3])
-    found = pl.concat(again).drop_nulls("step")
-    return found.with_columns(name=pl.lit(_line(profile, starts, ends) or UNKNOWN))
+    name = pl.lit(_line(profile, starts, ends) or UNKNOWN)
+    return pl.concat(again).drop_nulls("step").select("step", "time_ns", name=name)
 
 
 def _line(profile: Profile, starts: list[int], ends: list[int]) -> str | None:

@@ -192,8 +192,13 @@ class WindowCalls:
         self.calls_of_nodes = None
         self._freed.clear()
 
-    def nodes_of(self, tensors: Any) -> list[tuple[str, CallId | None, int]]:
-        """Return the nodes that compute the gradients of tensors; empty if that is unknown."""
+    def nodes_of(self, tensors: Any, *, retains: bool) -> list[tuple[str, CallId | None, int]]:
+        """Return the nodes that compute the gradients of tensors; empty if that is unknown.
+
+        Args:
+            tensors: what ``run_backward`` is called with.
+            retains: whether it retains the graph, so that a later call may run its nodes again.
+        """
         calls, node_of = self.calls_of_nodes, self._node_of
         if calls is None or node_of is None:
             return []
@@ -209,15 +214,13 @@ class WindowCalls:
             self.stop_looking_at_graphs()
             return []
         self._walked_ns += time.thread_time_ns() - begin
-        # Once it has run, another node may lie there.
-        return [
-            (
-                node.name,
-                None if node.name == ACCUMULATION else calls.pop(node.address, None),
-                node.num_gradients,
-            )
-            for node in order
+        created_by = [
+            None if node.name == ACCUMULATION else calls.get(node.address) for node in order
         ]
+        if not retains:  # another node may lie there soon
+            for node in order:
+                calls.pop(node.address, None)
+        return [(node.name, call, node.num_gradients) for node, call in zip(order, created_by)]
 
     def backwards_of(self, rows: Int64) -> list[Backward]:
         """Return the calls that computed gradients, with rows of calls in place of their starts."""
@@ -455,7 +458,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window = self._window
             if window is None:
                 return function(tensors, *args, **kwargs)
-            nodes = window.nodes_of(tensors)
+            # (grad_tensors, retain_graph, ...): Paddle passes no keywords.
+            nodes = window.nodes_of(tensors, retains=args[1:2] == (True,))
             start = now()
             result = function(tensors, *args, **kwargs)
             end = now()

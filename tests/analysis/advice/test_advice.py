@@ -824,7 +824,8 @@ def test_steps_that_are_longer_up_to_the_window_are_no_few_slow_ones(slow, sever
     assert one("slow-steps", ppprof.advise(ppprof.open(path))).severity == severity
 
 
-def test_nodes_whose_operators_are_never_known_do_not_run_again(tmp_path):
+def test_nodes_of_unknown_operators_do_not_run_again(tmp_path):
+    """They may be those of the step before: a loss of features that it has kept."""
     calls = calls_of_backward_twice(matmul=-1)
     path = run(tmp_path / "log", [backward_twice()], calls=[calls])
     assert not [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "gradients-again"]

@@ -165,6 +165,25 @@ def test_micro_batches(tmp_path: Path) -> None:
     assert sizes == NUM_STEPS * [[3, 8], [3, 4], [5, 8], [5, 4]]
 
 
+@pytest.mark.parametrize("is_of_step_before", [False, True])
+def test_gradients_of_a_retained_graph_are_of_the_same_operators(
+    is_of_step_before: bool, tmp_path: Path
+) -> None:
+    """Two losses of a step; or a loss, and one of the result of the step before."""
+    net = nn.Linear(4, 8)
+    results = [net(paddle.ones([3, 4]))]
+
+    def step(number: int) -> None:
+        results.append(net(paddle.ones([3, 4])))
+        results[-1].mean().backward(retain_graph=True)
+        results[-2 if is_of_step_before else -1].abs().mean().backward()
+
+    products = gradients(tmp_path / "log", step).filter(pl.col("name") == PRODUCTS)
+    firsts, seconds = (products["forward"][number::2].to_list() for number in (0, 1))
+    assert len({*firsts}) == NUM_STEPS
+    assert seconds == (NUM_STEPS * [None] if is_of_step_before else firsts)
+
+
 def test_results_that_a_pipeline_frees(tmp_path: Path) -> None:
     """As Fleet does on all stages but the last: send the result, free it, wait for its gradient."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
