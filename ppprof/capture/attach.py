@@ -449,7 +449,6 @@ def _windows(
         RpcCalls               x
         OperatorCallRecorder   x                 collects calls      writes them beside it
         StackSampler           x                 a thread samples    writes them beside it
-        then, by Windows
         DiskBudget                               notes its size      counts the files above
         LongSteps                                a thread watches
     """
@@ -466,21 +465,21 @@ def _windows(
 
         tasks = flight_recorder.device_tasks if flight_recorder is not None else tuple
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run), tasks=tasks)
+        stacks = None
         with process.without_collection():
-            observers: list[WindowObserver] = [Collectives(job.topology), FleetSpans(), RpcCalls()]
+            wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
             operators = _operators(job, run) if profiler.record_shapes else None
-        if operators is not None:
-            observers.append(operators)
         if profiler.python_stacks is not False:
             from ppprof.capture.recording.python_stacks import StackSampler
 
-            observers.append(StackSampler(run, profiler.python_stacks, profiler.source))
+            stacks = StackSampler(run, profiler.python_stacks, profiler.source)
+        budget = _disk_budget(profiler, job, run, prints, schedule)
+        limits = (budget, LongSteps(operators, recorder.end_allocations))
+        observers: list[WindowObserver | None] = [*wrappers, operators, stacks, *limits]
         return Windows(
             recorder,
             store,
-            observers,
-            budget=_disk_budget(profiler, job, run, prints, schedule),
-            long_steps=partial(LongSteps, operators, recorder.end_allocations),
+            [each for each in observers if each is not None],
             before_waiting=steps.flush,
             first_step=schedule.first_step,
         )

@@ -66,7 +66,8 @@ class Training:
         recorder: Any = self.recorder
         self.store = WindowStore(run, 0, topology, made)
         steps = StepsPart(PerfSummary(), StepLog(RunFile(run, rundir.steps_path(0))))
-        self.windows = Windows(recorder, self.store, budget=budget, before_waiting=steps.flush)
+        observers = [] if budget is None else [budget]
+        self.windows = Windows(recorder, self.store, observers, before_waiting=steps.flush)
         parts: list[Part] = [
             TriggersPart(triggers, self.store.saved_steps),
             RecordingPart(states, self.windows, made, triggers),

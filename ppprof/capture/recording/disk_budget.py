@@ -68,11 +68,7 @@ class DiskBudget(WindowObserver):
         self._step_bytes = DiskBudget._last_step_bytes
 
     def limit(self, num_steps: int | None) -> str:
-        """Return the limit if one more step might exceed it; "" if the step fits.
-
-        Args:
-            num_steps: steps of the open segment so far; None ahead of a window.
-        """
+        """Return the limit if one more step might exceed it; "" if the step fits."""
         exceeds = self.is_spent if num_steps is None else self.is_close(num_steps)
         return self._limit if exceeds else ""
 

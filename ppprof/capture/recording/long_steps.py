@@ -41,19 +41,15 @@ class LongSteps(WindowObserver):
         operators: the calls of operators; None if they are not counted.
         end_allocations: called with the reason for recording no more allocations; returns whether they
             were recorded.
-        end_window: called with the reason for ending the window, in a thread that has called an operator;
-            returns whether that was the thread of the steps.
     """
 
     def __init__(
         self,
         operators: OperatorCallRecorder | None,
         end_allocations: Callable[[str], bool],
-        end_window: Callable[[str], bool],
     ) -> None:
         self._operators = operators
         self._end_allocations = end_allocations
-        self._end_window = end_window
         self._over: threading.Event | None = None
         """Set when the window ends; None outside windows."""
         self._num_before = 0
@@ -62,6 +58,10 @@ class LongSteps(WindowObserver):
         """Whether the recording of allocations ended in the step."""
         self._before = 0.0
         """Processor time of the thread of the steps when the step began."""
+
+    def bind(self, end_window: Callable[[str], bool]) -> None:
+        """Keep what ends the window: a thread that has called an operator calls it."""
+        self._end_window = end_window
 
     def started(self) -> None:
         """Watch a window; of its next segment, the first step."""

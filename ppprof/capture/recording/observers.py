@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -23,6 +23,20 @@ class WindowObserver:
 
     `ppprof.capture.recording.windows.Windows` says in which order its methods are called. A method that is not overridden does nothing.
     """
+
+    def bind(self, end_window: Callable[[str], bool]) -> None:
+        """Keep what ends the open window within a step, given the reason, in the thread of the steps.
+
+        It returns False in another thread: nothing has happened.
+        """
+
+    def limit(self, num_steps: int | None) -> str:
+        """Return the limit that one more step might exceed; "" if the step fits.
+
+        Args:
+            num_steps: steps of the open segment so far; None ahead of a window.
+        """
+        return ""
 
     def install(self) -> None:
         """Wrap functions of Paddle: a window is about to open."""

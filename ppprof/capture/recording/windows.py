@@ -23,7 +23,6 @@ from ppprof.capture.step_states import Transition, ends_provisional_steps
 from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:  # the recorder imports Paddle, which this module does not need
-    from ppprof.capture.recording.disk_budget import DiskBudget
     from ppprof.capture.recording.recorder import Recorder
 
 log = logging.getLogger("ppprof")
@@ -90,9 +89,8 @@ class Windows:
           not written   observers.dropped
         deleted         observers.dropped -> store.delete
 
-    Observers are called in their order; the budget follows them, since it counts the files that they have
-    written. Before the step that precedes a window, and after each step of it, the budget is asked for its
-    limit. Functions are wrapped only while Paddle records; the
+    Observers are called in their order. Before the step that precedes a window, and after each step of it, they
+    are asked for their `limit`. Functions are wrapped only while Paddle records; the
     profiler exists from `Recorder.prepare` until the window ends, or until the training needs it
     (`preempt`).
 
@@ -100,9 +98,6 @@ class Windows:
         recorder: drives Paddle's profiler.
         store: the files of the windows.
         observers: what happens besides.
-        budget: the size of the windows; None without a limit.
-        long_steps: returns what ends a window within a step that is too long, given `end_within_step`;
-            None to let a step last.
         before_waiting: saves other data: Paddle's profiler is about to wait for the device, perhaps
             forever.
         now: returns the processor time of this thread in seconds; tests pass another function.
@@ -114,8 +109,6 @@ class Windows:
         recorder: Recorder,
         store: WindowStore,
         observers: Sequence[WindowObserver] = (),
-        budget: DiskBudget | None = None,
-        long_steps: Callable[[Callable[[str], bool]], WindowObserver] | None = None,
         before_waiting: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.thread_time,
         first_step: int = 0,
@@ -123,12 +116,9 @@ class Windows:
         self._now = now
         self._recorder = recorder
         self._store = store
-        self._budget = budget
-        self._observers = [*observers]
-        if budget is not None:
-            self._observers.append(budget)
-        if long_steps is not None:
-            self._observers.append(long_steps(self.end_within_step))
+        self._observers = observers
+        for observer in observers:
+            observer.bind(self.end_within_step)
         self._before_waiting = before_waiting
         self._lock = threading.RLock()  # between the training and `preempt`
         self._thread = threading.get_ident()
@@ -169,7 +159,7 @@ class Windows:
             steps = self._open.num_steps + before.records
             total = self._open.num_before + steps
             effect = f"ends after {total} step{'s' * (total != 1)} on this rank"
-        limit = "" if self._budget is None else self._budget.limit(steps)
+        limit = next(filter(None, (each.limit(steps) for each in self._observers)), "")
         if limit:
             what = f"{_AHEAD} " * (after is State.PROVISIONAL) + f"window {transition.window}"
             log.warning(f"rank {self._store.rank}: {what} {effect}: {limit}")
