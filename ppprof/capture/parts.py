@@ -283,7 +283,7 @@ class RecordingPart(Part):
             self._post_processor.poll()
         windows = self._windows
         if windows is not None and (holds_up or transition.after.records):
-            if not windows.can_record(transition):
+            if not windows.admit(transition):
                 transition = self._states.cut(transition)
                 holds_up = True
             if not windows.advance(transition):

@@ -24,7 +24,7 @@ class Recorder:
         self.is_in_use = False
         self.taken: list[weakref.ref[Steps]] = []
 
-    def prepare(self, on_preempt: object = None) -> bool:
+    def prepare(self, preempt: object = None) -> bool:
         if not self.is_in_use:
             self.log.append("prepare")
         return not self.is_in_use

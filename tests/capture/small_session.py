@@ -43,7 +43,7 @@ class SmallRecorder:
         self._steps: list[tuple[int, int, int, bool]] = []
         self._step: tuple[int, int] | None = None
 
-    def prepare(self, on_preempt: object = None) -> bool:
+    def prepare(self, preempt: object = None) -> bool:
         """Do nothing, and find no other profiler."""
         return True
 

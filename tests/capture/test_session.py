@@ -57,7 +57,7 @@ class Windows:
         self.cut: set[int] = set()
         self.num_segments: dict[int, int] = {}
 
-    def can_record(self, transition: Transition) -> bool:
+    def admit(self, transition: Transition) -> bool:
         return True
 
     def ends_segment(self, transition: Transition) -> bool:
@@ -429,7 +429,7 @@ def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
         cut=set(),
         num_skipped=0,
         advance=lambda *_: True,
-        can_record=lambda *_: True,
+        admit=lambda *_: True,
         ends_segment=lambda _: False,
         opens_late=lambda _: False,
         close=close,

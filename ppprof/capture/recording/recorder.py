@@ -149,7 +149,7 @@ class Recorder:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between a guest's thread and `discard`
         self._thread = threading.get_ident()
-        self._on_preempt: Callable[[], None] = self._discard_after_a_while
+        self._preempt: Callable[[], None] = self._discard_after_a_while
         self.wait_seconds = 0.0
         """Processor time for which this has waited for the device's work so far."""
 
@@ -161,18 +161,18 @@ class Recorder:
         self._trace_switch = sum(TRACE_SWITCH[target] for target in self._targets.decide())
         has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
-        self._profiler = instance.acquire(self._trace_switch, devices, self._preempt)
+        self._profiler = instance.acquire(self._trace_switch, devices, self._give_up)
         guest = Recorder._guest
         if self._profiler is None and guest is not None and not self._is_guest:
             guest._discard_after_a_while()
-            self._profiler = instance.acquire(self._trace_switch, devices, self._preempt)
+            self._profiler = instance.acquire(self._trace_switch, devices, self._give_up)
         if self._is_guest and self._profiler is not None:
             Recorder._guest = self
         return self._profiler is not None
 
-    def _preempt(self) -> None:
+    def _give_up(self) -> None:
         if os.getpid() == self._pid:
-            self._on_preempt()
+            self._preempt()
         else:  # a forked child: the window is the parent's, which saves it
             self._lock = threading.RLock()  # another thread of the parent may hold the other one
             self.discard()
@@ -187,13 +187,13 @@ class Recorder:
         """The time for which `prepare` is likely to wait for the probe of the device's profiler."""
         return self._targets.seconds_left
 
-    def prepare(self, on_preempt: Callable[[], None] | None = None) -> bool:
+    def prepare(self, preempt: Callable[[], None] | None = None) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 
         On a device, the first call waits for the probe of the device's profiler.
 
         Args:
-            on_preempt: called when the training creates its own profiler, in the thread that does so.
+            preempt: called when the training creates its own profiler, in the thread that does so.
                 It must release Paddle's profiler, by `take` or `discard`. None drops the window, after
                 a while.
 
@@ -201,7 +201,7 @@ class Recorder:
             False if another profiler is open in this process: Paddle allows only one.
         """
         with self._lock:
-            self._on_preempt = on_preempt or self._discard_after_a_while
+            self._preempt = preempt or self._discard_after_a_while
             if not self._create():
                 return False
             self._profiler.prepare()
@@ -377,7 +377,7 @@ class Recorder:
         self._profiler = None
         if self._events is not None:
             self._events.left.clear()
-        instance.release(self._preempt)
+        instance.release(self._give_up)
 
     def ends_by(self, error: BaseException) -> None:
         """Note that an exception ends the training: it must not wait for the device for long."""

@@ -136,10 +136,10 @@ class Windows:
         segment = self._open
         return None if segment is None else self._store.calls(segment.name)
 
-    def can_record(self, transition: Transition) -> bool:
-        """Return whether the step that begins can be recorded; call it before `advance`. True for a CLOSED step.
+    def admit(self, transition: Transition) -> bool:
+        """Admit the step that begins, or return False if it cannot be recorded; call it before `advance`.
 
-        If another thread of the training waits for Paddle's profiler, the window ends here: it is saved, and the
+        A CLOSED step is admitted. If another thread of the training waits for Paddle's profiler, the window ends here: it is saved, and the
         profiler released. If the budget has no room for the step, log a warning.
 
         Raises:
