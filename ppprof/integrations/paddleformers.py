@@ -8,15 +8,4 @@ from ppprof.integrations.callback import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
-    """A callback that records the training of PaddleFormers' ``Trainer``.
-
-    The ``Trainer`` calls its methods, which open a session, end steps and close the session. They
-    are defined in `TrainerHooks`.
-
-    Args:
-        profiler: the ``Profiler`` block: a `ppprof.config.ProfilerConfig`, a mapping, or the path
-            of a YAML file.
-
-    Raises:
-        ConfigError: the block is invalid.
-    """
+    """Records the training of PaddleFormers' ``Trainer``; see `TrainerHooks`."""
