@@ -165,8 +165,8 @@ class StackSampler(FileObserver["_Sampling"]):
             self._sampling.stop()
         else:
             for name in _READS:
-                self._patches.replace(self._tensor, name, self._reader)
-            self._patches.replace(self._tensor, _CLEAR, self._clearer)
+                self._patches.replace(self._tensor, name, self._noting(_Sampling.note_read))
+            self._patches.replace(self._tensor, _CLEAR, self._noting(_Sampling.note_clear))
             self._patches.replace(self._layer, "eval", self._begins_evaluation)
             self._patches.replace(self._layer, "train", self._ends_evaluation)
             gc.callbacks.append(self._collect)
@@ -210,27 +210,21 @@ class StackSampler(FileObserver["_Sampling"]):
             if self._sampling is not None:
                 self._sampling.note_collection(self._collection_ns, sys._getframe().f_back)
 
-    def _reader(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            begin_ns = time.time_ns()
-            result = method(*args, **kwargs)
-            sampling = self._sampling
-            if sampling is not None:
-                sampling.note_read(begin_ns, sys._getframe(1))
-            return result
+    def _noting(self, note: Callable[[_Sampling, int, FrameType], None]) -> Callable[..., Any]:
+        """Return what wraps a method: each call is noted, with its begin and the caller's frame."""
 
-        return wrapper
+        def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                begin_ns = time.time_ns()
+                result = method(*args, **kwargs)
+                sampling = self._sampling
+                if sampling is not None:
+                    note(sampling, begin_ns, sys._getframe(1))
+                return result
 
-    def _clearer(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            begin_ns = time.time_ns()
-            result = method(*args, **kwargs)
-            sampling = self._sampling
-            if sampling is not None:
-                sampling.note_clear(begin_ns)
-            return result
+            return wrapper
 
-        return wrapper
+        return wrapped
 
     def _begins_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -386,7 +380,7 @@ class _Sampling:
         """Note that layers evaluated, until now."""
         self._note(self._evaluations, begin_ns, None)
 
-    def note_clear(self, begin_ns: int) -> None:
+    def note_clear(self, begin_ns: int, frame: FrameType) -> None:
         """Note that a gradient was cleared, until now: in the row of the one before, if it follows at once."""
         rows, end_ns = self._clears, time.time_ns()
         thread, last_ns = rows[-COLUMNS : 2 - COLUMNS] or (-1, 0)
