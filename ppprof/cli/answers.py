@@ -21,7 +21,6 @@ from ppprof.choices import (
     GROUPS,
     PATH_GROUPS,
     WAYS,
-    StepRange,
     SummaryOptions,
 )
 from ppprof.cli.options import names_in
@@ -33,6 +32,7 @@ from ppprof.topology import is_own_axis
 
 if TYPE_CHECKING:
     from ppprof.run.run import Run
+    from ppprof.run.summary import AcrossRanks, WindowTables
 
 MOST_CHARACTERS = 40_000
 """Most characters of an answer: what an assistant can read along with other answers."""
@@ -196,27 +196,17 @@ class Answers:
             sorted_by: auto, cpu_total, cpu_avg, cpu_max, gpu_total, gpu_avg or gpu_max.
             rows: most rows of each table.
         """
-        from ppprof.run.summary import window_tables
-
-        opened, options = self._open(run), SummaryOptions(sorted_by)
+        opened = self._open(run)
+        chosen: dict[str, Any] = {"steps": steps or None, "options": SummaryOptions(sorted_by)}
+        tables: AcrossRanks | WindowTables
         if by:
             (way,) = names_in(by, WAYS)[:1]
             ranks = None if rank is None else [rank]
-            across = opened.across(
-                names_in(view, ACROSS),
-                way,
-                window,
-                ranks=ranks,
-                steps=steps or None,
-                options=options,
-            )
-            return document(rows_of(across.tables), **across.identity())
-        recording = opened.select(rank, window)[0]
-        tables = window_tables(
-            opened, recording, names_in(view, ALL_VIEWS), StepRange.of(steps or None), options
-        )
-        identity = {"file": str(tables.source), **tables.identity()}
-        return document(rows_of(tables.tables), **identity)
+            tables = opened.across(names_in(view, ACROSS), way, window, ranks=ranks, **chosen)
+        else:
+            first = opened.select(rank, window)[0]
+            tables = opened.tables(names_in(view, ALL_VIEWS), first.rank, first.window, **chosen)
+        return document(rows_of(tables.tables), **tables.identity())
 
     @_bounded
     def path(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,6 @@ from ppprof.choices import (
     ALL_VIEWS,
     VIEWS,
     WAYS,
-    StepRange,
     SummaryOptions,
     check_across,
     check_time_unit,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from ppprof.report.columns import Row
     from ppprof.report.text.summary import TableOptions
     from ppprof.run.run import Run
+    from ppprof.run.summary import AcrossRanks, WindowTables
     from ppprof.rundir.recordings import Recording
 
 EXAMPLES = {
@@ -179,129 +179,85 @@ class _Window(NamedTuple):
 
 
 def _windows(args: argparse.Namespace, failures: list[int]) -> Iterator[_Window]:
-    """Yield the tables of each window, of one rank or across ranks.
+    """Yield the tables of each window, of one rank or across ranks, each read when it is asked for.
 
     Unreadable runs and windows are logged and skipped; their exit codes are added to ``failures``.
     """
     from ppprof.cli.runs import log_newest, open_located
     from ppprof.report.text.summary import TableOptions
     from ppprof.rundir.recordings import resolve_each
+    from ppprof.rundir.summaries import rows_of
 
     locations = resolve_each(args.paths)
     for paths, location in locations:
         path = ", ".join(paths)
-        try:
+        with _skipping(failures):
             if isinstance(location, InputError):
                 raise location
             run = open_located(location, args.reading)
             log_newest(run, location)
-            recordings = _recordings(args, run)
-            block = run.profiler
-        except PpprofError as error:
-            log.error("%s", error)
-            failures.append(error.exit_code)
-            continue
-        views = args.views or (block.views() if block else DEFAULT_VIEWS)
-        _warn_of_no_effect(args, views)
-        settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
-        settings.update(args.settings)
-        options = TableOptions(
-            **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings},
-            layout=args.layout,
+            recordings, block = _recordings(args, run), run.profiler
+            views = args.views or (block.views() if block else DEFAULT_VIEWS)
+            _warn_of_no_effect(args, views)
+            settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
+            settings.update(args.settings)
+            shown = {name: settings.pop(name) for name in TABLE_OPTIONS if name in settings}
+            options = TableOptions(**shown, layout=args.layout)
+            chosen: dict[str, Any] = {"steps": args.steps, "options": SummaryOptions(**settings)}
+            keys: list[dict[str, Any]]
+            keys = [{"rank": each.rank, "window": each.window} for each in recordings]
+            if args.by:
+                if args.rank not in (
+                    None,
+                    "all",
+                ):  # else all, and a warning of those without a trace
+                    chosen["ranks"] = sorted({key["rank"] for key in keys})
+                keys = [{"window": window} for window in sorted({key["window"] for key in keys})]
+            for key in keys:
+                with _skipping(failures):
+                    tables: AcrossRanks | WindowTables
+                    if args.by:
+                        tables = run.across(views, args.by, **key, **chosen)
+                    else:
+                        tables = run.tables(views, **key, **chosen)
+                    heading = _heading(run, tables)
+                    yield _Window(
+                        f"{path}: {heading}" if len(locations) > 1 else heading,
+                        rows_of(tables.tables),
+                        {view: table.columns for view, table in tables.tables.items()},
+                        tables.identity(),
+                        {"path": path, **key},
+                        options,
+                    )
+
+
+@contextmanager
+def _skipping(failures: list[int]) -> Iterator[None]:
+    """Log what cannot be read, and add its exit code to ``failures``."""
+    try:
+        yield
+    except PpprofError as error:
+        log.error("%s", error)
+        failures.append(error.exit_code)
+
+
+def _heading(run: Run, tables: AcrossRanks | WindowTables) -> str:
+    """Return the title of tables; a warning says that one rank has no other to compare with."""
+    from ppprof.report.text.summary import title, window_title
+    from ppprof.run.summary import WindowTables
+
+    if isinstance(tables, WindowTables):
+        rank, window = tables.recording.rank, tables.recording.window
+        return title(rank, tables.recording.what, window, tables.steps)
+    ranks = [part.recording.rank for part in tables.ranks]
+    if tables.by == "name" and len(ranks) == 1:
+        log.warning(
+            "%s: window %d: only rank %d: no other rank to compare with",
+            run.path,
+            tables.window,
+            ranks[0],
         )
-        source = _Source(
-            run,
-            views,
-            args.steps,
-            SummaryOptions(**settings),
-            options,
-            f"{path}: " if len(locations) > 1 else "",
-            path,
-        )
-        tasks: list[Callable[[], _Window]]
-        if args.by:
-            ranks = None  # all, and a warning of those that have no trace
-            if args.rank not in (None, "all"):
-                ranks = sorted({recording.rank for recording in recordings})
-            tasks = [
-                partial(source.across, args.by, window, ranks)
-                for window in sorted({recording.window for recording in recordings})
-            ]
-        else:
-            tasks = [partial(source.of_one_rank, recording) for recording in recordings]
-        for task in tasks:
-            try:
-                window = task()
-            except PpprofError as error:
-                log.error("%s", error)
-                failures.append(error.exit_code)
-                continue
-            yield window
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The windows of one run."""
-
-    run: Run
-    views: Sequence[str]
-    steps: StepRange | None
-    options: SummaryOptions
-    table_options: TableOptions
-    prefix: str
-    """What precedes each heading."""
-    path: str
-    """The paths that the user gave for the run, joined by commas."""
-
-    def of_one_rank(self, recording: Recording) -> _Window:
-        """Return the tables of one rank's window.
-
-        Raises:
-            PpprofError: they cannot be read.
-        """
-        from ppprof.report.text.summary import title
-        from ppprof.run.summary import window_tables
-        from ppprof.rundir.summaries import rows_of
-
-        rank, window = recording.rank, recording.window
-        tables = window_tables(self.run, recording, self.views, self.steps, self.options)
-        return _Window(
-            self.prefix + title(rank, tables.recording.what, window, tables.steps),
-            rows_of(tables.tables),
-            {view: table.columns for view, table in tables.tables.items()},
-            {"file": str(tables.source), **tables.identity()},
-            {"path": self.path, "rank": rank, "window": window},
-            self.table_options,
-        )
-
-    def across(self, by: str, window: int, ranks: Sequence[int] | None) -> _Window:
-        """Return the tables of one window across ranks.
-
-        Raises:
-            PpprofError: no rank can be read.
-        """
-        from ppprof.report.text.summary import window_title
-        from ppprof.rundir.summaries import rows_of
-
-        tables = self.run.across(
-            self.views, by, window, ranks=ranks, steps=self.steps, options=self.options
-        )
-        if by == "name" and len(tables.ranks) == 1:
-            log.warning(
-                "%s: window %d: only rank %d: no other rank to compare with",
-                self.run.path,
-                window,
-                tables.ranks[0].recording.rank,
-            )
-        several = self.run.name_ranks(part.recording.rank for part in tables.ranks)
-        return _Window(
-            f"{self.prefix}{several}, {window_title(window, tables.steps)}",
-            rows_of(tables.tables),
-            {view: table.columns for view, table in tables.tables.items()},
-            tables.identity(),
-            {"path": self.path, "window": window},
-            self.table_options,
-        )
+    return f"{run.name_ranks(ranks)}, {window_title(tables.window, tables.steps)}"
 
 
 def _recordings(args: argparse.Namespace, run: Run) -> Sequence[Recording]:

@@ -201,7 +201,9 @@ def _finish_window(
         view: tables.tables[view] if view in tables.tables else summarize(profile, view)
         for view in VIEWS
     }
-    RunFile(run, name.summary).write(dumps(document(rows_of(every), **tables.identity())).encode())
+    identity = tables.identity()
+    del identity["file"]  # the raw capture, which is deleted
+    RunFile(run, name.summary).write(dumps(document(rows_of(every), **identity)).encode())
     traces: list[Path] = []
     kept: list[str] = []
     finished: list[TraceName] = []

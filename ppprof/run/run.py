@@ -131,12 +131,11 @@ class Run(BaseRun):
         if by is not None:
             if thread_sep:
                 raise UsageError(f"thread_sep: threads are merged by {by}")
-            ranks = None if rank is None else [rank]
-            chosen, options = StepRange.of(steps), SummaryOptions(sorted_by)
-            return across_ranks(self, [view], by, window, ranks, chosen, options).tables[view]
+            ranks, options = None if rank is None else [rank], SummaryOptions(sorted_by)
+            across = self.across([view], by, window, ranks=ranks, steps=steps, options=options)
+            return across.tables[view]
         options = SummaryOptions(sorted_by, thread_sep)
-        recording = self.select_one(rank, window)
-        return window_tables(self, recording, [view], StepRange.of(steps), options).tables[view]
+        return self.tables([view], rank, window, steps=steps, options=options).tables[view]
 
     def tables(
         self,

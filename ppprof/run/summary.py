@@ -24,7 +24,7 @@ from ppprof.choices import ALL_VIEWS, VIEWS, StepRange, SummaryOptions, check_ac
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.base import BaseRun
 from ppprof.rundir.recordings import Recording
-from ppprof.rundir.summaries import identity_of_window, not_a_document, read_document
+from ppprof.rundir.summaries import not_a_document, read_document
 from ppprof.trace.fastpath.threads import results_of
 from ppprof.units import format_ranges, format_unusable
 
@@ -53,7 +53,15 @@ class WindowTables:
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the tables in `ppprof.rundir.summaries.document`."""
-        return identity_of_window(self.recording, self.steps, self.sorted_by, self.skipped)
+        return {
+            "file": str(self.source),
+            "rank": self.recording.rank,
+            "coordinate": self.recording.coordinate,
+            "window": self.recording.window,
+            "steps": list(self.steps),
+            "sorted_by": self.sorted_by,
+            "lost": dict(self.skipped),
+        }
 
 
 @dataclass(frozen=True)
@@ -314,7 +322,7 @@ def tables_of_profile(
 def read_tables(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
     """Return the identity and the nine tables in a file that a capture saved.
 
-    The identity is that of `WindowTables.identity`. The tables have the dtypes of `summarize`.
+    The identity is that of `WindowTables.identity`, without its file. The tables have the dtypes of `summarize`.
 
     Raises:
         InputError: the file is missing or unreadable, has no such tables, or has a newer schema.

@@ -13,8 +13,6 @@ from ppprof.paths import read_bounded, store_errors_as_oserror
 if TYPE_CHECKING:
     import polars as pl
 
-    from ppprof.rundir.recordings import Recording
-
 SCHEMA_VERSION = 1
 """Version of a file. It increases when older readers would misread the file."""
 
@@ -39,23 +37,6 @@ def document(rows: Mapping[str, Sequence[Mapping[str, Any]]], **identity: Any) -
 def rows_of(tables: Mapping[str, pl.DataFrame]) -> dict[str, list[Row]]:
     """Return the rows of tables, keyed by view; a row is keyed by column."""
     return {view: table.rows(named=True) for view, table in tables.items()}
-
-
-def identity_of_window(
-    recording: Recording, steps: Sequence[int], sorted_by: str, skipped: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the values that identify the tables of one rank's window in `document`.
-
-    The keys are rank, coordinate, window, steps, sorted_by, and lost (which is ``skipped``).
-    """
-    return {
-        "rank": recording.rank,
-        "coordinate": recording.coordinate,
-        "window": recording.window,
-        "steps": list(steps),
-        "sorted_by": sorted_by,
-        "lost": dict(skipped),
-    }
 
 
 def dumps(value: object) -> str:
