@@ -35,8 +35,7 @@ _log = logging.getLogger("ppprof")
 class BaseRun:
     """A run: its windows, and what the capture wrote beside them.
 
-    A trace file is read at once, because only its events say which ranks it holds. Of other runs,
-    only file names and the manifest have been read.
+    Only file names and the manifest have been read.
 
     Args:
         location: the run's files.
@@ -58,15 +57,22 @@ class BaseRun:
         job = rundir.job_context_of(location.manifest)._replace(num_ranks=num_ranks)
         self.reader = TraceReader(progress, job, reading)
         """Reads the windows."""
-        self.recordings: Sequence[Recording] = location.recordings
-        """Every window of every rank, sorted by rank, then window."""
-        if len(self.recordings) == 1 and self.paths == self.recordings[0].files:
-            self.recordings = self.reader.ranks_in(self.recordings[0])
-        self._manifest = location.manifest
+        self._location = location
 
     def __str__(self) -> str:
         """Return ``paths`` as text for messages, separated by commas."""
         return join_paths(self.paths)
+
+    @cached_property
+    def recordings(self) -> Sequence[Recording]:
+        """Every window of every rank, sorted by rank, then window.
+
+        A trace file is read for it: only its events say which ranks it holds.
+        """
+        recordings = self._location.recordings
+        if len(recordings) == 1 and self.paths == recordings[0].files:
+            return self.reader.ranks_in(recordings[0])
+        return recordings
 
     @property
     def ranks(self) -> list[int]:
@@ -96,12 +102,13 @@ class BaseRun:
         Raises:
             InputError: the manifest cannot be read, or a newer ppprof wrote it.
         """
-        if isinstance(self._manifest, InputError):
-            raise self._manifest
-        if not self._manifest:
+        manifest = self._location.manifest
+        if isinstance(manifest, InputError):
+            raise manifest
+        if not manifest:
             return {}
         nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
-        return {**self._manifest, "nodes": nodes}
+        return {**manifest, "nodes": nodes}
 
     @cached_property
     def profiler(self) -> ProfilerConfig | None:

@@ -66,9 +66,9 @@ def open(
             those of ``ppprof/trace/communication_names.yaml``; None: only these.
 
     Returns:
-        A `Run`. Only file names and the manifest have been read so far; of a trace file, which may
-        hold several ranks, all of it. A run without a recorded window, such as with
-        ``timer_only``, has step times only; methods that need a window raise InputError.
+        A `Run`. Only file names and the manifest have been read so far. A run without a recorded
+        window, such as with ``timer_only``, has step times only; methods that need a window raise
+        InputError.
 
     Raises:
         InputError: a path does not exist, there is neither a run nor a trace, or the paths belong
