@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
@@ -44,8 +44,8 @@ _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
 """Ends of the names of functions that clear gradients: that has no event, and is a part of the training."""
 _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
-_NODE = "Global_"
-"""Beginning of the names of nodes of the graph of gradients."""
+_NODE = "^global_(?!gradnodeaccumulation)"
+"""Names, in lower case, of nodes of the graph of gradients, but of those that add to a gradient: no operator is theirs."""
 _KNOWN = 0.9
 """With fewer Backwards whose operators are known, the others may be of layers of an earlier step."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -251,7 +251,7 @@ def _with_gradients(profile: Profile, own: pl.DataFrame) -> pl.DataFrame:
     """
     tree = profile.tree
     is_in_phase = pl.Series(tree.below(tree.events.host_rows(*PHASES)))[own["row"]]
-    is_node = (own["category"] == "Operator") & own["name"].cast(pl.String).str.starts_with(_NODE)
+    is_node = (own["category"] == "Operator") & matching(own["name"], _NODE)
     nodes = own.filter(is_node & ~is_in_phase)
     nodes = nodes.with_columns(category=pl.lit("Backward").cast(own.schema["category"]))
     outermost = profile.outermost.filter(pl.col("thread").is_in(own["thread"].unique().implode()))

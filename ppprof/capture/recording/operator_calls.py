@@ -192,11 +192,14 @@ class WindowCalls:
         self.calls_of_nodes = None
         self._freed.clear()
 
-    def nodes_of(self, tensors: Any, *, retains: bool) -> list[tuple[str, CallId | None, int]]:
+    def nodes_of(
+        self, tensors: Any, inputs: Any, *, retains: bool
+    ) -> list[tuple[str, CallId | None, int]]:
         """Return the nodes that compute the gradients of tensors; empty if that is unknown.
 
         Args:
             tensors: what ``run_backward`` is called with.
+            inputs: the tensors whose gradients ``paddle.grad`` returns; None for ``run_backward``.
             retains: whether it retains the graph, so that a later call may run its nodes again.
         """
         calls, node_of = self.calls_of_nodes, self._node_of
@@ -206,7 +209,8 @@ class WindowCalls:
         try:
             freed = [self._freed.pop(id(tensor), None) for tensor in tensors]
             roots = [pair[1] if pair else node_of(tensor) for tensor, pair in zip(tensors, freed)]
-            order = gradient_order(roots, begin + _MOST_WALK_NS - self._walked_ns)
+            ends = None if inputs is None else [node_of(tensor) for tensor in inputs]
+            order = gradient_order(roots, begin + _MOST_WALK_NS - self._walked_ns, ends)
         except Exception as error:
             pass_interruption(error)
             if not isinstance(error, (TooLongError, AttributeError)):
@@ -330,6 +334,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         self._patches.replace(self._tensor, _FREE, self._free_wrapper)
         self._patches.replace(paddle.nn.Layer, _CALL, self._layer_wrapper)
         self._patches.replace(core.eager, RUN_BACKWARD, self._backward_wrapper)
+        of_inputs = functools.partial(self._backward_wrapper, is_of_inputs=True)
+        self._patches.replace(core.eager, "run_partial_grad", of_inputs)
 
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
@@ -451,15 +457,16 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
 
         return wrapper
 
-    def _backward_wrapper(self, function: _Call) -> _Call:
+    def _backward_wrapper(self, function: _Call, *, is_of_inputs: bool = False) -> _Call:
         now = time.time_ns
 
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
                 return function(tensors, *args, **kwargs)
-            # (grad_tensors, retain_graph, ...): Paddle passes no keywords.
-            nodes = window.nodes_of(tensors, retains=args[1:2] == (True,))
+            # ([inputs], grad_tensors, retain_graph, ...): Paddle passes no keywords.
+            inputs, others = (args[0], args[1:]) if is_of_inputs else (None, args)
+            nodes = window.nodes_of(tensors, inputs, retains=others[1:2] == (True,))
             start = now()
             result = function(tensors, *args, **kwargs)
             end = now()

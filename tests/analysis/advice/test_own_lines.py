@@ -16,6 +16,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
 from ppprof.report.text.advice import render_findings
+from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
 from tests.fixtures.findings import (
@@ -259,10 +260,32 @@ def test_gradients_in_no_backward_train(tmp_path: Path) -> None:
     assert not lines_beside_teaching(tmp_path, steps)
 
 
-def lines_beside_teaching(folder: Path, steps: list[Span]) -> list[Finding]:
+def test_a_layer_without_gradients_ahead_of_known_gradients_in_no_backward(tmp_path: Path) -> None:
+    """
+    ::
+
+        Teacher Net gradients accumulation Optimization
+    """
+    steps = []
+    for number, each in enumerate(teaching().inside):
+        teacher, net, _, update = each.inside
+        adds = op(1000 * US * number, 600, 700, "Global_GradNodeAccumulation")
+        inside = teacher, net, gradients(number, 500, 600), adds, update
+        steps.append(dataclasses.replace(each, inside=inside))
+    calls = calls_of_teaching()
+    accumulation = Node("GradNodeAccumulation", -1, 0)
+    runs = [Backward(each.call, [*each.nodes, accumulation]) for each in calls.backwards]
+    calls = dataclasses.replace(calls, backwards=runs)
+    (finding,) = lines_beside_teaching(tmp_path, steps, calls)
+    assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+def lines_beside_teaching(
+    folder: Path, steps: list[Span], calls: OperatorCalls | None = None
+) -> list[Finding]:
     stacks = in_lines((300, AFTER), (700, FORWARD))
     threads = [Thread(1, "main", tuple(steps))]
-    path = run(folder / "log", threads, stacks=[stacks], calls=[calls_of_teaching()])
+    path = run(folder / "log", threads, stacks=[stacks], calls=[calls or calls_of_teaching()])
     return [each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line")]
 
 

@@ -184,6 +184,22 @@ def test_gradients_of_a_retained_graph_are_of_the_same_operators(
     assert seconds == (NUM_STEPS * [None] if is_of_step_before else firsts)
 
 
+@pytest.mark.parametrize("is_of_hidden", [False, True])
+def test_gradients_of_inputs(is_of_hidden: bool, tmp_path: Path) -> None:
+    """``paddle.grad`` runs nodes that lead to its inputs, and accumulates no gradients of parameters."""
+    first, second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def step(number: int) -> None:
+        x = paddle.ones([3, 4])
+        x.stop_gradient = False
+        hidden = nn.functional.relu(first(x))
+        paddle.grad(second(hidden).mean(), hidden if is_of_hidden else x)
+
+    table = gradients(tmp_path / "log", step)
+    expected = [[8, 2]] if is_of_hidden else [[8, 2], [4, 8]]
+    assert [weights_of(table, number) for number in range(NUM_STEPS)] == NUM_STEPS * [expected]
+
+
 def test_results_that_a_pipeline_frees(tmp_path: Path) -> None:
     """As Fleet does on all stages but the last: send the result, free it, wait for its gradient."""
     net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
