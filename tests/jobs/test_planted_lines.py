@@ -51,7 +51,7 @@ AT_LEAST = (
     "unused_parameters",
 )
 """Scripts whose cost is a minimum: half of the bytes, though tanh in float64 takes several times as long; dense
-gradients and updates without the filling of the gradients with zeros, which is no operator; transfers without the waits for the last rank. And on a busy machine, a part of the time of a thread that
+gradients without the page faults of their memory, which malloc may return to the system only outside windows; transfers without the waits for the last rank. And on a busy machine, a part of the time of a thread that
 waits for the lock is waiting for a processor."""
 OF_MEMORY = ("list_of_losses",)
 """Scripts whose bottleneck takes memory, and no time."""

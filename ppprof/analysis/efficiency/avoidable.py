@@ -158,6 +158,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
         embedding       [256,10] [60000,32]      reads 2560 rows at most
         embedding_grad  [256,10] [60000,32]      writes all rows
         adam_           [60000,32] [60000,32]    updates all rows; 57440 of them do not occur
+        clear_grad      [60000,32]               fills all rows of the gradient with zeros
 
     The product of a ``one_hot`` and a table computes on all rows, too. Left out are
 
@@ -171,7 +172,8 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
         A row for each call: columns of `VOCABULARY`; saved_ns, the part of time_ns of rows that no
         lookup of the rank takes (of an update, no lookup of the step that has a gradient);
         table_saved_ns, that of all operators on the table in the step; row (of the events); is_lookup
-        (one with a gradient), is_update. Tables of equal shape share the lookups of a step evenly.
+        (one with a gradient), is_update. A row for each gradient of an update that is cleared, too: see
+        `_clearing`. Tables of equal shape share the lookups of a step evenly.
     """
     calls = _calls(profile).drop_nulls("step")
     kinds = _kinds(calls)
@@ -195,7 +197,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
         if shapes and family_of(name) == "update":
             rows.append((kind, shapes[0], None, 0, False))
     wide = [
-        (kind, str(table), table[0], *rest)
+        (kind, str([*table]).replace(" ", ""), table[0], *rest)
         for kind, table, *rest in rows
         if table in tables and table[0] >= LEAST_WORDS
     ]
@@ -212,10 +214,51 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     are_known = (pl.col("updates") > 0).all().over("table")
     updated = pl.col("written").sum().over(of_table) / pl.col("updates")
     needed_rows = pl.coalesce("needed", pl.when(are_known).then(updated).otherwise("rows"))
-    unused = (1 - needed_rows / pl.col("rows")).clip(0, 1)
-    found = found.with_columns(saved_ns=(pl.col("time_ns") * unused).round())
+    found = found.with_columns(unused=(1 - needed_rows / pl.col("rows")).clip(0, 1))
+    found = pl.concat([found, _clearing(profile, calls, kinds, found.filter("is_update"))])
+    found = found.with_columns(saved_ns=(pl.col("time_ns") * pl.col("unused")).round())
     found = found.with_columns(table_saved_ns=pl.col("saved_ns").sum().over(of_table))
     return found.select(*UNUSED_ROWS).cast(UNUSED_ROWS)  # type: ignore[arg-type]
+
+
+def _clearing(
+    profile: Profile, calls: pl.DataFrame, kinds: _Kinds, updates: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the clearing of gradients as rows like those of the updates, which it has no events of.
+
+    A gradient takes as much of the time in which its step clears gradients as its size is of all
+    parameters that the step updates. No rows in a trace with device events, since a host only launches
+    the work.
+    """
+    stacks = profile.trace.stacks
+    if stacks is None or not profile.tree.devices.is_empty():
+        return updates.clear()
+    steps = profile.tree.hosts.filter(pl.col("category") == "ProfileStep")
+    step = profile.trace.events["step"].gather(steps["row"])
+    steps = steps.select("thread", "start_ns", step=step).sort("start_ns")
+    thread, end_ns, clear_ns, *_ = stacks.clears.T
+    clears = pl.DataFrame({"thread": thread, "end_ns": end_ns, "clear_ns": clear_ns}).sort("end_ns")
+    clears = clears.join_asof(
+        steps, left_on="end_ns", right_on="start_ns", by="thread", check_sortedness=False
+    )
+    sizes = {
+        kind: math.prod(shapes[0])
+        for kind, (name, shapes) in kinds.items()
+        if shapes and family_of(name) == "update"
+    }
+    size = pl.col("name").replace_strict(sizes, return_dtype=pl.Float64)
+    whole = calls.filter(pl.col("name").is_in(list(sizes))).group_by("step")
+    share = size / pl.col("whole") * pl.col("clear_ns")
+    return (
+        updates.join(whole.agg(whole=size.sum()), "step")
+        .join(clears.group_by("step").agg(pl.col("clear_ns").sum()), "step")
+        .with_columns(
+            time_ns=share.round().cast(pl.Int64),
+            row=pl.lit(None, updates.schema["row"]),
+            name=pl.format("clear_grad {}", pl.col("table")),
+        )
+        .select(updates.columns)
+    )
 
 
 def _lookups(kinds: _Kinds) -> dict[str, tuple[_Shape, int]]:

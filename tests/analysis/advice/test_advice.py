@@ -248,6 +248,16 @@ def test_rows_of_a_table_that_do_not_occur(calls, saved, remedy, tmp_path):
     assert sum(each.cost_ns for each in rows) == saved * US
 
 
+def test_gradients_of_a_table_are_cleared(tmp_path):
+    """In 400; three quarters of what is cleared is the table's, and three quarters of its rows do not occur."""
+    smaller = ("adam_", {"X0": [[16384, 256]], "X1": [[16384, 256]]})
+    thread = called_on_tables(LOOKUP, GRADIENT, UPDATE, smaller, on_device=False)
+    stacks = dataclasses.replace(in_lines((1000, FORWARD)), clears=collecting(400).collections)
+    found = one("unused-rows", findings(tmp_path, [thread], stacks=[stacks]))
+    assert found.evidence["name"][0] == "clear_grad [16384,768]"
+    assert found.evidence["time_ns"].to_list() == [225 * US, 37.5 * US, 37.5 * US]
+
+
 @pytest.mark.parametrize(("axes", "saved"), [({"dp": 2}, 62.5), ({"sharding": 2}, 0)])
 def test_rows_that_other_ranks_look_up_are_updated(axes, saved, tmp_path):
     """Two ranks update twice as many rows; sharding refuses sparse gradients."""
