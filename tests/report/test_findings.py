@@ -80,7 +80,7 @@ def test_chinese_evidence_is_aligned_in_files_too():
 
 @pytest.mark.parametrize(
     ("role", "english", "chinese"),
-    [("stage 2", "stage 2", "流水线阶段 2"), ("", "the job", "任务中")],
+    [("stage 2", "stage 2", "流水线阶段 2"), ("", "the job", "整个任务")],
 )
 def test_the_role_of_a_rank_is_translated(triggered, role, english, chinese):
     """Without a pipeline there are no stages."""
@@ -88,7 +88,7 @@ def test_the_role_of_a_rank_is_translated(triggered, role, english, chinese):
     evidence = slow.evidence.with_columns(role=pl.lit(role))
     slow = dataclasses.replace(slow, facts={**slow.facts, "role": role}, evidence=evidence)
     (row,) = finding_rows([slow], "zh")
-    assert f"比{chinese} 的其余" in row.what
+    assert f" 个 rank（{chinese}）多" in row.what
     assert set(row.evidence["role"]) == {chinese}
     (row,) = finding_rows([slow], "en")
     assert f"of {english})" in row.what
