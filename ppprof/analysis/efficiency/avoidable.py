@@ -231,7 +231,7 @@ def _clearing(
     the work.
     """
     stacks = profile.trace.stacks
-    if stacks is None or not profile.tree.devices.is_empty():
+    if stacks is None or updates.is_empty() or not profile.tree.devices.is_empty():
         return updates.clear()
     steps = profile.tree.hosts.filter(pl.col("category") == "ProfileStep")
     step = profile.trace.events["step"].gather(steps["row"])
