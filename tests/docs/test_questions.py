@@ -61,6 +61,9 @@ QUESTIONS = {
     ],
     "The job was started without ppprof: what can I still see?": ["py-spy dump --pid PID"],
     "How much disk does a window of 512 ranks take?": ["`json.gz`", "`max_trace_mb`", "`ranks`"],
+    "Which files may I delete?": ["`*.paddle_trace.*`", "`run_NNN/`", "`ppprof finish`"],
+    "What does a page give away?": ["ppprof report", "`Profiler.source: False`"],
+    "What is MFU computed from, and of which devices are peaks known?": ["`num_flops`", "V100"],
 }
 
 
