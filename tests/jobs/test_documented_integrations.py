@@ -43,7 +43,6 @@ def has_traces(folder: Path, num_files: int = 1) -> bool:
 def test_the_script_without_and_with_the_two_commands(folder: Path) -> None:
     (ours,) = examples("A script as it is", "bash")
     theirs = ours.replace(" tools/attach.py -c profiler.yaml --", "")
-    assert f"`{theirs.strip()}`" in " ".join(PAGE.split())
     losses = []
     for command in (theirs, ours):
         done = run(folder, *shlex.split(command)[1:])
