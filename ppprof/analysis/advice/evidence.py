@@ -20,7 +20,7 @@ from ppprof.analysis.advice.finding import (
     StepTime,
     severity_of,
 )
-from ppprof.analysis.advice.indicators import STEPS, Indicators
+from ppprof.analysis.advice.indicators import NAMES, STEPS, Indicators
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
@@ -301,19 +301,37 @@ class Evidence:
             the largest first; at most `MOST_ROWS` rows. Places of unexplained time (kind ``gap``)
             count if they are in at least half of the steps: elsewhere such time is chance.
         """
-        parts = [own.names.filter(what=kind) for own in self.typical_indicators.values()]
-        schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
-        if not parts:
-            return pl.DataFrame(schema=schema)
+        named = self.named(self.typical_indicators, kind)
         num = self.num_steps
         sums = (
-            pl.concat(parts)
-            .group_by("name")
+            named.group_by("name")
             .agg(pl.col("calls", "time_ns").sum() / num, is_usual=pl.len() >= num / 2)
             .filter(pl.col("is_usual") | (kind != "gap"))
             .drop("is_usual")
         )
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
+
+    def named(self, indicators: Mapping[int, Indicators], kind: str) -> pl.DataFrame:
+        """Return the names of one kind in each step: `NAMES`.
+
+        Unexplained time (kind ``gap``) is without the time in which the thread of the step waits for a
+        processor: that may lie in any place.
+
+        Args:
+            indicators: those of each rank, keyed by rank.
+            kind: the kind.
+        """
+        parts = [
+            own.names.filter(what=kind).with_columns(rank=pl.lit(rank, pl.Int64))
+            for rank, own in indicators.items()
+        ]
+        named = pl.concat([pl.DataFrame(schema={**NAMES, "rank": pl.Int64}), *parts])
+        if kind == "gap":
+            waits = self.step_times.group_by("rank", "step").agg(pl.col("processor_wait_ns").max())
+            named = named.join(waits, ["rank", "step"], "left", maintain_order="left")
+            time_ns = pl.col("time_ns") - pl.col("processor_wait_ns").fill_null(0)
+            named = named.with_columns(time_ns=time_ns).filter(pl.col("time_ns") > 0)
+        return named.select(*NAMES)
 
     def kinds(self, prefix: str) -> list[str]:
         """Return the kinds of names that begin with a prefix, sorted."""

@@ -202,12 +202,8 @@ def _mean_part(steps: pl.DataFrame, part: str) -> float:
 def _excess(evidence: Evidence, slow: pl.DataFrame, kind: str) -> pl.DataFrame:
     """Return the names of a kind in slow steps: name, time_ns above that of other steps."""
     steps, num = slow["step"].unique(), max(1, slow.height)
-    parts = [
-        own.select_steps(steps).names.filter(what=kind) for own in evidence.indicators.values()
-    ]
-    if not parts:
-        return pl.DataFrame()
-    in_slow = pl.concat(parts).group_by("name").agg(pl.col("time_ns").sum() / num)
+    indicators = {rank: own.select_steps(steps) for rank, own in evidence.indicators.items()}
+    in_slow = evidence.named(indicators, kind).group_by("name").agg(pl.col("time_ns").sum() / num)
     others = evidence.names(kind).select("name", usual_ns="time_ns")
     return (
         in_slow.join(others, "name", "left")

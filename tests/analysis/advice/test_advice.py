@@ -841,6 +841,16 @@ def test_nodes_of_unknown_operators_do_not_run_again(tmp_path):
     assert not [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "gradients-again"]
 
 
+@pytest.mark.parametrize(("waited", "costs"), [(300, [410 * US]), (670, []), (900, [])])
+def test_a_place_where_the_thread_waits_for_a_processor_is_no_cause(waited, costs, tmp_path):
+    """Of a step of 1000, 710 are unexplained in one layer: if less than 5% are left, nothing is."""
+    times = step_lines(1000 * US, steps=6)
+    lines = [[{**each, "window": 0, "processor_wait_ns": waited * US} for each in times]]
+    path = run(tmp_path / "log", [sleeping(700)], step_lines=lines)
+    found = ppprof.advise(ppprof.open(path))
+    assert [each.cost_ns for each in found if each.rule == "unexplained"] == costs
+
+
 def test_a_wait_for_data_is_not_one_for_the_interpreter(tmp_path):
     """Of the 500 in which the training stands still, it waits for data for 480."""
     path = run(tmp_path / "log", [loading(480)], stacks=[beside_a_reader()])
