@@ -187,6 +187,19 @@ class Evidence:
         recorded = self.step_times.drop_nulls("window")
         return machine_load(recorded if recorded.height else self.sound_times)
 
+    @cached_property
+    def processor_waits(self) -> pl.DataFrame:
+        """How long the thread of a step waits for a processor: rank, step and wait_ns, null if unknown.
+
+        Or in the next step, if that is longer: where a step ends in a trace, its times are not yet taken.
+        """
+        waits = self.step_times.group_by("rank", "step").agg(pl.col("processor_wait_ns").max())
+        following = waits.select("rank", pl.col("step") - 1, next_ns="processor_wait_ns")
+        waits = waits.join(following, ["rank", "step"], "left")
+        return waits.select(
+            "rank", "step", wait_ns=pl.max_horizontal("processor_wait_ns", "next_ns")
+        )
+
     @property
     def is_disturbed(self) -> bool:
         """Whether other processes disturb the job, so that times are those of this load, too."""
@@ -327,9 +340,10 @@ class Evidence:
         ]
         named = pl.concat([pl.DataFrame(schema={**NAMES, "rank": pl.Int64}), *parts])
         if kind == "gap":
-            waits = self.step_times.group_by("rank", "step").agg(pl.col("processor_wait_ns").max())
-            named = named.join(waits, ["rank", "step"], "left", maintain_order="left")
-            time_ns = pl.col("time_ns") - pl.col("processor_wait_ns").fill_null(0)
+            named = named.join(
+                self.processor_waits, ["rank", "step"], "left", maintain_order="left"
+            )
+            time_ns = pl.col("time_ns") - pl.col("wait_ns").fill_null(0)
             named = named.with_columns(time_ns=time_ns).filter(pl.col("time_ns") > 0)
         return named.select(*NAMES)
 

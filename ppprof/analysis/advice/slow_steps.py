@@ -151,7 +151,10 @@ def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:
     if not slow.is_empty():
         slow = slow.join(evidence.typical_lengths, ["window", "step"], "anti")
         slow = slow.join(warm_ups(evidence), ["window", "step"], "anti")
-        slow = slow.join(_waiting(evidence, evidence.step_lengths), "step", "anti")
+        slow = slow.join(evidence.processor_waits, ["rank", "step"], "left")
+        typical_ns = mean_of(evidence.typical_lengths, "step_ns")
+        may_wait = pl.col("wait_ns") >= ALL_OF_IT * (pl.col("step_ns") - typical_ns)
+        slow = slow.filter(may_wait.fill_null(value=False).not_())
     if slow.is_empty():
         return place
     lengths = slow.group_by("window", "step").agg(pl.col("step_ns").max())
