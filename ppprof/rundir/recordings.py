@@ -514,8 +514,13 @@ def _in_file(path: Path, key: bytes) -> int | None:
 
 
 def _looks_like_trace(path: Path) -> bool:
-    """Return whether a file of any name holds a trace, from its first bytes or its suffix."""
-    return path.name.endswith(".pb") or b'"traceEvents"' in _head(path)
+    """Return whether a file of any name holds a trace, from its first bytes or its suffix.
+
+    Events in no object, only in a list, are those of Ascend's ``trace_view.json``.
+    """
+    head = _head(path)
+    is_list_of_events = head.lstrip().startswith(b"[") and b'"ph"' in head
+    return path.name.endswith(".pb") or b'"traceEvents"' in head or is_list_of_events
 
 
 def _head(path: Path) -> bytes:

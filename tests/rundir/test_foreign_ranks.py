@@ -171,6 +171,14 @@ def test_a_directory_may_hold_traces_under_any_name(tmp_path: Path) -> None:
     assert ranks(tmp_path) == {"worker b.json": 0, "worker a.json.gz": 1}
 
 
+def test_a_directory_may_hold_a_list_of_events(tmp_path: Path) -> None:
+    """Ascend's profilers write one, beside lists of other things."""
+    events = [{"ph": "X", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+    (tmp_path / "trace_view.json").write_text(json.dumps(events, indent=1))
+    (tmp_path / "communication.json").write_text(json.dumps([{"group": "hcom"}]))
+    assert ranks(tmp_path) == {"trace_view.json": 0}
+
+
 @pytest.mark.parametrize("command", [["ranks"], ["advise"], ["report", "-o", "page.html"]])
 def test_commands_take_several_files(
     command: list[str],
