@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         # This imports numpy and polars; the processes do so at the same time.
         run = open_located(location, args.reading)
         log_newest(run, location)
-        if not run.recordings and rundir.has_manifest(run.path):
+        if not run.has_traces and rundir.has_manifest(run.path):
             show(args, [_without_window(args, run)])
             return 0
         cluster = run.cluster(args.rank, args.window, steps=args.steps, executor=executor)

@@ -70,7 +70,7 @@ def collect_evidence_of_run(
     executor: Executor | None = None,
 ) -> Evidence:
     """Return everything that the rules look at; every trace is read once. See `advise`."""
-    if not run.recordings:
+    if not run.has_traces:
         return _evidence_of_step_times(run, ranks, window, steps)
     indicators: dict[int, list[Indicators]] = {}
     analyses, graphs = [], []

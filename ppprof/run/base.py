@@ -75,6 +75,11 @@ class BaseRun:
         return recordings
 
     @property
+    def has_traces(self) -> bool:
+        """Whether a trace is left of a window: without traces, windows have tables at most."""
+        return any(recording.files for recording in self.recordings)
+
+    @property
     def ranks(self) -> list[int]:
         """The recorded ranks, ascending."""
         return sorted({recording.rank for recording in self.recordings})

@@ -62,7 +62,7 @@ class RunSide:
         Raises:
             UsageError: no such ranks or window; the message names the existing ones.
         """
-        if not self.run.recordings:
+        if not self.run.has_traces:
             return ()
         return self.run.select_ranks(self.ranks, self.window)
 

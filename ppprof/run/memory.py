@@ -251,7 +251,7 @@ def _repeated(modules: Iterable[str]) -> list[str]:
 def _window_peak(
     run: BaseRun, failures: Mapping[int, OutOfMemory], rank: int | None, window: int | None
 ) -> WindowPeak | None:
-    is_without = rank in failures or (rank is None and not run.recordings)
+    is_without = rank in failures or (rank is None and not run.has_traces)
     if window is None and is_without and rank not in run.ranks:
         return None
     if rank is None:

@@ -84,7 +84,7 @@ def collect_report_data(
     """
     chosen_steps = StepRange.of(steps)
     with logged_warnings() as warnings:
-        if not run.recordings:
+        if not run.has_traces:
             report = _of_step_times(run, baseline, ranks, window, chosen_steps, executor)
         else:
             report = _of_traces(run, baseline, ranks, window, chosen_steps, executor)
@@ -190,7 +190,7 @@ def _for_page(recording: Recording) -> Recording:
 
 
 def _side_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunSide:
-    last = max(baseline.windows(), default=None) if baseline.recordings else None
+    last = max(baseline.windows(), default=None) if baseline.has_traces else None
     return RunSide(baseline, ranks, last, has_all_times=has_all_times)
 
 

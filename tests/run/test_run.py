@@ -26,7 +26,7 @@ from ppprof.rundir.recordings import resolve_each
 from ppprof.trace import formats, read, schema
 from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
-from tests.fixtures.run_directories import make_run, only_tables, trace_name
+from tests.fixtures.run_directories import make_run, only_tables, step_lines, trace_name
 from tests.fixtures.timeline import write
 
 
@@ -362,6 +362,20 @@ def test_where_only_tables_are_left_no_others_can_be_made(tmp_path):
             run.summary("op", **other)
     with pytest.raises(InputError, match="only tables are left of this window, no trace"):
         run.events()
+
+
+def test_where_only_tables_are_left_step_times_are_too(tmp_path, cli):
+    path = only_tables(tmp_path)
+    (path / "steps").mkdir(exist_ok=True)
+    times = [{**line, "communication_ns": 1000} for line in step_lines(2e7)]
+    lines = "".join(f"{json.dumps(line)}\n" for line in times)
+    (path / "steps/rank_00000.jsonl").write_text(lines)
+    assert ppprof.open(path).recordings
+    assert not ppprof.open(path).has_traces
+    assert "no window; by the times of" in cli("ranks", path).out
+    assert "in step times alone" in cli("advise", path).out
+    assert "steps (without a window) against" in cli("diff", path, path).out
+    cli("report", path, "-o", tmp_path / "page.html")
 
 
 def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path, messages, cli):

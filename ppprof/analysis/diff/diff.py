@@ -54,6 +54,23 @@ class Diff:
     def _runs(self) -> tuple[RunCosts, RunCosts]:
         return self.baseline, self.experiment
 
+    @property
+    def unrecorded_side(self) -> str:
+        """The side without recorded steps, ``baseline`` or ``experiment``; "" if none or both lack them.
+
+        Then only step times are compared: what a run did not record is not gone. The tables of
+        operators, ranks and modules are empty.
+        """
+        lacking = [run.steps.is_empty() for run in self._runs]
+        return ("baseline" if lacking[0] else "experiment") if sum(lacking) == 1 else ""
+
+    @cached_property
+    def _windows(self) -> Sequence[RunCosts]:
+        """Both runs, without windows if one of them has recorded no step."""
+        if not self.unrecorded_side:
+            return self._runs
+        return [run.without_windows() for run in self._runs]
+
     @cached_property
     def change(self) -> Change:
         """The change of the step time, with its 95% interval.
@@ -221,7 +238,7 @@ class Diff:
         without the lines that a line calls. `ppprof.analysis.diff.naming.keys_of_lines` says which
         lines are one. No rows if a run has no samples.
         """
-        runs: Sequence[RunCosts] = self._runs
+        runs = self._windows
         if any(run.lines.is_empty() for run in runs):
             runs = [replace(run, lines=run.lines.clear()) for run in runs]
         *keys, names = keys_of_lines(*(run.lines["name"].unique() for run in runs))
@@ -248,7 +265,7 @@ class Diff:
         return f"{self.clock}_self_ns" if kind == "operators" else VALUES[kind][-1]
 
     def _by_name(self, kind: str, value: str) -> pl.DataFrame:
-        one, other = (run.means(kind) for run in self._runs)
+        one, other = (run.means(kind) for run in self._windows)
         return changes(one, other, ["name"], VALUES[kind], value)
 
     @cached_property
@@ -275,8 +292,8 @@ class Diff:
             Ranks that both runs have come first. Both groups are sorted by the absolute
             delta_own_ns, the largest first.
         """
-        labels = _labels(self._runs)
-        one, other = (_by_rank(run, names) for run, names in zip(self._runs, labels))
+        labels = _labels(self._windows)
+        one, other = (_by_rank(run, names) for run, names in zip(self._windows, labels))
         table = changes(one, other, ["label"], ("step_ns", "own_ns", *PARTS_NS), "own_ns")
         table = _without_unknown_parts(table, one, other)
         for means, side in ((one, "baseline"), (other, "experiment")):
@@ -333,7 +350,7 @@ class Diff:
         A path is one of `ppprof.analysis.profile.module_tree.modules`; null if the run lacks the
         module.
         """
-        return module_changes(*((run.modules, run.ranks_of_step) for run in self._runs))
+        return module_changes(*((run.modules, run.ranks_of_step) for run in self._windows))
 
     @cached_property
     def comparability(self) -> Comparability:

@@ -52,8 +52,8 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
     """Return the outcome of checking a comparison against a threshold.
 
     Raises:
-        UsageError: neither run has the operator, kernel or module, or the metric is not known for
-            both runs.
+        UsageError: neither run has the operator, kernel or module, a run has recorded no step, or the
+            metric is not known for both runs.
     """
     change = _change(threshold, diff)
     if change.value is None:
@@ -104,6 +104,8 @@ def _change(threshold: Threshold, diff: Diff) -> _Interval:
     kind, _, rest = threshold.target.partition(".")
     if threshold.target in METRICS:
         return _metric_change(threshold, diff)
+    if side := diff.unrecorded_side:
+        raise UsageError(f"{threshold.text!r}: the {side} has recorded no step")
     if kind == "module":
         return _module_change(threshold, diff, rest)
     name, _, value = rest.rpartition(".")

@@ -87,6 +87,11 @@ class RunCosts:
         """Return a copy without forward links, whose ``modules`` are ``unattributed_modules``."""
         return dataclasses.replace(self, modules=self.unattributed_modules, has_forward_links=False)
 
+    def without_windows(self) -> RunCosts:
+        """Return a copy with nothing but the step times."""
+        tables = ("steps", "modules", "unattributed_modules", *VALUES)
+        return dataclasses.replace(self, **{name: getattr(self, name).clear() for name in tables})
+
     @cached_property
     def ranks_of_step(self) -> Mapping[int, int]:
         """The number of ranks that recorded each step, keyed by step, ascending.

@@ -75,11 +75,11 @@ def change_section(
     tables = select_rows(diff, _SELECTION)
     basis = words(f"basis.{diff.samples[1].basis.replace(' ', '_')}")
     steps_label = words("about.change_steps", basis=basis)
-    has_traces = not (diff.baseline.recorded.is_empty() or diff.experiment.recorded.is_empty())
     by_name = [
-        block
-        for view in (KINDS if has_traces else ())
-        for block in _by_name(diff, view, tables[view], words, links)
+        block for view in KINDS for block in _by_name(diff, view, tables[view], words, links)
+    ]
+    unrecorded = [
+        words(f"about.unrecorded_{side}") for side in _SIDES if side == diff.unrecorded_side
     ]
     blocks: list[Block] = [
         Tiles(
@@ -88,11 +88,11 @@ def change_section(
                 Tile("alike", format_ratio(diff.comparability.score)),
             ]
         ),
-        *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),
+        *map(Note, [*unrecorded, *diff.comparability.differences[:_MAX_DIFFERENCES]]),
         _overview(diff, words),
         Chart("change_steps", steps_label, height=300, terms=_SIDES),
     ]
-    if has_traces and diff.modules.height > 1:
+    if diff.modules.height > 1:
         tree = Chart("change_modules", words("about.change_modules"), "tree", 0, MODULE_TERMS)
         trend = Chart("trend", words("about.trend"), "trend", 300, (*_SIDES, "delta"))
         blocks += [tree, trend]

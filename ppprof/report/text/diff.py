@@ -181,6 +181,8 @@ def headline(diff: Diff) -> str:
             )
         )
         lines[-1] += f"; {baseline} against {experiment}"
+    if side := diff.unrecorded_side:
+        lines.append(f"Only step times are compared: the {side} has recorded no step.")
     comparability = diff.comparability
     if comparability.shares:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import polars as pl
 import pytest
 
@@ -675,6 +677,30 @@ def test_a_timer_only_run_has_no_windows(tmp_path):
     with pytest.raises(UsageError, match="no steps of window 3"):
         ppprof.diff(opened, opened, windows=3)
     assert ppprof.diff(opened, opened, ranks="1").baseline.times["rank"].unique().to_list() == [1]
+
+
+def test_what_a_run_has_not_recorded_is_not_gone(tmp_path, cli):
+    """A run with windows, and the same one after its traces were deleted: step times alone."""
+    times = [step_lines(20e6)] * 2
+    threads = [training(gpt()), training(gpt())]
+    path = run(tmp_path / "a", threads, topology=Topology.of(dp=2), step_lines=times)
+    shutil.copytree(path, tmp_path / "b")
+    for trace in (tmp_path / "b").rglob("*.pb"):
+        trace.unlink()
+    one, other = ppprof.open(path), ppprof.open(tmp_path / "b")
+    for pair, side in (((one, other), "experiment"), ((other, one), "baseline")):
+        found = ppprof.diff(*pair)
+        assert found.unrecorded_side == side
+        for table in (found.operators, found.collectives, found.lines, found.ranks, found.modules):
+            assert table.is_empty()
+        with pytest.raises(UsageError, match=f"the {side} has recorded no step"):
+            outcome_of(Threshold.parse("op.matmul.cpu > 5%"), found)
+        assert outcome_of(Threshold.parse("step_time > 5%"), found).status == "pass"
+    result = cli("diff", path, tmp_path / "b")
+    assert "Only step times are compared: the experiment has recorded no step." in result.out
+    assert "gone" not in result.out
+    assert ppprof.diff(one, one).unrecorded_side == ""
+    assert ppprof.diff(one, one).operators.height
 
 
 def steps_beside(others, *, step_ns, busy=1.0, wait_ns=0, num=40):
