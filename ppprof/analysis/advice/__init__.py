@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import beside, launches, memory, products, slow_steps, trust, waiting
 from ppprof.analysis.advice.disjoint import disjoint
-from ppprof.analysis.advice.evidence import SLOW, Evidence
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.memory_growth import LAST_STEPS
@@ -25,7 +25,7 @@ from ppprof.analysis.advice.small_operators import (
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
-from ppprof.analysis.profile.step_basis import LEAST_STEPS
+from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
 from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import CUT, FEW, LOST, UNLAUNCHED
 from ppprof.trace.device_clock import UNSTEADY

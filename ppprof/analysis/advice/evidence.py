@@ -25,7 +25,7 @@ from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
-from ppprof.analysis.profile.step_basis import NO_WINDOW, RECORDED, unrecorded_steps
+from ppprof.analysis.profile.step_basis import NO_WINDOW, RECORDED, SLOW, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
@@ -60,10 +60,6 @@ MOST_ERROR = 0.1
 """The graph's steps may differ from the recorded ones by this share. Beyond it, no replay counts."""
 SOURCE_LINES = 2
 """Lines of source before and behind a place that are shown with it."""
-
-SLOW = 1.5
-"""A step that takes longer than this number of times the median step is slow. A checkpoint, an
-evaluation or a pause takes several times as long; noise rarely does."""
 
 
 @dataclass(frozen=True)

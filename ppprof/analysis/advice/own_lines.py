@@ -23,6 +23,7 @@ from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
+from ppprof.analysis.profile.step_basis import SLOW
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import Frame
@@ -117,7 +118,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         trains[own] = contains(training, time_ns[own])
         evaluates = together(noted(evaluations[evaluations[:, 0] == number]))
         computes |= own & contains(difference(without_gradients, evaluates), time_ns)
-        first, last = intervals_of(steps.filter(pl.col("thread") == number))
+        first, last = intervals_of(steps.filter(pl.col("thread") == number).sort("start_ns"))
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
         due_in, taken_in = (
@@ -125,11 +126,14 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         )
         is_due, is_taken = (contains((start, end), instant) for instant in (due_ns, time_ns))
         is_known |= own & is_due & is_taken & (due_in == taken_in)
+        is_slow = last - first > SLOW * np.median(last - first)  # ppprof's own stall may be in one
+        in_slow = is_slow[np.searchsorted(first, start, side="right") - 1]
         ends_step = np.isin(end, last)  # as a step ends, ppprof itself takes time
         is_long = ~ends_step & (end - start >= _LEAST_LONG_NS)
-        for kind in (ends_step, is_long, ~ends_step & ~is_long):
-            due = own & contains((start[kind], end[kind]), due_ns)
-            stretches.append((int((end - start)[kind].sum()), due, kind is is_long))
+        for kind, splits in ((ends_step, False), (is_long, True), (~ends_step & ~is_long, False)):
+            for each in (kind & in_slow, kind & ~in_slow):
+                due = own & contains((start[each], end[each]), due_ns)
+                stretches.append((int((end - start)[each].sum()), due, splits))
     rows = np.flatnonzero(is_known)
     chosen = _LineChooser(sampled, samples, trains | clears).of(rows)
     is_named = clears.copy()

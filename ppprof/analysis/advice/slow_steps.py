@@ -31,7 +31,7 @@ _EVEN = 3
 
 
 def slow_steps(evidence: Evidence) -> list[Finding]:
-    """Report steps that are `ppprof.analysis.advice.evidence.SLOW`.
+    """Report steps that are `ppprof.analysis.profile.step_basis.SLOW`.
 
     The cost is what they add to the mean step, and the step that it is a part of is the mean of all
     steps::

@@ -28,6 +28,10 @@ class StepSample(NamedTuple):
     """`RECORDED`, `NOT_RECORDED`, or `NO_WINDOW` if the run recorded no steps."""
 
 
+SLOW = 1.5
+"""A step that takes longer than this number of times the median step is slow. A checkpoint, an
+evaluation or a pause takes several times as long; noise rarely does."""
+
 LEAST_STEPS = 5
 """Least number of steps for an interval (`ppprof.analysis.diff.significance`)."""
 

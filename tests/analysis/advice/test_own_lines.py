@@ -504,6 +504,16 @@ def test_slow_steps_name_the_line_that_makes_them_slow(tmp_path: Path) -> None:
     assert finding.place == ("train.py", 7)
 
 
+def test_the_stall_of_a_slow_step_is_no_time_of_a_line_in_others(tmp_path: Path) -> None:
+    """The first step takes 5000, of which no sample knows 4550: the window opens."""
+    lines = in_lines((150, FORWARD), (150, BACKWARD), (150, UPDATE), (550, DUMPS), num=11)
+    stacks = dataclasses.replace(lines, samples=lines.samples[5 * 20 :])
+    steps = thread(lambda at: training_step(at, 450), lengths=[5000, *[1000] * 6])
+    findings = ppprof.advise(ppprof.open(run(tmp_path, threads=[steps], stacks=[stacks])))
+    (finding,) = (each for each in findings if each.rule == "beside-training")
+    assert finding.cost_ns == pytest.approx(550 * US, rel=0.01)
+
+
 def test_a_garbage_collection_is_no_time_of_the_line_in_which_it_runs(tmp_path: Path) -> None:
     """Of the 550 of a step behind the training, 400 are garbage collection; both are in train.py:15."""
     options = {"threads": [training(450)], "stacks": [collecting(400)]}
