@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.paddle]
 FOLDER = ROOT / "tests/planted"
 HEALTHY = (
     "nothing_at_all",
+    "nothing_but_a_carried_loss",
     "nothing_but_a_program",
     "nothing_but_large_layers",
     "nothing_but_two_players",
