@@ -62,7 +62,7 @@ TASKS: Mapping[str, Mapping[str, Way]] = {
         ),
         "ppprof": Way(
             (f"ppprof run {ALONE} data neck", "ppprof advise profiler_log"),
-            (r"^rank 0, window 0: (step .*)",),
+            (r"^rank 0, window 0: (recorded step .*)",),
         ),
     },
     "changed": {
