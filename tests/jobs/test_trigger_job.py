@@ -285,7 +285,7 @@ def test_a_terminal_follows_a_running_training(tmp_path: Path) -> None:
         assert float(found[1]) == float(found[2].replace(b",", b""))  # the job's loss is its step
         assert re.search(rb"2 ranks.*step \d.*running.*waits: communication", written, re.DOTALL)
         os.write(ours, b"w")
-        read_until(rb"window 0: steps \d+ to \d+; waiting for")
+        read_until(rb"window 0(: steps \d+ to \d+; waiting for| is ready)")
         job.stop()  # its steps would slow the making of the trace down
         read_until(rb"window 0 is ready: p opens its page")
         os.write(ours, b"p")
