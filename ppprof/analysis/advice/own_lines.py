@@ -135,7 +135,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
                 due = own & contains((start[each], end[each]), due_ns)
                 stretches.append((int((end - start)[each].sum()), due, splits))
     rows = np.flatnonzero(is_known)
-    chosen = _LineChooser(sampled, samples, trains | clears).of(rows)
+    chosen = _LineChooser(sampled, samples, trains | clears, compiles).of(rows)
     is_named = clears.copy()
     is_named[rows] |= np.array([name is not None for name, _ in chosen], bool)
     # Samples say whose the time is, and events how much it is. Those that missed the line in a long
@@ -292,10 +292,16 @@ def _next_start(outermost: pl.DataFrame, category: str, time: Int64) -> Int64:
 
 
 class _LineChooser:
-    """Chooses the lines to name, from samples of threads with steps and whether each is time of training."""
+    """Chooses the lines to name, from samples of threads with steps.
 
-    def __init__(self, sampled: SampledSteps, samples: pl.DataFrame, trains: Bool) -> None:
-        self._sampled = sampled
+    ``trains`` is whether each is time of training, ``compiles`` whether ``to_static`` compiles, which does not
+    train, though the line that calls a program also does.
+    """
+
+    def __init__(
+        self, sampled: SampledSteps, samples: pl.DataFrame, trains: Bool, compiles: Bool
+    ) -> None:
+        self._sampled, self._compiles = sampled, compiles
         paths = [_path(own) for own in sampled.own]
         self._paths: list[Path] = [paths[stack] for stack in samples["stack"].to_list()]
         self._weights: list[int] = samples["weight_ns"].to_list()
@@ -311,7 +317,7 @@ class _LineChooser:
         }
 
     def of(self, rows: Int64) -> list[tuple[str | None, str | None]]:
-        """Return the names of the line and of the statement for each sample; None for a line that trains, too.
+        """Return the names of the line and of the statement for each sample; None for a line that trains, too, unless it compiles.
 
         ::
 
@@ -322,7 +328,8 @@ class _LineChooser:
         groups: dict[Path, list[int]] = defaultdict(list)
         for row in rows.tolist():
             path = self._paths[row]
-            first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), 0)
+            none = len(path) if self._compiles[row] else 0
+            first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), none)
             if first:
                 groups[path[:first]].append(row)
         names: dict[int, tuple[str, str]] = {}

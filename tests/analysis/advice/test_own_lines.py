@@ -186,6 +186,18 @@ def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
     assert (first.rule, first.facts["remedy"]) == ("beside-training", remedy)
 
 
+def test_a_line_that_trains_is_named_for_the_time_in_which_it_compiles(tmp_path: Path) -> None:
+    """The layers run until 450; from then on, in the same line, ``to_static`` compiles the next program."""
+    stacks = in_lines((450, FORWARD), (550, DUMPS))
+    compiling = Frame("paddle.jit", "paddle/jit.py", "ProgramCache._build_once", 1, False)
+    rows = [*stacks.stacks]
+    rows[DUMPS] = (len(stacks.frames), *rows[FORWARD])
+    stacks = dataclasses.replace(stacks, frames=[*stacks.frames, compiling], stacks=rows)
+    found = lines(tmp_path, training(450), stacks)
+    assert list(found.values()) == [6 * 550]
+    assert lines(tmp_path, training(450), in_lines((1000, FORWARD))) == {}
+
+
 def test_steps_that_train_for_longer_are_no_trouble(tmp_path: Path) -> None:
     """Every third step trains on more: with samples, a line would be named for anything else."""
     lengths = [5000 if step % 3 == 2 else 1000 for step in range(12)]
