@@ -505,6 +505,13 @@ class TestInChromium:
         start, dur = events[steps[-1]]
         assert first <= start < start + 0.999 * dur <= last <= first + 2.01 * dur
 
+    def test_the_card_of_memory_has_the_peak_of_its_chart(self, opened):
+        found = opened("gpu")
+        found.draw_all()
+        card = found.page.locator(".tiles div", has_text="Peak memory").locator("dd")
+        peak = card.evaluate("at => at.firstChild.textContent.trim()")
+        assert peak in {text for text, *_ in found.page.evaluate(TEXTS, "memory")}
+
     @pytest.mark.parametrize("name", ["bubble", "eight", "slow rank", "late", "many", "device"])
     def test_evidence_of_groups_and_ranks_is_that_of_their_sections(self, opened, name):
         page = opened(name).page
