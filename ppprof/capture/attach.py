@@ -419,7 +419,10 @@ def _metrics(
     profiler: ProfilerConfig, job: Job, run: Path, peak_flops: float | None
 ) -> Metrics | None:
     if profiler.export == "prometheus":
-        return MetricsFile(RunFile(run, rundir.metrics_path(job.rank)), job.rank, peak_flops)
+        # One folder for all runs of a log directory: a collector's path stays, and each run replaces the last one's.
+        log_dir = run if run.name == Path(profiler.profiler_log).name else run.parent
+        file = RunFile(log_dir, rundir.metrics_path(job.rank))
+        return MetricsFile(file, run.name, job.rank, peak_flops)
     if profiler.export == "otlp":
         effect = 'Profiler.export has no effect (pip install "ppprof[otlp]")'
         with _without(job.rank, effect, Exception):

@@ -76,7 +76,9 @@ class OutOfMemoryPart(Part):
             for frame, line in calls
             if self._files[frame.f_code.co_filename][1]
         ]
-        tensors = list(_once([*_walked(), *_local(lines)]))
+        tensors = list(
+            _once([*_walked(), *_local(lines)], on_device=self._device_memory is not None)
+        )
         tensors.sort(key=lambda tensor: -tensor.bytes)
         text = next((line for line in str(error).splitlines() if _REQUESTED.search(line)), "")
         text = text or str(error).strip().partition("\n")[0]
@@ -148,13 +150,15 @@ def _local(lines: list[tuple[FrameType, str]]) -> Iterator[tuple[str, str, Any]]
                 yield "local variable", f"{line}: {name}", each
 
 
-def _once(tensors: list[tuple[str, str, Any]]) -> Iterator[HeldTensor]:
-    """Yield each tensor with memory once, for the first of its names."""
+def _once(tensors: list[tuple[str, str, Any]], *, on_device: bool) -> Iterator[HeldTensor]:
+    """Yield each tensor with memory once, for the first of its names; ``on_device`` those in the device's memory alone."""
     seen: set[int] = set()
     for kind, name, tensor in tensors:
         if type(tensor) is not core.eager.Tensor and not isinstance(tensor, paddle.Tensor):
             continue
         with suppress(Exception):  # without memory, or not dense
+            if on_device and (tensor.place.is_cpu_place() or tensor.place.is_cuda_pinned_place()):
+                continue
             address, size = tensor.data_ptr(), int(tensor.size) * tensor.element_size()
             if size and address and address not in seen:
                 seen.add(address)

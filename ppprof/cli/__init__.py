@@ -34,6 +34,7 @@ from ppprof.cli.terminal import (
     logging_to_stderr,
 )
 from ppprof.errors import InputError, PpprofError, UsageError
+from ppprof.packages import installed_version
 
 COMMANDS = {
     "run": "run a training script and record some of its steps, without any config",
@@ -196,14 +197,14 @@ def versions() -> str:
     from ppprof.trace.fastpath import core
 
     lines = {
-        "ppprof": _version("ppprof") or "not installed: run from a checkout",
+        "ppprof": installed_version("ppprof") or "not installed: run from a checkout",
         "core": core.describe(),
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "polars": _version("polars") or "not installed",
-        "numpy": _version("numpy") or "not installed",
+        "polars": installed_version("polars") or "not installed",
+        "numpy": installed_version("numpy") or "not installed",
         "paddle": _paddle(),
-        "visualdl": _version("visualdl") or "not installed",
+        "visualdl": installed_version("visualdl") or "not installed",
     }
     return "\n".join(f"{name} {text}" for name, text in lines.items())
 
@@ -211,7 +212,7 @@ def versions() -> str:
 def _paddle() -> str:
     from importlib.util import find_spec
 
-    installed = [f"{number} ({name})" for name in _PADDLES if (number := _version(name))]
+    installed = [f"{number} ({name})" for name in _PADDLES if (number := installed_version(name))]
     if installed:
         return ", ".join(installed)  # two at once overwrite each other, so show both
     try:
@@ -219,15 +220,6 @@ def _paddle() -> str:
     except (ImportError, ValueError):
         is_importable = False
     return "of unknown version, not installed by pip" if is_importable else "not installed"
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 class _Help(argparse.HelpFormatter):

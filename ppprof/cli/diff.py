@@ -259,7 +259,7 @@ def _run_several(args: argparse.Namespace) -> int:
     """Compare several runs of either side, as `run` compares two."""
     from dataclasses import asdict
 
-    from ppprof.analysis.diff.gate import interval_outcome
+    from ppprof.analysis.diff.gate import runs_outcome
     from ppprof.analysis.diff.several_runs import RunTime, run_time, runs_change, wait_difference
     from ppprof.cli.output import show
     from ppprof.cli.runs import open_run
@@ -280,10 +280,7 @@ def _run_several(args: argparse.Namespace) -> int:
     times = [list(side.values()) for side in sides]
     change = runs_change(*([time.median_ns for time in side] for side in times))
     quiet = runs_change(*([time.quiet_ns for time in side] for side in times))
-    outcomes = [
-        interval_outcome(limit, change.ratio, change.low, change.high, "2 runs a side give one")
-        for limit in args.fail_if
-    ]
+    outcomes = [runs_outcome(limit, times[0], times[1]) for limit in args.fail_if]
     waits = wait_difference(times[0], times[1])
     if args.format == "json":
         text = dumps(

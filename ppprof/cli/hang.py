@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         if silent:
             log.warning(
                 "%s: no answer within %.0f s: the process is gone or stopped, C++ code holds the "
-                "interpreter's lock (py-spy dump, or Profiler.hang_after), or steps end",
+                "interpreter's lock (py-spy dump, or Profiler.hang_after), it has no ring here, or steps end",
                 format_ranges("rank", silent),
                 _STACK_SECONDS,
             )
@@ -99,9 +99,11 @@ def _lines(hang: Hang) -> Iterator[str]:
         yield "The job may well be running: ask again in a minute, and compare.\n"
     yield f"\nVerdict: {hang.verdict()}.\n"
     if hang.on_devices and hang.waiting:
-        yield "No host waits in a call: the operations below went to devices, so this is likely, not sure.\n"
+        yield "Operations below went to devices, and no host waits in them, so this is likely, not sure.\n"
     elif hang.problems or hang.damaged:
         yield "Some notes of ranks are unreadable (see above), so this is likely, not sure.\n"
+    elif hang.gone_waiting:
+        yield "Which process ended first is not known, so this is likely, not sure.\n"
     if hang.waiting:
         yield "\nWho waits:\n"
     for waiting in hang.waiting[:_MOST_WAITING]:

@@ -74,7 +74,7 @@ def _lines(memory: MemoryUse, limit: int) -> Iterator[str]:
         yield f"\nThe memory of {format_ranges('rank', memory.failures)} ran out.\n"
     if memory.window is not None:
         yield from _window(memory.window, limit)
-    elif memory.failures:
+    elif memory.failed is not None:
         yield "\nActivations are not known without a window: start with -o Profiler.scheduler=[1,3].\n"
     if memory.remedies:
         yield "\nWhat would give memory back, each alone, at most:\n"

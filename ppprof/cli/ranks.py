@@ -129,6 +129,7 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
     import polars as pl
 
+    from ppprof.analysis.ranks.unrecorded import notes_communication
     from ppprof.run.ranks import links_without_window, ranks_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
     from ppprof.slow_ranks import LEAST_RATIO
@@ -141,6 +142,7 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     if args.format != "table":
         return csv_or_markdown(table, args.format)
     num_steps = table["num_steps"].to_list()
+    is_noted = table.height < 2 or notes_communication(table)
     lines = [
         f"{run}: no window; by the times of {Counted(max(num_steps)):step|steps}, medians in ms:",
         f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers, 95% interval",
@@ -148,7 +150,8 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     for row in table.head(args.row_limit or table.height).iter_rows(named=True):
         names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
         numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
-        excess = ["no peers"] if row["excess_ns"] is None else []
+        unknown = "no peers" if is_noted else "unknown"
+        excess = [unknown] if row["excess_ns"] is None else []
         if not excess:
             low, high = row["excess_low_ns"] / 1e6, row["excess_high_ns"] / 1e6
             excess = [f"{row['excess_ns'] / 1e6:+.2f} ({low:+.2f} to {high:+.2f})"]
@@ -171,6 +174,11 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         )
     known = ["rank"] * (table["excess_ns"].count() > 0) + ["link"] * are_links_known
     verdict = f"no {' or '.join(known)} is slow" if known else "unknown: no rank has peers"
+    if not is_noted:
+        verdict = (
+            "unknown: next to no communication is noted (paddle.DataParallel communicates in C++), so a rank "
+            "that waits for a slow one looks as busy"
+        )
     may_be_slow = table.filter(pl.col("excess_low_ns") > LEAST_RATIO * pl.col("own_ns"))["rank"]
     if slow:
         verdict = f"slow: {', '.join(slow)}"

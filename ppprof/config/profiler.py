@@ -208,7 +208,7 @@ class ProfilerConfig:
     """Write loss, ips, tokens/s, reader cost and memory of every step for VisualDL, on the ranks of
     ``print_ranks``. Needs ``pip install 'ppprof[view]'``."""
     export: Optional[Literal["prometheus", "otlp"]] = None
-    """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the run
+    """``prometheus``: write speed, waits, memory and loss of each rank to ``metrics/`` of the log
     directory every 10 seconds, for node_exporter, until the training ends. ``otlp``: send them to an OpenTelemetry
     collector (``OTEL_EXPORTER_OTLP_ENDPOINT``); needs ``pip install 'ppprof[otlp]'``."""
     profiler_options: Optional[str] = None

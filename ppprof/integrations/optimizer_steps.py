@@ -65,8 +65,9 @@ class OptimizerSteps:
 
     Args:
         begin: opens the session; returns False if this is not possible yet, because the ranks are
-            not initialized. It is called when an optimizer is created, before a layer is called once
-            there is an optimizer, and before each call of ``step`` or ``minimize``, until it returns True.
+            not initialized. It is called when an optimizer is created, before a layer is called or a
+            tensor sent or received once there is an optimizer, and before each call of ``step`` or
+            ``minimize``, until it returns True.
         end_step: called after each step, when the outermost call of ``step`` or ``minimize`` has
             returned.
         at_creation: whether ``begin`` is called when an optimizer is created, not only later.
@@ -90,7 +91,8 @@ class OptimizerSteps:
         self._began = self._is_watching = False
         self.is_closed = False
         """Whether `close` was called."""
-        self._layer_call: Any = None
+        self._first_use: Any = None
+        """The wrappers of what begins the session, once there is an optimizer."""
         self._thread_state = threading.local()
         self._wrapped: dict[tuple[type, str], Any] = {}
         self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
@@ -133,7 +135,7 @@ class OptimizerSteps:
                 self._begin_if_ready()
             elif self._is_active:
                 self._watch_steps()
-                self._watch_layers()
+                self._watch_first_use()
 
         cls.__init__ = wrapper
 
@@ -145,21 +147,35 @@ class OptimizerSteps:
         # span that Paddle records for it.
         self._watch_steps()
 
-    def _watch_layers(self) -> None:
-        """Begin with the call of a layer: a job may hang ahead of its first step."""
-        layer = sys.modules["paddle.nn.layer.layers"].Layer
-        call = vars(layer)["__call__"]
-        if self._began or call is self._layer_call:
+    def _watch_first_use(self) -> None:
+        """Begin with the call of a layer, or with a transfer: a job may hang ahead of its first step.
+
+        The later stages of a pipeline receive before they call a layer. What they receive is numbered as
+        what the stage before sends: so the call that begins is noted, too.
+        """
+        if self._began or (self._first_use is not None and self._first_use.is_installed):
             return
+        from ppprof.capture.ranks.flight_recorder import transfer_methods
+        from ppprof.capture.recording.patches import Patches
 
-        @functools.wraps(call)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        patches = self._first_use = Patches()
+
+        def install() -> None:
+            layer = sys.modules["paddle.nn.layer.layers"].Layer
+            for kind, name in [(layer, "__call__"), *transfer_methods()]:
+                patches.install(kind, name, functools.partial(call, kind, name))
+
+        def call(kind: type, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+            patches.uninstall()
+            is_restored = vars(kind)[name] is method
             self._begin_if_ready()
-            if (self._began or not self._is_active) and vars(layer)["__call__"] is wrapper:
-                layer.__call__ = call
-            return call(*args, **kwargs)
+            if is_restored:
+                method = vars(kind)[name]  # the session may have wrapped it
+            if self._is_active and not self._began:
+                install()
+            return method(*args, **kwargs)
 
-        self._layer_call = layer.__call__ = wrapper
+        install()
 
     def _watch_steps(self) -> None:
         self._is_watching = True

@@ -254,8 +254,18 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
     # If every window restarts its step count at 0, as with a profiler made anew for each, step
     # numbers repeat; qualify them by window.
     repeats = steps.select(pl.struct("rank", "step").is_duplicated().any()).item()
-    steps = _without_window(steps, repeats=repeats)
+    steps = _of_all_ranks(_without_window(steps, repeats=repeats))
     return sums.run_costs(run, steps, times, repeats=repeats)
+
+
+def _of_all_ranks(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that all ranks recorded; all steps without any.
+
+    Else a step that lacks a rank, such as one whose device events were lost there, would change the means.
+    """
+    num_ranks = steps["rank"].n_unique()
+    shared = steps.filter(pl.col("rank").n_unique().over("step") == num_ranks)
+    return steps if shared.is_empty() else shared
 
 
 def _step_times(side: RunSide) -> pl.DataFrame:

@@ -122,7 +122,7 @@ class Hang:
     circle: tuple[int, ...]
     """Ranks that wait for one another, each for the next, the last for the first; empty without."""
     causes: tuple[int, ...]
-    """Ranks that others wait for and that wait in no operation."""
+    """Ranks that others wait for and that wait in no operation; and those whose process is gone while others run."""
     absent: tuple[int, ...]
     """Ranks that others wait for and that have no ring: it is not known what they do."""
     states: Mapping[int, RankState]
@@ -134,7 +134,7 @@ class Hang:
     damaged: Mapping[int, int]
     """Records that are unreadable, of rings with more than the one that was being written."""
     on_devices: bool
-    """Whether no host waits in an operation: ``waiting`` are operations that went to devices."""
+    """Whether some of ``waiting`` are operations that went to devices: no host waits in them."""
     now_ns: int
     departures: tuple[Departure, ...] = ()
     """Ranks whose step goes another way than their own earlier steps."""
@@ -151,7 +151,17 @@ class Hang:
     @property
     def is_sure(self) -> bool:
         """Whether the verdict follows from complete notes of hosts that wait."""
-        return not (self.on_devices or self.problems or self.damaged)
+        incomplete = self.on_devices or self.problems or self.damaged or self.absent
+        return not (incomplete or self.gone_waiting)
+
+    @property
+    def gone_waiting(self) -> tuple[int, ...]:
+        """Ranks that waited and whose process is gone, while those of others are not: it may have been killed first."""
+        gone = [each.rank for each in self.waiting if self._is_gone(each.rank)]
+        return () if all(map(self._is_gone, self.ranks)) else tuple(gone)
+
+    def _is_gone(self, rank: int) -> bool:
+        return rank in self.states and self.states[rank].is_gone
 
     @property
     def has_ended(self) -> bool:
@@ -204,11 +214,11 @@ class Hang:
             )
         if self.waiting:
             first_waiting = self.waiting[0]
-            return (
-                f"all ranks of {_group(first_waiting.group)} have called "
-                f"{_call(first_waiting.operation)}, and it does not end: look at the network and at "
-                "the devices"
-            )
+            called = f"all ranks of {_group(first_waiting.group)} have called {_call(first_waiting.operation)}"
+            ended = self._ended_among(first_waiting.group.ranks)
+            if ended:
+                return f"{called}, but {ended}"
+            return f"{called}, and it does not end: look at the network and at the devices"
         if self.has_ended:
             return (
                 "no rank waits: the sessions of all ranks have ended without an error, and nothing "
@@ -223,19 +233,42 @@ class Hang:
 
     def _on_cause(self, rank: int) -> str:
         waits = [each for each in self.waiting if rank in each.missing]
-        calls = sorted(
-            {f"{_call(each.operation, False)} of {_group(each.group)}" for each in waits}
+        calls = " and ".join(
+            sorted({f"{_call(each.operation, False)} of {_group(each.group)}" for each in waits})[
+                :2
+            ]
         )
         who = _ranks([each.rank for each in waits])
-        state = self.states.get(rank)
-        how = f" ({state.text})" if state is not None and state.text else ""
+        ended = self._ended_among([each.rank for each in waits])
+        more = f" ({ended})" if ended else ""
         verb = "waits" if len(waits) == 1 else "wait"
-        text = f"rank {rank}{how} has not come to {' and '.join(calls[:2])}, where {who} {verb}"
+        if rank in self.absent:
+            return (
+                f"it is unknown whether rank {rank} has come to {calls}, where {who} {verb}{more}: it has no "
+                "readable ring here; if nodes have own disks, name the directory of each"
+            )
+        state = self.states.get(rank)
+        # A session that ends in peace takes its entry away; so does one that fails after others.
+        how = state.text if state is not None else "its session has ended" if self.states else ""
+        if waits:
+            how = f" ({how})" if how else ""
+            text = f"rank {rank}{how} has not come to {calls}, where {who} {verb}{more}"
+        else:
+            text = f"rank {rank}: {how}"
         last = self.last.get(rank)
         if last is None:
-            return f"{text}; it has noted no operation" if rank in self.ranks else text
+            return f"{text}; it has noted no operation"
         context = "" if last.context == "?" else f" in {last.context}"
         return f"{text}; it last called {_call(last)}{context}, {_ago(self.now_ns - last.called_ns)} ago"
+
+    def _ended_among(self, ranks: Sequence[int]) -> str:
+        """Return which of some ranks have ended, and how; "" if none has, or if all ranks of the job have."""
+        ended = {rank: state.text for rank, state in self.states.items() if state.has_ended}
+        if ended.keys() >= set(self.ranks):
+            return ""
+        found = [f"rank {rank}: {ended[rank]}" for rank in ranks if rank in ended]
+        more = f"; and {Counted(len(found) - 2):more rank|more ranks}" if len(found) > 2 else ""
+        return "; ".join(found[:2]) + more
 
 
 def find_hang(paths: Sequence[PathLike]) -> Hang:
@@ -269,12 +302,21 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
             "open in a job of several ranks, unless Profiler.flight_recorder is False"
         )
     missing = _Missing(rings)
-    waiting = [each for ring in rings.values() for each in _waiting(ring, missing)]
-    on_devices = not waiting
-    if on_devices:
-        waiting = [each for ring in rings.values() for each in _queued(ring, missing)]
-    waits_for = {each.rank: each.missing for each in waiting if each.missing}
-    blamed = set().union(*set(waits_for.values())) - waits_for.keys()
+    lost = _lost(rings, states)
+    running = [ring for rank, ring in rings.items() if rank not in lost]
+    waiting = [each for ring in running for each in _waiting(ring, missing)]
+    waits_for, blamed = _follow(waiting)
+    on_hosts = {each.rank for each in waiting}
+    queued = [
+        each for ring in running if ring.rank not in on_hosts for each in _queued(ring, missing)
+    ]
+    if queued:
+        all_waits, all_blamed = _follow([*waiting, *queued])
+        # Else a host that does not wait is the cause, whatever its device waits for.
+        if all_blamed or not blamed:
+            waiting, waits_for, blamed = [*waiting, *queued], all_waits, all_blamed
+    on_devices = len(waiting) > len(on_hosts) or not (waiting or lost)
+    blamed |= lost
     causes = tuple(sorted(blamed & rings.keys()))
     hang = Hang(
         runs[0],
@@ -313,25 +355,31 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
     Raises:
         InputError: the run directory cannot be written.
     """
-    run = newest(to_path(paths[0]))
-    if is_remote(run):
-        raise InputError(f"{run}: ranks read requests from the directory that they write")
+    runs = [newest(to_path(path)) for path in paths]
+    asked: dict[Path, tuple[str, list[int]]] = {}
+    answered = set[int]()
     try:
-        request = request_stacks(run, ranks)
-    except OSError as error:
-        raise InputError(f"{run}: cannot ask for stacks: {error}") from error
-    first = answer_line(request).decode().strip()
-    deadline, answered = time.monotonic() + seconds, set[int]()
-    try:
+        for run in runs:
+            own = sorted(set(ranks) & set(ranks_with_rings(run)))
+            if own and is_remote(run):
+                raise InputError(f"{run}: ranks read requests from the directory that they write")
+            if own:
+                try:
+                    asked[run] = answer_line(request_stacks(run, own)).decode().strip(), own
+                except OSError as error:
+                    raise InputError(f"{run}: cannot ask for stacks: {error}") from error
+        deadline = time.monotonic() + seconds
         while len(answered) < len(ranks) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             answered |= {
                 rank
-                for rank in set(ranks) - answered
+                for run, (first, own) in asked.items()
+                for rank in set(own) - answered
                 if any(each.startswith(first) for each in read_stacks(run, rank))
             }
     finally:
-        withdraw_request(run)
+        for run in asked:
+            withdraw_request(run)
     return sorted(answered)
 
 
@@ -377,10 +425,26 @@ def _waiting(ring: Ring, missing: _Missing) -> list[Waiting]:
     return []
 
 
+def _lost(rings: Mapping[int, Ring], states: Mapping[int, RankState]) -> set[int]:
+    """Return the ranks whose process is gone while another one runs: they no longer wait, and cannot come.
+
+    If none runs, it is unknown which were killed first: those that still waited, or those that did not come.
+    """
+    gone = {rank for rank, state in states.items() if state.is_gone}
+    return gone & rings.keys() if any(state.pid for state in states.values()) else set()
+
+
+def _follow(waiting: Sequence[Waiting]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+    """Return for whom each rank waits, and the ranks at the end of these chains."""
+    waits_for = {each.rank: each.missing for each in waiting if each.missing}
+    return waits_for, set().union(*set(waits_for.values())) - waits_for.keys()
+
+
 def _queued(ring: Ring, missing: _Missing) -> list[Waiting]:
     """Return the first operation of a rank that went to a device and that other ranks have not called."""
     for operation in ring.operations:
-        if not operation.waited_ns and operation.group in ring.groups:
+        group = ring.groups.get(operation.group)
+        if group is not None and group.is_on_device and not operation.waited_ns:
             found = missing.waiting(ring, operation)
             if found.missing:
                 return [found]

@@ -54,7 +54,7 @@ class MemoryUse:
     failures: Mapping[int, OutOfMemory]
     """What the ranks held whose memory ran out, by rank."""
     peaks: pl.DataFrame
-    """Peak so far after the last steps of each rank, ascending: rank, step, peak_bytes, reserved_bytes and
+    """Peak so far after the last steps of each rank, or of the one asked for, ascending: rank, step, peak_bytes, reserved_bytes and
     total_bytes int64 (of the device; without one, the process's resident memory, and null)."""
     window: WindowPeak | None
     """None if no window with memory events was recorded."""
@@ -84,12 +84,14 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
             _log.warning("%s", problem)
     peak = _window_peak(run, failures, rank, window)
     peaks = _peaks(run.step_times)
+    if rank is not None:
+        peaks = peaks.filter(pl.col("rank") == rank)
     if not failures and peak is None and peaks.is_empty():
         raise InputError(
             f"{run}: nothing is known about its memory: no step times, no window with allocations "
             "(Profiler.profile_memory), and no MemoryError was noted"
         )
-    failed = rank if rank in failures else min(failures, default=None)
+    failed = min(failures, default=None) if rank is None else rank if rank in failures else None
     failure = failures[failed] if failed is not None else None
     whose = failed if failed is not None else peak.rank if peak is not None else rank or 0
     held = peak.held if peak is not None and peak.rank == whose else None
@@ -251,7 +253,8 @@ def _repeated(modules: Iterable[str]) -> list[str]:
 def _window_peak(
     run: BaseRun, failures: Mapping[int, OutOfMemory], rank: int | None, window: int | None
 ) -> WindowPeak | None:
-    is_without = rank in failures or (rank is None and not run.has_traces)
+    is_known = rank is None or rank in run.step_times["rank"]
+    is_without = rank in failures or (is_known and not run.has_traces)
     if window is None and is_without and rank not in run.ranks:
         return None
     if rank is None:

@@ -84,7 +84,7 @@ class Operation(NamedTuple):
     """When the call returned; 0 if it has not. The transfer may still go on."""
     waited_ns: int
     """When waiting for it ended; below 0, the negative of when the rank began to wait, if it still does; 0
-    if it has not waited."""
+    if it has not waited, or if a device executes it: then a wait may end before the operation does."""
     size: int
     """Bytes of the tensors that it was given, on this rank."""
     peer: int
@@ -127,6 +127,8 @@ class Group(NamedTuple):
     """A range if they are at equal distances, else a tuple."""
     axis: str | None
     """None if it is not the group of an axis."""
+    is_on_device: bool = False
+    """Whether a device executes its operations, and the host may go on before they end."""
 
 
 @dataclass(frozen=True)
@@ -207,12 +209,15 @@ class FlightRing:
         self._texts[key] = len(self._texts)
         return self._texts[key]
 
-    def group(self, group: int, ranks: Sequence[int], axis: str | None) -> None:
+    def group(
+        self, group: int, ranks: Sequence[int], axis: str | None, is_on_device: bool = False
+    ) -> None:
         """Note the ranks of a group. Ranks at equal distances take a line of equal length for any number."""
         step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         is_regular = step > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step))
         members = {"range": [ranks[0], ranks[-1] + 1, step]} if is_regular else {"ranks": [*ranks]}
-        self.text({"group": group, "axis": axis, **members})
+        device = {"device": True} if is_on_device else {}
+        self.text({"group": group, "axis": axis, **members, **device})
 
     def add(
         self,
@@ -448,7 +453,8 @@ def _groups(texts: Sequence[Any]) -> dict[int, Group]:
         num_left -= len(ranks)
         if ranks and num_left >= 0:
             axis = value.get("axis")
-            groups[value["group"]] = Group(ranks, axis if isinstance(axis, str) else None)
+            known_axis = axis if isinstance(axis, str) else None
+            groups[value["group"]] = Group(ranks, known_axis, value.get("device") is True)
     return groups
 
 

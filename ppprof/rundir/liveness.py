@@ -124,6 +124,9 @@ class LivenessRegistry:
         return f"rank {rank} ({label}{more})"
 
 
+_GONE = "its process is gone: killed, or it crashed"
+
+
 class RankState(NamedTuple):
     """What the run directory and this machine know about a rank's process."""
 
@@ -131,6 +134,16 @@ class RankState(NamedTuple):
     """Its process on this machine; None if it ended, or runs on another machine or in another container."""
     text: str
     """How it ended, or that it is stopped; "" if it runs, or if that cannot be seen from here."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.pid is None and bool(self.text)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it ended without a word: nothing in it can have waited for others since."""
+        return self.text == _GONE
 
 
 def rank_states(run: Path) -> dict[int, RankState]:
@@ -144,7 +157,7 @@ def rank_states(run: Path) -> dict[int, RankState]:
         pid = int(entry["pid"]) if entry["node"] == node else None
         text = ""
         if pid is not None and not _is_alive(pid):
-            pid, text = None, "its process is gone: killed, or it crashed"
+            pid, text = None, _GONE
         elif pid is not None and _status(pid)[:1] in (["T"], ["t"]):
             text = "its process is stopped, as by SIGSTOP or a debugger"
         states[int(entry["rank"])] = RankState(pid, text)

@@ -166,7 +166,7 @@ def steps_path(rank: int) -> str:
 
 
 def metrics_path(rank: int) -> str:
-    """Return the path of a rank's metrics for Prometheus, relative to the run directory.
+    """Return the path of a rank's metrics for Prometheus, relative to the log directory.
 
     >>> metrics_path(3)
     'metrics/rank_00003.prom'

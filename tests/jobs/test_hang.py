@@ -13,7 +13,7 @@ import pytest
 
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, ask_for_stacks, find_hang
-from ppprof.rundir.flight import read_stacks
+from ppprof.rundir.flight import read_rings, read_stacks
 from ppprof.rundir.step_times import read_step_times
 from tests.jobs.launching import ROOT, run, start, wait_for, workerlogs
 
@@ -96,6 +96,21 @@ def test_stacks_are_written_on_request(hanging: Any, tmp_path: Path) -> None:
     hang = hanging("waits for a file")
     assert ask_for_stacks([tmp_path / "log"], hang.suspects, 12) == [1]
     assert any(each.startswith("Requested") for each in read_stacks(hang.run, 1))
+
+
+def test_transfers_have_one_number_on_both_sides_where_ppprof_run_begins_by_itself(
+    tmp_path: Path,
+) -> None:
+    """A stage that receives before it calls a layer."""
+    job = ROOT / "tests/jobs/transfer_job.py"
+    run(tmp_path, "-m", "ppprof", "run", "--nproc", "2", "--log_dir", "launch", job)
+    rings, _ = read_rings(tmp_path / "profiler_log")
+    sent, received = (
+        [(each.step, each.sequence) for each in rings[rank].operations if each.name == name]
+        for rank, name in enumerate(("send", "recv"))
+    )
+    assert sent == received
+    assert len(sent) == 12
 
 
 def test_a_job_that_hangs_ends_with_its_exit_code(tmp_path: Path) -> None:

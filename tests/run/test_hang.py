@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
-from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
 
@@ -30,7 +32,7 @@ class Job:
         """Write a ring; ``waits`` means in the last call."""
         ring = FlightRing(self.run, rank)
         for group, ranks in GROUPS.items():
-            ring.group(group, ranks, None)
+            ring.group(group, ranks, None, on_device)
         numbers: dict[Any, int] = {}
         for place, (group, name, *more) in enumerate(calls):
             self._now += 1_000
@@ -136,11 +138,74 @@ def test_sizes_of_an_exchange_may_differ(job: Job) -> None:
     assert job.hang().mismatches == ()
 
 
-def test_a_rank_without_a_ring_is_named(job: Job) -> None:
+def test_of_a_rank_without_a_ring_nothing_is_sure(job: Job) -> None:
+    """As of a node with a disk of its own, whose directory was not named."""
     job.rank(0, (1, "all_reduce"), waits=True)
     hang = job.hang()
-    assert (hang.causes, hang.absent) == ((), (1,))
-    assert "rank 1 has not come" in hang.verdict()
+    assert (hang.causes, hang.absent, hang.is_sure) == ((), (1,), False)
+    assert hang.verdict().startswith("it is unknown whether rank 1 has come to all_reduce")
+
+
+def kill(run: Path, rank: int) -> None:
+    """Let the rank have an open session in a process that is gone."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    registry = LivenessRegistry(run, Topology.of(), rank)
+    path = registry._entry.path
+    path.rename(path.with_name(path.name.replace(f".{os.getpid()}.", f".{child.pid}.")))
+
+
+def test_a_rank_that_was_killed_while_it_waited_is_the_cause(job: Job) -> None:
+    """Rank 0, which it waited for, computes; and later comes to the call."""
+    job.rank(1, (1, "all_reduce"), waits=True)
+    kill(job.run, 1)
+    job.rank(0)
+    LivenessRegistry(job.run, Topology.of(), 0)
+    for calls in ((), ((1, "all_reduce"),)):
+        (job.run / ring_path(0)).unlink()
+        job.rank(0, *calls, waits=True)
+        hang = job.hang()
+        assert (hang.causes, hang.is_sure) == ((1,), True)
+        assert hang.verdict().startswith(
+            "rank 1: its process is gone: killed, or it crashed; it last called all_reduce at train.py:1"
+        )
+
+
+def test_afterwards_it_is_not_known_who_was_killed_first(job: Job) -> None:
+    """Rank 0 has no entry: it ended its session, or a signal ended it once rank 1 was gone."""
+    job.rank(0)
+    job.rank(1, (1, "all_reduce"), waits=True)
+    kill(job.run, 1)
+    hang = job.hang()
+    assert (hang.causes, hang.is_sure) == ((0,), False)
+    assert hang.verdict() == (
+        "rank 0 (its session has ended) has not come to all_reduce of the group of ranks 0-1, where rank 1 "
+        "waits (rank 1: its process is gone: killed, or it crashed); it has noted no operation"
+    )
+
+
+def test_a_rank_that_failed_in_what_all_have_called_is_named(job: Job) -> None:
+    for rank in (0, 1):
+        job.rank(rank, (1, "all_reduce"), waits=True)
+    LivenessRegistry(job.run, Topology.of(), 1).mark_failed(RuntimeError("boom"))
+    LivenessRegistry(job.run, Topology.of(), 0)
+    assert (
+        job.hang()
+        .verdict()
+        .endswith(
+            "have called all_reduce at train.py:1 step, but rank 1: failed: RuntimeError: boom"
+        )
+    )
+
+
+def test_a_rank_whose_training_has_ended_is_said_to_have(job: Job) -> None:
+    """As with batches that are not dealt out evenly."""
+    job.rank(0, (1, "all_reduce"))
+    job.rank(1, (1, "all_reduce"), (1, "all_reduce"), waits=True)
+    LivenessRegistry(job.run, Topology.of(), 1)
+    hang = job.hang()
+    assert (hang.causes, hang.is_sure) == ((0,), True)
+    assert hang.verdict().startswith("rank 0 (its session has ended) has not come to all_reduce")
 
 
 def test_an_operation_that_all_have_called(job: Job) -> None:
@@ -154,6 +219,24 @@ def test_operations_on_devices_have_no_host_that_waits(job: Job) -> None:
     job.rank(1, (1, "all_reduce"), on_device=True)
     hang = job.hang()
     assert (hang.on_devices, hang.causes) == (True, (1,))
+
+
+def test_behind_a_host_that_waits_a_device_may_wait_for_another_rank(job: Job) -> None:
+    """Rank 2 has not come; the device of rank 1 waits for it, and rank 0 for rank 1, in a barrier."""
+    job.rank(0, (1, "barrier"), waits=True)
+    job.rank(1, (0, "all_reduce"), on_device=True)
+    job.rank(2)
+    job.rank(3, (0, "all_reduce"), on_device=True)
+    hang = job.hang()
+    assert (hang.on_devices, hang.causes) == (True, (2,))
+
+
+def test_a_host_that_does_not_wait_is_the_cause_whatever_its_device_waits_for(job: Job) -> None:
+    """Rank 1 sleeps, and has launched what rank 0 will call behind the barrier."""
+    job.rank(0, (1, "barrier"), waits=True)
+    job.rank(1, (3, "all_reduce"), on_device=True)
+    hang = job.hang()
+    assert (hang.on_devices, hang.causes, hang.circle) == (False, (1,), ())
 
 
 def test_a_healthy_job_has_no_cause(job: Job) -> None:

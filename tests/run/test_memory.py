@@ -312,6 +312,16 @@ def test_step_times_alone_say_the_peak(
     assert out.count("1 MiB") == 1
 
 
+def test_the_peak_is_that_of_the_rank_that_is_asked_for(tmp_path: Path, cli: Cli) -> None:
+    """Though the memory of another one ran out."""
+    lines = [[{"step": 1, "batch_cost_ns": 9, "host_peak_bytes": gib << 30}] for gib in (1, 3)]
+    path = run_of_traces(tmp_path / "log", [], topology=Topology.of(dp=2), step_lines=lines)
+    write_out_of_memory(path, FAILURE)
+    out, _ = cli("memory", path, "--rank", "1")
+    assert out.startswith("Peak of rank 1 so far, resident memory")
+    assert "3 GiB" in out
+
+
 def test_a_trace_of_reserved_memory_alone(tmp_path: Path, cli: Cli) -> None:
     """Memory is taken from the device, and no tensor is allocated."""
     spans = (span("ProfileStep", "ProfileStep#0", 0, 1_000_000, reserve(1, 1 << 30)),)

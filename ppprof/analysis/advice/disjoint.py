@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of
-from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, severity_of
+from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Fact, Finding, severity_of
 from ppprof.trace import GARBAGE_COLLECTION
 
 WAITING = frozenset(
@@ -89,6 +89,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[pool] -= share * step_ns
         if finding.rule == "input-bound":
             pools[WAITING] -= _waited_for_data_ns(evidence, finding.facts)
+        if finding.rule == "many-small-operators":  # computation, and the Python between
+            pools[COMPUTATION] -= share * step_ns
         if finding.rule == "slow-rank":
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
             pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
@@ -99,20 +101,24 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             claimed.update(finding.evidence.select("name", "time_ns").iter_rows())
         if share < finding.share:
             severity = max(severity_of(share), finding.severity, key=SEVERITIES.index)
-            facts = finding.facts
-            if finding.rule == "host-bound":
-                facts = {**facts, "other_idle_ns": evidence.usual("idle_ns") - share * step_ns}
             alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
             finding = dataclasses.replace(
                 finding,
                 cost_ns=share * step_ns,
                 share=share,
                 severity=severity,
-                facts=facts,
+                facts=_lowered_facts(finding, evidence.usual("idle_ns") - share * step_ns),
                 alone_ns=alone_ns,
             )
         kept.append(finding)
     return kept
+
+
+def _lowered_facts(finding: Finding, other_idle_ns: float) -> Mapping[str, Fact]:
+    """Return the facts of a finding whose cost is lowered: what others explain is more, unless by rounding."""
+    if finding.rule != "host-bound" or other_idle_ns < 1:
+        return finding.facts
+    return {**finding.facts, "other_idle_ns": other_idle_ns}
 
 
 def replayed(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:

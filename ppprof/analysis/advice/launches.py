@@ -47,10 +47,11 @@ def idle_costs(evidence: Evidence) -> Mapping[str, float]:
 def host_bound(evidence: Evidence) -> list[Finding]:
     """Report devices that are idle while the host does not wait: it does not launch fast enough."""
     cost_ns = idle_costs(evidence)["host-bound"]
+    other_idle_ns = evidence.usual("idle_ns") - cost_ns
     ranks = evidence.indicator_means.select("rank", "idle_ns", "num_kernels")
     facts: dict[str, Fact] = {
         "idle_ns": evidence.usual("idle_ns"),
-        "other_idle_ns": evidence.usual("idle_ns") - cost_ns,
+        "other_idle_ns": other_idle_ns if other_idle_ns >= 1 else None,
         "num_kernels": evidence.usual("num_kernels"),
         **_largest_gap(evidence),
         "remedy": evidence.remedy("Global"),

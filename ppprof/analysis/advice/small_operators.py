@@ -50,8 +50,10 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack").slice(0, tree.hosts.height)
     is_layer = (tree.hosts["category"] == "Forward").to_numpy()
+    is_update = (tree.hosts["category"] == "Optimization").to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
-    outer = hosts.filter(tree.is_outermost_operator)
+    # Updates of many parameters are `optimizer-unfused`, and no loop of the user's.
+    outer = hosts.filter(tree.is_outermost_operator & (tree.enclosing(is_update) < 0))
     dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
     following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
     is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(

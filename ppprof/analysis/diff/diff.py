@@ -27,7 +27,8 @@ from ppprof.topology import AXES
 _COMPARABLE = 0.5
 """Runs with a lower score have too little in common for a verdict."""
 
-_PART_OF_METRIC = {metric_of(part): part for part in PARTS_NS}
+PARTS_OF_STEP = {metric_of(part): part for part in PARTS_NS}
+"""Metric -> the column of `RunCosts.steps` whose mean it is."""
 
 
 class Comparability(NamedTuple):
@@ -168,12 +169,13 @@ class Diff:
         It follows from the variance over steps. None for a metric that is not a part of a step, and
         if a run has fewer than two recorded steps with that part.
         """
-        part = _PART_OF_METRIC.get(metric)
+        part = PARTS_OF_STEP.get(metric)
         if part is None:
             return None
         variances = []
         for run in self._runs:
-            means = run.steps.group_by("step").agg(pl.col(part).cast(pl.Float64).mean())[part]
+            steps = run.divided_steps.group_by("step")
+            means = steps.agg(pl.col(part).cast(pl.Float64).mean())[part]
             variance = means.drop_nulls().var()
             if not isinstance(variance, float):
                 return None

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.significance import Change
+from ppprof.analysis.diff.diff import PARTS_OF_STEP, Diff
+from ppprof.analysis.diff.several_runs import RunTime, runs_change, wait_difference
+from ppprof.analysis.diff.significance import Change, student
 from ppprof.analysis.diff.thresholds import COLUMNS, METRICS, Threshold
 from ppprof.errors import UsageError
 
-_SURE = 2.0
-"""Number of standard errors below and above a change, for an interval of about 95%."""
+_STEP_TIMES = ("step_time", "ips", "tokens_per_s")
+"""What has the interval of the step time."""
 
 
 class Outcome(NamedTuple):
@@ -25,8 +26,9 @@ class Outcome(NamedTuple):
     status: str
     """``pass`` if the change is within the limit. If it is beyond: ``fail`` if its whole interval
     is beyond the limit, too, or if the value is exact (not a mean over steps); else
-    ``inconclusive``. A ratio to a baseline of 0 fails if the threshold limits increases, and else
-    passes. A time of the host is ``inconclusive`` if other processes disturbed a run."""
+    ``inconclusive``. A ratio to a baseline of 0 fails if the threshold limits increases and the interval
+    of the difference is above 0. A time of the host and a utilisation are ``inconclusive`` if other processes disturbed a
+    run; the step time and rates are, if equal runs differ as much (`Change.is_within_runs`)."""
     detail: str
     """The change and its interval, as text."""
 
@@ -46,6 +48,8 @@ class _Interval(NamedTuple):
     high: float | None
     is_exact: bool = False
     """Whether the value has no interval because it is not a mean over steps."""
+    is_new: bool = False
+    """Whether it is a ratio to a baseline of 0, which the experiment surely exceeds."""
 
 
 def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
@@ -56,14 +60,25 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
             metric is not known for both runs.
     """
     change = _change(threshold, diff)
-    if change.value is None:
-        status = "fail" if threshold.above else "pass"
-        return Outcome(threshold.text, status, "new: the baseline has none of it")
-    detail = threshold.format(change.value)
+    detail = "new: the baseline has none of it"
+    if change.value is not None:
+        detail = threshold.format(change.value)
     if diff.disturbance and _is_of_host(threshold):
         return Outcome(threshold.text, "inconclusive", f"{detail}; {diff.disturbance}")
-    reason = "" if change.is_exact else diff.change.reason or "one step"
-    return interval_outcome(threshold, change.value, change.low, change.high, reason)
+    if change.value is None:
+        beyond = "fail" if change.is_new else "inconclusive"
+        detail += "" if change.is_new else ", and next to none is in the experiment"
+        return Outcome(threshold.text, beyond if threshold.above else "pass", detail)
+    is_of_step_time = threshold.target in _STEP_TIMES
+    reason = "" if change.is_exact else "one recorded step"
+    if is_of_step_time:
+        reason = diff.change.reason
+    outcome = interval_outcome(threshold, change.value, change.low, change.high, reason)
+    if outcome.status == "fail" and is_of_step_time and diff.change.is_within_runs:
+        return outcome._replace(
+            status="inconclusive", detail=f"{outcome.detail}; {diff.change.advice}"
+        )
+    return outcome
 
 
 def interval_outcome(
@@ -92,10 +107,29 @@ def interval_outcome(
     return Outcome(threshold.text, "fail" if is_sure else "inconclusive", detail)
 
 
+def runs_outcome(
+    threshold: Threshold, baseline: Sequence[RunTime], experiment: Sequence[RunTime]
+) -> Outcome:
+    """Return the outcome of checking the step times of several runs of either side against a threshold.
+
+    What is within the limit without the waits for a processor, and beyond it with them, is ``inconclusive`` if
+    the waits differ: the program may cause them.
+    """
+    sides = baseline, experiment
+    change = runs_change(*([time.median_ns for time in side] for side in sides))
+    too_few = "2 runs a side give one"
+    outcome = interval_outcome(threshold, change.ratio, change.low, change.high, too_few)
+    waits = wait_difference(baseline, experiment)
+    wall = runs_change(*([time.wall_ns for time in side] for side in sides))
+    if waits and outcome.status == "pass" and threshold.is_exceeded_by(wall.ratio):
+        return outcome._replace(status="inconclusive", detail=f"{outcome.detail}; {waits}")
+    return outcome
+
+
 def _is_of_host(threshold: Threshold) -> bool:
-    """Return whether a threshold is about a time on the host, or a rate."""
+    """Return whether a threshold is about a time on the host, a rate or a utilisation."""
     if threshold.target in METRICS:
-        return METRICS[threshold.target] in ("ns", "per_s")
+        return METRICS[threshold.target] in ("ns", "per_s", "ratio")
     kind, _, name = threshold.target.partition(".")
     return kind == "module" or name.rpartition(".")[2] not in ("gpu", "gpu_self", "calls")
 
@@ -116,7 +150,7 @@ def _change(threshold: Threshold, diff: Diff) -> _Interval:
     row = rows.row(0, named=True)
     column = COLUMNS[kind][value]
     return _interval(
-        threshold, *(row[f"{side}_{column}"] for side in ("baseline", "delta", "noise"))
+        threshold, diff, *(row[f"{side}_{column}"] for side in ("baseline", "delta", "noise"))
     )
 
 
@@ -125,11 +159,11 @@ def _metric_change(threshold: Threshold, diff: Diff) -> _Interval:
     if rows.is_empty() or rows["delta"].null_count():
         raise UsageError(f"{threshold.text!r}: {threshold.target} is not known for both runs")
     row = rows.row(0, named=True)
-    if threshold.target in ("step_time", "ips", "tokens_per_s"):
+    if threshold.target in _STEP_TIMES:
         return _step_time_change(threshold, diff.change, row)
     noise = diff.noise_of(threshold.target)
-    change = _interval(threshold, row["baseline"], row["delta"], noise)
-    return change._replace(is_exact=noise is None)
+    change = _interval(threshold, diff, row["baseline"], row["delta"], noise)
+    return change._replace(is_exact=threshold.target not in PARTS_OF_STEP)
 
 
 def _step_time_change(threshold: Threshold, change: Change, row: Mapping[str, Any]) -> _Interval:
@@ -160,21 +194,28 @@ def _module_change(threshold: Threshold, diff: Diff, name: str) -> _Interval:
     )
     noises = outermost["noise_time_ns"]
     noise = None if noises.null_count() else float(np.linalg.norm(noises.to_numpy()))
-    return _interval(threshold, before, after - before, noise)
+    return _interval(threshold, diff, before, after - before, noise)
 
 
 def _interval(
-    threshold: Threshold, baseline: float, delta: float, noise: float | None
+    threshold: Threshold, diff: Diff, baseline: float, delta: float, noise: float | None
 ) -> _Interval:
+    half = None if noise is None else student(_fewest_steps(diff) - 1) * noise
     if threshold.is_ratio and not baseline:
-        ratio = None if delta else 0.0
-        return _Interval(ratio, ratio, ratio)
+        if delta:
+            return _Interval(None, None, None, is_new=half is not None and delta > half)
+        return _Interval(0.0, 0.0, 0.0)
     scale = baseline if threshold.is_ratio else 1.0
-    if noise is None:
+    if half is None:
         return _Interval(delta / scale, None, None)
     # No time, size or number of calls is below 0: a mean decreases by all of it at most.
-    low = max(delta - _SURE * noise, min(delta, -baseline))
-    return _Interval(delta / scale, low / scale, (delta + _SURE * noise) / scale)
+    low = max(delta - half, min(delta, -baseline))
+    return _Interval(delta / scale, low / scale, (delta + half) / scale)
+
+
+def _fewest_steps(diff: Diff) -> int:
+    """Return the number of recorded steps of the run with fewer: few steps may be alike by chance."""
+    return max(2, min(len(run.ranks_of_step) for run in (diff.baseline, diff.experiment)))
 
 
 _KINDS = {"op": "an operator", "kernel": "a kernel"}

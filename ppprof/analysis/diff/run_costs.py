@@ -102,6 +102,12 @@ class RunCosts:
         return dict(counted.sort("step").iter_rows())
 
     @cached_property
+    def divided_steps(self) -> pl.DataFrame:
+        """The rows of ``steps`` with known parts, so that means of the parts add up; all rows if none has."""
+        known = self.steps.drop_nulls("rest_ns")
+        return self.steps if known.is_empty() else known
+
+    @cached_property
     def clock(self) -> str:
         """``gpu`` if the run has device events, else ``cpu``."""
         return "gpu" if self.operators["gpu_total_ns"].sum() else "cpu"
@@ -165,7 +171,7 @@ class RunCosts:
             metrics["reader_cost"] = _mean(counted["reader_cost_ns"])
         if self.steps.height:
             for part in PARTS_NS:
-                metrics[metric_of(part)] = _mean(self.steps[part])
+                metrics[metric_of(part)] = _mean(self.divided_steps[part])
         return {**metrics, **self._device_metrics()}
 
     def _device_metrics(self) -> dict[str, Metric]:

@@ -27,6 +27,9 @@ RANKS = {
 }
 _FIRST_STEPS = 2
 """Steps at the start that are left out: they load libraries and compile."""
+LEAST_COMMUNICATION = 0.001
+"""Share of a step, of the rank with most. With less, nothing says which ranks wait for others: paddle.DataParallel
+communicates in C++, and ranks that wait inside of it look as busy as the one that they wait for."""
 _FEW_RANKS = 8
 """Up to so many ranks, a rank is compared with the median of the others; of more, with that of all."""
 
@@ -85,7 +88,8 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
     Returns:
         Columns of `RANKS`, one row per rank, the largest excess first: num_steps; medians of the step, of its
         communication, of reading and of the rest, own_ns; excess_ns, the median by which own work exceeds that of the peers in a
-        step, with its 95% interval (order statistics), null without peers; is_slow and since_step as
+        step, with its 95% interval (order statistics), null without peers, and of ranks that are not slow if nearly no
+        communication is noted (`LEAST_COMMUNICATION`); is_slow and since_step as
         `ppprof.slow_ranks` defines them at the last step. The excess of a slow rank is that since then.
         Steps count that are neither in a window nor excluded, whose communication is known, and that were timed on the host: on a device that queues its work,
         the time in calls says little about waiting. No rows without such steps.
@@ -104,6 +108,8 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
         test.add(each)
     slow = dict(test.slow(steps["step_ns"].median() or 0.0))  # type: ignore[arg-type]
     excess = _excess(own, [roles.get(rank, "") for rank in ranks])
+    if not notes_communication(medians):
+        excess[:, [place for place in range(len(ranks)) if place not in slow]] = np.nan
     rows = []
     for place, rank in enumerate(ranks):
         num = slow.get(place, len(own))
@@ -118,6 +124,12 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
         .cast(RANKS)  # type: ignore[arg-type]
         .sort("excess_ns", "rank", descending=[True, False], nulls_last=True)
     )
+
+
+def notes_communication(table: pl.DataFrame) -> bool:
+    """Return whether some of the ranks, with the medians ``communication_ns`` and ``step_ns``, wait for others."""
+    ratio = table.select((pl.col("communication_ns") / pl.col("step_ns")).max()).item()
+    return ratio is not None and ratio >= LEAST_COMMUNICATION
 
 
 def _steps(times: pl.DataFrame) -> pl.DataFrame:

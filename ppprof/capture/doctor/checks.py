@@ -9,13 +9,13 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ppprof.capture.children import Ended, available_bytes, run
 from ppprof.capture.doctor.child_programs import child_command
 from ppprof.capture.postprocess import helper_bytes
+from ppprof.packages import installed_version
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 """Values of `Check.status`. A problem loses data: a recording, or the training itself."""
@@ -42,7 +42,7 @@ _PACKAGES = ("ppprof", *_WHEELS, "numpy", "polars", "protobuf", "visualdl")
 
 def paddle_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) -> Iterator[Check]:
     """Compare Paddle's build with the devices and with the driver."""
-    wheels = {name: number for name in _WHEELS if (number := _version(name))}
+    wheels = {name: number for name in _WHEELS if (number := installed_version(name))}
     values = {"wheels": wheels, "build": build, "driver": dict(driver)}
     name = "Paddle"
     if len(wheels) > 1:
@@ -128,7 +128,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def version_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) -> Iterator[Check]:
     """Return the versions that a bug report needs."""
-    found = {name: number for name in _PACKAGES if (number := _version(name))}
+    found = {name: number for name in _PACKAGES if (number := installed_version(name))}
     found["python"] = platform.python_version()
     found["platform"] = platform.platform()
     if build and "commit" in build:
@@ -137,13 +137,6 @@ def version_checks(build: Mapping[str, str] | None, driver: Mapping[str, Any]) -
         found["driver"] = str(driver["driver"])
     text = ", ".join(f"{name} {number}" for name, number in found.items())
     yield Check("versions", OK, text, values=found)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -281,11 +274,10 @@ _TRACE_PAGE = "its Trace page needs the internet: ppprof report and Perfetto sho
 def viewer_checks() -> Iterator[Check]:
     """Return a line for VisualDL and one for the browsers of this machine."""
     # VisualDL is not imported: that writes to ~/.visualdl.
-    try:
-        number = version("visualdl")
+    if number := installed_version("visualdl"):
         reason = f"{number} is installed; {_TRACE_PAGE}"
         yield Check("VisualDL", OK, reason, values={"version": number})
-    except PackageNotFoundError:
+    else:
         reason = f"not installed; only VisualDL's own page needs it; {_TRACE_PAGE}"
         yield Check("VisualDL", OK, reason, "pip install 'ppprof[view]'")
     paths = [path for path in map(shutil.which, _BROWSERS) if path]

@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -42,6 +42,7 @@ from ppprof.capture.recording.patches import Patches, dtype_key
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.signals import end_process, pass_interruption
 from ppprof.rundir.flight import (
+    POINT_TO_POINT,
     FlightRing,
     answer_line,
     open_stacks,
@@ -54,7 +55,12 @@ log = logging.getLogger("ppprof")
 _ROOTED, _SENDS, _RECEIVES = 1, 2, 3
 _WAYS = {"broadcast": _ROOTED, "reduce": _ROOTED, "send": _SENDS, "recv": _RECEIVES}
 """What an operation's second argument is, as a rank of the group: the root, who receives, or who sends."""
-_MORE_METHODS = {"barrier": ("barrier", None), "gather": ("gather", 0), "scatter": ("scatter", 0)}
+_MORE_METHODS = {
+    "barrier": ("barrier", None),
+    "gather": ("gather", 0),
+    "scatter": ("scatter", 0),
+    "scatter_tensor": ("scatter", 0),
+}
 """As `METHODS`; None without data."""
 _HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
 _OTHER, _USERS, _LAYER = 1, 2, 3
@@ -190,11 +196,8 @@ class FlightRecorder(Part):
             raise
 
     def _wrap_methods(self) -> None:
-        for kind in process_groups():
-            for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
-                noted = functools.partial(self._noted, name, index)
-                for each in (method, f"{method}_on_calc_stream"):
-                    self._methods.replace(kind, each, noted)
+        for kind, method, name, index in _noted_methods():
+            self._methods.replace(kind, method, functools.partial(self._noted, name, index))
         self._methods.replace(core.task, "wait", self._noted_wait)
 
     def step_number(self) -> int:
@@ -331,9 +334,9 @@ class FlightRecorder(Part):
         if known is not None:
             return known
         number, ranks = self._members(process_group)
-        if ranks:
-            self._ring.group(number, ranks, self._topology.axis_of(ranks))
         is_host = isinstance(process_group, _HOST_GROUP)
+        if ranks:
+            self._ring.group(number, ranks, self._topology.axis_of(ranks), not is_host)
         return self._groups.keep(process_group, _Group(number, ranks, is_host))
 
     def _members(self, process_group: Any) -> tuple[int, Sequence[int]]:
@@ -423,6 +426,7 @@ class FlightRecorder(Part):
 
         def noted(task: Any, *args: Any, **kwargs: Any) -> Any:
             number = self._tasks.pop(id(task), 0)
+            is_on_device = id(task) in self._on_device
             begin_ns = time.time_ns()
             if number:
                 self._waited(task)
@@ -430,11 +434,24 @@ class FlightRecorder(Part):
             result = wait(task, *args, **kwargs)
             end_ns = time.time_ns()
             if number:
-                self._ring.waited(number, end_ns)
+                self._ring.waited(number, 0 if is_on_device else end_ns)
             self._spend(end_ns - begin_ns)
             return result
 
         return noted
+
+
+def _noted_methods() -> Iterator[tuple[type, str, str, int | None]]:
+    """Yield class and method, and for these the operation's name and the index of the argument with its data."""
+    for kind in process_groups():
+        for method, (name, index) in {**METHODS, **_MORE_METHODS}.items():
+            for each in (method, f"{method}_on_calc_stream"):
+                yield kind, each, name, index
+
+
+def transfer_methods() -> list[tuple[type, str]]:
+    """Return the methods of process groups that send or receive: each class, and a method's name."""
+    return [(kind, method) for kind, method, name, _ in _noted_methods() if name in POINT_TO_POINT]
 
 
 def layer_name(layer: Layer, model: Layer) -> str:
@@ -493,12 +510,16 @@ class _Watch:
             faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file.fd)
 
     def _look(self) -> None:
-        step, since = self._step_number(), time.monotonic()
-        next_request, answered = since + _REQUEST_SECONDS, ""
+        step, looked = self._step_number(), time.monotonic()
+        idle = 0.0
+        next_request, answered = looked + _REQUEST_SECONDS, ""
         while not self._ends.wait(_LOOK_SECONDS):
             now = time.monotonic()
+            # A job that is suspended for long, as by its scheduler, does not hang.
+            idle += min(now - looked, 2 * _LOOK_SECONDS)
+            looked = now
             if step != self._step_number() or self._is_paused():
-                step, since = self._step_number(), now
+                step, idle = self._step_number(), 0.0
                 next_request = now + _REQUEST_SECONDS
                 self._arm()
             elif now >= next_request:
@@ -508,9 +529,9 @@ class _Watch:
                     answered = request
                     os.write(self._file.fd, answer_line(request))
                     faulthandler.dump_traceback(self._file.fd)
-            if self._exit_code is not None and now - since >= self._patience:
+            if self._exit_code is not None and idle >= self._patience:
                 log.error(
-                    f"rank {self._rank}: no step has ended for {now - since:.0f} s: this process ends with "
+                    f"rank {self._rank}: no step has ended for {idle:.0f} s: this process ends with "
                     f"exit code {self._exit_code} (Profiler.hang_exit_code); the cause: "
                     f"ppprof hang {self._run}"
                 )

@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
 from ppprof.capture import device
 from ppprof.errors import UsageError
+from ppprof.packages import installed_version
 from ppprof.topology import AXES, Topology
 
 log = logging.getLogger("ppprof")
@@ -157,7 +157,7 @@ class Job:
                 for rank, host in enumerate(self.hosts)
             ],
             "versions": {
-                "ppprof": _version("ppprof"),
+                "ppprof": installed_version("ppprof"),
                 "paddle": sys.modules["paddle"].__version__ if "paddle" in sys.modules else None,
                 "python": platform.python_version(),
                 "platform": platform.platform(),
@@ -271,10 +271,3 @@ def _mesh_topology(world_size: int) -> Topology | None:
         if topology.world_size == world_size and (found is None or len(found.order) < len(axes)):
             found = topology
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -129,14 +129,17 @@ class MetricsFile(Metrics):
 
     Args:
         file: the file.
+        run: name of the run.
         rank: of this process.
         peak_flops: as for `Metrics`.
     """
 
-    def __init__(self, file: RunFile, rank: int, peak_flops: float | None, **clock: Any) -> None:
+    def __init__(
+        self, file: RunFile, run: str, rank: int, peak_flops: float | None, **clock: Any
+    ) -> None:
         super().__init__(peak_flops, **clock)
         self._file = file
-        self._labels = f'{{run="{_escaped(file.run.name)}",rank="{rank}"}}'
+        self._labels = f'{{run="{_escaped(run)}",rank="{rank}"}}'
         self._failed = False
 
     def publish(self) -> None:

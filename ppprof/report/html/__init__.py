@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ppprof.analysis.report_data.report import ReportData
 from ppprof.choices import StepRange
 from ppprof.errors import UsageError
 from ppprof.messages import LANGUAGES
+from ppprof.packages import installed_version
 from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.blocks import Chart, Section, Words
 from ppprof.report.html.charts import chart_data
@@ -83,7 +83,9 @@ def render(report: ReportData, language: str = "en") -> str:
             words("page.without_data", section=words(f"sections.{key}"), reason=reason)
             for key, reason in left_out
         ],
-        made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
+        made_by=words(
+            "page.made_by", version=installed_version("ppprof") or "", num=len(report.sources)
+        ),
         data=_visible({**data, "words": words.for_scripts}),
         packed=list(map(Markup, packed.texts)),
         style=Markup(_file("page.css")),

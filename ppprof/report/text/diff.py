@@ -34,8 +34,8 @@ _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
 _TITLES = {view: noun.capitalize() for view, noun in _NOUNS.items()}
 
 _OVERVIEW_NOTE = """\
-Step time, ips and tokens/s: of steps that were {words}. Computation to rest: of recorded steps; they add up to one.
-Bubble includes transfers between pipeline stages here. ips and tokens/s: of the job, all replicas together."""
+Step time, ips and tokens/s: of steps that were {words}. Computation to rest: of all recorded steps, slow
+ones, too; they add up to one. Bubble includes transfers between pipeline stages here. ips and tokens/s: of the job, all replicas together."""
 
 _RANK_NOTE = """\
 Means over recorded steps. Each row is a pair of ranks at the same place of the topology; the largest change of

@@ -310,6 +310,18 @@ def test_a_loop_of_several_lines_is_named_by_the_one_with_most_operators(
     assert first.facts["layer"] == f"Attention{named}"
 
 
+@pytest.mark.parametrize(("category", "is_loop"), [("Optimization", False), ("UserDefined", True)])
+def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, tmp_path):
+    stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
+
+    def make(at):
+        parts = [op(at, 3 * i, 3 * i + 2, "adamw_ dygraph", stack) for i in range(300)]
+        yield op(at, 0, 950, "step", *parts, category=category)
+
+    rules = [finding.rule for finding in findings(tmp_path, threads=[thread(make)])]
+    assert ("many-small-operators" in rules) == is_loop
+
+
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
     found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
     assert "many-small-operators" not in [finding.rule for finding in found]

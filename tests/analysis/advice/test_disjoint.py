@@ -222,3 +222,16 @@ def test_small_operators_of_a_line_beside_the_training_count_once(tmp_path: Path
         ("beside-training", None),
         ("many-small-operators", "Net/Block"),
     ]
+
+
+def test_a_loop_in_a_wider_dtype_counts_once(tmp_path: Path) -> None:
+    """700 of 1000 us are computation: 600 in a loop; 300 in products of float64, so 200 of these in the loop."""
+    steps = thread(lambda at: (op(at, 0, 700),))
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
+    rows = pl.DataFrame({"name": ["a"], "time_ns": [600.0 * US]})
+    both = [
+        evidence.time_finding(rule, cost_ns, "possible", {"layer": "Net"}, rows)[0]
+        for rule, cost_ns in (("many-small-operators", 600 * US), ("wider-dtype", 300 * US))
+    ]
+    found = disjoint(both, evidence)
+    assert [each.cost_ns for each in found] == pytest.approx([600 * US, 100 * US])

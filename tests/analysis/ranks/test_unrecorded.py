@@ -85,6 +85,17 @@ def test_half_of_the_ranks_may_be_slow(num_ranks: int) -> None:
     assert set(slow["excess_ns"]) == {100_000_000}
 
 
+def test_without_communication_no_rank_is_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    """paddle.DataParallel communicates in C++: rank 3 is slow, and the others wait in the Backward."""
+    times = step_times(100, 0, 3, 1.5).with_columns(communication_ns=pl.lit(0, pl.Int64))
+    table = unrecorded_ranks(times, ROLES)
+    assert table["excess_ns"].null_count() == 8
+    assert not table["is_slow"].any()
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert "no peers" not in out
+    assert "Verdict: unknown: next to no communication is noted (paddle.DataParallel" in out
+
+
 def test_windows_excluded_steps_and_devices_do_not_count() -> None:
     times = step_times(30, 0, 3, 1.5)
     for left_out in ({"window": 0}, {"excluded": True}, {"device_timed": True}):

@@ -27,7 +27,8 @@ from paddle.distributed import collective  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.parts import Ending, FinishedStep  # noqa: E402
-from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group  # noqa: E402
+from ppprof.capture.ranks import flight_recorder  # noqa: E402
+from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group, _Watch  # noqa: E402
 from ppprof.capture.recording.collectives import process_groups  # noqa: E402
 from ppprof.rundir.flight import MOST_OPERATIONS, Operation, read_rings  # noqa: E402
 from ppprof.topology import Topology  # noqa: E402
@@ -91,6 +92,7 @@ def group(recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch) -> Group:
     group = Group()
     known = SimpleNamespace(process_group=group, id=5, ranks=[0, 4, 6])
     monkeypatch.setattr(collective, "_get_group_map", lambda: {5: known})
+    monkeypatch.setattr(flight_recorder, "_HOST_GROUP", (Group,))
     for name, method in list(vars(Group).items()):
         if not name.startswith("__"):
             index = None if name == "barrier" else 0
@@ -149,6 +151,38 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         else:
             assert note.waited_ns == 0
     assert 0 < recorder.take_communication_ns() < end_ns - begin_ns
+
+
+def test_a_wait_for_a_device_does_not_say_that_the_operation_has_ended(
+    recorder: FlightRecorder, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_HOST_GROUP", ())
+    group.all_reduce(paddle.ones([1])).wait()
+    (note,) = operations_of(tmp_path)
+    assert note.returned_ns > 0 == note.waited_ns
+    assert read_rings(tmp_path)[0][0].groups[5].is_on_device
+
+
+def test_a_job_that_was_suspended_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False).close(
+        Ending(None, 0, 0, False, set())
+    )
+    looks, codes = [0.0], list[int]()
+
+    def monotonic() -> float:
+        looks.append(looks[-1] + (600 if len(looks) == 3 else 0.01))
+        return looks[-1]
+
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(flight_recorder, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "end_process", codes.append)
+    watch = _Watch(tmp_path, 0, lambda: 7, 60, 75, lambda: False)
+    while len(looks) < 10:
+        time.sleep(0.01)
+    watch.close()
+    assert codes == []
 
 
 def test_a_call_with_other_arguments_is_only_called(

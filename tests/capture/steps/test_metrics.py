@@ -18,7 +18,9 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
     run = tmp_path / 'a "run"'
     run.mkdir()
     now = [0]
-    metrics = MetricsFile(RunFile(run, "metrics/rank_00003.prom"), 3, 1e9, clock=lambda: now[0])
+    metrics = MetricsFile(
+        RunFile(run, "metrics/rank_00003.prom"), run.name, 3, 1e9, clock=lambda: now[0]
+    )
     path = run / "metrics/rank_00003.prom"
     for step in range(30):
         cost_ns = SECOND if step < 10 else 2 * SECOND
@@ -53,7 +55,7 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
     (tmp_path / "metrics").write_text("no folder", encoding="utf-8")
     now = [0]
     metrics = MetricsFile(
-        RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, clock=lambda: now[0]
+        RunFile(tmp_path, "metrics/rank_00000.prom"), "log", 0, None, clock=lambda: now[0]
     )
     for step in range(3):
         now[0] += 10 * SECOND
@@ -65,7 +67,7 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
 def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> None:
     now = [0]
     metrics = MetricsFile(
-        RunFile(tmp_path, "metrics/rank_00000.prom"), 0, None, clock=lambda: now[0]
+        RunFile(tmp_path, "metrics/rank_00000.prom"), "log", 0, None, clock=lambda: now[0]
     )
     now[0] = 10 * SECOND
     metrics.add(record(0))

@@ -81,7 +81,7 @@ def test_a_collector_gets_the_numbers_of_the_file_for_prometheus(
     now = [0]
     file = RunFile(run, "metrics/rank_00003.prom")
     exports: list[Metrics] = [
-        MetricsFile(file, 3, 1e9, clock=lambda: now[0]),
+        MetricsFile(file, run.name, 3, 1e9, clock=lambda: now[0]),
         OtlpMetrics(run.name, 3, 1e9, clock=lambda: now[0]),
     ]
     for step in range(3):

@@ -332,8 +332,8 @@ static Object waited(Object self, Object args, Object kwargs)
     if (!result || !recorder.ring)
         return result;
     int64_t end_ns = now_ns();
-    if (note >= 0)
-        set(note >> 1, 4, end_ns);
+    if (note >= 0) /* on a device, the host has waited for a place in the order of its work only */
+        set(note >> 1, 4, note & 1 ? 0 : end_ns);
     spend(end_ns - begin_ns);
     return result;
 }
