@@ -24,8 +24,11 @@ NO_XPU = {"is_xpti_supported": lambda: False}
 
 
 @pytest.fixture(autouse=True)
-def npu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training on an NPU, a custom device."""
+def npu(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A training on an NPU, a custom device, in a process that has no CUPTI, whatever other tests have loaded."""
+    maps = tmp_path_factory.mktemp("maps") / "maps"
+    maps.touch()
+    monkeypatch.setattr(cupti, "_MAPS", maps)
     monkeypatch.setattr(paddle.device, "get_device", lambda: "npu:1")
     monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
     monkeypatch.setattr(targets, "_known", {})
