@@ -67,7 +67,7 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
         return Outcome(threshold.text, "inconclusive", f"{detail}; {diff.disturbance}")
     if change.value is None:
         beyond = "fail" if change.is_new else "inconclusive"
-        detail += "" if change.is_new else ", and next to none is in the experiment"
+        detail += "" if change.is_new else "; it is unknown whether by chance"
         return Outcome(threshold.text, beyond if threshold.above else "pass", detail)
     is_of_step_time = threshold.target in _STEP_TIMES
     reason = "" if change.is_exact else "one recorded step"
