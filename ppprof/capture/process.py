@@ -1,4 +1,4 @@
-"""This process: its file descriptors, its threads and its forks.
+"""This process: its file descriptors, its threads with their frames, and its forks.
 
 A training that becomes a daemon calls ``os.closerange(3, 1000)``. The next files that it opens get
 the numbers of descriptors, ours among them. A later ``os.close(5)`` of ours would close the training's
@@ -15,10 +15,17 @@ import logging
 import os
 import signal
 import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate, repeat, takewhile
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 CLOSED = "the training has closed this file descriptor of ppprof, as os.closerange() does"
 _BLOCK = 1 << 20
@@ -137,8 +144,19 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 log = logging.getLogger("ppprof")
 
 
+_CRASHES = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
+"""Signals of a fault of the thread itself. If it blocks them, Linux ends the process without a word."""
+
+
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread that receives no signals, and return it.
+    """Start a daemon thread that receives no signals but those of its own faults, and return it.
 
     An exception of ``target`` is logged.
 
@@ -154,12 +172,49 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
             log.warning(f"the thread of {name} failed: {error!r}; the training goes on without it")
 
     thread = threading.Thread(target=run, name=f"ppprof {name}", daemon=True)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _CRASHES)
     try:
         thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return thread
+
+
+if sys.version_info[:2] == (3, 11):
+    from operator import call
+
+    def _undisturbed(function: Callable[[], T]) -> T:
+        """Call a function in C; no garbage is collected meanwhile, and no other thread runs.
+
+        CPython 3.11 makes an object of a frame only when it is asked for, and may collect garbage for
+        it. Callbacks and finalizers in Python let other threads run, the one of the frame among
+        them: it returns, and its frame is used after it has been freed.
+        """
+        was_enabled, _, result, _ = map(call, (gc.isenabled, gc.disable, function, gc.enable))
+        if not was_enabled:
+            gc.disable()
+        return result  # type: ignore[return-value]
+
+else:
+
+    def _undisturbed(function: Callable[[], T]) -> T:
+        return function()
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread of this process, by the thread's identifier."""
+    return _undisturbed(sys._current_frames)
+
+
+def stack_of(frame: FrameType, most: int) -> list[FrameType]:
+    """Return a frame of any thread with those that called it, the innermost first.
+
+    Args:
+        frame: the innermost one.
+        most: how many to return at most.
+    """
+    frames = accumulate(repeat("f_back", most - 1), getattr, initial=frame)
+    return _undisturbed(partial(list, takewhile(bool, frames)))
 
 
 @contextmanager

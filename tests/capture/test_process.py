@@ -1,12 +1,15 @@
-"""Descriptors that the training closes and uses again."""
+"""Descriptors that the training closes and uses again, and threads with their frames."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -159,3 +162,51 @@ def test_no_file_of_ours_becomes_a_standard_stream_that_the_training_has_closed(
 ) -> None:
     subprocess.run([sys.executable, "-c", NO_STANDARD_STREAMS, str(tmp_path)], check=True)
     assert (tmp_path / "printed").read_text() == "tables\nin use: [] []\n"
+
+
+FAULT_OF_A_THREAD = """
+import ctypes, faulthandler
+from ppprof.capture.process import start_thread
+faulthandler.enable()
+
+def read_nothing():
+    ctypes.string_at(0)
+
+start_thread(read_nothing, "the test").join()
+"""
+
+
+def test_a_thread_of_ours_that_crashes_says_where() -> None:
+    """The flight recorder relies on it: a crash that no handler sees leaves no stack in its file."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULT_OF_A_THREAD], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr
+    assert "in read_nothing" in done.stderr
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_stack_is_that_of_the_callers_and_collection_stays_as_it_was(collects: bool) -> None:
+    def inner(depth: int) -> None:
+        if depth:
+            inner(depth - 1)
+            return
+        frame = sys._getframe()
+        callers = []
+        each = frame
+        while each is not None:
+            callers.append(each)
+            each = each.f_back
+        assert process.stack_of(frame, 1000) == callers
+        assert process.stack_of(frame, 7) == callers[:7]
+        ours = process.current_frames()[threading.get_ident()]
+        assert frame in process.stack_of(ours, 1000)
+
+    if not collects:
+        gc.disable()
+    try:
+        inner(20)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()

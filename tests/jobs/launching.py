@@ -122,7 +122,8 @@ def run(
     )
     logs = workerlogs(folder) if processes else {}
     printed = done.stdout + done.stderr + "".join(logs.values())
-    assert code is None or done.returncode == code, (done.returncode, printed[-6000:])
+    # Not a tuple, which pytest shortens to a few lines.
+    assert code is None or done.returncode == code, f"{done.returncode}\n{printed[-12000:]}"
     return done
 
 

@@ -52,8 +52,8 @@ RUNS = {
     "other_operator": Planted("operator:relu"),
     "added_layer": Planted(settings=("Model.num_layers=3",)),
     "slow_dataset": Planted("data:0:0.04"),
-    "dataset_without_workers": Planted("data:0:0.01", ("Data.Train.loader.num_workers=0",)),
-    "dataset_with_workers": Planted("data:0:0.01", ("Data.Train.loader.num_workers=2",)),
+    "dataset_without_workers": Planted("data:0:0.02", ("Data.Train.loader.num_workers=0",)),
+    "dataset_with_workers": Planted("data:0:0.02", ("Data.Train.loader.num_workers=2",)),
     "unfused_optimizer": Planted(settings=_MANY_PARAMETERS, window=(12, 15)),
     "fused_optimizer": Planted(
         settings=(*_MANY_PARAMETERS, "Optimizer.use_multi_tensor=True"), window=(12, 15)

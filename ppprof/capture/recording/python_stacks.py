@@ -1,6 +1,6 @@
 """Sample the Python stacks of the training's threads, while a window is open.
 
-A thread of ours wakes up some hundred times a second and reads ``sys._current_frames()``. No signal, trace
+A thread of ours wakes up some hundred times a second and reads their frames. No signal, trace
 or profile function is set. Reading needs the interpreter's lock, so a sample is late if C++ keeps the
 lock. It then finds the thread in the line that kept it, and stands for all instants at which a sample was
 due meanwhile::
@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from ppprof.arrays import Int64
-from ppprof.capture.process import start_thread
+from ppprof.capture.process import current_frames, stack_of, start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
@@ -347,8 +347,10 @@ class _Sampling:
 
     def _sample(self, me: int) -> None:
         """Note the stacks of all threads but ``me``; the interpreter's lock is held meanwhile."""
-        frames = sys._current_frames()
-        del frames[me]  # it holds `frames`: a cycle, which would keep all frames and their tensors
+        frames = current_frames()
+        del frames[
+            me
+        ]  # it may hold `frames`: a cycle, which would keep all frames and their tensors
         end_ns, now_ns = time.time_ns(), time.perf_counter_ns()
         begin_ns = self._counted_ns
         while self._due_ns <= now_ns:
@@ -365,7 +367,7 @@ class _Sampling:
             thread = threading._active.get(ident)  # type: ignore[attr-defined]
             native = getattr(thread, "native_id", None)
             if native is not None:
-                row = self._row(frames[ident])
+                row = self._row(stack_of(frames[ident], _MOST_DEPTH))
                 self._samples.extend((native, end_ns, dur_ns, row, now_ns - self._counted_ns))
 
     def note_read(self, begin_ns: int, frame: FrameType) -> None:
@@ -396,18 +398,17 @@ class _Sampling:
             end_ns, line = time.time_ns(), self._own_lines.around(frame)
             rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line, 0))
 
-    def _row(self, frame: FrameType | None) -> int:
+    def _row(self, stack: list[FrameType]) -> int:
         """Return the row of a stack; -1 if there are too many."""
         parts: list[int] = []
         codes = self._codes
-        while frame is not None and len(parts) < 2 * _MOST_DEPTH:
+        for frame in stack:
             code = frame.f_code
             number = id(code)
             if number not in codes:
                 module = frame.f_globals.get("__name__")
                 codes[number] = code, module if type(module) is str else ""
             parts += (number, frame.f_lasti)
-            frame = frame.f_back
         key = tuple(parts)
         if len(self._rows) < _MOST_STACKS:
             return self._rows.setdefault(key, len(self._rows))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -552,5 +551,5 @@ def _what_is_lost(name: rundir.TraceName, num_steps: int) -> str:
 
 def _waits_for_threads(thread: int) -> bool:
     """Return whether a thread waits in Python's `threading`, and so is in no operator of Paddle."""
-    frame = sys._current_frames().get(thread)
+    frame = process.current_frames().get(thread)
     return frame is None or frame.f_code.co_filename == threading.__file__

@@ -569,3 +569,35 @@ def test_paddle_is_not_imported_ahead_of_the_script() -> None:
         [sys.executable, "-c", f"import sys, {module}; sys.exit('paddle' in sys.modules)"],
         check=True,
     )
+
+
+COLLECTS_IN_PYTHON = """
+import gc, time
+from pathlib import Path
+from ppprof.capture.recording.python_stacks import StackSampler
+
+class Node:
+    def __init__(self):
+        self.cycle = self
+
+def descend(depth):
+    nodes = [Node() for _ in range(3)]
+    return len(nodes) + (descend(depth - 1) if depth else 0)
+
+gc.callbacks.append(lambda phase, info: sum(range(20)))
+sampler = StackSampler(Path("run"), True)
+sampler.started()
+end = time.monotonic() + 5
+while time.monotonic() < end:
+    descend(40)
+sampler.uninstall()
+"""
+
+
+@pytest.mark.paddle
+def test_a_collection_while_a_stack_is_read_does_not_crash_python(tmp_path: Path) -> None:
+    """CPython 3.11 crashes within a second if frames of a thread are read that runs meanwhile."""
+    program = [sys.executable, "-X", "faulthandler", "-c", COLLECTS_IN_PYTHON]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the training goes on without it" not in done.stderr
