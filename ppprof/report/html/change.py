@@ -178,7 +178,8 @@ def verdict_text(diff: Diff, words: Words) -> str:
     noise = f"{change.noise:.1%}"
     if change.is_within_runs:
         key, noise = "within_runs", f"{BETWEEN_RUNS:.0%}"
-    return f"{text}; {words(f'verdicts.{key}', num=change.needed_steps, noise=noise)}"
+    advice = words(f"verdicts.{key}", num=change.needed_steps, noise=noise)
+    return words("verdicts.and_advice", text=text, advice=advice)
 
 
 def _reason(diff: Diff, words: Words) -> str:

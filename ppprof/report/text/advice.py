@@ -172,7 +172,7 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
 def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = "largest") -> str:
     """Return a sentence with the largest phase, operator, module and line; "" if they are unknown."""
     parts = findings.largest if isinstance(findings, Findings) else ()
-    shown = ", ".join(
+    shown = words["and"].join(
         words["part_of_step"].format(
             kind=words["kind"][part.kind],
             name=short_name(part.name),
@@ -225,7 +225,7 @@ def verdict(
                 basis = words["basis"][NOT_RECORDED]
                 short = str(words["verdict_other"]).format(part=short, basis=basis)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
-    shown = ", ".join(parts) or words["verdict_nothing"] + _largest(
+    shown = words["and"].join(parts) or words["verdict_nothing"] + _largest(
         findings, words, "verdict_largest"
     )
     text = words["verdict_without_slow" if num_slow else "verdict"]
