@@ -40,14 +40,19 @@ def selftest(window: Check | None, folder: Path) -> Iterator[Check]:
             why = f"needs {body.num_devices} devices of the kind {device}; there is {num_devices}"
             yield Check(name, WARNING, f"not run: {why}")
         else:
-            own = folder / body.training
-            own.mkdir()
-            trained = body.train(Machine(device), own)
-            for rank, printed in trained.printed.items():
-                (own / f"output.{rank}").write_text(printed)
-            num_devices = max(num_devices, _num_devices(trained))
-            with _only_errors():
-                yield from list(_checks(name, body, trained))
+            # A time that differs may be due to other programs: one more training decides.
+            for own in (folder / body.training, folder / f"{body.training}.again"):
+                own.mkdir()
+                trained = body.train(Machine(device), own)
+                for rank, printed in trained.printed.items():
+                    (own / f"output.{rank}").write_text(printed)
+                num_devices = max(num_devices, _num_devices(trained))
+                with _only_errors():
+                    checks = list(_checks(name, body, trained))
+                differ = [check for check in checks if check.status == PROBLEM]
+                if not differ or not all(check.values.get("is_timed") for check in differ):
+                    break
+            yield from checks
 
 
 @contextmanager
