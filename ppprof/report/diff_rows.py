@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
@@ -94,7 +93,7 @@ def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
     if metric in _OF_STEP_TIME:
         return diff.change.verdict in ("faster", "slower")
     noise = diff.noise_of(metric)
-    return noise is not None and delta is not None and abs(delta) >= SURE * noise
+    return noise is not None and delta is not None and abs(delta) >= diff.sure_from * noise
 
 
 def num_left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelection) -> int:

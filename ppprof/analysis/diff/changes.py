@@ -11,8 +11,27 @@ from ppprof.analysis.diff.tree_alignment import Node, align_trees, levels
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR
 
 SURE = 5.0
-"""A change is clear if it is at least this number of standard errors. Stragglers have this limit,
-too."""
+"""A change is clear if it is at least this number of standard errors, which `sure` makes more for few
+steps. Stragglers have this limit, too."""
+
+_SURE_OF_FEW = {2: 31.60, 3: 8.610, 4: 5.959, 5: 5.041}
+
+
+def sure(num_steps: int) -> float:
+    """Return from how many standard errors on a change is clear.
+
+    Of a thousand changes that are chance, at most one is clear if both runs vary as much: two or
+    three steps may be alike by chance.
+
+    >>> sure(2), sure(3), sure(100)
+    (31.6, 8.61, 5.0)
+
+    Args:
+        num_steps: the number of steps of the run with fewer, at least 2.
+
+    Source: Student's t, two-sided, with ``2 * (num_steps - 1)`` degrees of freedom.
+    """
+    return _SURE_OF_FEW.get(num_steps, SURE)
 
 
 def changes(
@@ -21,6 +40,7 @@ def changes(
     keys: Sequence[str],
     values: Sequence[str],
     by: str,
+    sure_from: float,
 ) -> pl.DataFrame:
     """Return the rows of two runs, joined by ``keys`` and sorted by change, the largest first.
 
@@ -31,6 +51,7 @@ def changes(
         keys: the columns that identify a row in both tables.
         values: the numeric columns to compare.
         by: one of ``values``; its absolute change sorts the result and decides is_clear.
+        sure_from: the standard errors from which on a change is clear: `sure`.
 
     Returns:
         ``keys``, then the columns of `ppprof.analysis.diff.diff.Diff.operators` from status on. If
@@ -69,7 +90,7 @@ def changes(
     delta = pl.col(f"delta_{by}").abs()
     return (
         joined.select(*keys, status.alias("status"), *columns)
-        .with_columns(is_clear=(delta > 0) & (delta >= SURE * pl.col(f"noise_{by}")))
+        .with_columns(is_clear=(delta > 0) & (delta >= sure_from * pl.col(f"noise_{by}")))
         .sort(delta, *keys, descending=[True, *[False] * len(keys)])
     )
 
@@ -143,11 +164,14 @@ def module_changes(
     """
     tables = _with_common_stages([baseline[0], experiment[0]])
     ranks = (baseline[1], experiment[1])
+    sure_from = sure(min(map(len, ranks)))
     rows = [
         row
         for stage in _stages(tables)
         for row in _align_trees(
-            [_tree(modules, stage, num_ranks) for modules, num_ranks in zip(tables, ranks)], stage
+            [_tree(modules, stage, num_ranks) for modules, num_ranks in zip(tables, ranks)],
+            stage,
+            sure_from,
         )
     ]
     return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
@@ -223,7 +247,9 @@ def _name(path: str) -> str:
     return path.rpartition(SEPARATOR)[2].partition(OCCURRENCE)[0]
 
 
-def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
+def _align_trees(
+    sides: Sequence[_Tree], stage: int | None, sure_from: float
+) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `module_changes` for one stage; ``sides`` are its two trees."""
     until = [0.0, 0.0]
     for one, other, depth in align_trees(sides[0].root, sides[1].root):
@@ -235,7 +261,7 @@ def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[An
             if value is not None and depth:
                 until[side] += value["self_ns"]
         name = (one or other or Node("")).name
-        yield _module_row(stage, depth, name if depth else "step", values, until)
+        yield _module_row(stage, depth, name if depth else "step", values, until, sure_from)
 
 
 def _module_row(
@@ -244,6 +270,7 @@ def _module_row(
     name: str,
     values: Sequence[Mapping[str, Any] | None],
     until: Sequence[float],
+    sure_from: float,
 ) -> tuple[Any, ...]:
     one, other = values
     status = "both" if one is not None and other is not None else "new" if one is None else "gone"
@@ -271,7 +298,7 @@ def _module_row(
         *cells,
         (after - before) / before if before else None,
         *noises.values(),
-        None if noise is None else delta != 0 and abs(delta) >= SURE * noise,
+        None if noise is None else delta != 0 and abs(delta) >= sure_from * noise,
         *(time if value is not None and depth else None for time, value in zip(until, values)),
         *(value["path"] if value is not None else None for value in values),
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.diff.changes import changes, module_changes
+from ppprof.analysis.diff.changes import changes, module_changes, sure
 from ppprof.analysis.diff.naming import keys_of_lines
 from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
@@ -182,6 +182,16 @@ class Diff:
             variances.append(variance / means.count())
         return float(sum(variances) ** 0.5)
 
+    @property
+    def sure_from(self) -> float:
+        """From how many standard errors on a change is clear: `ppprof.analysis.diff.changes.sure`."""
+        return sure(self.fewest_steps)
+
+    @property
+    def fewest_steps(self) -> int:
+        """The number of recorded steps of the run with fewer, at least 2."""
+        return max(2, min(len(run.ranks_of_step) for run in self._windows))
+
     @cached_property
     def operators(self) -> pl.DataFrame:
         """The operators of both runs, one row per name, the largest change first.
@@ -191,8 +201,8 @@ class Diff:
             step, float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…`` (experiment minus
             baseline), ``delta_ratio_cpu_self`` (delta over baseline, null if the baseline is 0) and
             ``noise_…``, the standard error of the delta (null with one step); and is_clear, whether
-            the absolute delta that sorts the table is at least 5 standard errors (null if these are
-            unknown). If a run lacks the operator, its values are 0. Sorted by the absolute delta of
+            the absolute delta that sorts the table is at least `sure_from` standard errors (null if
+            these are unknown). If a run lacks the operator, its values are 0. Sorted by the absolute delta of
             GPU self time if a run has device events, else of CPU self time.
         """
         return self._by_name("operators", self.sort_value("operators"))
@@ -249,7 +259,7 @@ class Diff:
             for run, key in zip(runs, keys)
         )
         values = VALUES["lines"]
-        table = changes(one, other, ["name"], values, values[-1])
+        table = changes(one, other, ["name"], values, values[-1], self.sure_from)
         return table.with_columns(pl.col("name").replace(names))
 
     def by_name(self, kind: str, value: str) -> pl.DataFrame:
@@ -268,7 +278,7 @@ class Diff:
 
     def _by_name(self, kind: str, value: str) -> pl.DataFrame:
         one, other = (run.means(kind) for run in self._windows)
-        return changes(one, other, ["name"], VALUES[kind], value)
+        return changes(one, other, ["name"], VALUES[kind], value, self.sure_from)
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
@@ -288,15 +298,16 @@ class Diff:
               ``noise_own_ns``, the standard error of the delta (null with one step). If a run lacks
               the rank, its values are 0. If a trace lacks the events of its device, all but those of
               step_ns and data_loading_ns are null; these, too, if they were not measured;
-            - is_clear: whether the absolute delta_own_ns is at least 5 standard errors; null if
-              these are unknown.
+            - is_clear: whether the absolute delta_own_ns is at least `sure_from` standard errors;
+              null if these are unknown.
 
             Ranks that both runs have come first. Both groups are sorted by the absolute
             delta_own_ns, the largest first.
         """
         labels = _labels(self._windows)
         one, other = (_by_rank(run, names) for run, names in zip(self._windows, labels))
-        table = changes(one, other, ["label"], ("step_ns", "own_ns", *PARTS_NS), "own_ns")
+        values = ("step_ns", "own_ns", *PARTS_NS)
+        table = changes(one, other, ["label"], values, "own_ns", self.sure_from)
         table = _without_unknown_parts(table, one, other)
         for means, side in ((one, "baseline"), (other, "experiment")):
             numbers = means.select("label", pl.col("rank").alias(f"{side}_rank"))
@@ -338,7 +349,7 @@ class Diff:
             - noise_time_ns, noise_self_ns: the standard errors of delta_time_ns and delta_self_ns
               (null with one step);
             - is_clear: whether the absolute delta_self_ns (for the step: delta_time_ns) is at least
-              5 standard errors; null if these are unknown;
+              `sure_from` standard errors; null if these are unknown;
             - baseline_until_ns, experiment_until_ns: the accumulated trend, which is the sum of
               self_ns of this row and all rows above it in its stage; null for the step and for a
               module that the run lacks.

@@ -200,7 +200,7 @@ def _module_change(threshold: Threshold, diff: Diff, name: str) -> _Interval:
 def _interval(
     threshold: Threshold, diff: Diff, baseline: float, delta: float, noise: float | None
 ) -> _Interval:
-    half = None if noise is None else student(_fewest_steps(diff) - 1) * noise
+    half = None if noise is None else student(diff.fewest_steps - 1) * noise
     if threshold.is_ratio and not baseline:
         if delta:
             return _Interval(None, None, None, is_new=half is not None and delta > half)
@@ -211,11 +211,6 @@ def _interval(
     # No time, size or number of calls is below 0: a mean decreases by all of it at most.
     low = max(delta - half, min(delta, -baseline))
     return _Interval(delta / scale, low / scale, (delta + half) / scale)
-
-
-def _fewest_steps(diff: Diff) -> int:
-    """Return the number of recorded steps of the run with fewer: few steps may be alike by chance."""
-    return max(2, min(len(run.ranks_of_step) for run in (diff.baseline, diff.experiment)))
 
 
 _KINDS = {"op": "an operator", "kernel": "a kernel"}

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import polars as pl
 
-from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.significance import BETWEEN_RUNS
@@ -252,7 +251,7 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
     by = diff.sort_value(kind)
     for value in VALUES[kind]:
         if value == by or _is_used(table, value):
-            columns += _sub_columns(value)
+            columns += _sub_columns(value, diff.sure_from)
     shown = by.removesuffix("_ns")
     sort_column = next(
         index
@@ -269,7 +268,7 @@ def _is_used(table: pl.DataFrame, value: str) -> bool:
     return any(table[f"{side}_{value}"].sum() for side in ("baseline", "experiment"))
 
 
-def _sub_columns(value: str) -> list[Column]:
+def _sub_columns(value: str, sure_from: float) -> list[Column]:
     """Return the columns of one value of both runs: baseline, experiment, delta, ratio and noise."""
     metric = value.removesuffix("_ns")
     kind = "ms" if value.endswith("_ns") else "number"
@@ -278,7 +277,7 @@ def _sub_columns(value: str) -> list[Column]:
     def changed(name: str, kind: str) -> Source:
         def cell_of(row: Row) -> Cell:
             delta, noise = row[f"delta_{value}"], row[f"noise_{value}"]
-            is_clear = noise is not None and abs(delta) >= SURE * noise
+            is_clear = noise is not None and abs(delta) >= sure_from * noise
             return change(row[name], kind, is_clear=is_clear)
 
         return cell_of

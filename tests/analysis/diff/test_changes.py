@@ -1,12 +1,14 @@
-"""Means over steps, and their order: threads leave the rows of a table in any."""
+"""Means over steps, their order, which threads leave as any, and their noise."""
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.diff.changes import per_step
+from ppprof.analysis.diff.changes import changes, per_step, sure
 
 ROWS = [
     ("relu", step, time_ns)
@@ -24,3 +26,23 @@ def test_means_do_not_depend_on_the_order_of_rows(rows: list[tuple[str, int, int
         return per_step(table, ["name"], ["time_ns"], ranks).to_dicts()
 
     assert means(rows) == means(ROWS)
+
+
+def table_of(steps: np.ndarray) -> pl.DataFrame:
+    """Return the means of operators whose times are the rows of an array; a column is a step."""
+    rows = [(f"{name:05}", step, time) for (name, step), time in np.ndenumerate(steps)]
+    table = pl.DataFrame(rows, ["name", "step", "time_ns"], orient="row")
+    return per_step(table, ["name"], ["time_ns"], dict.fromkeys(range(steps.shape[1]), 1))
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 5, 6, 20])
+def test_of_a_thousand_equal_operators_one_changes_by_chance(num_steps: int) -> None:
+    # 4 of 4,000 are expected; more than 12 in 3 of 10,000 samples.
+    random = np.random.default_rng(num_steps)
+    one, other = (random.normal(1000, 10, (4000, num_steps)) for _ in range(2))
+    sure_from = sure(num_steps)
+    table = changes(table_of(one), table_of(other), ["name"], ["time_ns"], "time_ns", sure_from)
+    assert table["is_clear"].sum() <= 12
+    slower = table_of(2 * other)
+    table = changes(table_of(one), slower, ["name"], ["time_ns"], "time_ns", sure_from)
+    assert table["is_clear"].mean() > 0.9
