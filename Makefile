@@ -62,12 +62,12 @@ test-jobs: install
 # 1,000 examples of whole analyses take 10 minutes, hence the longer timeout.
 # Launches run one after another: some measure times, and gloo times out after 30 s.
 # If an environment cannot be installed here, its tests are skipped.
+test-all: ALL = HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$(call installed,$(VENV)-26) \
+	PPPROF_RPC_PYTHON=$(call installed,$(VENV)-rpc) PPPROF_PEERS_PYTHON=$(call installed,$(VENV)-peers) $(PYTEST)
 test-all: install
 	-$(MAKE) --keep-going trainers $(VENV)-26/.installed $(VENV)-rpc/.installed $(VENV)-peers/.installed
-	HYPOTHESIS_PROFILE=full $(PYTEST) --timeout 1800 -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
-	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$(call installed,$(VENV)-26) \
-		PPPROF_RPC_PYTHON=$(call installed,$(VENV)-rpc) \
-		PPPROF_PEERS_PYTHON=$(call installed,$(VENV)-peers) $(PYTEST) -m "jobs or all" $(ARGS)
+	$(ALL) --timeout 1800 -n auto --dist worksteal --ignore tests/jobs $(ARGS)
+	$(ALL) tests/jobs $(ARGS)
 
 # The environment needs Paddle's GPU wheel: the extra `gpu` instead of `train`.
 test-gpu:
