@@ -14,7 +14,7 @@ from ppprof.messages import Counted
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
-    from ppprof.run.hang import Hang
+    from ppprof.run.hang import Hang, Waiting
     from ppprof.rundir.flight import Group, Operation
 
 EXAMPLES = {
@@ -109,17 +109,12 @@ def _lines(hang: Hang) -> Iterator[str]:
     for waiting in hang.waiting[:_MOST_WAITING]:
         call = waiting.operation
         since = (hang.now_ns - call.pending_since_ns) / 1e9
-        missing = (
-            format_ranges("rank", waiting.missing)
-            if waiting.missing
-            else "no rank: all have called"
-        )
         size = f", {call.size:,} bytes {call.dtype}" if call.size else ""
         yield (
             f"  rank {waiting.rank} (step {hang.steps[waiting.rank]}) for {since:.0f} s in {call.name} "
             f"number {call.sequence} of {waiting.group.axis or 'a'} group "
             f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}{_context(call)}; "
-            f"waits for: {missing}\n"
+            f"waits for: {_waits_for(waiting)}\n"
         )
     if len(hang.waiting) > _MOST_WAITING:
         yield f"  and {Counted(len(hang.waiting) - _MOST_WAITING):more rank|more ranks}\n"
@@ -129,6 +124,13 @@ def _lines(hang: Hang) -> Iterator[str]:
     here = [rank for rank in hang.causes if rank in hang.states and hang.states[rank].pid]
     for rank in here:
         yield f"\nWhere rank {rank} is now: py-spy dump --pid {hang.states[rank].pid}\n"
+
+
+def _waits_for(waiting: Waiting) -> str:
+    known = [format_ranges("rank", waiting.missing)] if waiting.missing else []
+    if waiting.overwritten:
+        known.append(f"perhaps {format_ranges('rank', waiting.overwritten)}")
+    return ", ".join(known) or "no rank: all have called"
 
 
 def _context(call: Operation) -> str:
@@ -171,6 +173,7 @@ def _document(hang: Hang) -> str:
                 "rank": each.rank,
                 "group": group(each.group),
                 "missing": each.missing,
+                "overwritten": each.overwritten,
                 "operation": call(each.operation),
             }
             for each in hang.waiting

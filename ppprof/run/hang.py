@@ -9,16 +9,19 @@ operations in different orders.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from ppprof.errors import InputError
 from ppprof.messages import Counted
 from ppprof.paths import PathLike, is_remote, to_path
-from ppprof.rundir.directories import newest
+from ppprof.rundir.directories import find, newest
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
     Group,
@@ -33,7 +36,10 @@ from ppprof.rundir.flight import (
     withdraw_request,
 )
 from ppprof.rundir.liveness import RankState, rank_states
+from ppprof.rundir.manifest import read_manifest, read_run_id
 from ppprof.units import format_ranges
+
+_log = logging.getLogger("ppprof")
 
 _SIZES_DIFFER = frozenset(["alltoall", "alltoall_single", "gather", "scatter"])
 """Collectives to which ranks may give tensors of different sizes."""
@@ -42,6 +48,12 @@ _MOST_OPERATIONS = 500_000
 _LEAST_OPERATIONS = 64
 """Operations of each rank to compare at least."""
 _MOST_EARLIER_STEPS = 16
+_STEPS_AHEAD = 2
+"""Steps after which a host has left an operation behind that it gave to a device."""
+_CLOCKS_NS = 5_000_000_000
+"""How far the clocks of hosts may be apart."""
+_UNKNOWN_GROUP = Group((), None)
+"""Of an operation whose group had no room in the ring."""
 MOST_STACKS = 8
 """Ranks whose stacks are read, or asked for."""
 _POLL_SECONDS = 0.2
@@ -55,10 +67,18 @@ class Waiting(NamedTuple):
     group: Group
     missing: tuple[int, ...]
     """Members that have not called it; empty if all have."""
+    overwritten: tuple[int, ...] = ()
+    """Members of which that is unknown: they have called too much since."""
+
+    @property
+    def among(self) -> Sequence[int]:
+        """The ranks that the operation is of."""
+        is_transfer = self.operation.name in POINT_TO_POINT
+        return sorted((self.rank, self.operation.peer)) if is_transfer else self.group.ranks
 
 
 class Mismatch(NamedTuple):
-    """Collectives of equal number in a group that are not the same operation."""
+    """Collectives of equal number in a group, or a send and its receive, that do not fit."""
 
     group: Group
     sequence: int
@@ -124,7 +144,8 @@ class Hang:
     causes: tuple[int, ...]
     """Ranks that others wait for and that wait in no operation; and those whose process is gone while others run."""
     absent: tuple[int, ...]
-    """Ranks that others wait for and that have no ring: it is not known what they do."""
+    """Ranks that others wait for and of which it is not known what they do: they have no ring, or have
+    overwritten their notes of the group."""
     states: Mapping[int, RankState]
     """How the ranks ended or whether they run, as far as this machine can see."""
     last: Mapping[int, Operation]
@@ -152,7 +173,15 @@ class Hang:
     def is_sure(self) -> bool:
         """Whether the verdict follows from complete notes of hosts that wait."""
         incomplete = self.on_devices or self.problems or self.damaged or self.absent
-        return not (incomplete or self.gone_waiting)
+        return not (incomplete or self.gone_waiting or self.unseen)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Ranks in an operation that all have called, of which this machine does not see whether they still run."""
+        if self.mismatches or self.circle or self.causes or self.absent:
+            return ()
+        states = {rank: self.states.get(rank) for each in self._complete[:1] for rank in each.among}
+        return tuple(rank for rank, state in states.items() if state and state.is_unseen)
 
     @property
     def gone_waiting(self) -> tuple[int, ...]:
@@ -173,11 +202,18 @@ class Hang:
         """Seconds since any rank called or ended an operation; None without operations."""
         if not self.last:
             return None
-        latest = max(
-            max(each.called_ns, each.returned_ns, abs(each.waited_ns))
+        times = [
+            max(each.called_ns, abs(each.returned_ns), abs(each.waited_ns))
             for each in self.last.values()
-        )
-        return max(0.0, (self.now_ns - latest) / 1e9)
+        ]
+        # Of a rank whose clock is ahead, it is not known.
+        past = [ns for ns in times if ns < self.now_ns + _CLOCKS_NS]
+        return max(0.0, (self.now_ns - max(past or times)) / 1e9)
+
+    @property
+    def _complete(self) -> list[Waiting]:
+        """Those that wait in an operation that all have called."""
+        return [each for each in self.waiting if not each.missing]
 
     def verdict(self) -> str:
         """Return the cause in one sentence."""
@@ -196,6 +232,8 @@ class Hang:
                 if first.since < first.sequence
                 else ""
             )
+            if _is_transfer(first):
+                return f"{_ranks(first.calls)} do not agree in transfer number {first.sequence}: {calls}"
             return (
                 f"the ranks of {_group(first.group)} call different operations as number "
                 f"{first.sequence}: {calls}{since}"
@@ -213,12 +251,7 @@ class Hang:
                 f"; and {Counted(len(blamed) - 4):more rank|more ranks}" if len(blamed) > 4 else ""
             )
         if self.waiting:
-            first_waiting = self.waiting[0]
-            called = f"all ranks of {_group(first_waiting.group)} have called {_call(first_waiting.operation)}"
-            ended = self._ended_among(first_waiting.group.ranks)
-            if ended:
-                return f"{called}, but {ended}"
-            return f"{called}, and it does not end: look at the network and at the devices"
+            return self._on_complete((*self._complete, *self.waiting)[0])
         if self.has_ended:
             return (
                 "no rank waits: the sessions of all ranks have ended without an error, and nothing "
@@ -231,8 +264,36 @@ class Hang:
             )
         return "no rank waits in a communication operation that Python called"
 
+    def _on_complete(self, waiting: Waiting) -> str:
+        """Return the cause where a rank waits in an operation that all have called."""
+        call = _call(waiting.operation)
+        if not waiting.group.ranks:
+            return f"rank {waiting.rank} waits in {call} of a group whose ranks it could not note"
+        if waiting.operation.name in POINT_TO_POINT:
+            called = f"{_ranks(waiting.among)} have both called the transfer of {call}"
+        else:
+            called = f"all ranks of {_group(waiting.group)} have called {call}"
+        left = [
+            f"an exception ended it on rank {rank}, {_ago(self.now_ns + last.returned_ns)} ago"
+            for rank, last in self.last.items()
+            if rank in waiting.among and last.has_raised and self._runs(rank)
+        ]
+        ended = self._ended_among(waiting.among)
+        if left or ended:
+            return f"{called}, but {'; '.join([*left[:2], *filter(None, [ended])])}"
+        where = (
+            f"; whether {_ranks(self.unseen)} still {'runs' if len(self.unseen) == 1 else 'run'} cannot be "
+            "seen from this machine: ask there, too"
+            if self.unseen
+            else ""
+        )
+        return f"{called}, and it does not end: look at the network and at the devices{where}"
+
+    def _runs(self, rank: int) -> bool:
+        return rank in self.states and self.states[rank].pid is not None
+
     def _on_cause(self, rank: int) -> str:
-        waits = [each for each in self.waiting if rank in each.missing]
+        waits = [each for each in self.waiting if rank in (*each.missing, *each.overwritten)]
         calls = " and ".join(
             sorted({f"{_call(each.operation, False)} of {_group(each.group)}" for each in waits})[
                 :2
@@ -243,13 +304,13 @@ class Hang:
         more = f" ({ended})" if ended else ""
         verb = "waits" if len(waits) == 1 else "wait"
         if rank in self.absent:
-            return (
-                f"it is unknown whether rank {rank} has come to {calls}, where {who} {verb}{more}: it has no "
-                "readable ring here; if nodes have own disks, name the directory of each"
+            why = (
+                "later operations have overwritten its notes of the group"
+                if rank in self.last
+                else "it has no readable ring of this run here; if nodes have own disks, name the directory of each"
             )
-        state = self.states.get(rank)
-        # A session that ends in peace takes its entry away; so does one that fails after others.
-        how = state.text if state is not None else "its session has ended" if self.states else ""
+            return f"it is unknown whether rank {rank} has come to {calls}, where {who} {verb}{more}: {why}"
+        how = self._how(rank)
         if waits:
             how = f" ({how})" if how else ""
             text = f"rank {rank}{how} has not come to {calls}, where {who} {verb}{more}"
@@ -259,7 +320,17 @@ class Hang:
         if last is None:
             return f"{text}; it has noted no operation"
         context = "" if last.context == "?" else f" in {last.context}"
-        return f"{text}; it last called {_call(last)}{context}, {_ago(self.now_ns - last.called_ns)} ago"
+        raised = ", which an exception ended" if last.has_raised else ""
+        return f"{text}; it last called {_call(last)}{context}, {_ago(self.now_ns - last.called_ns)} ago{raised}"
+
+    def _how(self, rank: int) -> str:
+        """Return how a rank ended, or that it is stopped; "" if it runs, or if nothing is known of any rank."""
+        if rank in self.states:
+            return self.states[rank].text
+        # A session takes its entry away if it ends in peace, and if it fails after that of another rank.
+        if any(state.has_ended and not state.is_gone for state in self.states.values()):
+            return "its session has ended, in peace or after another rank failed"
+        return "its session has ended" if self.states else ""
 
     def _ended_among(self, ranks: Sequence[int]) -> str:
         """Return which of some ranks have ended, and how; "" if none has, or if all ranks of the job have."""
@@ -283,7 +354,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     rings: dict[int, Ring] = {}
     states: dict[int, RankState] = {}
     problems: dict[int, str] = {}
-    runs = [newest(to_path(path)) for path in paths]
+    runs = _of_one_run(paths)
     most = max(_LEAST_OPERATIONS, _MOST_OPERATIONS // max(sum(map(_num_rings, runs)), 1))
     for run in runs:
         try:
@@ -302,9 +373,10 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
             "open in a job of several ranks, unless Profiler.flight_recorder is False"
         )
     missing = _Missing(rings)
-    lost = _lost(rings, states)
+    waits = {rank: _waiting(ring, missing, states.get(rank)) for rank, ring in rings.items()}
+    lost = _lost(rings, states, waits)
     running = [ring for rank, ring in rings.items() if rank not in lost]
-    waiting = [each for ring in running for each in _waiting(ring, missing)]
+    waiting = [each for ring in running for each in waits[ring.rank]]
     waits_for, blamed = _follow(waiting)
     on_hosts = {each.rank for each in waiting}
     queued = [
@@ -318,15 +390,20 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     on_devices = len(waiting) > len(on_hosts) or not (waiting or lost)
     blamed |= lost
     causes = tuple(sorted(blamed & rings.keys()))
+    circle = _circle(waits_for) if not causes else ()
+    absent = blamed - rings.keys()
+    if not (causes or circle):
+        unknown = {rank for each in waiting for rank in each.overwritten}
+        absent |= unknown - {each.rank for each in waiting}
     hang = Hang(
         runs[0],
         tuple(sorted(rings)),
         {rank: ring.step for rank, ring in rings.items()},
         tuple(sorted(waiting, key=lambda each: (each.operation.called_ns, each.rank))),
         tuple(_mismatches(rings)),
-        _circle(waits_for) if not causes else (),
+        circle,
         causes,
-        tuple(sorted(blamed - rings.keys())),
+        tuple(sorted(absent)),
         states,
         {rank: ring.operations[-1] for rank, ring in rings.items() if ring.operations},
         problems,
@@ -355,7 +432,7 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
     Raises:
         InputError: the run directory cannot be written.
     """
-    runs = [newest(to_path(path)) for path in paths]
+    runs = _of_one_run(paths)
     asked: dict[Path, tuple[str, list[int]]] = {}
     answered = set[int]()
     try:
@@ -383,61 +460,98 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
     return sorted(answered)
 
 
+def _of_one_run(paths: Sequence[PathLike]) -> list[Path]:
+    """Return the directories of the run that was started last: the newest one of a node may be of an earlier start.
+
+    Raises:
+        InputError: there is no run in a directory.
+    """
+    logs = [to_path(path) for path in paths]
+    runs = [newest(log) for log in logs]
+    if len({read_run_id(run) for run in runs}) < 2:
+        return runs
+    run_id = read_run_id(max(runs, key=_started))
+    found = [find(log, run_id) if run_id else None for log in logs]
+    for log, run in zip(logs, found):
+        if run is None:
+            _log.warning(
+                "%s: it has no directory of the run that was started last; what its ranks do now is unknown",
+                log,
+            )
+    return [run for run in found if run is not None] or runs
+
+
+def _started(run: Path) -> float:
+    """Return when a run was started, as the seconds of a clock; 0 if that is unknown."""
+    with suppress(InputError, ValueError, TypeError):
+        return datetime.fromisoformat(read_manifest(run)["started"]).timestamp()
+    return 0.0
+
+
 class _Missing:
     """Which members of an operation have not called it; asked for many ranks of one group."""
 
     def __init__(self, rings: Mapping[int, Ring]) -> None:
         self._rings = rings
-        self._known: dict[tuple[Sequence[int], int, int], tuple[int, ...]] = {}
+        self._known: dict[tuple[Sequence[int], Key, int], list[tuple[int, ...]]] = {}
 
     def waiting(self, ring: Ring, operation: Operation) -> Waiting:
         """Return that a rank waits in an operation, and for whom."""
-        group, sequence, peer = ring.groups[operation.group], operation.sequence, operation.peer
+        group = ring.groups.get(operation.group, _UNKNOWN_GROUP)
+        ranks, key = group.ranks, operation.key
         if operation.name in POINT_TO_POINT:
             other = "recv" if operation.name == "send" else "send"
-            own_key = operation.group, other, ring.rank
-            missing = () if self._has_called(peer, own_key, sequence) else (peer,)
-            return Waiting(ring.rank, operation, group, missing)
-        key = group.ranks, operation.group, sequence
-        if key not in self._known:
-            self._known[key] = tuple(
-                rank
-                for rank in group.ranks
-                if not self._has_called(rank, (operation.group, "", -1), sequence)
-            )
-        return Waiting(ring.rank, operation, group, self._known[key])
+            ranks, key = (operation.peer,), (operation.group, other, ring.rank)
+        known = ranks, key, operation.sequence
+        if known not in self._known:
+            has_called = {rank: self._has_called(rank, key, operation.sequence) for rank in ranks}
+            self._known[known] = [
+                tuple(rank for rank, called in has_called.items() if called is answer)
+                for answer in (False, None)
+            ]
+        return Waiting(ring.rank, operation, group, *self._known[known])
 
-    def _has_called(self, rank: int, key: Key, sequence: int) -> bool:
+    def _has_called(self, rank: int, key: Key, sequence: int) -> bool | None:
         ring = self._rings.get(rank)
         return ring is not None and ring.has_called(key, sequence)
 
 
-def _waiting(ring: Ring, missing: _Missing) -> list[Waiting]:
-    """Return the operation in which a rank's host waits, if it does: the first one.
+def _waiting(ring: Ring, missing: _Missing, state: RankState | None) -> list[Waiting]:
+    """Return the operation in which a rank's host waits, if it does: of several threads', one that not all have called.
 
-    A rank that has called another operation since then no longer waits: an exception ended the wait.
+    A rank that an exception has ended waited in what raised it, if that was its last operation.
     """
-    last_ns = max((each.called_ns for each in ring.operations), default=0)
-    for operation in ring.operations:
-        still = operation.is_pending and last_ns <= operation.pending_since_ns
-        if still and operation.group in ring.groups:
-            return [missing.waiting(ring, operation)]
-    return []
+    last = ring.operations[-1:]
+    is_over = state is None or state.pid is None
+    waits = [each for each in ring.operations if each.is_pending]
+    waits = waits or [each for each in last if each.has_raised and is_over]
+    found = [missing.waiting(ring, each) for each in waits]
+    return [each for each in found if each.missing][:1] or found[:1]
 
 
-def _lost(rings: Mapping[int, Ring], states: Mapping[int, RankState]) -> set[int]:
+def _lost(
+    rings: Mapping[int, Ring],
+    states: Mapping[int, RankState],
+    waits: Mapping[int, Sequence[Waiting]],
+) -> set[int]:
     """Return the ranks whose process is gone while another one runs: they no longer wait, and cannot come.
 
-    If none runs, it is unknown which were killed first: those that still waited, or those that did not come.
+    If none runs, it is unknown which were killed first: those that still waited, or those that did not come. So
+    it is if most are gone, and waited for one that runs and waits for none: it may have outlived a signal to all.
     """
-    gone = {rank for rank, state in states.items() if state.is_gone}
-    return gone & rings.keys() if any(state.pid for state in states.values()) else set()
+    gone = {rank for rank, state in states.items() if state.is_gone} & rings.keys()
+    runs = rings.keys() - gone
+    if not any(state.pid for state in states.values()):
+        return set()
+    waited_for = {rank for each in gone for wait in waits[each] for rank in wait.missing}
+    outlived = len(gone) > len(runs) and not any(waits[rank] for rank in runs) and waited_for & runs
+    return set() if outlived else gone
 
 
 def _follow(waiting: Sequence[Waiting]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for whom each rank waits, and the ranks at the end of these chains."""
+    """Return for whom each rank waits, and the ranks at the end of these chains, which do not wait."""
     waits_for = {each.rank: each.missing for each in waiting if each.missing}
-    return waits_for, set().union(*set(waits_for.values())) - waits_for.keys()
+    return waits_for, set().union(*set(waits_for.values())) - {each.rank for each in waiting}
 
 
 def _queued(ring: Ring, missing: _Missing) -> list[Waiting]:
@@ -486,37 +600,84 @@ def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
     return next(differ, min(len(calls), len(others)))
 
 
+_Calls = dict[int, dict[int, Operation]]
+"""By sequence and rank."""
+
+
 def _mismatches(rings: Mapping[int, Ring]) -> list[Mismatch]:
-    """Return the first collective of each group whose calls differ, the earliest first."""
-    calls: dict[tuple[int, Sequence[int]], dict[int, dict[int, Operation]]] = {}
+    """Return, of each group and of each direction of transfers, the first calls that do not fit, the earliest first."""
+    calls: dict[tuple[object, ...], _Calls] = {}
     for rank, ring in rings.items():
         for each in ring.operations:
             group = ring.groups.get(each.group)
-            if group is not None and each.name not in POINT_TO_POINT:
-                key = each.group, group.ranks
+            if group is not None:
+                key: tuple[object, ...] = each.group, group.ranks
+                if each.name in POINT_TO_POINT:
+                    ends = (rank, each.peer)[:: 1 if each.name == "send" else -1]
+                    key = each.group, *ends
                 calls.setdefault(key, {}).setdefault(each.sequence, {})[rank] = each
-    found = []
-    for (number, _), by_sequence in calls.items():
-        for sequence in sorted(by_sequence):
-            own = by_sequence[sequence]
-            differs = _differences(list(own.values()))
-            if differs:
-                group = rings[min(own)].groups[number]
-                since = sequence
-                while len({each.place for each in by_sequence.get(since - 1, {}).values()}) > 1:
-                    since -= 1
-                found.append(Mismatch(group, sequence, own, differs, since))
-                break
-    return sorted(found, key=lambda each: min(call.called_ns for call in each.calls.values()))
+    found = [_first_mismatch(by_sequence, rings) for by_sequence in calls.values()]
+    return sorted(
+        filter(None, found), key=lambda each: min(call.called_ns for call in each.calls.values())
+    )
+
+
+def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch | None:
+    """Return the first calls of equal number that do not fit, and that the ranks have not left behind.
+
+    Calls that differ and that ended on all ranks are no cause, as where a pipeline's stages name a loss's dtype
+    differently in each step; unless from there on ranks call from other lines than each other, and did not before.
+    """
+    usual = set()
+    for sequence in sorted(by_sequence):
+        calls = by_sequence[sequence]
+        differs = _differences(list(calls.values()))
+        if not differs:
+            continue
+        kind = frozenset((rank, each.way, each.dtype, each.size) for rank, each in calls.items())
+        has_ended = all(_has_ended(each, rings[rank]) for rank, each in calls.items())
+        if has_ended:
+            usual.add(kind)
+        if kind not in usual or _shifts(by_sequence, sequence):
+            since = sequence
+            while _lines_differ(by_sequence, since - 1):
+                since -= 1
+            group = next(rings[rank].groups[each.group] for rank, each in calls.items())
+            return Mismatch(group, sequence, calls, differs, since)
+    return None
+
+
+def _has_ended(operation: Operation, ring: Ring) -> bool:
+    """Return whether an operation has ended on a rank; what a device has not ended, hosts have left behind."""
+    on_device = ring.groups[operation.group].is_on_device and not operation.waited_ns
+    is_over = not (operation.is_pending or operation.has_raised)
+    return is_over and (not on_device or ring.step >= operation.step + _STEPS_AHEAD)
+
+
+def _shifts(by_sequence: _Calls, sequence: int) -> bool:
+    """Return whether ranks call from different lines in each operation from one on, and not in the one before it."""
+    later = [each for each in by_sequence if each > sequence and len(by_sequence[each]) > 1]
+    were_alike = sequence - 1 in by_sequence and not _lines_differ(by_sequence, sequence - 1)
+    return were_alike and bool(later) and all(_lines_differ(by_sequence, each) for each in later)
+
+
+def _lines_differ(by_sequence: _Calls, sequence: int) -> bool:
+    return len({each.place for each in by_sequence.get(sequence, {}).values()}) > 1
 
 
 def _differences(calls: list[Operation]) -> tuple[str, ...]:
     first = calls[0]
     fields = ["name"]
-    if all(each.name == first.name for each in calls):
+    if first.name in POINT_TO_POINT:
+        fields = ["dtype", "size"]
+    elif all(each.name == first.name for each in calls):
         fields += ["dtype", "peer"]
         fields += [] if first.name in _SIZES_DIFFER else ["size"]
     return tuple(name for name in fields if len({getattr(each, name) for each in calls}) > 1)
+
+
+def _is_transfer(mismatch: Mismatch) -> bool:
+    return any(each.name in POINT_TO_POINT for each in mismatch.calls.values())
 
 
 def _circle(waits_for: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:

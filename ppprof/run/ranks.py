@@ -165,7 +165,8 @@ def links_without_window(run: BaseRun) -> pl.DataFrame:
                 for own, group in ring.groups.items()
             }
             for each in ring.operations:
-                if each.is_pending or each.name in POINT_TO_POINT or each.group not in number_of:
+                has_ended = not (each.is_pending or each.has_raised)
+                if not has_ended or each.name in POINT_TO_POINT or each.group not in number_of:
                     continue
                 time_ns = max(each.returned_ns, each.waited_ns) - each.called_ns
                 key = number_of[each.group], each.name, each.size, each.step, each.sequence

@@ -53,6 +53,8 @@ _RETURNED, _WAITED = _FIRST // 8 + 3, _FIRST // 8 + 4
 """Where these times stand in the first record, in words of 8 bytes."""
 _TEXTS = _FIRST + MOST_OPERATIONS * _RECORDS.itemsize
 _TEXT_BYTES = 1 << 16
+_GROUP_BYTES = 1 << 13
+"""Room that only groups may take: a group may first be used after thousands of modules."""
 _SIZE = _TEXTS + _TEXT_BYTES
 _ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.ring")
 _UNKNOWN = "?"
@@ -81,10 +83,12 @@ class Operation(NamedTuple):
     called_ns: int
     """When it was called, on the rank's wall clock."""
     returned_ns: int
-    """When the call returned; 0 if it has not. The transfer may still go on."""
+    """When the call returned; 0 if it has not. The transfer may still go on. Below 0, the negative of when an
+    exception ended the call, or the wait for it."""
     waited_ns: int
-    """When waiting for it ended; below 0, the negative of when the rank began to wait, if it still does; 0
-    if it has not waited, or if a device executes it: then a wait may end before the operation does."""
+    """When waiting for it ended; below 0, the negative of when the rank began to wait, if it still does or an
+    exception ended it; 0 if it has not waited, or if a device executes it: then a wait may end before the
+    operation does."""
     size: int
     """Bytes of the tensors that it was given, on this rank."""
     peer: int
@@ -101,7 +105,12 @@ class Operation(NamedTuple):
     @property
     def is_pending(self) -> bool:
         """Whether the rank is in the call, or waits for it to end."""
-        return not self.returned_ns or self.waited_ns < 0
+        return not self.returned_ns or (self.waited_ns < 0 and not self.has_raised)
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether an exception ended the call, or the wait for it."""
+        return self.returned_ns < 0
 
     @property
     def key(self) -> Key:
@@ -150,10 +159,12 @@ class Ring:
     unreadable: int = 0
     """Records that were being written, or damaged."""
 
-    def has_called(self, key: Key, sequence: int) -> bool:
-        """Return whether the rank has called an operation; True if its records are overwritten."""
+    def has_called(self, key: Key, sequence: int) -> bool | None:
+        """Return whether the rank has called an operation; None if its records are overwritten."""
         reached = self.reached.get(key)
-        return self.is_full if reached is None else reached >= sequence
+        if reached is not None:
+            return reached >= sequence
+        return None if self.is_full and key[0] in self.groups else False
 
 
 @dataclass
@@ -193,15 +204,15 @@ class FlightRing:
         """Where the file is mapped, for as long as this object lives."""
         return np.frombuffer(self._ring, np.uint8).ctypes.data
 
-    def text(self, value: object) -> int:
-        """Return the number of a text or of another value of JSON; 0, unknown, once there is no room."""
+    def text(self, value: object, room: int = _TEXT_BYTES - _GROUP_BYTES) -> int:
+        """Return the number of a text or of another value of JSON; 0, unknown, once ``room`` is taken."""
         key = value if isinstance(value, str) else json.dumps(value)
         number = self._texts.get(key)
         if number is not None:
             return number
         line = json.dumps(value).encode() + b"\n"
         end = self._text_bytes + len(line)
-        if end > _TEXT_BYTES or len(self._texts) > 0xFFFF:
+        if end > room or len(self._texts) > 0xFFFF:
             return 0
         self._ring[_TEXTS + self._text_bytes : _TEXTS + end] = line
         self._text_bytes = end
@@ -217,7 +228,7 @@ class FlightRing:
         is_regular = step > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step))
         members = {"range": [ranks[0], ranks[-1] + 1, step]} if is_regular else {"ranks": [*ranks]}
         device = {"device": True} if is_on_device else {}
-        self.text({"group": group, "axis": axis, **members, **device})
+        self.text({"group": group, "axis": axis, **members, **device}, _TEXT_BYTES)
 
     def add(
         self,
@@ -248,9 +259,12 @@ class FlightRing:
         return number
 
     def returned(self, number: int, ns: int) -> None:
-        """Set when the call of an operation returned, unless its record has been overwritten."""
+        """Set when the call of an operation returned, or below 0 when an exception ended it or the wait for it.
+
+        Nothing is set once the record has been overwritten.
+        """
         if self._next - number <= MOST_OPERATIONS:
-            self._words[_RETURNED + number % MOST_OPERATIONS * 8] = ns
+            self._words[_RETURNED + number % MOST_OPERATIONS * 8] = ns & _64_BITS
 
     def waited(self, number: int, ns: int) -> None:
         """Set the time of waiting for an operation, unless its record has been overwritten."""
@@ -394,12 +408,11 @@ def _parse(rank: int, data: bytes, most: int) -> Ring:
     slots = np.flatnonzero((records["number"] != 0) | (records["check"] != 0))
     used = records[slots]
     is_whole = (used["number"] == used["check"]) & (used["number"] % MOST_OPERATIONS == slots)
-    is_whole &= (used["called_ns"] > 0) & (used["returned_ns"] >= 0) & (used["size"] >= 0)
+    is_whole &= (used["called_ns"] > 0) & (used["size"] >= 0)
     whole = used[is_whole]
     whole = whole[np.argsort(whole["number"], kind="stable")]
-    last_ns = whole["called_ns"].max() if len(whole) else 0
-    is_kept = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
-    is_kept &= np.where(whole["waited_ns"] < 0, -whole["waited_ns"], whole["called_ns"]) >= last_ns
+    returned_ns = whole["returned_ns"]
+    is_kept = (returned_ns == 0) | (whole["waited_ns"] < 0) & (returned_ns > 0)
     is_kept[-most:] = True
 
     def text(number: int) -> str:

@@ -3,7 +3,7 @@
 ::
 
     profiler_log/
-      alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7
+      alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7; when that began
       failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom"
       failed/00003.sigterm                  rank 3 ended by SIGTERM; so .sighup, .sigquit, .sigxcpu
       failed/00003.hang                     rank 3 ended itself: Profiler.hang_exit_code
@@ -60,7 +60,7 @@ class LivenessRegistry:
         self._node = _node()
         self._entry = RunFile(run, f"alive/{rank:05d}.{os.getpid()}.{self._node}")
         with suppress(FileExistsError):
-            self._entry.create()
+            self._entry.create(_began(os.getpid()))
 
     def mark_finished(self) -> None:
         """Record that the session ends without an error: delete this rank's file in ``alive/``."""
@@ -100,7 +100,7 @@ class LivenessRegistry:
         """Return texts on this machine's ranks that are in ``alive/`` but have no process."""
         dead = []
         for entry in matches(self._run, "alive", _ENTRY):
-            if entry["node"] == self._node and not _is_alive(int(entry["pid"])):
+            if entry["node"] == self._node and not _is_running(self._run, entry):
                 rank = self._name(int(entry["rank"]), f", pid {entry['pid']}")
                 dead.append(f"{rank} is gone: killed, or it crashed")
         return dead
@@ -141,6 +141,11 @@ class RankState(NamedTuple):
         return self.pid is None and bool(self.text)
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether it runs on another machine or in another container, as far as is known."""
+        return self.pid is None and not self.text
+
+    @property
     def is_gone(self) -> bool:
         """Whether it ended without a word: nothing in it can have waited for others since."""
         return self.text == _GONE
@@ -156,7 +161,7 @@ def rank_states(run: Path) -> dict[int, RankState]:
     for entry in matches(run, "alive", _ENTRY):
         pid = int(entry["pid"]) if entry["node"] == node else None
         text = ""
-        if pid is not None and not _is_alive(pid):
+        if pid is not None and not _is_running(run, entry):
             pid, text = None, _GONE
         elif pid is not None and _status(pid)[:1] in (["T"], ["t"]):
             text = "its process is stopped, as by SIGSTOP or a debugger"
@@ -190,7 +195,7 @@ def live_ranks(run: Path) -> set[int]:
     return {
         int(entry["rank"])
         for entry in matches(run, "alive", _ENTRY)
-        if entry["node"] != node or _is_alive(int(entry["pid"]))
+        if entry["node"] != node or _is_running(run, entry)
     }
 
 
@@ -204,6 +209,22 @@ def _node() -> str:
     with suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"{platform.node()}-{namespace}"
+
+
+def _is_running(run: Path, entry: re.Match[str]) -> bool:
+    """Return whether the process of an entry in ``alive/`` of this machine runs, and is not another one with its pid."""
+    pid, began = int(entry["pid"]), b""
+    with suppress(OSError):
+        began = RunFile(run, f"alive/{entry[0]}").read(_MOST_BYTES)
+    return _is_alive(pid) and began in (b"", _began(pid))
+
+
+def _began(pid: int) -> bytes:
+    """Return what no earlier process with this pid has: the id of the machine's start, and the ticks since then."""
+    with suppress(OSError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {_status(pid)[19]}".encode()
+    return b""
 
 
 def _is_alive(pid: int) -> bool:

@@ -150,3 +150,17 @@ def test_a_rank_that_does_not_answer_is_named(
     monkeypatch.setattr("ppprof.cli.hang._STACK_SECONDS", 0.5)
     _, err = cli("hang", run, "--stacks")
     assert "rank 3: no answer within" in err
+
+
+def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> None:
+    (run / "flight/00003.ring").unlink()
+    ring = FlightRing(run, 3)
+    ring.group(0, range(4), "dp")
+    ring.group(1, (3,), None)
+    for number in range(flight.MOST_OPERATIONS):
+        ring.returned(ring.add(1, number + 1, 0, NOW, 8, -1, 0, 0, 0, 0), NOW + 1)
+    shown = cli("hang", run)
+    assert "later operations have overwritten its notes of the group" in shown.out
+    assert "waits for: perhaps rank 3" in shown.out
+    waiting = json.loads(cli("hang", run, "--format", "json").out)["waiting"]
+    assert {tuple(each["overwritten"]) for each in waiting} == {(3,)}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,15 @@ class Job:
         self._now = 10**18
         (run / "manifest.json").write_text("{}")
 
-    def rank(self, rank: int, *calls: Any, waits: bool = False, on_device: bool = False) -> None:
-        """Write a ring; ``waits`` means in the last call."""
+    def rank(
+        self,
+        rank: int,
+        *calls: Any,
+        waits: bool = False,
+        raises: bool = False,
+        on_device: bool = False,
+    ) -> None:
+        """Write a ring; ``waits`` means in the last call, and ``raises`` that an exception ended it."""
         ring = FlightRing(self.run, rank)
         for group, ranks in GROUPS.items():
             ring.group(group, ranks, None, on_device)
@@ -50,7 +60,9 @@ class Job:
                 ),
             )
             is_last = place == len(calls) - 1
-            if not (waits and is_last):
+            if raises and is_last:
+                ring.returned(number, -self._now - 1)
+            elif not (waits and is_last):
                 ring.returned(number, self._now + 1)
                 ring.waited(number, 0 if on_device else self._now + 2)
 
@@ -130,6 +142,51 @@ def test_a_skipped_collective_shows_in_the_lines(job: Job) -> None:
     job.rank(0, (1, "all_reduce"), (1, "all_reduce"), (1, "all_reduce"), (1, "barrier"))
     job.rank(1, (1, "all_reduce"), (3, "barrier"), (1, "all_reduce"), (1, "barrier"), waits=True)
     assert job.hang().verdict().endswith("from number 2 on they call from different lines")
+
+
+def steps_of_a_pipeline(dtypes: Sequence[str], last: int) -> list[Any]:
+    """Calls of steps that end with a broadcast; stages call it with types of their own."""
+    calls: list[Any] = []
+    for dtype in dtypes:
+        calls += [(1, "all_reduce"), (0, "broadcast", 8, dtype)]
+    return calls[:last]
+
+
+@pytest.mark.parametrize("stopped_at", [4, 5])
+def test_calls_that_differ_in_each_step_are_no_cause(job: Job, stopped_at: int) -> None:
+    """Stages name the dtype of a loss differently; rank 0 sleeps in the third step."""
+    job.rank(0, *steps_of_a_pipeline(["float16"] * 3, stopped_at))
+    job.rank(1, *steps_of_a_pipeline(["float16"] * 3, 5), waits=stopped_at == 4)
+    for rank in (2, 3):
+        calls = [(0, "broadcast", 8, "bfloat16")] * 3
+        job.rank(rank, *calls, waits=True)
+    hang = job.hang()
+    assert hang.mismatches == ()
+    assert 0 in hang.causes
+    assert hang.verdict().startswith("rank 0 has not come to ")
+
+
+def test_a_send_and_its_receive_of_another_size(job: Job) -> None:
+    """The last micro-batch is smaller."""
+    job.rank(0, (0, "send", 1), waits=True)
+    ring = FlightRing(job.run, 1)
+    ring.group(0, GROUPS[0], None)
+    texts = (ring.text("recv"), ring.text("float32"), ring.text("train.py:9 step"), 0)
+    ring.add(0, 1, 0, 10**18, 4, 0, *texts)
+    hang = job.hang()
+    assert hang.verdict() == (
+        "ranks 0-1 do not agree in transfer number 1: rank 0: send at train.py:1 step (8 bytes); "
+        "rank 1: recv at train.py:9 step (4 bytes)"
+    )
+
+
+def test_a_transfer_that_does_not_end_is_of_two_ranks(job: Job) -> None:
+    job.rank(0, (0, "send", 1), waits=True)
+    job.rank(1, (0, "recv", 0), waits=True)
+    assert job.hang().verdict() == (
+        "ranks 0-1 have both called the transfer of send at train.py:1 step, and it does not end: look at "
+        "the network and at the devices"
+    )
 
 
 def test_sizes_of_an_exchange_may_differ(job: Job) -> None:
@@ -267,24 +324,189 @@ def test_a_job_that_communicates_in_c_plus_plus_is_unknown(job: Job) -> None:
     assert hang.verdict().startswith("unknown: no rank has called a communication operation")
 
 
-def test_overwritten_operations_are_no_cause(job: Job) -> None:
+def test_of_overwritten_operations_nothing_is_sure(job: Job) -> None:
     """Rank 1 has called so much in one group that its calls of another group are gone."""
     job.rank(0, (1, "all_reduce"), waits=True)
     job.rank(1, (1, "all_reduce"), *[(3, "barrier")] * MOST_OPERATIONS)
-    assert job.hang().causes == ()
+    hang = job.hang()
+    assert (hang.causes, hang.absent, hang.is_sure) == ((), (1,), False)
+    assert hang.verdict() == (
+        "it is unknown whether rank 1 has come to all_reduce of the group of ranks 0-1, where rank 0 "
+        "waits: later operations have overwritten its notes of the group"
+    )
+
+
+def test_a_group_that_a_rank_has_never_used_is_not_overwritten(job: Job) -> None:
+    """As one that is made for a checkpoint."""
+    job.rank(0, (1, "all_reduce"), waits=True)
+    ring = FlightRing(job.run, 1)
+    ring.group(3, GROUPS[3], None)
+    texts = (ring.text("barrier"), 0, 0, 0)
+    for number in range(MOST_OPERATIONS):
+        ring.returned(ring.add(3, number + 1, 0, 10**18, 8, -1, *texts), 10**18 + 1)
+    assert job.hang().causes == (1,)
+
+
+def test_a_group_has_room_after_thousands_of_modules(job: Job) -> None:
+    ring = FlightRing(job.run, 0)
+    for layer in range(3000):
+        ring.text(f"forward of blocks.{layer}.linear (ColumnParallelLinear)")
+    ring.group(1, GROUPS[1], "dp")
+    ring.add(1, 1, 0, 10**18, 8, -1, 0, 0, 0, 0)
+    job.rank(1)
+    assert job.hang().causes == (1,)
+
+
+def test_a_group_that_had_no_room_is_no_rank_that_does_not_wait(job: Job) -> None:
+    job.rank(0, (2, "all_reduce"), waits=True)
+    ring = FlightRing(job.run, 1)
+    ring.add(9, 1, 0, 10**18, 8, -1, *(ring.text("all_reduce"), 0, 0, 0))
+    (job.run / ring_path(0)).unlink()
+    job.rank(0, (1, "barrier"), waits=True)
+    hang = job.hang()
+    assert hang.causes == ()
+    assert hang.verdict() == ("rank 1 waits in all_reduce of a group whose ranks it could not note")
 
 
 def test_a_call_that_an_exception_ended_is_over(job: Job) -> None:
-    """Rank 1 has swallowed the exception of its first call, and waits in its second one."""
-    ring = FlightRing(job.run, 1)
-    ring.text({"group": 1, "ranks": [0, 1], "axis": None})
-    for sequence in (1, 2):
-        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"), 0)
-        ring.add(1, sequence, 0, 10**18 + sequence, 8, -1, *texts)
-    job.rank(0, (1, "all_reduce"))
+    """Rank 1 has swallowed the exception, and saves a checkpoint."""
+    LivenessRegistry(job.run, Topology.of(), 1)
+    job.rank(0, (1, "all_reduce"), waits=True)
+    job.rank(1, (1, "all_reduce"), raises=True)
     hang = job.hang()
-    assert [(each.rank, each.operation.sequence) for each in hang.waiting] == [(1, 2)]
+    assert [each.rank for each in hang.waiting] == [0]
+    assert "have called all_reduce at train.py:1 step, but an exception ended it on rank 1, " in (
+        hang.verdict()
+    )
+    (job.run / ring_path(0)).unlink()
+    job.rank(0, (1, "all_reduce"), (1, "barrier"), waits=True)
+    assert re.search(
+        r"last called all_reduce .* ago, which an exception ended$", job.hang().verdict()
+    )
+
+
+def test_a_rank_that_an_exception_has_ended_waited_in_its_last_call(job: Job) -> None:
+    """As after a time-out of rank 1, which waited for rank 0."""
+    job.rank(0)
+    LivenessRegistry(job.run, Topology.of(), 0)
+    job.rank(1, (1, "all_reduce"), raises=True)
+    LivenessRegistry(job.run, Topology.of(), 1).mark_failed(RuntimeError("TIMEOUT"))
+    hang = job.hang()
+    assert ([each.rank for each in hang.waiting], hang.causes) == ([1], (0,))
+    assert "where rank 1 waits (rank 1: failed: RuntimeError: TIMEOUT)" in hang.verdict()
+
+
+def test_of_two_threads_that_wait_one_waits_for_a_rank(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), (2, "barrier"))
+    ring = FlightRing(job.run, 1)
+    for group in (1, 3):
+        ring.group(group, GROUPS[group], None)
+        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"), 0)
+        ring.add(group, 1, 0, 10**18 - group, 8, -1, *texts)  # the clock was set back meanwhile
+    hang = job.hang()
+    assert [(each.operation.group, each.missing) for each in hang.waiting] == [(3, (0,))]
     assert hang.causes == (0,)
+
+
+def test_ranks_in_an_operation_that_all_have_called_are_no_cause_of_others(job: Job) -> None:
+    """The group of ranks 2 and 3 is stuck, as by a link; ranks 0 and 1 wait for them."""
+    for rank in (0, 1):
+        job.rank(rank, (0, "barrier"), waits=True)
+    for rank in (2, 3):
+        job.rank(rank, (2, "all_reduce"), waits=True)
+    hang = job.hang()
+    assert (hang.causes, hang.circle, hang.absent) == ((), (), ())
+    assert hang.verdict() == (
+        "all ranks of the group of ranks 2-3 have called all_reduce at train.py:1 step, and it does not "
+        "end: look at the network and at the devices"
+    )
+
+
+def test_whether_ranks_of_another_machine_run_is_not_known(job: Job) -> None:
+    for rank in (0, 1):
+        job.rank(rank, (1, "all_reduce"), waits=True)
+        LivenessRegistry(job.run, Topology.of(), rank)
+    path = LivenessRegistry(job.run, Topology.of(), 1)._entry.path
+    path.rename(path.with_name(f"00001.{os.getpid()}.node7-1"))
+    hang = job.hang()
+    assert not hang.is_sure
+    assert hang.verdict().endswith(
+        "; whether rank 1 still runs cannot be seen from this machine: ask there, too"
+    )
+
+
+def test_the_one_that_outlived_a_signal_to_all_is_the_cause(job: Job) -> None:
+    """Rank 3 is in a driver's call that no signal ends; the scheduler has killed the others."""
+    for rank in (0, 1, 2):
+        job.rank(rank, (0, "all_reduce"), waits=True)
+        kill(job.run, rank)
+    job.rank(3)
+    LivenessRegistry(job.run, Topology.of(), 3)
+    hang = job.hang()
+    assert (hang.causes, hang.is_sure) == ((3,), False)
+    assert hang.verdict().startswith("rank 3 has not come to all_reduce")
+
+
+def test_a_process_that_has_the_pid_of_a_rank_is_not_the_rank(job: Job) -> None:
+    """As after the machine was started again."""
+    job.rank(0)
+    job.rank(1, (1, "all_reduce"), waits=True)
+    for rank in (0, 1):
+        LivenessRegistry(job.run, Topology.of(), rank)._entry.path.write_text("another-start 4711")
+    hang = job.hang()
+    assert {state.is_gone for state in hang.states.values()} == {True}
+    assert hang.causes == (0,)
+
+
+def test_a_rank_that_ended_after_the_failure_of_another_is_not_said_to_have_ended_in_peace(
+    job: Job,
+) -> None:
+    """The launcher ends rank 0, which hung, by SIGTERM once rank 1 has failed by a time-out."""
+    job.rank(0)
+    job.rank(1, (1, "all_reduce"), raises=True)
+    both = [LivenessRegistry(job.run, Topology.of(), rank) for rank in (0, 1)]
+    both[1].mark_failed(RuntimeError("TIMEOUT"))
+    both[0].mark_failed(None)
+    assert (
+        job.hang()
+        .verdict()
+        .startswith(
+            "rank 0 (its session has ended, in peace or after another rank failed) has not come to all_reduce"
+        )
+    )
+
+
+def test_a_clock_that_is_ahead_does_not_hide_how_long_ranks_wait(job: Job) -> None:
+    job.rank(0, (1, "all_reduce"), waits=True)
+    job._now = time.time_ns() + 3600 * 10**9
+    job.rank(1, (1, "all_reduce"), waits=True)
+    assert (job.hang().idle_s or 0) > 10**6
+
+
+def test_directories_of_two_starts_are_not_mixed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Node 1 hangs before it attaches: its newest run is of an earlier start."""
+    runs = [tmp_path / "node0/run_002", tmp_path / "node0", tmp_path / "node1"]
+    for run, day in zip(runs, (2, 1, 1)):
+        run.mkdir(parents=True, exist_ok=True)
+        manifest = {
+            "schema_version": 2,
+            "run_id": f"start {day}",
+            "started": f"2026-11-0{day}T08:00:00+00:00",
+        }
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    for run, rank in zip(runs, (0, 0, 1)):
+        ring = FlightRing(run, rank)
+        ring.group(1, (0, 1), None)
+        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"), 0)
+        number = ring.add(1, 1, 0, 10**18, 8, -1, *texts)
+        if run != runs[0]:
+            ring.returned(number, 10**18 + 1)
+    hang = find_hang([tmp_path / "node0", tmp_path / "node1"])
+    assert (hang.run, hang.ranks, hang.absent) == (runs[0], (0,), (1,))
+    assert "it has no readable ring of this run here" in hang.verdict()
+    assert "node1: it has no directory of the run that was started last" in caplog.text
 
 
 def test_without_rings_the_message_says_what_makes_them(tmp_path: Path) -> None:

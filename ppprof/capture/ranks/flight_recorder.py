@@ -248,7 +248,12 @@ class FlightRecorder(Part):
             except Exception as error:  # other arguments than those that are known
                 pass_interruption(error)
             called_ns = time.time_ns()
-            task = method(group, *args, **kwargs)
+            try:
+                task = method(group, *args, **kwargs)
+            except BaseException:
+                if number:
+                    self._ring.returned(number, -time.time_ns())
+                raise
             returned_ns = time.time_ns()
             if number:
                 self._ring.returned(number, returned_ns)
@@ -431,7 +436,12 @@ class FlightRecorder(Part):
             if number:
                 self._waited(task)
                 self._ring.waited(number, -begin_ns)
-            result = wait(task, *args, **kwargs)
+            try:
+                result = wait(task, *args, **kwargs)
+            except BaseException:
+                if number:
+                    self._ring.returned(number, -time.time_ns())
+                raise
             end_ns = time.time_ns()
             if number:
                 self._ring.waited(number, 0 if is_on_device else end_ns)

@@ -287,12 +287,14 @@ static Object noted(Object self, Object args, Object kwargs)
         return NULL;
     int64_t called_ns = now_ns();
     Object result = python.call(method->original, args, kwargs);
-    if (!result || !recorder.ring)
+    if (!recorder.ring)
         return result;
     int64_t returned_ns = now_ns();
     if (note >= 0)
-        set(note >> 1, 3, returned_ns);
+        set(note >> 1, 3, result ? returned_ns : -returned_ns);
     spend(returned_ns - called_ns); /* also of an operation that cannot be noted */
+    if (!result)
+        return NULL;
     Object type = python.type(result);
     python.release(type);
     if (type != recorder.task)
@@ -329,10 +331,12 @@ static Object waited(Object self, Object args, Object kwargs)
     if (note >= 0)
         set(note >> 1, 4, -begin_ns);
     Object result = python.call(method->original, args, kwargs);
-    if (!result || !recorder.ring)
+    if (!recorder.ring)
         return result;
     int64_t end_ns = now_ns();
-    if (note >= 0) /* on a device, the host has waited for a place in the order of its work only */
+    if (note >= 0 && !result)
+        set(note >> 1, 3, -end_ns);
+    else if (note >= 0) /* on a device, the host has waited for a place in the order of its work only */
         set(note >> 1, 4, note & 1 ? 0 : end_ns);
     spend(end_ns - begin_ns);
     return result;
