@@ -274,7 +274,7 @@ def _attach(
         stop_training=profiler.stop_training,
         saves=run is not None,
     )
-    attached.remember(attached.Attached(session, windows, manifest["profiler"]))
+    attached.remember(attached.Attached(session, windows, manifest["profiler"], run))
     return session
 
 

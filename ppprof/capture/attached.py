@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Attached(NamedTuple):
     """None if this rank does not record."""
     settings: Mapping[str, Any]
     """The ``Profiler`` block."""
+    run: Path | None = None
+    """The run directory; None if nothing is written."""
 
 
 _latest: Attached | None = None
@@ -39,6 +42,11 @@ def is_attached() -> bool:
 def was_attached() -> bool:
     """Return whether this process has had a session."""
     return _latest is not None
+
+
+def run_directory() -> Path | None:
+    """Return the run directory of the latest session of this process; None without one."""
+    return None if _latest is None else _latest.run
 
 
 @dataclass(frozen=True)

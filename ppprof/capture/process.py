@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, repeat, takewhile
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -172,8 +172,10 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
             log.warning(f"the thread of {name} failed: {error!r}; the training goes on without it")
 
     thread = threading.Thread(target=run, name=f"ppprof {name}", daemon=True)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _CRASHES)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # Handlers of signals that are pending run in this call, and may raise.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _CRASHES)
         thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -190,10 +192,13 @@ if sys.version_info[:2] == (3, 11):
         it. Callbacks and finalizers in Python let other threads run, the one of the frame among
         them: it returns, and its frame is used after it has been freed.
         """
-        was_enabled, _, result, _ = map(call, (gc.isenabled, gc.disable, function, gc.enable))
-        if not was_enabled:
-            gc.disable()
-        return result  # type: ignore[return-value]
+        results: list[Any] = []
+        try:
+            results.extend(map(call, (gc.isenabled, gc.disable, function, gc.enable)))
+        finally:
+            if results and results[0] != gc.isenabled():
+                (gc.enable if results[0] else gc.disable)()
+        return cast("T", results[2])
 
 else:
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import logging
 import operator
 import os
@@ -25,6 +26,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -46,15 +48,15 @@ _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
 
-def _own(optimizer: Any, *_: Any, **__: Any) -> Sequence[Any]:
+def _own(optimizer: Any, /, *_: Any, **__: Any) -> Sequence[Any]:
     return (optimizer,)
 
 
-def _of_scaler(scaler: Any, *args: Any, **kwargs: Any) -> Sequence[Any]:
+def _of_scaler(scaler: Any, /, *args: Any, **kwargs: Any) -> Sequence[Any]:
     return (kwargs.get("optimizer"), *args[:1])
 
 
-def _of_program(model: Any, *_: Any, **__: Any) -> Sequence[Any]:
+def _of_program(model: Any, /, *_: Any, **__: Any) -> Sequence[Any]:
     return (model,) if getattr(model, "_mode", None) == "train" else ()
 
 
@@ -88,7 +90,8 @@ class OptimizerSteps:
         self._end_step = end_step
         self._boundary = boundary
         self._pid = os.getpid()
-        self._began = self._is_watching = False
+        self._beginning = threading.RLock()
+        self._began = self._is_beginning = self._is_watching = False
         self.is_closed = False
         """Whether `close` was called."""
         self._first_use: Any = None
@@ -120,7 +123,8 @@ class OptimizerSteps:
             if steps._is_watching:
                 steps._wrap_steps(cls)
 
-        self._wrap_init(base)
+        for cls in set(_subclasses(base)):  # a package of `-m` may have imported Paddle before
+            self._wrap_init(cls)
         base.__init_subclass__ = classmethod(__init_subclass__)
 
     def _wrap_init(self, cls: Any) -> None:
@@ -137,15 +141,25 @@ class OptimizerSteps:
                 self._watch_steps()
                 self._watch_first_use()
 
+        # `inspect.getfullargspec`, by which a training may select options, does not look at what is wrapped.
+        with suppress(TypeError, ValueError):
+            wrapper.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
         cls.__init__ = wrapper
 
     def _begin_if_ready(self) -> None:
         if self._began or not self._is_active:
             return
-        self._began = self._begin()
-        # Wrap only now: `begin` makes Paddle wrap the classes too, and a step must end after the
-        # span that Paddle records for it.
-        self._watch_steps()
+        with self._beginning:  # another thread of the training waits, so that its step counts
+            if self._began or self._is_beginning:
+                return
+            self._is_beginning = True
+            try:
+                self._began = self._begin()
+            finally:
+                self._is_beginning = False
+            # Wrap only now: `begin` makes Paddle wrap the classes too, and a step must end after the
+            # span that Paddle records for it.
+            self._watch_steps()
 
     def _watch_first_use(self) -> None:
         """Begin with the call of a layer, or with a transfer: a job may hang ahead of its first step.
@@ -165,7 +179,7 @@ class OptimizerSteps:
             for kind, name in [(layer, "__call__"), *transfer_methods()]:
                 patches.install(kind, name, functools.partial(call, kind, name))
 
-        def call(kind: type, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(kind: type, name: str, method: Any, /, *args: Any, **kwargs: Any) -> Any:
             patches.uninstall()
             is_restored = vars(kind)[name] is method
             self._begin_if_ready()
@@ -252,7 +266,7 @@ class OptimizerSteps:
                     return index
         self.num_optimizers += 1
         name = type(optimizers[-1]).__name__
-        if self._families:
+        if self._families and all(self._families):
             gc.collect()  # reference cycles may keep the optimizer of an ended training alive
         for index, family in enumerate(self._families):
             if not family:

@@ -28,11 +28,12 @@ from typing import Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.capture.attach import attach
-from ppprof.capture.attached import is_attached, was_attached
+from ppprof.capture.attached import is_attached, run_directory, was_attached
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.ranks.job import is_initialized
 from ppprof.capture.recording.user_files import TRAINERS
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.signals import pass_interruption
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps, after_import
@@ -96,12 +97,17 @@ def main(
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
     if loaded.profiler.enable and loaded.profiler.python_stacks is not False:
-        # The script may fork workers of a DataLoader before its optimizer, which begins the session.
-        import_module("ppprof.capture.recording.python_stacks")
+        # The script may fork workers of a DataLoader before its optimizer, which begins the session. Not
+        # at once: NumPy reads environment variables that the script may set before.
+        after_import("paddle.io.dataloader", _sample_workers)
     session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer, yields, args.report)
     if at_start is not None and not getattr(sys.flags, "safe_path", False):
         _forget_modules(program.path0, at_start)
     return _run(program, session)
+
+
+def _sample_workers(_: ModuleType) -> None:
+    import_module("ppprof.capture.recording.python_stacks")
 
 
 def _world_size() -> int:
@@ -244,6 +250,8 @@ class _ScriptSession:
         self._page = page
         self._cwd = Path.cwd()  # the script may change it
         self._log = Path(profiler.profiler_log).absolute()
+        self._run: Path | None = None
+        """The session's directory: `rundir.newest` may be that of another job."""
         self._has_begun = self._has_own_session = self._has_hooks = False
         self._steps: OptimizerSteps | None = None
         self.exit_code: object = None
@@ -297,8 +305,8 @@ class _ScriptSession:
     def _write_page(self, page: str) -> None:
         """Write the page of the run, in a separate process."""
         try:
-            run = str(rundir.newest(self._log))
-            command = [sys.executable, "-c", _REPORT, "report", run, "-o", page, "--force"]
+            run = self._run or rundir.newest(self._log)
+            command = [sys.executable, "-c", _REPORT, "report", str(run), "-o", page, "--force"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         except (PpprofError, OSError, subprocess.CalledProcessError) as error:
             log.warning(f"{page}: no page was written: {error}")
@@ -310,7 +318,7 @@ class _ScriptSession:
             return
 
         @functools.wraps(train)
-        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(trainer: Any, /, *args: Any, **kwargs: Any) -> Any:
             with suppress(AttributeError, ImportError):
                 hooks = importlib.import_module(f"ppprof.integrations.{package}").PpprofCallback
                 has_own = any(
@@ -340,7 +348,9 @@ class _ScriptSession:
             profiler = dataclasses.replace(profiler, profiler_log=str(self._log))
         try:
             self._session = attach(profiler, config=self._config, first_step=first_step)
+            self._run = run_directory()
         except Exception as error:
+            pass_interruption(error)
             log.warning(f"{error}; the training continues without the profiler")
         # Called in reverse order: now ahead of what Paddle and the session have registered.
         atexit.unregister(self.close)
@@ -380,6 +390,7 @@ def _script(path: str, *args: str) -> _Program:
 
 def _module(name: str, *args: str) -> _Program:
     # As with python -m: packages in the working directory can be imported.
+    sys.argv[:] = ["-m", *args]
     folder = str(Path.cwd())
     is_added = not getattr(sys.flags, "safe_path", False)
     if is_added:
@@ -388,7 +399,11 @@ def _module(name: str, *args: str) -> _Program:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError):
+    except ImportError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of the package's own code
+        spec = None
+    except ValueError:
         spec = None
     finally:
         if is_added:

@@ -187,6 +187,39 @@ def test_a_thread_of_ours_that_crashes_says_where() -> None:
 
 
 @pytest.mark.parametrize("collects", [True, False])
+def test_a_stack_that_cannot_be_read_leaves_collection_as_it_was(collects: bool) -> None:
+    def refuse() -> None:
+        raise MemoryError
+
+    if not collects:
+        gc.disable()
+    try:
+        with pytest.raises(MemoryError):
+            process._undisturbed(refuse)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+def test_a_handler_that_raises_while_a_thread_starts_leaves_no_signal_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CPython blocks first, and then calls the handlers of pending signals."""
+    block = signal.pthread_sigmask
+
+    def interrupted(how: int, mask: object) -> object:
+        result = block(how, mask)  # type: ignore[arg-type]
+        if how == signal.SIG_BLOCK and mask:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(signal, "pthread_sigmask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.start_thread(lambda: None, "the test")
+    assert block(signal.SIG_BLOCK, ()) == set()
+
+
+@pytest.mark.parametrize("collects", [True, False])
 def test_a_stack_is_that_of_the_callers_and_collection_stays_as_it_was(collects: bool) -> None:
     def inner(depth: int) -> None:
         if depth:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import ppprof
+
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 pytestmark = pytest.mark.paddle
@@ -17,7 +19,7 @@ import paddle
 from ppprof.capture.attached import is_attached
 
 class Net(paddle.nn.Linear):
-    def forward(self, rows):
+    def forward(self, rows, name="", layer="", kind="", method=""):
         print("a layer:", is_attached(), "profiled:", paddle.nn.Layer.__call__ is not call)
         return super().forward(rows)
 
@@ -26,7 +28,7 @@ net = Net(2, 2)
 net(paddle.ones([1, 2]))
 optimizer = paddle.optimizer.SGD(parameters=net.parameters())
 print("created:", is_attached())
-net(paddle.ones([1, 2]))
+net(paddle.ones([1, 2]), name="a", layer="b", kind="c", method="d")
 raise ValueError("ahead of the first step")
 """
 RECORDS_ITSELF = """
@@ -43,10 +45,26 @@ with ppprof.attach({"enable": True, "profiler_log": "own", "timer_only": True}) 
 """
 
 
-def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+TRAINS = """
+import paddle
+
+class Net(paddle.nn.Linear):
+    def forward(self, rows, name="", layer="", tensor="", task=""):
+        return super().forward(rows)
+
+net = Net(2, 2)
+optimizer = paddle.optimizer.AdamW(parameters=net.parameters())
+for _ in range(6):
+    net(paddle.ones([1, 2]), name="a", layer="b", tensor="c", task="d").sum().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+
+
+def run(folder: Path, script: str, *command: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "ppprof", "run", "train.py"],
+        [sys.executable, "-W", "ignore", "-m", "ppprof", "run", *(command or ["train.py"])],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -72,3 +90,16 @@ def test_the_scripts_own_session_records_instead(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "own/manifest.json").exists()
     assert not (tmp_path / "profiler_log").exists()
+
+
+def test_layers_with_options_of_any_name_in_a_package_that_imports_paddle(tmp_path: Path) -> None:
+    """Paddle is imported before the module: its package does."""
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("import paddle")
+    (package / "train.py").write_text(TRAINS)
+    done = run(tmp_path, "", "--steps", "3:5", "--report", "page.html", "-m", "pack.train")
+    assert done.returncode == 0, done.stderr
+    steps = ppprof.open(tmp_path / "profiler_log").cluster().steps["step"].to_list()
+    assert steps == [3, 4]
+    assert (tmp_path / "page.html").exists()

@@ -80,6 +80,30 @@ def test_a_module_too(folder: Path) -> None:
         assert attached.stdout == alone.stdout != ""
 
 
+SAYS_WHAT_IS_LOADED = """
+import os, sys
+print({"numpy", "paddle"} & set(sys.modules))
+"""
+
+
+def test_libraries_are_loaded_by_the_script(folder: Path) -> None:
+    """They read the environment, which the script may set first."""
+    (folder / "train.py").write_text(SAYS_WHAT_IS_LOADED)
+    assert python(folder, ATTACH, "-c", "on.yaml", "train.py").stdout == "set()\n"
+
+
+@pytest.mark.parametrize("code", ["import sys; print(sys.argv)", "import not_there", "1 / 0"])
+def test_the_package_of_a_module_is_imported_as_by_itself(folder: Path, code: str) -> None:
+    (folder / "pack").mkdir()
+    (folder / "pack/__init__.py").write_text(code)
+    (folder / "pack/train.py").write_text("print('trains')")
+    alone = python(folder, "-m", "pack.train", "-o", "1")
+    attached = python(folder, ATTACH, "-c", "on.yaml", "--", "-m", "pack.train", "-o", "1")
+    assert (attached.returncode, attached.stdout) == (alone.returncode, alone.stdout)
+    if alone.returncode:
+        assert attached.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     "program",
     one_in(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -101,6 +104,26 @@ def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, cap
     watched._steps.num_optimizers = num
     watched.close()
     assert f"no training step was detected: {stepped} in this process" in caplog.text
+
+
+def test_what_a_signal_handler_raises_meanwhile_reaches_the_script(monkeypatch, watched):
+    def attach(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(5)
+
+    class Preempted(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise Preempted
+
+    monkeypatch.setattr(script, "attach", attach)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(Preempted):
+            watched._steps.begin()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_script_that_records_itself_and_steps_no_optimizer_is_no_warning(

@@ -132,6 +132,44 @@ def test_an_optimizer_that_is_created_in_each_step_needs_no_garbage_collection(
     assert seen(tmp_path, program) == "begin step step step step 0"
 
 
+@pytest.mark.jobs
+def test_a_thread_that_steps_while_another_one_begins_waits_for_it(tmp_path: Path) -> None:
+    program = """
+    import threading, time
+    inside = threading.Event()
+
+    def slow():
+        say("begin")
+        inside.set()
+        time.sleep(0.5)
+        say("begun")
+        return True
+
+    watched._begin = slow
+    other = threading.Thread(target=lambda: paddle.optimizer.SGD(parameters=parameters))
+    base = paddle.optimizer.Optimizer
+    other.start()
+    inside.wait()
+    backward()
+    optimizer = paddle.optimizer.Adam(parameters=parameters)
+    optimizer.step()
+    other.join()
+    """
+    assert seen(tmp_path, program) == "begin begun step"
+
+
+def test_the_options_of_an_optimizer_can_be_asked_for(tmp_path: Path) -> None:
+    program = """
+    import inspect
+    kinds = [paddle.optimizer.AdamW, paddle.optimizer.SGD, paddle.optimizer.Momentum]
+    for kind in kinds:
+        say(",".join(inspect.getfullargspec(kind.__init__).args[:3]))
+    """
+    assert seen(tmp_path, program) == (
+        "self,learning_rate,beta1 self,learning_rate,parameters self,learning_rate,momentum"
+    )
+
+
 GAN = """
 discriminator = paddle.optimizer.SGD(parameters=parameters)
 generator = paddle.optimizer.Adam(parameters=parameters)

@@ -241,7 +241,7 @@ class FlightRecorder(Part):
         if self._core is not None:
             return self._core.noted(method, text, index, way)
 
-        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(group: Any, /, *args: Any, **kwargs: Any) -> Any:
             number = 0
             try:
                 number = self._note(text, index, way, group, args)
@@ -429,7 +429,7 @@ class FlightRecorder(Part):
         if self._core is not None:
             return self._core.noted_wait(wait)
 
-        def noted(task: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(task: Any, /, *args: Any, **kwargs: Any) -> Any:
             number = self._tasks.pop(id(task), 0)
             is_on_device = id(task) in self._on_device
             begin_ns = time.time_ns()

@@ -358,7 +358,7 @@ class Collectives(WindowObserver):
         if around is not None:
             around.end()
 
-    def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_wait(self, wait: _Function, task: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a task's ``wait`` in a span: ``wait[op=all_reduce axis=dp ...]``.
 
         The span is named ``wait`` if the operation that returned the task was not recorded. Inside

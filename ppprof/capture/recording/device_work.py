@@ -53,7 +53,7 @@ def watch_streams() -> None:
     _patches.install(kind, "__init__", _make)
 
 
-def _make(init: Callable[..., None], stream: Any, *args: Any, **kwargs: Any) -> None:
+def _make(init: Callable[..., None], stream: Any, /, *args: Any, **kwargs: Any) -> None:
     init(stream, *args, **kwargs)
     _streams.add(stream)
 

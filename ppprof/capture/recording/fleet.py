@@ -58,7 +58,7 @@ class FleetSpans(WindowObserver):
         """Restore the methods, except those that other code has replaced since."""
         self._patches.uninstall()
 
-    def _schedule(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+    def _schedule(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
         """Call the pipeline's schedule for a step, and number the micro-batches inside from 0."""
         self._done = Counter()
         try:
@@ -66,10 +66,10 @@ class FleetSpans(WindowObserver):
         finally:
             self._done = None
 
-    def _forward(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
         return self._record("forward", method, args, kwargs)
 
-    def _backward(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, method: Method, /, *args: Any, **kwargs: Any) -> Any:
         return self._record("backward", method, args, kwargs)
 
     def _record(self, kind: str, method: Method, args: Any, kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _phase(engine: Any, kind: str, position: int) -> str | None:
     return "cool-down" if position >= total - startup else "steady"
 
 
-def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
+def _optimization(method: Method, /, *args: Any, **kwargs: Any) -> Any:
     around = open_span(
         "Optimization Step", "Optimization"
     )  # Paddle's name for other optimizers' steps
@@ -140,7 +140,7 @@ def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
         around.end()
 
 
-def _sliced_optimization(method: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _sliced_optimization(method: Method, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Record the ``step`` of an optimizer under sharding stage 3; call ``method`` for any other.
 
     Stage 3 puts a new ``step`` on the optimizer object, and Paddle records no span for it.

@@ -92,7 +92,9 @@ def is_free() -> bool:
         return _preempt is None and core._Profiler.create(core.ProfilerOptions(), []) is not None
 
 
-def _construct_theirs(init: Callable[..., None], profiler: Any, *args: Any, **kwargs: Any) -> None:
+def _construct_theirs(
+    init: Callable[..., None], profiler: Any, /, *args: Any, **kwargs: Any
+) -> None:
     """Construct a ``paddle.profiler.Profiler`` of the training while this process holds the one."""
     # With `timer_only` it never uses the C++ profiler, and works with None.
     _constructing.is_timer = kwargs.get("timer_only", False)

@@ -460,7 +460,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _backward_wrapper(self, function: _Call, *, is_of_inputs: bool = False) -> _Call:
         now = time.time_ns
 
-        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(tensors: Any, /, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
                 return function(tensors, *args, **kwargs)
@@ -481,7 +481,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _layer_wrapper(self, function: _Call) -> _Call:
         now, local = time.time_ns, self._local
 
-        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
                 return function(layer, *args, **kwargs)
@@ -504,7 +504,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         return wrapper
 
     def _free_wrapper(self, function: _Call) -> _Call:
-        def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is not None and window.calls_of_nodes is not None:
                 window.note_freed(tensor)

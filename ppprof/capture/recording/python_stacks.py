@@ -227,14 +227,14 @@ class StackSampler(FileObserver["_Sampling"]):
         return wrapped
 
     def _begins_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             self._evaluated[id(layer)] = time.time_ns()
             return method(layer, *args, **kwargs)
 
         return wrapper
 
     def _ends_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
             if begin_ns is not None and sampling is not None:
                 sampling.note_evaluation(begin_ns)
@@ -289,7 +289,8 @@ class _Sampling:
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
-        self._stepping = threading.get_ident()
+        self.stepping = threading.get_ident()
+        """The thread whose steps are recorded."""
         self._stops = allocate_lock()
         self._stops.acquire()
         self._times = _thread_times()
@@ -360,7 +361,7 @@ class _Sampling:
         idents: Iterable[int] = frames
         if len(frames) > _MOST_THREADS:
             idents = itertools.islice(frames, _MOST_THREADS)
-            idents = dict.fromkeys((self._stepping, *idents))
+            idents = dict.fromkeys((self.stepping, *idents))
         for ident in idents:
             if ident not in frames:
                 continue
@@ -484,7 +485,7 @@ class _Sampling:
 
     @property
     def _native_id(self) -> int:
-        thread = threading._active.get(self._stepping)  # type: ignore[attr-defined]
+        thread = threading._active.get(self.stepping)  # type: ignore[attr-defined]
         return getattr(thread, "native_id", None) or -1
 
 
@@ -494,6 +495,7 @@ def _sample_worker(seconds: float) -> PythonStacks:
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(min(switch_s, _SWITCH_SECONDS))
     sampling = _Sampling(_WORKER_INTERVAL_NS, OwnLines(files))
+    sampling.stepping = threading.main_thread().ident or 0
     sampling.run(seconds)
     sys.setswitchinterval(switch_s)
     stacks = sampling.stacks(files)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -453,6 +454,37 @@ def test_workers_of_a_loader_are_sampled_while_a_window_is_open(
     ]
     assert lines.count("loads.py:4") > 0.8 * len(lines)
     assert len(list(batches)) == 400 - 202
+
+
+DECODES = """\
+def decode(rows):
+    total = 0
+    for _ in range(2_000):
+        for row in rows:
+            total = total + row * 3 + (row << 2) + (row << 3) + (row << 5)
+    return total
+"""
+
+
+def test_in_a_worker_the_last_statement_of_a_loop_has_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread is the only one of the training's, so it waits for none at the loop's head."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "decodes.py").write_text(DECODES, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(DECODES, str(tmp_path / "decodes.py"), "exec"), names)  # noqa: S102
+    found: list[PythonStacks] = []
+    sampler = threading.Thread(target=lambda: found.append(python_stacks._sample_worker(0.5)))
+    sampler.start()
+    while sampler.is_alive():
+        names["decode"](range(100))
+    (stacks,) = found
+    lines = Counter(
+        next(stacks.frames[frame].line for frame in stacks.stacks[row])
+        for row in stacks.samples[:, 3].tolist()
+    )
+    assert lines[5] > 0.8 * sum(lines.values())
 
 
 COLLECTS = """\
