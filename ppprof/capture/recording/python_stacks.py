@@ -91,6 +91,8 @@ _MOST_READS = 200_000
 """Reads of a window that are kept, 8 MB."""
 _LEAST_GROWTH_BYTES = 5 * 64 << 10
 """Memory of a window that grows by less is not looked for: `ppprof.analysis.advice.memory.growing_memory`."""
+_PATIENCE_SECONDS = 1.0
+"""Longest wait for the end of a sample: in a forked child, its thread may not exist."""
 _MOST_THREADS = 32
 _MOST_SAMPLES = 100_000
 """Samples of a window, 4 MB. Beyond, half of them are dropped, and half as many are taken."""
@@ -140,6 +142,7 @@ class StackSampler(FileObserver["_Sampling"]):
         self._switch_s: float | None = None
         """The training's own switch interval; None outside windows."""
         self._sampling: _Sampling | None = None
+        self._thread: threading.Thread | None = None
         self._last: _Sampling | None = None
         """The samples of the latest window until they are saved."""
         self._patches = Patches()
@@ -175,15 +178,17 @@ class StackSampler(FileObserver["_Sampling"]):
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
         self._sampling = self._last = _Sampling(self._interval_ns, OwnLines(self._files))
-        start_thread(self._sampling.run, "stacks")
+        self._thread = start_thread(self._sampling.run, "stacks")
         if _WORKERS is not None:
             _WORKERS.open(self._switch_s)
 
     def uninstall(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and wait until it holds no frame: its locals would outlive the call."""
         if self._sampling is not None:
             self._sampling.stop()
             self._sampling = None
+            if self._thread is not None:
+                self._thread.join(_PATIENCE_SECONDS)
             begin, end = self._used_bytes, self._used()
             grown = 0 if begin is None or end is None else end - begin
             self._has_grown = grown >= _LEAST_GROWTH_BYTES

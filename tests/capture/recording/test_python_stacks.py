@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -394,6 +395,33 @@ def collate(samples):
     time.sleep(0.02)
     return samples[0]
 """
+
+
+def test_no_frame_outlives_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profiler of the training, say, is gone once its function has returned."""
+    taken = threading.Event()
+
+    def slow(frame: FrameType, most: int) -> list[FrameType]:
+        taken.set()
+        time.sleep(0.2)  # the interpreter's lock is another thread's
+        return [frame]
+
+    monkeypatch.setattr(python_stacks, "stack_of", slow)
+    sampler = StackSampler(tmp_path, 1000)
+    sampler.started()
+    assert taken.wait(10)
+
+    class Local:
+        pass
+
+    def in_window() -> weakref.ref[Local]:
+        local = Local()
+        taken.clear()
+        taken.wait(10)
+        sampler.uninstall()
+        return weakref.ref(local)
+
+    assert in_window()() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the same as for the workers below")
