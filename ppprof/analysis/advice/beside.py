@@ -80,7 +80,7 @@ def without_gradients(evidence: Evidence) -> list[Finding]:
 
 
 def lines_beside(evidence: Evidence) -> pl.DataFrame:
-    """Return the lines beside the training with at least `FEW_SAMPLES`: statement, name, samples, time_ns.
+    """Return the lines beside the training: statement, name, samples, time_ns; of statements with `FEW_SAMPLES` at least.
 
     The largest first. If other processes disturb the job, with several times as many samples: a thread
     that has no processor keeps the interpreter's lock, so that its time may count for the line in which it
@@ -88,19 +88,21 @@ def lines_beside(evidence: Evidence) -> pl.DataFrame:
     """
     schema = {"statement": pl.String, "name": pl.String, "samples": pl.Int64, "time_ns": pl.Float64}
     lines = [
-        _with_samples(evidence, kind).with_columns(statement=pl.lit(kind.removeprefix(BESIDE_IN)))
+        _with_samples(evidence, kind, of_each=False).with_columns(
+            statement=pl.lit(kind.removeprefix(BESIDE_IN))
+        )
         for kind in evidence.kinds(BESIDE_IN)
     ]
     found = pl.concat([pl.DataFrame(schema=schema), *(each.select(*schema) for each in lines)])
     return found.sort("time_ns", "name", descending=[True, False])
 
 
-def _with_samples(evidence: Evidence, kind: str) -> pl.DataFrame:
-    """Return the lines of a kind with enough samples: name, time_ns, samples."""
+def _with_samples(evidence: Evidence, kind: str, *, of_each: bool = True) -> pl.DataFrame:
+    """Return the lines of a kind with enough samples, each or all together: name, time_ns, samples."""
     least = FEW_SAMPLES * (_DISTURBED if evidence.is_disturbed else 1)
     samples = (pl.col("calls") * evidence.num_steps).round().cast(pl.Int64)
     lines = evidence.names(kind).select("name", "time_ns", samples=samples)
-    return lines.filter(pl.col("samples") >= least)
+    return lines.filter((pl.col("samples") if of_each else pl.col("samples").sum()) >= least)
 
 
 def _sum_or_none(numbers: pl.Series) -> float | None:

@@ -42,7 +42,7 @@ from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
-from ppprof.arrays import Int64
+from ppprof.arrays import Bool, Int64
 from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
@@ -161,7 +161,8 @@ which Python collects garbage), lock
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
-threads that end no steps, while data is loaded), communication AXIS (likewise, of threads that end steps, while they communicate over
+threads that end no steps, while data is loaded), sampler (likewise, of threads that end steps, while Paddle's loader calls
+the line), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
@@ -413,6 +414,9 @@ class IndicatorBuilder:
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
+        loads_here = loads & _called_by(sampled, "paddle.io")[samples["stack"].to_numpy()]
+        own = samples.filter(pl.col("is_step") & pl.Series(loads_here))
+        self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
         for axis, calls in self._communication():
             lines = of_steps.filter(pl.Series(contains(calls, time_ns)))
@@ -752,6 +756,15 @@ class IndicatorBuilder:
 
 def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+
+
+def _called_by(sampled: SampledSteps, package: str) -> Bool:
+    """Return in which stacks a package calls a line of the user's; False for no stack."""
+    frames, called = sampled.stacks.frames, []
+    for stack in sampled.stacks.stacks:
+        first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
+        called.append(any(frames[row].module.startswith(package) for row in stack[first:]))
+    return np.array([*called, False])
 
 
 def _containing(gaps: Intervals, instants: Int64) -> Intervals:

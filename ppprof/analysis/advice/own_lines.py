@@ -37,6 +37,8 @@ _MOST_TRAINING = 0.5
 _MOST = 0.5
 """An inner line is named in place of the line that calls it if it takes at least this share of its time; and
 a line gives a gap its name if it takes at least this share of it, or else of all gaps at its place."""
+_LOOP = 0.9
+"""A function with this share of the time has the loop of steps in it."""
 _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _LEAST_LONG_NS = 500_000
@@ -47,6 +49,7 @@ _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
 _NODE = "^global_(?!gradnodeaccumulation)"
 """Names, in lower case, of nodes of the graph of gradients, but of those that add to a gradient: no operator is theirs."""
+_ANY_NODE, _USERS_NODE = "^global_", "pylayer"
 _KNOWN = 0.9
 """With fewer Backwards whose operators are known, the others may be of layers of an earlier step."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -56,6 +59,8 @@ CLEARING = "gradients are cleared"
 
 Path = tuple[Frame, ...]
 """The user's frames of a stack, the outermost first."""
+_Function = tuple[Path, str, str]
+"""The path to a call, and file and name of the function that it calls."""
 
 
 def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) -> pl.DataFrame:
@@ -81,7 +86,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
-        log(step)``), calls (the instants that the sample stands for), dur_ns (the time), compiles
+        log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), calls (the instants that the sample stands for), dur_ns (the time), compiles
         (whether ``to_static`` compiles a program) and computes (whether layers compute without gradients
         ahead of a Backward, outside evaluations: a teacher, or a metric). No rows without samples.
     """
@@ -243,7 +248,26 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     unknown = operators.filter(is_ahead_of_known(operators).not_())
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
     phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
-    return together(*map(intervals_of, (*phases, forward, linked, unknown, compiled))), without
+    trained = together(*map(intervals_of, (*phases, forward, linked, unknown, compiled)))
+    return difference(trained, _within_nodes(profile, own)), without
+
+
+def _within_nodes(profile: Profile, own: pl.DataFrame) -> Intervals:
+    """Return when nodes of gradients run nothing that has an event: the user's ``PyLayer.backward`` and hooks do their work there.
+
+    In a node of Paddle's, that is the work of C++ around its operator, whose line is that of the Backward.
+    """
+    tree = profile.tree
+    # Of others without an event inside, it is not known: their operators may not be recorded.
+    has_inner = pl.Series(tree.size > 0)[own["row"]]
+    is_users = has_inner | matching(own["name"], _USERS_NODE)
+    is_node = (own["category"] == "Operator") & matching(own["name"], _ANY_NODE)
+    nodes = own.filter(is_node & is_users)
+    rows = nodes["row"].to_numpy()
+    is_inner = tree.below(rows) & (tree.hosts["category"] != "Backward").to_numpy()
+    is_inner[rows] = False
+    inner = own.filter(pl.Series(is_inner)[own["row"]])
+    return difference(together(intervals_of(nodes)), together(intervals_of(inner)))
 
 
 def _with_gradients(profile: Profile, own: pl.DataFrame) -> pl.DataFrame:
@@ -311,6 +335,10 @@ class _LineChooser:
             for length in range(1, len(path) + 1):
                 whole[path[:length]] += weight
                 training[path[:length]] += weight * is_training
+        self._whole, self._training = whole, training
+        self._functions: dict[_Function, list[Path]] = defaultdict(list)
+        for path in whole:
+            self._functions[_function(path)].append(path)
         most = _MOST_TRAINING * sum(weight for weight, each in zip(self._weights, trains) if each)
         self._trains = {
             path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
@@ -334,7 +362,7 @@ class _LineChooser:
                 groups[path[:first]].append(row)
         names: dict[int, tuple[str, str]] = {}
         for outer, members in groups.items():
-            rest, statement = members, line_name(self._sampled.stacks, outer[-1])
+            rest, statement = members, self._statement(outer)
             while rest:
                 inner = self._inner(outer, rest)
                 length, name = len(inner), line_name(self._sampled.stacks, inner[-1])
@@ -342,6 +370,18 @@ class _LineChooser:
                 names.update(dict.fromkeys(of_line, (name, statement)))
                 rest = [row for row in rest if self._paths[row][:length] != inner]
         return [names.get(row, (None, None)) for row in rows.tolist()]
+
+    def _statement(self, path: Path) -> str:
+        """Return the name of the line at a path's end; that of its function if most of this is beside the training, too.
+
+        The function that has the loop of steps has nearly all of the time: its lines are statements of their own.
+        """
+        lines = self._functions[_function(path)]
+        whole, training = (sum(map(of.__getitem__, lines)) for of in (self._whole, self._training))
+        is_loop = whole >= _LOOP * sum(self._weights)
+        if len(path) == 1 or is_loop or training > _MOST_TRAINING * whole:
+            return line_name(self._sampled.stacks, path[-1])
+        return f"{path[-1].file}, {path[-1].function}()"
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
         """Return the path to the innermost line that has most of the time of its caller's samples below a path."""
@@ -382,6 +422,10 @@ def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
             )
             return line_name(profile.trace.stacks, best)
     return None
+
+
+def _function(path: Path) -> _Function:
+    return path[:-1], path[-1].file, path[-1].function
 
 
 def _path(own: Sequence[Frame]) -> Path:

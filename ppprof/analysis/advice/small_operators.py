@@ -68,12 +68,12 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
         .group_by(key)
         .agg(
             calls=pl.col("is_called").sum().cast(pl.Int64),
-            mean_ns=dur.filter("is_called").mean(),
+            called_ns=dur.filter("is_called").sum(),
             time_ns=pl.col("time_ns").sum(),
             layer=pl.col("layer").filter("is_called").unique(),
         )
     )
-    many = sums.filter((pl.col("calls") >= MANY_OF_A_LINE) & (pl.col("mean_ns") < SMALL_NS))
+    many = sums.filter((pl.col("calls") >= MANY_OF_A_LINE) & _are_small("callstack"))
     stacks = many.group_by(pl.col("callstack").cast(pl.String)).agg(pl.col("layer").explode())
     lines, names = call_lines(profile, stacks["callstack"]), {}
     for stack, layers in stacks.iter_rows():
@@ -108,9 +108,12 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     is_called = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM).not_()
     own = hosts.filter(tree.is_outermost_operator).filter(is_called, pl.col("layer") >= 0)
     sums = own.group_by("layer").agg(
-        calls=pl.len().cast(pl.Int64), mean_ns=dur.mean(), operators=pl.col("row")
+        calls=pl.len().cast(pl.Int64), called_ns=dur.sum(), operators=pl.col("row")
     )
-    many = sums.filter((pl.col("calls") >= MANY_OPERATORS) & (pl.col("mean_ns") < SMALL_NS))
+    many = sums.filter(pl.col("calls") >= MANY_OPERATORS)
+    paths = {row: _path(hosts, row) for row in many["layer"].to_list()}
+    many = many.with_columns(path=pl.col("layer").replace_strict(paths, return_dtype=pl.String))
+    many = many.filter(_are_small("path"))
     inner = hosts.filter(pl.col("category") == "Forward").group_by("layer").agg(inner_ns=dur.sum())
     calls = many.join(
         hosts.select("row", "step", "start_ns", "end_ns"), left_on="layer", right_on="row"
@@ -128,14 +131,17 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
         .agg(backward_ns=pl.col("dur_ns").sum())
     )
     calls = calls.join(backward, "layer", "left")
-    paths = {row: _path(hosts, row) for row in calls["layer"].to_list()}
     calls = calls.with_columns(
-        path=pl.col("layer").replace_strict(paths, return_dtype=pl.String),
         time_ns=dur - pl.col("inner_ns").fill_null(0) + pl.col("backward_ns").fill_null(0),
     )
     lines = {path: _line(profile, of_path) for (path,), of_path in calls.group_by("path")}
     names = [f"{path} ({lines[path]})" if lines[path] else path for path in calls["path"].to_list()]
     return calls.select("step", "calls", "time_ns", name=pl.Series(names, dtype=pl.String))
+
+
+def _are_small(key: str) -> pl.Expr:
+    """Whether operators take less than `SMALL_NS` on average over the window: a slow step makes none of them large."""
+    return pl.col("called_ns").sum().over(key) < SMALL_NS * pl.col("calls").sum().over(key)
 
 
 def _path(hosts: pl.DataFrame, row: int) -> str:

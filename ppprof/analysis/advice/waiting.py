@@ -29,6 +29,8 @@ AGAIN = 3
 
 _KEY = "Data.Train.loader.num_workers"
 _WORKERS = re.compile("MultiProcess")
+_MOSTLY = 0.5
+"""If lines that the loader calls in the training's thread take this share of the wait, workers do not shorten it."""
 """In the names of data loaders that have workers: ``_MultiProcessingDataLoaderIter`` of torch,
 ``_DataLoaderIterMultiProcess`` of Paddle."""
 
@@ -172,10 +174,15 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "remedy": evidence.remedy("Data"),
     }
     loader = evidence.first_name("loader")
-    if present is None and loader is not None and _WORKERS.search(loader):
+    has_workers = loader is not None and _WORKERS.search(loader) is not None
+    if present is None and has_workers:
         facts["remedy"] = "workers"
     if present is not None and present >= MOST_WORKERS:
         facts |= {"remedy": "enough", "proposed_workers": None}
+    own = evidence.names("sampler")
+    if (present or has_workers) and own["time_ns"].sum() > _MOSTLY * recorded_ns:
+        facts |= {"line": own["name"][0], "proposed_workers": None}
+        facts |= {"remedy": "sampler", "wording": "sampler"}
     confidence = "likely" if differs else "sure"
     if evidence.steps.is_empty() and evidence.is_on_device:
         confidence = "possible"

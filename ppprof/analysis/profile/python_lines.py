@@ -134,12 +134,12 @@ def samples_by_line(sampled: SampledSteps) -> pl.DataFrame:
     """Return the samples of known lines, with the time of the window's steps that each stands for.
 
     Returns:
-        step, is_step, time_ns (the instant), name (from `line_name`) and dur_ns.
+        step, is_step, time_ns (the instant), stack, name (from `line_name`) and dur_ns.
     """
     lines = sample_lines(sampled)
     scale = sampled.step_ns * sampled.num_steps / float(sampled.weights.sum())
     return sampled.samples.select(
-        *("step", "is_step", "time_ns"),
+        *("step", "is_step", "time_ns", "stack"),
         name=pl.Series([lines[row] for row in sampled.samples["stack"]], dtype=pl.String),
         dur_ns=(pl.col("weight_ns") * scale).round().cast(pl.Int64),
     ).drop_nulls("name")

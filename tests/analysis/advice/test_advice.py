@@ -322,6 +322,21 @@ def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, 
     assert ("many-small-operators" in rules) == is_loop
 
 
+@pytest.mark.parametrize("is_of_a_line", [True, False])
+def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
+    """300 operators a step, of 3; in the last one of 60."""
+    stack = [Shapes({}, callstack='File "train.py", line 9, in <module>')] * is_of_a_line
+
+    def make(at):
+        each = 60 if at >= 5_000 * US else 3
+        parts = [op(at, each * i, each * (i + 1), "slice dygraph", *stack) for i in range(300)]
+        yield op(at, 0, 300 * each, "Net", *parts, category="Forward")
+
+    threads = [thread(make, lengths=[1000] * 5 + [18_500])]
+    first = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert first.facts["num_operators"] == 300
+
+
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
     found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
     assert "many-small-operators" not in [finding.rule for finding in found]

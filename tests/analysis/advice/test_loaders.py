@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import ppprof
 from ppprof.report.text.advice import finding_rows
-from tests.fixtures.findings import US, thread
+from ppprof.rundir.python_stacks import Frame
+from tests.fixtures.findings import FORWARD, US, in_lines, op, thread
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
 from tests.fixtures.torch_traces import TorchTrace, write_events
@@ -61,3 +64,29 @@ def test_paddle_s_loader(name, advice, tmp_path):
     findings = [f for f in ppprof.advise(ppprof.open(job)) if f.rule == "input-bound"]
     (row,) = finding_rows(findings)
     assert row.do.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("loader", "sampling", "is_sampler"),
+    [("MultiProcess", 250, True), ("MultiProcess", 100, False), ("SingleProcess", 250, False)],
+)
+def test_a_slow_sampler_is_not_advised_to_have_workers(loader, sampling, is_sampler, tmp_path):
+    """400 in the loader, which calls the sampler in the training's thread for some of them."""
+
+    def step(at):
+        yield op(at, 0, 400, f"_DataLoaderIter{loader}", category="Dataloader")
+        yield op(at, 400, 1000)
+
+    stacks = in_lines((sampling, 1), (400 - sampling, 2), (600, FORWARD))
+    sampler = Frame("data", "data.py", "Buckets.pick", 29, is_own=True)
+    paddle = Frame("paddle.io.dataloader.dataloader_iter", "p.py", "__next__", 1, is_own=False)
+    num = len(stacks.frames)
+    stacks = dataclasses.replace(
+        stacks,
+        frames=[*stacks.frames, sampler, paddle],
+        stacks=[[0], [num, num + 1, 0], [num + 1, 0]],
+    )
+    job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks]))
+    (row,) = finding_rows([f for f in ppprof.advise(job) if f.rule == "input-bound"])
+    assert row.do.startswith("Make data.py:29, pick() cheaper") == is_sampler
+    assert ("most of it in the training's own thread" in row.what) == is_sampler

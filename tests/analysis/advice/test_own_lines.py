@@ -123,6 +123,57 @@ def test_a_sample_that_missed_the_line_that_keeps_the_lock_says_nothing(
     assert found == {LOG: pytest.approx(6 * 550, abs=6 * 11)}
 
 
+def in_functions(lengths: list[tuple[int, list[Frame]]]) -> PythonStacks:
+    """As `in_lines`, of stacks of the loop's line and of the frames that it calls, the innermost first."""
+    stacks = in_lines(*((length, row) for row, (length, _) in enumerate(lengths)))
+    frames = [*stacks.frames]
+    rows = []
+    for row, (_, called) in enumerate(lengths):
+        rows.append([*range(len(frames), len(frames) + len(called)), min(row, AFTER - 2)])
+        frames += called
+    return dataclasses.replace(stacks, frames=frames, stacks=rows)
+
+
+def test_what_a_pylayer_does_itself_is_beside_the_training(tmp_path: Path) -> None:
+    """NNBBBBBBBBUU: a Backward of 500, 400 of it in the user's PyLayer.backward, which calls one operator of 50."""
+    in_numpy = [Frame("numpy", "/lib/numpy.py", "exp", 1, False), mish(20)]
+    stacks = in_functions(
+        [
+            (200, []),
+            (100, []),
+            (100, in_numpy),
+            (250, [mish(21)]),
+            (50, [mish(22)]),
+            (300, []),
+        ]
+    )
+    stacks.stacks[1:5] = [[*stack[:-1], BACKWARD] for stack in stacks.stacks[1:5]]
+    stacks.stacks[5] = [UPDATE]
+
+    def step(at: int) -> Iterator[Span]:
+        yield op(at, 0, 200, "Net", op(at, 0, 200), category="Forward")
+        nodes = (
+            op(at, 200, 300, "Global_MatmulGradNode", op(at, 200, 300, "Local_MatmulGradNode")),
+            op(at, 300, 700, "Global_GradNodePyLayer_Mish", op(at, 650, 700)),
+        )
+        yield op(at, 200, 700, "Gradient Backward", *nodes, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    assert lines(tmp_path, thread(step), stacks) == {
+        "mish.py:20, backward()": 6 * 100,
+        "mish.py:21, backward()": 6 * 250,
+    }
+    folder = run(tmp_path / "log", [thread(step)], stacks=[stacks])
+    (found,) = [f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training"]
+    assert found.cost_ns == 350 * US
+    assert found.facts["line"] == "mish.py:21, backward()"
+    assert found.facts["statement"] == "mish.py, Mish.backward()"
+
+
+def mish(line: int) -> Frame:
+    return Frame("mish", "mish.py", "Mish.backward", line, True)
+
+
 @pytest.mark.parametrize("line", [FORWARD, DUMPS])
 def test_time_of_the_training_is_nobodys(tmp_path: Path, line: int) -> None:
     assert lines(tmp_path, training(1000), in_lines((1000, line))) == {}
@@ -621,3 +672,24 @@ def test_shares_of_all_lines_are_at_most_the_step(tmp_path: Path) -> None:
     folder = run(tmp_path / "log", [training(300)], stacks=[stacks])
     found = [each for each in ppprof.advise(ppprof.open(folder)) if each.rule == "beside-training"]
     assert sum(each.share or 0 for each in found) == pytest.approx(0.7)
+
+
+def soften(line: int) -> Frame:
+    return Frame("loss", "loss.py", "soften", line, True)
+
+
+def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
+    tmp_path: Path,
+) -> None:
+    """Behind the training of 450: soften() in three lines, then two other statements of the loop."""
+    stacks = in_functions([(450, []), *((100, [soften(line)]) for line in (3, 4, 5)), (250, [])])
+    stacks.stacks[1:5] = [[*stack[:-1], FORWARD] for stack in stacks.stacks[1:4]] + [[AFTER - 2]]
+    folder = run(tmp_path / "log", [training(450)], stacks=[stacks])
+    found = [f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training"]
+    assert [(each.cost_ns, each.facts["statement"]) for each in found] == [
+        (300 * US, "loss.py, soften()"),
+        (250 * US, None),
+    ]
+    assert "of it; the rest in other lines of loss.py, soften()" in "".join(
+        render_findings(found, verbose=True)
+    )
