@@ -377,7 +377,8 @@ class _LineChooser:
         The function that has the loop of steps has nearly all of the time: its lines are statements of their own.
         """
         lines = self._functions[_function(path)]
-        whole, training = (sum(map(of.__getitem__, lines)) for of in (self._whole, self._training))
+        whole = sum(self._whole[line] for line in lines)
+        training = sum(self._training[line] for line in lines)
         is_loop = whole >= _LOOP * sum(self._weights)
         if len(path) == 1 or is_loop or training > _MOST_TRAINING * whole:
             return line_name(self._sampled.stacks, path[-1])
