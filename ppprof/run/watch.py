@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import polars as pl
@@ -340,7 +340,8 @@ def _latest_loss(losses: Sequence[tuple[int, float]]) -> tuple[int, float] | Non
     if not losses:
         return None
     latest = max(step for step, _ in losses)
-    return latest, fmean(loss for step, loss in losses if step == latest)
+    values = [loss for step, loss in losses if step == latest]
+    return latest, sum(values) / len(values)  # fmean raises an error for inf and -inf
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -113,6 +113,14 @@ def test_the_last_loss_that_the_training_knew(
     assert finding in text
 
 
+def test_infinite_losses_of_both_signs_are_no_number(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    for rank, loss in enumerate(["inf", "-inf"]):
+        line = f'{{"step": 30, "batch_cost_ns": {STEP_NS}, "loss": "{loss}"}}\n'
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(line.encode())
+    assert "the loss is nan at step 30" in Watch(run).look().findings
+
+
 def test_a_loader_that_is_not_paddles_is_unknown(tmp_path: Path, cli: Cli) -> None:
     run = job(tmp_path, Topology.of(dp=1))
     log = run / "steps/rank_00000.jsonl"
