@@ -304,7 +304,7 @@ class _Latest(NamedTuple):
 
 
 def _latest(steps: Iterable[Step]) -> _Latest:
-    """Return medians of the steps that the profiler has not delayed."""
+    """Return the numbers of the steps that the profiler has not delayed, as `ppprof.capture.steps.metrics` does."""
     every = list(steps)
     clean = [step for step in every if not step.excluded and step.window is None and step.step][
         -_MOST_SHOWN:
@@ -312,22 +312,22 @@ def _latest(steps: Iterable[Step]) -> _Latest:
     if not clean:
         return _Latest(every[-1])
     costs = [step.batch_cost_ns for step in clean]
-    step_ns, last = median(costs), clean[-1]
-
-    def per_second(size: int | None) -> float | None:
-        return size / step_ns * 1e9 if size is not None and step_ns else None
 
     def share(times: Iterable[int | None]) -> float | None:
         known = [value for value in times if value is not None]
         return sum(known) / sum(costs) if len(known) == len(costs) and any(costs) else None
 
+    def per_second(sizes: Iterable[int | None]) -> float | None:
+        per_ns = share(sizes)
+        return None if per_ns is None else per_ns * 1e9
+
     return _Latest(
         every[-1],
-        step_ns,
+        median(costs),
         (min(costs), max(costs)),
-        per_second(last.num_tokens),
-        per_second(last.num_samples),
-        per_second(last.num_flops),
+        per_second(step.num_tokens for step in clean),
+        per_second(step.num_samples for step in clean),
+        per_second(step.num_flops for step in clean),
         share(step.communication_ns for step in clean),
         # A step without a batch waits for none; without any batch, the loader is not Paddle's.
         share(step.reader_cost_ns or 0 for step in clean)
