@@ -129,7 +129,7 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
     import polars as pl
 
-    from ppprof.analysis.ranks.unrecorded import notes_communication
+    from ppprof.analysis.ranks.unrecorded import LEAST_STEPS, notes_communication
     from ppprof.run.ranks import links_without_window, ranks_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
     from ppprof.slow_ranks import LEAST_RATIO
@@ -151,10 +151,12 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
         numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
         unknown = "no peers" if is_noted else "unknown"
-        excess = [unknown] if row["excess_ns"] is None else []
-        if not excess:
+        excess = [unknown] if row["excess_ns"] is None else [f"{row['excess_ns'] / 1e6:+.2f}"]
+        if row["excess_low_ns"] is not None:
             low, high = row["excess_low_ns"] / 1e6, row["excess_high_ns"] / 1e6
-            excess = [f"{row['excess_ns'] / 1e6:+.2f} ({low:+.2f} to {high:+.2f})"]
+            excess.append(f"({low:+.2f} to {high:+.2f})")
+        elif row["excess_ns"] is not None:
+            excess.append(f"(interval unknown: fewer than {LEAST_STEPS} steps)")
         role = [f"({row['role']})"] * bool(row["role"])
         since = [f"slow since step {row['since_step']:,}"] if row["is_slow"] else []
         lines.append(f"{row['rank']:>6}{numbers}  {' '.join(excess + role + since)}")

@@ -27,6 +27,8 @@ RANKS = {
 }
 _FIRST_STEPS = 2
 """Steps at the start that are left out: they load libraries and compile."""
+LEAST_STEPS = 6
+"""With fewer steps, there is no 95% interval: the median lies outside of all n values in 1 of 2^(n-1) cases."""
 LEAST_COMMUNICATION = 0.001
 """Share of a step, of the rank with most. With less, nothing says which ranks wait for others: paddle.DataParallel
 communicates in C++, and ranks that wait inside of it look as busy as the one that they wait for."""
@@ -88,8 +90,8 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
     Returns:
         Columns of `RANKS`, one row per rank, the largest excess first: num_steps; medians of the step, of its
         communication, of reading and of the rest, own_ns; excess_ns, the median by which own work exceeds that of the peers in a
-        step, with its 95% interval (order statistics), null without peers, and of ranks that are not slow if nearly no
-        communication is noted (`LEAST_COMMUNICATION`); is_slow and since_step as
+        step, with its 95% interval (order statistics; null of fewer than `LEAST_STEPS` steps), null without peers, and
+        of ranks that are not slow if nearly no communication is noted (`LEAST_COMMUNICATION`); is_slow and since_step as
         `ppprof.slow_ranks` defines them at the last step. The excess of a slow rank is that since then.
         Steps count that are neither in a window nor excluded, whose communication is known, and that were timed on the host: on a device that queues its work,
         the time in calls says little about waiting. No rows without such steps.
@@ -182,11 +184,13 @@ def _median(own: Float64) -> Float64:
 def _median_with_interval(values: Float64) -> tuple[float | None, float | None, float | None]:
     """Return the median and its 95% interval: the values so many places from the middle that fewer are rare.
 
-    Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.
+    The interval of fewer than `LEAST_STEPS` values is None. Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.
     """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):
         return None, None, None
+    if len(known) < LEAST_STEPS:
+        return float(np.median(known)), None, None
     reach, middle = 0.98 * len(known) ** 0.5, (len(known) - 1) / 2
     low, high = max(int(middle - reach), 0), min(int(np.ceil(middle + reach)), len(known) - 1)
     return float(np.median(known)), float(known[low]), float(known[high])

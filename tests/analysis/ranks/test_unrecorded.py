@@ -173,6 +173,17 @@ def test_a_slow_rank_in_few_steps_is_not_called_healthy(tmp_path: Path, cli: Cli
     )
 
 
+def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
+    """Of n steps, all are above or below the true median in 1 of 2^(n-1) cases: of five, in 6%."""
+    for num_steps, is_known in ((7, False), (8, True)):  # two are left out
+        table = unrecorded_ranks(step_times(num_steps, 0), ROLES)
+        assert table["excess_ns"].null_count() == 0
+        assert {each is not None for each in table["excess_low_ns"]} == {is_known}
+        assert {each is not None for each in table["excess_high_ns"]} == {is_known}
+    out, _ = cli("ranks", _run(tmp_path, step_times(7, 0)))
+    assert out.count(" (interval unknown: fewer than 6 steps) (stage ") == 8
+
+
 def test_a_rank_without_peers_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
     times = step_times(30, 0).filter(pl.col("rank").is_in([0, 2]))  # one of each stage
     out, _ = cli("ranks", _run(tmp_path, times))
