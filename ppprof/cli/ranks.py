@@ -24,7 +24,6 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.output import csv_or_markdown, show
 from ppprof.cli.terminal import log
-from ppprof.messages import Counted
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
 from ppprof.units import escape_cell, format_ranges
@@ -127,12 +126,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
-    import polars as pl
-
-    from ppprof.analysis.ranks.unrecorded import LEAST_STEPS, notes_communication
-    from ppprof.run.ranks import links_without_window, ranks_without_window
+    from ppprof.report.text.summary import TableOptions
+    from ppprof.report.text.unrecorded import render_unrecorded
+    from ppprof.run.ranks import links_without_window, ranks_without_window, roles_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
-    from ppprof.slow_ranks import LEAST_RATIO
 
     table = ranks_without_window(run)
     links = links_without_window(run)
@@ -141,53 +138,8 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
         return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
     if args.format != "table":
         return csv_or_markdown(table, args.format)
-    num_steps = table["num_steps"].to_list()
-    is_noted = table.height < 2 or notes_communication(table)
-    lines = [
-        f"{run}: no window; by the times of {Counted(max(num_steps)):step|steps}, medians in ms:",
-        f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers, 95% interval",
-    ]
-    for row in table.head(args.row_limit or table.height).iter_rows(named=True):
-        names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
-        numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
-        unknown = "no peers" if is_noted else "unknown"
-        excess = [unknown] if row["excess_ns"] is None else [f"{row['excess_ns'] / 1e6:+.2f}"]
-        if row["excess_low_ns"] is not None:
-            low, high = row["excess_low_ns"] / 1e6, row["excess_high_ns"] / 1e6
-            excess.append(f"({low:+.2f} to {high:+.2f})")
-        elif row["excess_ns"] is not None:
-            excess.append(f"(interval unknown: fewer than {LEAST_STEPS} steps)")
-        role = [f"({row['role']})"] * bool(row["role"])
-        since = [f"slow since step {row['since_step']:,}"] if row["is_slow"] else []
-        lines.append(f"{row['rank']:>6}{numbers}  {' '.join(excess + role + since)}")
-    slow = [format_ranges("rank", table.filter("is_slow")["rank"])] * table["is_slow"].any()
-    lines.append("")
-    for row in links.filter("is_slow").iter_rows(named=True):
-        slow.append(f"the link of ranks {row['members']}")
-        lines.append(
-            f"Slow link, by the last operations: ranks {row['members']} ({row['axis'] or '?'}): "
-            f"{row['excess_ns'] / 1e6:.2f} ms a step (± {2 * row['noise_ns'] / 1e6:.2f}) more in transfers than the "
-            f"{Counted(row['siblings']):group|groups} beside it"
-        )
-    are_links_known = links["siblings"].sum() > 0
-    if not are_links_known:
-        lines.append(
-            "Links: unknown; no two groups side by side with three steps of last operations."
-        )
-    known = ["rank"] * (table["excess_ns"].count() > 0) + ["link"] * are_links_known
-    verdict = f"no {' or '.join(known)} is slow" if known else "unknown: no rank has peers"
-    if not is_noted:
-        verdict = (
-            "unknown: next to no communication is noted (paddle.DataParallel communicates in C++), so a rank "
-            "that waits for a slow one looks as busy"
-        )
-    may_be_slow = table.filter(pl.col("excess_low_ns") > LEAST_RATIO * pl.col("own_ns"))["rank"]
-    if slow:
-        verdict = f"slow: {', '.join(slow)}"
-    elif len(may_be_slow):
-        ranks = format_ranges("rank", may_be_slow)
-        verdict = f"unknown: too few steps to say whether {ranks} worked longer by chance"
-    return "\n".join([*lines, f"Verdict: {verdict}.", ""])
+    options = TableOptions(row_limit=args.row_limit)
+    return render_unrecorded(str(run), table, links, roles_without_window(run), options)
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:

@@ -130,6 +130,14 @@ def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame
     return with_measured_times(join_ranks(breakdowns, run.coordinates), run.step_times)
 
 
+def roles_without_window(run: BaseRun) -> dict[int, str]:
+    """Return the kind of work of each rank of the job, also of those without step times; see `roles_of_ranks`."""
+    ranks = {*run.step_times["rank"].unique()}
+    if run.topology is not None:
+        ranks.update(range(run.topology.world_size))
+    return roles_of_ranks(run.topology, sorted(ranks))
+
+
 def ranks_without_window(run: BaseRun) -> pl.DataFrame:
     """Return which ranks are slow by step times alone; see `unrecorded_ranks`.
 
@@ -179,16 +187,17 @@ def links_without_window(run: BaseRun) -> pl.DataFrame:
     calls = pl.DataFrame(
         rows, {name: pl.String if name == "op" else pl.Int64 for name in names}, orient="row"
     )
+    times = run.step_times.filter(pl.col("window").is_null() & ~pl.col("excluded"))
+    lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))
+    roles = roles_of_ranks(run.topology, times["rank"].unique())
     transfers = (
         calls.group_by(*names[:-1])
         .agg(pl.col("transfer_ns").min(), num=pl.len())
         .join(groups, "group")
         .filter((pl.col("num") == pl.col("num_members")) & (pl.col("num") > 1))
+        .join(lengths, "step", "semi")  # other steps are not compared
         .filter(pl.col("step").n_unique().over("group") >= LEAST_STEPS)
     )
-    times = run.step_times.filter(pl.col("window").is_null() & ~pl.col("excluded"))
-    lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))
-    roles = roles_of_ranks(run.topology, times["rank"].unique())
     return slow_groups(transfers, dict(lengths.iter_rows()), roles)
 
 

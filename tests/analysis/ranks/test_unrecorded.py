@@ -126,6 +126,23 @@ def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
     assert len(cli("ranks", tmp_path, "--format", "md").out.splitlines()) == 10
 
 
+def _rings(run: Path, steps: range) -> None:
+    """Write the last operations: the link of ranks 1 and 5 takes 90 ms, others 10; rank 0 comes 50 ms late."""
+    groups = {number: (number, number + 4) for number in range(4)}
+    for number, ranks in groups.items():
+        for rank in ranks:
+            ring = FlightRing(run, rank)
+            ring.group(number + 1, ranks, "dp")
+            text = ring.text("all_reduce")
+            for step in steps:
+                late = 50 if rank == 0 else 0
+                transfer = (90 if number == 1 else 10) + step % 3
+                ended = step * 1000 + transfer + (50 if number == 0 else 0)
+                called_ns = (step * 1000 + late) * 1_000_000
+                call = ring.add(number + 1, step, step, called_ns, 4096, -1, text, 0, 0, 0)
+                ring.returned(call, ended * 1_000_000)
+
+
 def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli) -> None:
     """Ranks 1 and 5 transfer for 90 ms, others for 10; rank 0 comes 50 ms late to its group, and waits for none of them.
 
@@ -135,19 +152,7 @@ def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli)
         rank 4   ######      it waits for rank 0
     """
     run = _run(tmp_path, step_times(30, 0))
-    groups = {number: (number, number + 4) for number in range(4)}
-    for number, ranks in groups.items():
-        for rank in ranks:
-            ring = FlightRing(run, rank)
-            ring.group(number + 1, ranks, "dp")
-            text = ring.text("all_reduce")
-            for step in range(2, 30):
-                late = 50 if rank == 0 else 0
-                transfer = (90 if number == 1 else 10) + step % 3
-                ended = step * 1000 + transfer + (50 if number == 0 else 0)
-                called_ns = (step * 1000 + late) * 1_000_000
-                call = ring.add(number + 1, step, step, called_ns, 4096, -1, text, 0, 0, 0)
-                ring.returned(call, ended * 1_000_000)
+    _rings(run, range(2, 30))
     out, _ = cli("ranks", run)
     assert "ranks 1,5 (dp): 80.00 ms a step (± " in out
     assert out.endswith("Verdict: slow: the link of ranks 1,5.\n")
@@ -165,12 +170,54 @@ def test_links_without_last_operations_are_not_called_healthy(tmp_path: Path, cl
     assert out.endswith("Verdict: no rank is slow.\n")
 
 
+def test_links_of_two_steps_in_the_step_log_are_unknown(tmp_path: Path, cli: Cli) -> None:
+    run = _run(tmp_path, step_times(30, 0))
+    _rings(run, range(28, 40))
+    out, _ = cli("ranks", run)
+    assert "\nLinks: unknown; " in out
+    assert out.endswith("Verdict: no rank is slow.\n")
+
+
 def test_a_slow_rank_in_few_steps_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
     """Rank 3 works half as long again as its peers, in 6 steps."""
     out, _ = cli("ranks", _run(tmp_path, step_times(8, 0, 3, 1.5)))
     assert out.endswith(
         "Verdict: unknown: too few steps to say whether rank 3 worked longer by chance.\n"
     )
+
+
+def test_a_rank_that_is_slow_in_most_of_few_steps_is_not_called_healthy(
+    tmp_path: Path, cli: Cli
+) -> None:
+    """Its interval begins at 0: in two of eight steps it works as long as its peers."""
+    is_early = pl.col("step") < 4
+    parts = step_times(10, 0).filter(is_early), step_times(10, 0, 3, 1.5).filter(~is_early)
+    out, _ = cli("ranks", _run(tmp_path, pl.concat(parts)))
+    assert out.endswith(
+        "Verdict: unknown: too few steps to say whether rank 3 worked longer by chance.\n"
+    )
+
+
+def test_ranks_of_five_steps_are_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    times = step_times(7, 0).with_columns(communication_ns=pl.lit(1_000_000, pl.Int64))
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert out.endswith("Verdict: unknown: fewer than 6 steps of ranks 0-7.\n")
+
+
+def test_the_verdict_is_on_ranks_with_step_times(tmp_path: Path, cli: Cli) -> None:
+    """Ranks 4-7 of the job have written no step times."""
+    out, _ = cli("ranks", _run(tmp_path, step_times(30, 0).filter(pl.col("rank") < 4)))
+    assert "\nUnknown: ranks 4-7: no step times on the host with their communication.\n" in out
+    assert out.endswith("Verdict: none of ranks 0-3 is slow.\n")
+
+
+def test_ranks_that_the_verdict_names_have_a_row(tmp_path: Path, cli: Cli) -> None:
+    slow = pl.when(pl.col("rank").is_in([1, 6])).then(0).otherwise(pl.col("communication_ns"))
+    run = _run(tmp_path, step_times(60, 0, 1, 1.3).with_columns(communication_ns=slow))
+    lines = cli("ranks", run, "--row-limit", "1").out.splitlines()
+    assert sorted(int(line.split()[0]) for line in lines[2:4]) == [1, 6]
+    assert lines[4] == "6 more ranks; --row-limit none shows all"
+    assert lines[-1] == "Verdict: slow: ranks 1, 6."
 
 
 def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
@@ -187,6 +234,12 @@ def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
 def test_a_rank_without_peers_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
     times = step_times(30, 0).filter(pl.col("rank").is_in([0, 2]))  # one of each stage
     out, _ = cli("ranks", _run(tmp_path, times))
+    assert out.count("  no step times of peers (stage ") == 2
+    assert out.endswith("Verdict: unknown: no step times of peers.\n")
+    (run := tmp_path / "one_rank").mkdir()
+    (_run(run, times) / "manifest.json").write_text('{"schema_version": 2}')
+    out, _ = cli("ranks", run)
+    assert out.count("  no peers (rank ") == 2
     assert out.endswith("Verdict: unknown: no rank has peers.\n")
 
 
