@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,6 +24,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.output import csv_or_markdown, show
 from ppprof.cli.terminal import log
+from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
 from ppprof.units import escape_cell, format_ranges
@@ -126,20 +127,35 @@ def run(args: argparse.Namespace) -> int:
 
 def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
+    import polars as pl
+
     from ppprof.report.text.summary import TableOptions
     from ppprof.report.text.unrecorded import render_unrecorded
     from ppprof.run.ranks import links_without_window, ranks_without_window, roles_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
+    from ppprof.topology import Topology
 
-    table = ranks_without_window(run)
-    links = links_without_window(run)
+    given = [f"--window {args.window}"] * (args.window is not None)
+    given += [f"--by {','.join(args.by)}"] * (list(args.by) != ["rank"])
+    given += ["--what-if"] * args.what_if
+    if given:
+        raise UsageError(f"{run}: {', '.join(given)}: the run has step times only, no window")
+    table = ranks_without_window(run, args.steps)
+    links = links_without_window(run, args.steps)
+    roles = roles_without_window(run)
+    selected: Collection[int] = roles
+    if args.rank != "all":  # ranks are compared with all peers, also with those that are not shown
+        selected = (run.topology or Topology.of(dp=max(roles) + 1)).select(args.rank)
+        members = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
+        links = links.filter(members.list.set_intersection(sorted(selected)).list.len() > 0)
+    chosen = table.filter(pl.col("rank").is_in(list(selected)))
     if args.format == "json":
-        tables = {"ranks": table, "slow_groups": links}
+        tables = {"ranks": chosen, "slow_groups": links}
         return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
     if args.format != "table":
-        return csv_or_markdown(table, args.format)
-    options = TableOptions(row_limit=args.row_limit)
-    return render_unrecorded(str(run), table, links, roles_without_window(run), options)
+        return csv_or_markdown(chosen, args.format)
+    options = TableOptions(args.time_unit, row_limit=args.row_limit)
+    return render_unrecorded(str(run), table, links, roles, options, selected)
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:

@@ -220,6 +220,46 @@ def test_ranks_that_the_verdict_names_have_a_row(tmp_path: Path, cli: Cli) -> No
     assert lines[-1] == "Verdict: slow: ranks 1, 6."
 
 
+def test_ranks_and_steps_are_selected_without_a_window(tmp_path: Path, cli: Cli) -> None:
+    """Rank 3 works longer from step 30 on. It is compared with all peers, though these are not shown."""
+    early, late = step_times(60, 0), step_times(60, 0, 3, 1.5)
+    run = _run(
+        tmp_path, pl.concat([early.filter(pl.col("step") < 30), late.filter(pl.col("step") >= 30)])
+    )
+    _rings(run, range(30, 60))
+    out, _ = cli("ranks", run, "--rank", "2-3", "--time-unit", "s")
+    assert [int(line.split()[0]) for line in out.splitlines()[2:4]] == [3, 2]
+    assert "58 steps, medians in s:" in out
+    assert "  +0.03 (+0.03 to +0.03) (stage 1) slow since step " in out
+    assert out.endswith("Verdict: slow: rank 3.\n")
+    assert ", the link of ranks 1,5.\n" in cli("ranks", run, "--rank", "3,5").out
+    out, _ = cli("ranks", run, "--steps", "0:30")
+    assert "28 steps, " in out
+    assert out.endswith("Verdict: no rank is slow.\n")
+    assert cli("ranks", run, "--rank", "2", "--steps", "0:30").out.endswith(
+        "Verdict: rank 2 is not slow.\n"
+    )
+    tables = json.loads(cli("ranks", run, "--rank", "dp=0,pp=1", "--format", "json").out)["tables"]
+    assert [row["rank"] for row in tables["ranks"]] == [3, 2]
+    assert len(cli("ranks", run, "--rank", "7", "--format", "csv").out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--window", "0"], "--window 0: the run has step times only, no window"),
+        (["--by", "pp", "--what-if"], "--by pp, --what-if: the run has step times only, no window"),
+        (["--steps", "40:50"], "no step of 40:50; it has steps 0-29"),
+        (["--rank", "8"], 'ranks "8": expected 0 to 7'),
+    ],
+)
+def test_options_that_need_a_window_are_refused_without_one(
+    tmp_path: Path, cli: Cli, arguments: list[str], why: str
+) -> None:
+    run = _run(tmp_path, step_times(30, 0))
+    assert why in cli("ranks", run, *arguments, code=2).err
+
+
 def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
     """Of n steps, all are above or below the true median in 1 of 2^(n-1) cases: of five, in 6%."""
     for num_steps, is_known in ((7, False), (8, True)):  # two are left out
