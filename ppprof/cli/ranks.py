@@ -194,7 +194,7 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
         parts.append(f"\n{render_groups(cluster, options)}")
         bandwidths = render_bandwidths(cluster, options)
         parts.append(f"\n{bandwidths}" if bandwidths else "")
-        parts.append(render_stragglers(cluster, options))
+    parts.append(render_stragglers(cluster, options))
     if args.what_if and (text := render_what_if(cluster.what_if, options)):
         parts.append(f"\n{text}")
     return "".join(parts)
