@@ -155,10 +155,14 @@ class Watch:
     def _look_for_slow_ranks(self) -> None:
         ranks, values = self._follower.ranks, attrgetter(*_STEP_COLUMNS)
         rows = [
-            (rank, *values(step)) for rank, progress in ranks.items() for step in progress.steps
+            (rank, step.step - (progress.first_step or 0), *values(step))
+            for rank, progress in ranks.items()
+            for step in progress.steps
         ]
         table = unrecorded_ranks(
-            pl.DataFrame(rows, {"rank": pl.Int64, **_STEP_COLUMNS}, orient="row"),
+            pl.DataFrame(
+                rows, {"rank": pl.Int64, "num_before": pl.Int64, **_STEP_COLUMNS}, orient="row"
+            ),
             roles_of_ranks(self._topology, ranks),
         )
         if table.is_empty():
@@ -181,7 +185,7 @@ class Watch:
         for rank, progress in ranks.items():
             known = self._latest.get(rank)
             if progress.steps and (known is None or known.last is not progress.steps[-1]):
-                self._latest[rank] = _latest(progress.steps)
+                self._latest[rank] = _latest(progress.steps, progress.first_step or 0)
         latest = self._latest
         lengths = [each.step_ns for each in latest.values() if each.step_ns]
         step_ns = median(lengths) if lengths else None
@@ -303,12 +307,14 @@ class _Latest(NamedTuple):
     reader_ratio: float | None = None
 
 
-def _latest(steps: Iterable[Step]) -> _Latest:
+def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
     """Return the numbers of the steps that the profiler has not delayed, as `ppprof.capture.steps.metrics` does."""
     every = list(steps)
-    clean = [step for step in every if not step.excluded and step.window is None and step.step][
-        -_MOST_SHOWN:
-    ]
+    clean = [
+        step
+        for step in every
+        if not step.excluded and step.window is None and step.step > first_step
+    ][-_MOST_SHOWN:]
     if not clean:
         return _Latest(every[-1])
     costs = [step.batch_cost_ns for step in clean]

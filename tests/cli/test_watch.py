@@ -135,6 +135,13 @@ def test_speed_is_that_of_all_latest_steps(tmp_path: Path) -> None:
     assert view.mfu is None
 
 
+def test_the_first_step_of_a_resumed_training_does_not_count(tmp_path: Path) -> None:
+    run = job(tmp_path, Topology.of(dp=1))
+    first = json.dumps({"step": 700, "batch_cost_ns": 100 * STEP_NS}) + "\n"
+    (run / "steps/rank_00000.jsonl").write_text(first + lines(0, 701, 5))
+    assert Watch(run).look().range_ns == (STEP_NS, STEP_NS)
+
+
 def test_infinite_losses_of_both_signs_are_no_number(tmp_path: Path) -> None:
     run = job(tmp_path)
     for rank, loss in enumerate(["inf", "-inf"]):

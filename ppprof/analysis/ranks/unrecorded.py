@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.step_basis import num_before
 from ppprof.arrays import Float64
 from ppprof.slow_ranks import SlowRanks
 from ppprof.topology import Topology
@@ -140,7 +141,7 @@ def _steps(times: pl.DataFrame) -> pl.DataFrame:
         & ~pl.col("excluded").fill_null(False)
         & pl.col("communication_ns").is_not_null()
         & pl.col("device_timed").is_null()
-        & (pl.col("step") >= _FIRST_STEPS)
+        & (num_before(times) >= _FIRST_STEPS)
     ).with_columns(reader_ns=pl.col("reader_cost_ns").fill_null(0), step_ns=pl.col("batch_cost_ns"))
     own = pl.col("step_ns") - pl.col("communication_ns") - pl.col("reader_ns")
     return steps.with_columns(own_ns=pl.max_horizontal(own, 0))

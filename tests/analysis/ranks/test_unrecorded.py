@@ -260,6 +260,12 @@ def test_options_that_need_a_window_are_refused_without_one(
     assert why in cli("ranks", run, *arguments, code=2).err
 
 
+def test_a_resumed_training_warms_up_again(tmp_path: Path, cli: Cli) -> None:
+    times = step_times(30, 0).with_columns(step=pl.col("step") + 700)
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert "by the times of 28 steps" in out
+
+
 def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
     """Of n steps, all are above or below the true median in 1 of 2^(n-1) cases: of five, in 6%."""
     for num_steps, is_known in ((7, False), (8, True)):  # two are left out
