@@ -139,7 +139,7 @@ class RecordingSession(ProfilerSession):
         parts: Sequence[Part] = (),
         *,
         timer: StepTimer | None = None,
-        communication_ns: Callable[[], int] | None = None,
+        communication_ns: Callable[[], int | None] | None = None,
         rank: int = 0,
         stop_training: bool = False,
         saves: bool = False,
@@ -154,8 +154,8 @@ class RecordingSession(ProfilerSession):
         self._stalling = [part for part in parts if _overrides(part.stalls, Part.stalls)]
         self._timer = timer or StepTimer()
         self._communication_ns = communication_ns
-        self._spent_ns = 0
-        """Communication of the step that goes on, as far as it was taken from the recorder."""
+        self._spent_ns: int | None = 0
+        """Communication of the step that goes on, as far as it was taken from the recorder; None if unknown."""
         self._rank = rank
         self._stop_training = stop_training
         self._first_step = self._step = states.schedule.first_step
@@ -288,8 +288,10 @@ class RecordingSession(ProfilerSession):
         if self._communication_ns is None or not self._may_end_steps():
             return
         spent_ns = self._communication_ns()
-        if not self._timer.is_paused():
-            self._spent_ns += spent_ns
+        if self._timer.is_paused():
+            return
+        before_ns = self._spent_ns
+        self._spent_ns = None if before_ns is None or spent_ns is None else before_ns + spent_ns
 
     def _may_end_steps(self) -> bool:
         """Return whether the session is active, and no other thread than this one ends the steps."""

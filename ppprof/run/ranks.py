@@ -167,7 +167,7 @@ def ranks_without_window(run: BaseRun, steps: StepRange | None = None) -> pl.Dat
     if table.is_empty():
         raise InputError(
             f"{run}: no window, and no step times on the host with their communication "
-            "(Profiler.flight_recorder): record a window"
+            "(Profiler.flight_recorder notes it; not that of paddle.DataParallel, in C++): record a window"
         )
     return table
 
