@@ -139,7 +139,7 @@ class RecordingSession(ProfilerSession):
         parts: Sequence[Part] = (),
         *,
         timer: StepTimer | None = None,
-        communication_ns: Callable[[], int] | None = None,
+        communication_ns: Callable[[], int | None] | None = None,
         rank: int = 0,
         stop_training: bool = False,
         saves: bool = False,
@@ -154,6 +154,8 @@ class RecordingSession(ProfilerSession):
         self._stalling = [part for part in parts if _overrides(part.stalls, Part.stalls)]
         self._timer = timer or StepTimer()
         self._communication_ns = communication_ns
+        self._spent_ns: int | None = 0
+        """Communication of the step that goes on, as far as it was taken from the recorder; None if unknown."""
         self._rank = rank
         self._stop_training = stop_training
         self._first_step = self._step = states.schedule.first_step
@@ -274,12 +276,29 @@ class RecordingSession(ProfilerSession):
     @contextmanager
     def paused(self, what: str = "") -> Iterator[None]:
         """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
+        self._count_communication()
         with self._timer.paused(), self._pause_span(what):
-            yield
+            try:
+                yield
+            finally:
+                self._count_communication()  # while the timer is paused: it counts in no step
+
+    def _count_communication(self) -> None:
+        """Add the communication since the last call to that of the step, unless it was in a pause."""
+        if self._communication_ns is None or not self._may_end_steps():
+            return
+        spent_ns = self._communication_ns()
+        if self._timer.is_paused():
+            return
+        before_ns = self._spent_ns
+        self._spent_ns = None if before_ns is None or spent_ns is None else before_ns + spent_ns
+
+    def _may_end_steps(self) -> bool:
+        """Return whether the session is active, and no other thread than this one ends the steps."""
+        return self.is_active and self._owner in (None, threading.current_thread())
 
     def _pause_span(self, what: str) -> AbstractContextManager[object]:
-        is_recorded = self.is_active and self._states.state.records
-        if not is_recorded or self._owner not in (None, threading.current_thread()):
+        if not self._may_end_steps() or not self._states.state.records:
             return nullcontext()
         return span(f"{PAUSE_SPAN}: {what}" if what else PAUSE_SPAN)
 
@@ -311,7 +330,9 @@ class RecordingSession(ProfilerSession):
         The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
         batch_cost_ns, reader_cost_ns, device_timed = self._timer.step()
-        communication_ns = None if self._communication_ns is None else self._communication_ns()
+        self._count_communication()
+        communication_ns = None if self._communication_ns is None else self._spent_ns
+        self._spent_ns = 0
         states, cost = self._states, None
         if batch_cost_ns is None:  # a device may still work on the step
             if states.state is State.LAST:  # saving the window waits for the device in any case

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,7 +24,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.output import csv_or_markdown, show
 from ppprof.cli.terminal import log
-from ppprof.messages import Counted
+from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.topology import is_own_axis
 from ppprof.units import escape_cell, format_ranges
@@ -129,63 +129,33 @@ def _without_window(args: argparse.Namespace, run: Run) -> str:
     """Return what step times say about the ranks of a run without a window."""
     import polars as pl
 
-    from ppprof.analysis.ranks.unrecorded import notes_communication
-    from ppprof.run.ranks import links_without_window, ranks_without_window
+    from ppprof.report.text.summary import TableOptions
+    from ppprof.report.text.unrecorded import render_unrecorded
+    from ppprof.run.ranks import links_without_window, ranks_without_window, roles_without_window
     from ppprof.rundir.summaries import document, dumps, rows_of
-    from ppprof.slow_ranks import LEAST_RATIO
+    from ppprof.topology import Topology
 
-    table = ranks_without_window(run)
-    links = links_without_window(run)
+    given = [f"--window {args.window}"] * (args.window is not None)
+    given += [f"--by {','.join(args.by)}"] * (list(args.by) != ["rank"])
+    given += ["--what-if"] * args.what_if
+    if given:
+        raise UsageError(f"{run}: {', '.join(given)}: the run has step times only, no window")
+    table = ranks_without_window(run, args.steps)
+    links = links_without_window(run, args.steps)
+    roles = roles_without_window(run)
+    selected: Collection[int] = roles
+    if args.rank != "all":  # ranks are compared with all peers, also with those that are not shown
+        selected = (run.topology or Topology.of(dp=max(roles) + 1)).select(args.rank)
+        members = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
+        links = links.filter(members.list.set_intersection(sorted(selected)).list.len() > 0)
+    chosen = table.filter(pl.col("rank").is_in(list(selected)))
     if args.format == "json":
-        tables = {"ranks": table, "slow_groups": links}
+        tables = {"ranks": chosen, "slow_groups": links}
         return f"{dumps(document(rows_of(tables), run=str(run.path)))}\n"
     if args.format != "table":
-        return csv_or_markdown(table, args.format)
-    num_steps = table["num_steps"].to_list()
-    is_noted = table.height < 2 or notes_communication(table)
-    lines = [
-        f"{run}: no window; by the times of {Counted(max(num_steps)):step|steps}, medians in ms:",
-        f"{'rank':>6}{'step':>10}{'wait':>10}{'data':>10}{'own':>10}  longer than its peers, 95% interval",
-    ]
-    for row in table.head(args.row_limit or table.height).iter_rows(named=True):
-        names = ("step_ns", "communication_ns", "reader_ns", "own_ns")
-        numbers = "".join(f"{row[name] / 1e6:10.2f}" for name in names)
-        unknown = "no peers" if is_noted else "unknown"
-        excess = [unknown] if row["excess_ns"] is None else []
-        if not excess:
-            low, high = row["excess_low_ns"] / 1e6, row["excess_high_ns"] / 1e6
-            excess = [f"{row['excess_ns'] / 1e6:+.2f} ({low:+.2f} to {high:+.2f})"]
-        role = [f"({row['role']})"] * bool(row["role"])
-        since = [f"slow since step {row['since_step']:,}"] if row["is_slow"] else []
-        lines.append(f"{row['rank']:>6}{numbers}  {' '.join(excess + role + since)}")
-    slow = [format_ranges("rank", table.filter("is_slow")["rank"])] * table["is_slow"].any()
-    lines.append("")
-    for row in links.filter("is_slow").iter_rows(named=True):
-        slow.append(f"the link of ranks {row['members']}")
-        lines.append(
-            f"Slow link, by the last operations: ranks {row['members']} ({row['axis'] or '?'}): "
-            f"{row['excess_ns'] / 1e6:.2f} ms a step (± {2 * row['noise_ns'] / 1e6:.2f}) more in transfers than the "
-            f"{Counted(row['siblings']):group|groups} beside it"
-        )
-    are_links_known = links["siblings"].sum() > 0
-    if not are_links_known:
-        lines.append(
-            "Links: unknown; no two groups side by side with three steps of last operations."
-        )
-    known = ["rank"] * (table["excess_ns"].count() > 0) + ["link"] * are_links_known
-    verdict = f"no {' or '.join(known)} is slow" if known else "unknown: no rank has peers"
-    if not is_noted:
-        verdict = (
-            "unknown: next to no communication is noted (paddle.DataParallel communicates in C++), so a rank "
-            "that waits for a slow one looks as busy"
-        )
-    may_be_slow = table.filter(pl.col("excess_low_ns") > LEAST_RATIO * pl.col("own_ns"))["rank"]
-    if slow:
-        verdict = f"slow: {', '.join(slow)}"
-    elif len(may_be_slow):
-        ranks = format_ranges("rank", may_be_slow)
-        verdict = f"unknown: too few steps to say whether {ranks} worked longer by chance"
-    return "\n".join([*lines, f"Verdict: {verdict}.", ""])
+        return csv_or_markdown(chosen, args.format)
+    options = TableOptions(args.time_unit, row_limit=args.row_limit)
+    return render_unrecorded(str(run), table, links, roles, options, selected)
 
 
 def _text_of(args: argparse.Namespace, run: Run, cluster: Cluster) -> str:
@@ -224,7 +194,7 @@ def _tables(args: argparse.Namespace, run: Run, cluster: Cluster, table: pl.Data
         parts.append(f"\n{render_groups(cluster, options)}")
         bandwidths = render_bandwidths(cluster, options)
         parts.append(f"\n{bandwidths}" if bandwidths else "")
-        parts.append(render_stragglers(cluster, options))
+    parts.append(render_stragglers(cluster, options))
     if args.what_if and (text := render_what_if(cluster.what_if, options)):
         parts.append(f"\n{text}")
     return "".join(parts)

@@ -130,28 +130,54 @@ def steps_of_run(run: BaseRun, breakdowns: Iterable[tuple[int, int, pl.DataFrame
     return with_measured_times(join_ranks(breakdowns, run.coordinates), run.step_times)
 
 
-def ranks_without_window(run: BaseRun) -> pl.DataFrame:
-    """Return which ranks are slow by step times alone; see `unrecorded_ranks`.
+def roles_without_window(run: BaseRun) -> dict[int, str]:
+    """Return the kind of work of each rank of the job, also of those without step times; see `roles_of_ranks`."""
+    ranks = {*run.step_times["rank"].unique()}
+    if run.topology is not None:
+        ranks.update(range(run.topology.world_size))
+    return roles_of_ranks(run.topology, sorted(ranks))
+
+
+def _times_of_steps(run: BaseRun, steps: StepRange | None) -> pl.DataFrame:
+    """Return the step times of a run in ``steps``; None: all steps.
+
+    Raises:
+        UsageError: no such steps; the message names the existing ones.
+    """
+    times = run.step_times
+    if steps is None:
+        return times
+    selected = times.filter(steps.contains(pl.col("step")))
+    if selected.is_empty():
+        raise UsageError(
+            f"{run}: no step of {steps}; it has {format_ranges('step', times['step'])}"
+        )
+    return selected
+
+
+def ranks_without_window(run: BaseRun, steps: StepRange | None = None) -> pl.DataFrame:
+    """Return which ranks are slow by step times alone, of all steps or some; see `unrecorded_ranks`.
 
     Raises:
         InputError: no step has a known time of communication.
+        UsageError: no such steps.
     """
-    times = run.step_times
+    times = _times_of_steps(run, steps)
     table = unrecorded_ranks(times, roles_of_ranks(run.topology, times["rank"].unique()))
     if table.is_empty():
         raise InputError(
             f"{run}: no window, and no step times on the host with their communication "
-            "(Profiler.flight_recorder): record a window"
+            "(Profiler.flight_recorder notes it; not that of paddle.DataParallel, in C++): record a window"
         )
     return table
 
 
-def links_without_window(run: BaseRun) -> pl.DataFrame:
+def links_without_window(run: BaseRun, steps: StepRange | None = None) -> pl.DataFrame:
     """Return which groups have longer transfers than their siblings, by the last operations of each rank; see `slow_groups`.
 
     The member that comes last to a collective waits for no other: its time is that of the transfer. So no clocks are
     compared. Sends and receives do not say it: a send ends before its transfer, and a receiver may come after it.
-    Groups whose last operations are of fewer than `LEAST_STEPS` steps have no row.
+    Groups whose last operations in ``steps`` (None: all) are of fewer than `LEAST_STEPS` steps have no row.
     """
     numbers: dict[tuple[tuple[int, ...], str | None], int] = {}
     rows: list[tuple[int, str, int, int, int, int]] = []
@@ -180,16 +206,17 @@ def links_without_window(run: BaseRun) -> pl.DataFrame:
     calls = pl.DataFrame(
         rows, {name: pl.String if name == "op" else pl.Int64 for name in names}, orient="row"
     )
+    times = _times_of_steps(run, steps).filter(pl.col("window").is_null() & ~pl.col("excluded"))
+    lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))
+    roles = roles_of_ranks(run.topology, times["rank"].unique())
     transfers = (
         calls.group_by(*names[:-1])
         .agg(pl.col("transfer_ns").min(), num=pl.len())
         .join(groups, "group")
         .filter((pl.col("num") == pl.col("num_members")) & (pl.col("num") > 1))
+        .join(lengths, "step", "semi")  # other steps are not compared
         .filter(pl.col("step").n_unique().over("group") >= LEAST_STEPS)
     )
-    times = run.step_times.filter(pl.col("window").is_null() & ~pl.col("excluded"))
-    lengths = times.group_by("step").agg(pl.col("batch_cost_ns").median().cast(pl.Int64))
-    roles = roles_of_ranks(run.topology, times["rank"].unique())
     return slow_groups(transfers, dict(lengths.iter_rows()), roles)
 
 

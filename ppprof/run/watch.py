@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import polars as pl
@@ -155,10 +155,14 @@ class Watch:
     def _look_for_slow_ranks(self) -> None:
         ranks, values = self._follower.ranks, attrgetter(*_STEP_COLUMNS)
         rows = [
-            (rank, *values(step)) for rank, progress in ranks.items() for step in progress.steps
+            (rank, step.step - (progress.first_step or 0), *values(step))
+            for rank, progress in ranks.items()
+            for step in progress.steps
         ]
         table = unrecorded_ranks(
-            pl.DataFrame(rows, {"rank": pl.Int64, **_STEP_COLUMNS}, orient="row"),
+            pl.DataFrame(
+                rows, {"rank": pl.Int64, "num_before": pl.Int64, **_STEP_COLUMNS}, orient="row"
+            ),
             roles_of_ranks(self._topology, ranks),
         )
         if table.is_empty():
@@ -181,7 +185,7 @@ class Watch:
         for rank, progress in ranks.items():
             known = self._latest.get(rank)
             if progress.steps and (known is None or known.last is not progress.steps[-1]):
-                self._latest[rank] = _latest(progress.steps)
+                self._latest[rank] = _latest(progress.steps, progress.first_step or 0)
         latest = self._latest
         lengths = [each.step_ns for each in latest.values() if each.step_ns]
         step_ns = median(lengths) if lengths else None
@@ -303,31 +307,33 @@ class _Latest(NamedTuple):
     reader_ratio: float | None = None
 
 
-def _latest(steps: Iterable[Step]) -> _Latest:
-    """Return medians of the steps that the profiler has not delayed."""
+def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
+    """Return the numbers of the steps that the profiler has not delayed, as `ppprof.capture.steps.metrics` does."""
     every = list(steps)
-    clean = [step for step in every if not step.excluded and step.window is None and step.step][
-        -_MOST_SHOWN:
-    ]
+    clean = [
+        step
+        for step in every
+        if not step.excluded and step.window is None and step.step > first_step
+    ][-_MOST_SHOWN:]
     if not clean:
         return _Latest(every[-1])
     costs = [step.batch_cost_ns for step in clean]
-    step_ns, last = median(costs), clean[-1]
-
-    def per_second(size: int | None) -> float | None:
-        return size / step_ns * 1e9 if size is not None and step_ns else None
 
     def share(times: Iterable[int | None]) -> float | None:
         known = [value for value in times if value is not None]
         return sum(known) / sum(costs) if len(known) == len(costs) and any(costs) else None
 
+    def per_second(sizes: Iterable[int | None]) -> float | None:
+        per_ns = share(sizes)
+        return None if per_ns is None else per_ns * 1e9
+
     return _Latest(
         every[-1],
-        step_ns,
+        median(costs),
         (min(costs), max(costs)),
-        per_second(last.num_tokens),
-        per_second(last.num_samples),
-        per_second(last.num_flops),
+        per_second(step.num_tokens for step in clean),
+        per_second(step.num_samples for step in clean),
+        per_second(step.num_flops for step in clean),
         share(step.communication_ns for step in clean),
         # A step without a batch waits for none; without any batch, the loader is not Paddle's.
         share(step.reader_cost_ns or 0 for step in clean)
@@ -340,7 +346,8 @@ def _latest_loss(losses: Sequence[tuple[int, float]]) -> tuple[int, float] | Non
     if not losses:
         return None
     latest = max(step for step, _ in losses)
-    return latest, fmean(loss for step, loss in losses if step == latest)
+    values = [loss for step, loss in losses if step == latest]
+    return latest, sum(values) / len(values)  # fmean raises an error for inf and -inf
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -64,6 +64,8 @@ class RankProgress:
 
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     """Its latest steps, the oldest first."""
+    first_step: int | None = None
+    """Number of the training's first step; 0 if the beginning of the step log is left out; None before a step."""
     loss: tuple[int, float] | None = None
     """The latest step with a loss, and the loss."""
     num_ended: int = 0
@@ -112,12 +114,17 @@ class Follower:
         with suppress(FileNotFoundError):  # without a flight recorder
             num_ended, progress.ended_ns = read_progress(self._run, rank)
         with suppress(FileNotFoundError):  # until it is first written
+            begin = progress.offset
             text, progress.offset = RunFile(self._run, steps_path(rank)).read_on(
                 progress.offset, most
             )
             for line in text.splitlines():
                 with suppress(msgspec.MsgspecError, ValueError):
                     progress.steps.append(step := _DECODER.decode(line))
+                    if progress.first_step is None:
+                        progress.first_step = (
+                            step.step if progress.offset == begin + len(text) else 0
+                        )
                     if step.loss is not None:
                         progress.loss = step.step, float(step.loss)
         if progress.steps:

@@ -34,12 +34,14 @@ STEP_TIMES = {
     "communication_ns": pl.Int64,
     "host_peak_allocated_bytes": pl.Int64,
     "others_ratio": pl.Float64,
+    "num_before": pl.Int64,
 }
 """Columns and their types; a value that is missing in a line is null.
 
-``rank`` comes from the file name, ``others_ratio`` from `_with_others`.
+``rank`` comes from the file name, ``others_ratio`` from `_with_others`, ``num_before`` from `_table`.
 `ppprof.capture.steps.step_log.StepRecord` says what each other column means."""
-_READ = {name: dtype for name, dtype in STEP_TIMES.items() if name not in ("rank", "others_ratio")}
+_ADDED = ("rank", "others_ratio", "num_before")
+_READ = {name: dtype for name, dtype in STEP_TIMES.items() if name not in _ADDED}
 
 _LARGEST = 2**53
 """Largest time (104 days), size (9 PB) and count: larger values, and negative ones, are read as null."""
@@ -62,6 +64,8 @@ def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame
         share of all processors' time that processes outside the job took, 0 to 1: the busy
         processors of a rank's host without the use of its ranks. It is null if that of a rank of
         the host is unknown. The two ratios that were read are those of the next step with a value.
+        ``num_before`` is the number of the training's steps before the step, which is less than its number
+        in a training that was resumed. Of a file whose first steps are not read, it is the number.
 
     Raises:
         InputError: a file exists but is unreadable.
@@ -115,8 +119,11 @@ def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
     table = table.with_columns(
         pl.when(pl.col(name).is_between(0, _LARGEST)).then(name).alias(name) for name in whole
     )
+    first_step = pl.col("step").min() if is_whole else 0
     return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(
-        rank=pl.lit(0, pl.Int64), others_ratio=pl.lit(None, pl.Float64)
+        rank=pl.lit(0, pl.Int64),
+        others_ratio=pl.lit(None, pl.Float64),
+        num_before=pl.col("step") - first_step,
     )
 
 

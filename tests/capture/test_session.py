@@ -794,3 +794,41 @@ def test_a_pause_in_a_window_is_a_span_named_for_what_it_is(
                 pass
             prof.step()
     assert spans == ["paused: evaluation", "paused", "end", "end"]
+
+
+def test_communication_in_a_pause_counts_in_no_step() -> None:
+    """Two steps: c communicates, p communicates in a pause, which may be nested and end with an error.
+
+    ::
+
+        c c p p p c | c p p c | ? p c    3, 2 and an unknown time of communication
+    """
+    spent = iter([2, 1, 1, 1, 1, 1, 2, 1, None, 1, 1])
+    steps: list[FinishedStep] = []
+
+    class Steps(Part):
+        task = "steps"
+
+        def on_step(self, step: FinishedStep) -> None:
+            steps.append(step)
+
+    states = StepStates(Schedule.of(None))
+    with RecordingSession(states, [Steps()], communication_ns=lambda: next(spent)) as prof:
+
+        def pause() -> None:
+            with prof.paused():
+                pass
+
+        with suppress(KeyError), prof.paused():
+            pause()
+            raise KeyError
+        prof.step()
+        with prof.paused():
+            other = threading.Thread(target=pause)  # it ends no steps, so it takes no time
+            other.start()
+            other.join()
+        prof.step()
+        pause()
+        prof.step()
+    assert [step.communication_ns for step in steps] == [3, 2, None]
+    assert next(spent, None) is None

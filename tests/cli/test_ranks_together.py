@@ -45,22 +45,39 @@ def steps(work):
     ]
 
 
+def job(folder, spans_of_rank, topology=GRID):
+    """Write four hosts with a rank each."""
+    path = claim(folder / "log")
+    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
+    ranks = [
+        {"rank": r, "host": f"node{r}", "coordinate": topology.coordinate(r)} for r in range(4)
+    ]
+    axes = {"order": topology.order, "degrees": topology.degrees}
+    write_manifest(path, {"profiler": block, "axes": axes, "ranks": ranks})
+    for rank in range(4):
+        name = TraceName(rank, topology.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
+        write(path / name.raw, Thread(1, "main", tuple(spans_of_rank(rank))))
+    return path
+
+
 @pytest.fixture
 def run(tmp_path):
-    """Four hosts with a rank each; rank 2 works 20 ms longer each step."""
-    path = claim(tmp_path / "log")
-    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
-    ranks = [{"rank": r, "host": f"node{r}", "coordinate": GRID.coordinate(r)} for r in range(4)]
-    axes = {"order": GRID.order, "degrees": GRID.degrees}
-    write_manifest(path, {"profiler": block, "axes": axes, "ranks": ranks})
+    """Rank 2 works 20 ms longer each step."""
+    path = job(tmp_path, lambda rank: steps(WORK + LATE * (rank == 2)))
     (path / "clocks").mkdir()
     for rank in range(4):
-        name = TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
-        thread = Thread(1, "main", tuple(steps(WORK + LATE * (rank == 2))))
-        write(path / name.raw, thread)
         reading = Reading(EPOCH_NS, 0, 0 if rank == 0 else 10_000)
         (path / clocks_path(rank)).write_text(line_of(reading))
     return path
+
+
+def steps_without_collectives(num_steps, work):
+    return [
+        span("ProfileStep", f"ProfileStep#{number}", start, start + work).around(
+            span("Operator", "matmul", start, start + work)
+        )
+        for number, start in enumerate(range(0, num_steps * STEP, STEP))
+    ]
 
 
 def test_who_comes_last_is_named_with_what_it_costs(run, cli):
@@ -74,6 +91,30 @@ def test_who_comes_last_is_named_with_what_it_costs(run, cli):
     )
     assert "Clocks of 4 ranks measured: known to 0.01 ms.\n" in out
     assert "Slow link" not in out
+
+
+def test_a_slow_rank_is_named_without_collectives(tmp_path, cli):
+    run = job(tmp_path, lambda rank: steps_without_collectives(3, WORK + LATE * (rank == 2)))
+    out = cli("ranks", run).out
+    assert out.endswith(
+        "Slow computation: rank 2 (dp2): 20.00 ms a step (+- 0.00) more of its own than the "
+        "3 other ranks of the job\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "topology", "last"),
+    [
+        (3, GRID, "No rank is consistently slower than its peers."),
+        (2, GRID, "Unknown whether a rank or link is slow: fewer than 3 steps."),
+        (3, Topology.of(pp=4), "Unknown whether a rank or link is slow: no rank has peers."),
+    ],
+)
+def test_ranks_are_called_healthy_only_if_they_are_compared(
+    tmp_path, cli, num_steps, topology, last
+):
+    run = job(tmp_path, lambda rank: steps_without_collectives(num_steps, WORK), topology)
+    assert cli("ranks", run).out.splitlines()[-1] == last
 
 
 def test_one_clock_that_was_measured_is_no_plural(run, cli):

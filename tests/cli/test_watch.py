@@ -113,6 +113,43 @@ def test_the_last_loss_that_the_training_knew(
     assert finding in text
 
 
+def test_speed_is_that_of_all_latest_steps(tmp_path: Path) -> None:
+    """Steps of 400 and 1,200 ms take turns; the longer ones have three times the tokens, and the last is a short one."""
+    run = job(tmp_path, Topology.of(dp=1))
+    text = "".join(
+        json.dumps(
+            {
+                "step": step,
+                "batch_cost_ns": times * STEP_NS,
+                "num_tokens": times * 1000,
+                "num_samples": times * 2,
+            }
+        )
+        + "\n"
+        for step, times in enumerate([3, 1] * 10, 30)
+    )
+    RunFile(run, "steps/rank_00000.jsonl").append(text.encode())
+    view = Watch(run).look()
+    assert view.tokens_per_s == pytest.approx(2500)
+    assert view.samples_per_s == pytest.approx(5)
+    assert view.mfu is None
+
+
+def test_the_first_step_of_a_resumed_training_does_not_count(tmp_path: Path) -> None:
+    run = job(tmp_path, Topology.of(dp=1))
+    first = json.dumps({"step": 700, "batch_cost_ns": 100 * STEP_NS}) + "\n"
+    (run / "steps/rank_00000.jsonl").write_text(first + lines(0, 701, 5))
+    assert Watch(run).look().range_ns == (STEP_NS, STEP_NS)
+
+
+def test_infinite_losses_of_both_signs_are_no_number(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    for rank, loss in enumerate(["inf", "-inf"]):
+        line = f'{{"step": 30, "batch_cost_ns": {STEP_NS}, "loss": "{loss}"}}\n'
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(line.encode())
+    assert "the loss is nan at step 30" in Watch(run).look().findings
+
+
 def test_a_loader_that_is_not_paddles_is_unknown(tmp_path: Path, cli: Cli) -> None:
     run = job(tmp_path, Topology.of(dp=1))
     log = run / "steps/rank_00000.jsonl"

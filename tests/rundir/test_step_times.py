@@ -91,6 +91,16 @@ def test_of_a_long_run_the_last_steps(tmp_path, monkeypatch):
     assert 8 <= len(steps) <= 10
 
 
+def test_steps_of_a_resumed_training_are_counted_from_its_first_one(tmp_path, monkeypatch):
+    path = left(tmp_path, 0, *(record(step) for step in range(700, 720)))
+    assert read_step_times(tmp_path)["num_before"].to_list() == list(range(20))
+    size = path.stat().st_size
+    monkeypatch.setattr(step_times, "_MOST_BYTES", size // 2)  # the first steps are not read
+    times = read_step_times(tmp_path)
+    assert 0 < times.height < 20
+    assert times["num_before"].to_list() == times["step"].to_list()
+
+
 def test_what_other_processes_took_of_a_hosts_processors(tmp_path):
     """Busy minus the ranks of the host; a reading holds for the steps since the last one."""
     (tmp_path / "nodes").mkdir()

@@ -25,7 +25,13 @@ from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.path.change_replay import Replays
 from ppprof.analysis.path.graph import Graph
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
-from ppprof.analysis.profile.step_basis import NO_WINDOW, RECORDED, SLOW, unrecorded_steps
+from ppprof.analysis.profile.step_basis import (
+    NO_WINDOW,
+    RECORDED,
+    SLOW,
+    num_before,
+    unrecorded_steps,
+)
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.unrecorded import roles_of_ranks
 from ppprof.topology import Topology
@@ -165,12 +171,12 @@ class Evidence:
 
     @cached_property
     def sound_times(self) -> pl.DataFrame:
-        """The rows of ``step_times`` that are not excluded, from step `SKIPPED_STEPS` on.
+        """The rows of ``step_times`` that are not excluded, without the first `SKIPPED_STEPS` steps.
 
         Steps in which the profiler stalls the job are excluded.
         """
         times = self.step_times.filter(pl.col("excluded").eq_missing(True).not_())
-        return times.filter(pl.col("step") >= SKIPPED_STEPS)
+        return times.filter(num_before(times) >= SKIPPED_STEPS)
 
     @cached_property
     def unrecorded(self) -> pl.DataFrame:

@@ -39,10 +39,21 @@ _WARM_UP = 10
 """Number of first steps of a run that are left out, as Paddle's Perf Summary does."""
 
 
+def num_before(times: pl.DataFrame) -> pl.Expr:
+    """Return the expression for how many steps of the training came before a step: its number, if that is unknown.
+
+    A training that was resumed begins with another step than step 0, and warms up again.
+
+    Args:
+        times: has the column step, and may have num_before of `ppprof.rundir.step_times.STEP_TIMES`.
+    """
+    return pl.coalesce(name for name in ("num_before", "step") if name in times.columns)
+
+
 def unrecorded_steps(times: pl.DataFrame) -> pl.DataFrame:
     """Return the steps outside windows, without first steps and steps that the profiler stalls.
 
-    The first 10 steps are left out if the run has at least 20 such steps, else only step 0.
+    The first 10 steps are left out if the run has at least 20 such steps, else only the first one.
 
     Args:
         times: columns of `ppprof.rundir.step_times.STEP_TIMES`.
@@ -54,7 +65,7 @@ def unrecorded_steps(times: pl.DataFrame) -> pl.DataFrame:
         pl.col("window").is_null() & pl.col("excluded").not_().fill_null(value=True)
     )
     first = _WARM_UP if sound["step"].n_unique() >= 2 * _WARM_UP else 1
-    return sound.filter(pl.col("step") >= first).select(
+    return sound.filter(num_before(sound) >= first).select(
         "rank", "step", "reader_cost_ns", step_ns=pl.col("batch_cost_ns")
     )
 

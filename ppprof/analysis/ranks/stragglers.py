@@ -144,12 +144,13 @@ def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
 
     The noise is the variation from step to step: how far the excesses of all ranks or groups lie
     from the median of their own rank or group. It is a scaled median absolute deviation, so a few
-    odd steps do not matter. The typical excess of a family is subtracted, because an excess over a
+    odd steps do not matter. An excess of 0 is left out: it is that of a rank or group compared with
+    itself, which does not vary. Of two, that is half of all excesses. The typical excess of a family is subtracted, because an excess over a
     lower median is above 0 by chance.
     """
     deviation = pl.col("excess") - pl.col("excess").median().over(key)
     spread, length = table.select(
-        spread=deviation.abs().median().fill_null(0.0),
+        spread=deviation.abs().filter(pl.col("excess") != 0).median().fill_null(0.0),
         length=pl.col("step_ns").median().fill_null(0.0),
     ).row(0)
     excess, steps = pl.col("excess_ns"), pl.col("steps")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.step_basis import num_before
 from ppprof.arrays import Float64
 from ppprof.slow_ranks import SlowRanks
 from ppprof.topology import Topology
@@ -27,6 +28,8 @@ RANKS = {
 }
 _FIRST_STEPS = 2
 """Steps at the start that are left out: they load libraries and compile."""
+LEAST_STEPS = 6
+"""With fewer steps, there is no 95% interval: the median lies outside of all n values in 1 of 2^(n-1) cases."""
 LEAST_COMMUNICATION = 0.001
 """Share of a step, of the rank with most. With less, nothing says which ranks wait for others: paddle.DataParallel
 communicates in C++, and ranks that wait inside of it look as busy as the one that they wait for."""
@@ -88,8 +91,8 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
     Returns:
         Columns of `RANKS`, one row per rank, the largest excess first: num_steps; medians of the step, of its
         communication, of reading and of the rest, own_ns; excess_ns, the median by which own work exceeds that of the peers in a
-        step, with its 95% interval (order statistics), null without peers, and of ranks that are not slow if nearly no
-        communication is noted (`LEAST_COMMUNICATION`); is_slow and since_step as
+        step, with its 95% interval (order statistics; null of fewer than `LEAST_STEPS` steps), null without peers, and
+        of ranks that are not slow if nearly no communication is noted (`LEAST_COMMUNICATION`); is_slow and since_step as
         `ppprof.slow_ranks` defines them at the last step. The excess of a slow rank is that since then.
         Steps count that are neither in a window nor excluded, whose communication is known, and that were timed on the host: on a device that queues its work,
         the time in calls says little about waiting. No rows without such steps.
@@ -138,7 +141,7 @@ def _steps(times: pl.DataFrame) -> pl.DataFrame:
         & ~pl.col("excluded").fill_null(False)
         & pl.col("communication_ns").is_not_null()
         & pl.col("device_timed").is_null()
-        & (pl.col("step") >= _FIRST_STEPS)
+        & (num_before(times) >= _FIRST_STEPS)
     ).with_columns(reader_ns=pl.col("reader_cost_ns").fill_null(0), step_ns=pl.col("batch_cost_ns"))
     own = pl.col("step_ns") - pl.col("communication_ns") - pl.col("reader_ns")
     return steps.with_columns(own_ns=pl.max_horizontal(own, 0))
@@ -182,11 +185,13 @@ def _median(own: Float64) -> Float64:
 def _median_with_interval(values: Float64) -> tuple[float | None, float | None, float | None]:
     """Return the median and its 95% interval: the values so many places from the middle that fewer are rare.
 
-    Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.
+    The interval of fewer than `LEAST_STEPS` values is None. Source: the binomial distribution's normal approximation, 1.96 standard errors of sqrt(n) / 2 places.
     """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):
         return None, None, None
+    if len(known) < LEAST_STEPS:
+        return float(np.median(known)), None, None
     reach, middle = 0.98 * len(known) ** 0.5, (len(known) - 1) / 2
     low, high = max(int(middle - reach), 0), min(int(np.ceil(middle + reach)), len(known) - 1)
     return float(np.median(known)), float(known[low]), float(known[high])

@@ -177,6 +177,8 @@ class FlightRecorder(Part):
         self._codes: list[CodeType] = []
         self._thread = threading.get_ident()
         self._spent_ns = 0
+        self._reduces_unseen = False
+        """Whether C++ has reduced gradients since `take_communication_ns` was called."""
         self._ring.step(first_step, time.time_ns())
         self._answers: tuple[Callable[..., int], ...] = (
             *(self._address, self._kind, self._line, self._context),
@@ -199,6 +201,12 @@ class FlightRecorder(Part):
         for kind, method, name, index in _noted_methods():
             self._methods.replace(kind, method, functools.partial(self._noted, name, index))
         self._methods.replace(core.task, "wait", self._noted_wait)
+        if hasattr(core, "EagerReducer"):  # a forward of paddle.DataParallel calls it
+            self._methods.install(core.EagerReducer, "prepare_for_backward", self._prepared)
+
+    def _prepared(self, prepare: Callable[..., Any], *args: Any) -> Any:
+        self._reduces_unseen = True
+        return prepare(*args)
 
     def step_number(self) -> int:
         """Return the number of the step that has not ended."""
@@ -209,14 +217,18 @@ class FlightRecorder(Part):
         self._step = step.step + 1
         self._ring.step(self._step, time.time_ns())
 
-    def take_communication_ns(self) -> int:
+    def take_communication_ns(self) -> int | None:
         """Return for how long the thread that ends steps was in calls of communication, or waited for them.
 
-        Since the last call, which is in the thread that ends steps, too.
+        Since the last call, which is in the thread that ends steps, too. None if `paddle.DataParallel` has
+        reduced gradients since then: it waits for other ranks in C++, for an unknown time.
         """
         self._thread = threading.get_ident()
         spent_ns, self._spent_ns = self._spent_ns, 0
-        return spent_ns if self._core is None else self._core.spent_ns()
+        if self._core is not None:
+            spent_ns = self._core.spent_ns()
+        is_known, self._reduces_unseen = not self._reduces_unseen, False
+        return spent_ns if is_known else None
 
     def device_tasks(self) -> list[Any]:
         """Return the operations on a device that were started, and that the training has not waited for."""

@@ -84,7 +84,8 @@ class StepRecord(NamedTuple):
     DataLoader; null at the same steps."""
     communication_ns: int | None = None
     """Time in which the thread that calls `ProfilerSession.step` was in calls of communication or waited for
-    them, as `ppprof.capture.ranks.flight_recorder` sees them; null without it. On a device that queues
+    them, as `ppprof.capture.ranks.flight_recorder` sees them; null without it, and where paddle.DataParallel
+    reduces gradients, in C++. On a device that queues
     its work, transfers take longer than their calls."""
     host_peak_allocated_bytes: int | None = None
     """Peak memory of tensors on the host so far: what Paddle's allocator for the CPU has given out; null

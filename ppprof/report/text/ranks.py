@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
+from ppprof.analysis.ranks.stragglers import LEAST_STEPS
 from ppprof.messages import Counted
 from ppprof.report.columns import GROUPS, QUEUE, Column
 from ppprof.report.text.summary import TableOptions
@@ -222,7 +223,7 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
     """Return a line for each slow rank and slow link, then lines on the accuracy of the clocks.
 
     A slow link is a group of ranks with longer transfers than its siblings: the groups of the same
-    axis. If there are several ranks and none is slow, one line says so.
+    axis. If there are several ranks and none is slow, one line says so, or why that is unknown.
     """
     unit, paint = options.time_unit, options.layout.paint
     lines = []
@@ -245,8 +246,20 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
             f"{Counted(row['siblings']):group|groups} beside it"
         )
     if not lines and cluster.steps["rank"].n_unique() > 1:
-        lines.append("No rank or link is consistently slower than its peers.")
+        lines.append(_all_clear(cluster))
     return "".join(f"{line}\n" for line in [*lines, *_clock_errors(cluster, options)])
+
+
+def _all_clear(cluster: Cluster) -> str:
+    """Return that no rank or link is slow, of those that are compared with others, or why it is unknown."""
+    peers, siblings = cluster.slow_ranks["peers"], cluster.slow_groups["siblings"]
+    known = ["rank"] * (peers > 0).any() + ["link"] * (siblings > 0).any()
+    unknown = "Unknown whether a rank or link is slow: "
+    if cluster.steps["step"].n_unique() < LEAST_STEPS:
+        return f"{unknown}fewer than {LEAST_STEPS} steps."
+    if not known:
+        return f"{unknown}{'no rank has peers' if len(peers) else 'own times are unknown'}."
+    return f"No {' or '.join(known)} is consistently slower than its peers."
 
 
 def _coordinates(cluster: Cluster, rank: int) -> str:

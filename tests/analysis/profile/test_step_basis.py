@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.profile.step_basis import with_measured_times
+from ppprof.analysis.profile.step_basis import unrecorded_steps, with_measured_times
 from ppprof.rundir.step_times import STEP_TIMES
 
 STEPS = ("rank", "window", "step", "step_ns", "data_loading_ns", "rest_ns")
@@ -60,3 +60,14 @@ def test_what_the_device_did_not_time_is_unknown():
     )
     expected = [(0, 0, step, None, None, None) for step in range(4)]
     assert with_measured_times(steps, log).rows() == expected
+
+
+def test_the_first_steps_of_a_resumed_training_are_left_out():
+    """Of 20 steps the first ten, of fewer the first one; without num_before, the number of the step counts."""
+    rows = [(0, None, step, 10, None, False) for step in range(700, 720)]
+    log = times(*rows)
+    resumed = log.with_columns(num_before=pl.col("step") - 700)
+    assert unrecorded_steps(resumed)["step"].to_list() == list(range(710, 720))
+    assert unrecorded_steps(resumed.head(19))["step"].to_list() == list(range(701, 719))
+    for each in (log, log.drop("num_before")):
+        assert unrecorded_steps(each)["step"].to_list() == list(range(700, 720))

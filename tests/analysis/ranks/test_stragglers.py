@@ -70,6 +70,27 @@ def test_equal_ranks_are_not_slow():
     assert groups == []
 
 
+def test_one_of_two_equal_ranks_is_not_slow():
+    """The faster one is what both are compared with: its excess is 0, and says nothing about noise."""
+    pairs = {rank: f"stage {rank // 2}" for rank in range(8)}
+    found = [
+        seed
+        for seed in range(100)
+        if slow_ranks(own_times(seed=seed, noise=30), pairs)["is_slow"].any()
+    ]
+    assert found == []
+
+
+def test_the_noise_of_two_ranks_is_that_of_the_slower_one():
+    own = [100] * 5 + [101, 160, 112, 190, 111]
+    rows = [(place // 5, place % 5, each * MS, 200 * MS) for place, each in enumerate(own)]
+    pair = pl.DataFrame(rows, ["rank", "step", "own_ns", "step_ns"], orient="row")
+    assert slow_ranks(pair, {}).select("rank", "excess_ns", "is_slow").rows() == [
+        (1, 12 * MS, False),
+        (0, 0, False),
+    ]
+
+
 def test_one_odd_step_is_not_a_slow_rank():
     own = own_times()
     odd = pl.when((pl.col("rank") == 3) & (pl.col("step") == 4)).then(900 * MS)

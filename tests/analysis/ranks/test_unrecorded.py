@@ -126,6 +126,23 @@ def test_the_command_works_without_a_window(tmp_path: Path, cli: Cli) -> None:
     assert len(cli("ranks", tmp_path, "--format", "md").out.splitlines()) == 10
 
 
+def _rings(run: Path, steps: range) -> None:
+    """Write the last operations: the link of ranks 1 and 5 takes 90 ms, others 10; rank 0 comes 50 ms late."""
+    groups = {number: (number, number + 4) for number in range(4)}
+    for number, ranks in groups.items():
+        for rank in ranks:
+            ring = FlightRing(run, rank)
+            ring.group(number + 1, ranks, "dp")
+            text = ring.text("all_reduce")
+            for step in steps:
+                late = 50 if rank == 0 else 0
+                transfer = (90 if number == 1 else 10) + step % 3
+                ended = step * 1000 + transfer + (50 if number == 0 else 0)
+                called_ns = (step * 1000 + late) * 1_000_000
+                call = ring.add(number + 1, step, step, called_ns, 4096, -1, text, 0, 0, 0)
+                ring.returned(call, ended * 1_000_000)
+
+
 def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli) -> None:
     """Ranks 1 and 5 transfer for 90 ms, others for 10; rank 0 comes 50 ms late to its group, and waits for none of them.
 
@@ -135,19 +152,7 @@ def test_a_slow_link_is_named_from_the_last_operations(tmp_path: Path, cli: Cli)
         rank 4   ######      it waits for rank 0
     """
     run = _run(tmp_path, step_times(30, 0))
-    groups = {number: (number, number + 4) for number in range(4)}
-    for number, ranks in groups.items():
-        for rank in ranks:
-            ring = FlightRing(run, rank)
-            ring.group(number + 1, ranks, "dp")
-            text = ring.text("all_reduce")
-            for step in range(2, 30):
-                late = 50 if rank == 0 else 0
-                transfer = (90 if number == 1 else 10) + step % 3
-                ended = step * 1000 + transfer + (50 if number == 0 else 0)
-                called_ns = (step * 1000 + late) * 1_000_000
-                call = ring.add(number + 1, step, step, called_ns, 4096, -1, text, 0, 0, 0)
-                ring.returned(call, ended * 1_000_000)
+    _rings(run, range(2, 30))
     out, _ = cli("ranks", run)
     assert "ranks 1,5 (dp): 80.00 ms a step (± " in out
     assert out.endswith("Verdict: slow: the link of ranks 1,5.\n")
@@ -165,6 +170,14 @@ def test_links_without_last_operations_are_not_called_healthy(tmp_path: Path, cl
     assert out.endswith("Verdict: no rank is slow.\n")
 
 
+def test_links_of_two_steps_in_the_step_log_are_unknown(tmp_path: Path, cli: Cli) -> None:
+    run = _run(tmp_path, step_times(30, 0))
+    _rings(run, range(28, 40))
+    out, _ = cli("ranks", run)
+    assert "\nLinks: unknown; " in out
+    assert out.endswith("Verdict: no rank is slow.\n")
+
+
 def test_a_slow_rank_in_few_steps_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
     """Rank 3 works half as long again as its peers, in 6 steps."""
     out, _ = cli("ranks", _run(tmp_path, step_times(8, 0, 3, 1.5)))
@@ -173,9 +186,106 @@ def test_a_slow_rank_in_few_steps_is_not_called_healthy(tmp_path: Path, cli: Cli
     )
 
 
+def test_a_rank_that_is_slow_in_most_of_few_steps_is_not_called_healthy(
+    tmp_path: Path, cli: Cli
+) -> None:
+    """Its interval begins at 0: in two of eight steps it works as long as its peers."""
+    is_early = pl.col("step") < 4
+    parts = step_times(10, 0).filter(is_early), step_times(10, 0, 3, 1.5).filter(~is_early)
+    out, _ = cli("ranks", _run(tmp_path, pl.concat(parts)))
+    assert out.endswith(
+        "Verdict: unknown: too few steps to say whether rank 3 worked longer by chance.\n"
+    )
+
+
+def test_ranks_of_five_steps_are_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
+    times = step_times(7, 0).with_columns(communication_ns=pl.lit(1_000_000, pl.Int64))
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert out.endswith("Verdict: unknown: fewer than 6 steps of ranks 0-7.\n")
+
+
+def test_the_verdict_is_on_ranks_with_step_times(tmp_path: Path, cli: Cli) -> None:
+    """Ranks 4-7 of the job have written no step times."""
+    out, _ = cli("ranks", _run(tmp_path, step_times(30, 0).filter(pl.col("rank") < 4)))
+    assert "\nUnknown: ranks 4-7: no step times on the host with their communication.\n" in out
+    assert out.endswith("Verdict: none of ranks 0-3 is slow.\n")
+
+
+def test_ranks_that_the_verdict_names_have_a_row(tmp_path: Path, cli: Cli) -> None:
+    slow = pl.when(pl.col("rank").is_in([1, 6])).then(0).otherwise(pl.col("communication_ns"))
+    run = _run(tmp_path, step_times(60, 0, 1, 1.3).with_columns(communication_ns=slow))
+    lines = cli("ranks", run, "--row-limit", "1").out.splitlines()
+    assert sorted(int(line.split()[0]) for line in lines[2:4]) == [1, 6]
+    assert lines[4] == "6 more ranks; --row-limit none shows all"
+    assert lines[-1] == "Verdict: slow: ranks 1, 6."
+
+
+def test_ranks_and_steps_are_selected_without_a_window(tmp_path: Path, cli: Cli) -> None:
+    """Rank 3 works longer from step 30 on. It is compared with all peers, though these are not shown."""
+    early, late = step_times(60, 0), step_times(60, 0, 3, 1.5)
+    run = _run(
+        tmp_path, pl.concat([early.filter(pl.col("step") < 30), late.filter(pl.col("step") >= 30)])
+    )
+    _rings(run, range(30, 60))
+    out, _ = cli("ranks", run, "--rank", "2-3", "--time-unit", "s")
+    assert [int(line.split()[0]) for line in out.splitlines()[2:4]] == [3, 2]
+    assert "58 steps, medians in s:" in out
+    assert "  +0.03 (+0.03 to +0.03) (stage 1) slow since step " in out
+    assert out.endswith("Verdict: slow: rank 3.\n")
+    assert ", the link of ranks 1,5.\n" in cli("ranks", run, "--rank", "3,5").out
+    out, _ = cli("ranks", run, "--steps", "0:30")
+    assert "28 steps, " in out
+    assert out.endswith("Verdict: no rank is slow.\n")
+    assert cli("ranks", run, "--rank", "2", "--steps", "0:30").out.endswith(
+        "Verdict: rank 2 is not slow.\n"
+    )
+    tables = json.loads(cli("ranks", run, "--rank", "dp=0,pp=1", "--format", "json").out)["tables"]
+    assert [row["rank"] for row in tables["ranks"]] == [3, 2]
+    assert len(cli("ranks", run, "--rank", "7", "--format", "csv").out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--window", "0"], "--window 0: the run has step times only, no window"),
+        (["--by", "pp", "--what-if"], "--by pp, --what-if: the run has step times only, no window"),
+        (["--steps", "40:50"], "no step of 40:50; it has steps 0-29"),
+        (["--rank", "8"], 'ranks "8": expected 0 to 7'),
+    ],
+)
+def test_options_that_need_a_window_are_refused_without_one(
+    tmp_path: Path, cli: Cli, arguments: list[str], why: str
+) -> None:
+    run = _run(tmp_path, step_times(30, 0))
+    assert why in cli("ranks", run, *arguments, code=2).err
+
+
+def test_a_resumed_training_warms_up_again(tmp_path: Path, cli: Cli) -> None:
+    times = step_times(30, 0).with_columns(step=pl.col("step") + 700)
+    out, _ = cli("ranks", _run(tmp_path, times))
+    assert "by the times of 28 steps" in out
+
+
+def test_the_interval_of_few_steps_is_unknown(tmp_path: Path, cli: Cli) -> None:
+    """Of n steps, all are above or below the true median in 1 of 2^(n-1) cases: of five, in 6%."""
+    for num_steps, is_known in ((7, False), (8, True)):  # two are left out
+        table = unrecorded_ranks(step_times(num_steps, 0), ROLES)
+        assert table["excess_ns"].null_count() == 0
+        assert {each is not None for each in table["excess_low_ns"]} == {is_known}
+        assert {each is not None for each in table["excess_high_ns"]} == {is_known}
+    out, _ = cli("ranks", _run(tmp_path, step_times(7, 0)))
+    assert out.count(" (interval unknown: fewer than 6 steps) (stage ") == 8
+
+
 def test_a_rank_without_peers_is_not_called_healthy(tmp_path: Path, cli: Cli) -> None:
     times = step_times(30, 0).filter(pl.col("rank").is_in([0, 2]))  # one of each stage
     out, _ = cli("ranks", _run(tmp_path, times))
+    assert out.count("  no step times of peers (stage ") == 2
+    assert out.endswith("Verdict: unknown: no step times of peers.\n")
+    (run := tmp_path / "one_rank").mkdir()
+    (_run(run, times) / "manifest.json").write_text('{"schema_version": 2}')
+    out, _ = cli("ranks", run)
+    assert out.count("  no peers (rank ") == 2
     assert out.endswith("Verdict: unknown: no rank has peers.\n")
 
 

@@ -372,6 +372,26 @@ def test_the_time_in_an_operation_that_cannot_be_noted_counts(recorder: FlightRe
     assert recorder.take_communication_ns() == pytest.approx(50_000_000, rel=0.5)
 
 
+def test_the_time_of_a_step_in_which_data_parallel_reduces_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reducer waits for the other ranks in C++."""
+
+    class Reducer:
+        def prepare_for_backward(self, outputs: list[Any]) -> int:
+            return len(outputs)
+
+    monkeypatch.setattr(core, "EagerReducer", Reducer)
+    recorder = FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False)
+    assert recorder.take_communication_ns() == 0
+    assert Reducer().prepare_for_backward([1, 2]) == 2
+    assert recorder.take_communication_ns() is None
+    assert recorder.take_communication_ns() == 0
+    recorder.close(Ending(None, 0, 0, False, set()))
+    assert Reducer().prepare_for_backward([1]) == 1
+    assert recorder.take_communication_ns() == 0
+
+
 def test_a_group_without_a_number_is_searched_for_once_while_it_lives(
     recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
