@@ -234,7 +234,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_names("beside", named)
         builder.add_names("compiling", named.filter("compiles"))
         computing, beside = _computing(named)
-        builder.add_names("without gradients", computing.with_columns(name="statement"))
+        builder.add_names("without gradients", computing.with_columns(name="caller"))
         for (statement,), lines in beside.group_by("statement", maintain_order=True):
             builder.add_names(f"{BESIDE_IN}{statement}", lines)
         waiting = (waiting_intervals(profile), loading_intervals(profile), builder.remote)

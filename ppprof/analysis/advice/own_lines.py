@@ -86,12 +86,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     Returns:
         thread, time_ns (the instant), step, name (``train.py:7, log(): json.dumps(record)``, or
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
-        log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), calls (the instants that the sample stands for), dur_ns (the time), compiles
+        log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), caller
+        (the line in any case), calls (the instants that the sample stands for), dur_ns (the time), compiles
         (whether ``to_static`` compiles a program) and computes (whether layers compute without gradients
         ahead of a Backward, outside evaluations: a teacher, or a metric). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
-    lines = {"name": pl.String, "statement": pl.String}
+    lines = {"name": pl.String, "statement": pl.String, "caller": pl.String}
     kinds = {"compiles": pl.Boolean, "computes": pl.Boolean}
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
@@ -142,7 +143,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     rows = np.flatnonzero(is_known)
     chosen = _LineChooser(sampled, samples, trains | clears, compiles).of(rows)
     is_named = clears.copy()
-    is_named[rows] |= np.array([name is not None for name, _ in chosen], bool)
+    is_named[rows] |= np.array([name is not None for name, *_ in chosen], bool)
     # Samples say whose the time is, and events how much it is. Those that missed the line in a long
     # stretch that keeps the lock say nothing; a short one has no others.
     missed = trains | ~is_named & (late_ns >= _LEAST_LONG_NS)
@@ -240,7 +241,8 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
         return pl.Series(is_known[following])
 
     has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
-    without = together(intervals_of(forward.filter(has_gradients.not_())))
+    runs = _runs_without(profile, own, forward.filter(is_ahead_of_known(forward)), linked)
+    without = together(intervals_of(forward.filter(has_gradients.not_())), runs)
     forward = forward.filter(has_gradients)
     # Which operators have gradients is unknown: all do from the layers to the Backward.
     until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
@@ -249,7 +251,44 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
     phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
     trained = together(*map(intervals_of, (*phases, forward, linked, unknown, compiled)))
-    return difference(trained, _within_nodes(profile, own)), without
+    return difference(trained, together(_within_nodes(profile, own), runs)), without
+
+
+def _runs_without(
+    profile: Profile, own: pl.DataFrame, layers: pl.DataFrame, linked: pl.DataFrame
+) -> Intervals:
+    """Return the runs of operators in layers none of which has a gradient, with the Python between them.
+
+    ::
+
+        Forward     ###################
+        operators     n n n n n   g g        g has a gradient
+        runs          ---------
+
+    Args:
+        profile: one rank's window.
+        own: the thread's rows of ``tree.hosts``.
+        layers: outermost layers ahead of a Backward whose operators are known.
+        linked: the operators that have a gradient.
+    """
+    tree = profile.tree
+    rows = linked["row"].to_numpy()
+    is_outermost = pl.Series(tree.is_outermost_operator)[own["row"]]
+    operators = own.filter(
+        is_outermost, pl.Series(contains(intervals_of(layers), own["start_ns"].to_numpy()))
+    )
+    ends = operators["row"].to_numpy() + tree.size[operators["row"].to_numpy()]
+    has_gradient = np.searchsorted(rows, ends, side="right") > np.searchsorted(
+        rows, operators["row"].to_numpy()
+    )
+    operators = operators.with_columns(has=pl.Series(has_gradient)).sort("start_ns")
+    layer = np.searchsorted(
+        np.sort(layers["start_ns"].to_numpy()), operators["start_ns"], side="right"
+    )
+    run = pl.struct("has", "layer").rle_id()
+    runs = operators.with_columns(layer=pl.Series(layer)).with_columns(run=run)
+    of_runs = runs.filter(~pl.col("has")).group_by("run", maintain_order=True)
+    return intervals_of(of_runs.agg(pl.col("start_ns").min(), pl.col("end_ns").max()))
 
 
 def _within_nodes(profile: Profile, own: pl.DataFrame) -> Intervals:
@@ -344,8 +383,8 @@ class _LineChooser:
             path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
         }
 
-    def of(self, rows: Int64) -> list[tuple[str | None, str | None]]:
-        """Return the names of the line and of the statement for each sample; None for a line that trains, too, unless it compiles.
+    def of(self, rows: Int64) -> list[tuple[str | None, str | None, str | None]]:
+        """Return the names of the line, of the statement and of the line that is the statement or in it, for each sample; None for a line that trains, too, unless it compiles.
 
         ::
 
@@ -360,16 +399,17 @@ class _LineChooser:
             first = next((n for n in range(1, len(path) + 1) if path[:n] not in self._trains), none)
             if first:
                 groups[path[:first]].append(row)
-        names: dict[int, tuple[str, str]] = {}
+        names: dict[int, tuple[str, str, str]] = {}
         for outer, members in groups.items():
             rest, statement = members, self._statement(outer)
+            caller = line_name(self._sampled.stacks, outer[-1])
             while rest:
                 inner = self._inner(outer, rest)
                 length, name = len(inner), line_name(self._sampled.stacks, inner[-1])
                 of_line = [row for row in rest if self._paths[row][:length] == inner]
-                names.update(dict.fromkeys(of_line, (name, statement)))
+                names.update(dict.fromkeys(of_line, (name, statement, caller)))
                 rest = [row for row in rest if self._paths[row][:length] != inner]
-        return [names.get(row, (None, None)) for row in rows.tolist()]
+        return [names.get(row, (None, None, None)) for row in rows.tolist()]
 
     def _statement(self, path: Path) -> str:
         """Return the name of the line at a path's end; that of its function if most of this is beside the training, too.

@@ -50,8 +50,10 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
         basis = NOT_RECORDED if basis == RECORDED else basis
     elif not evidence.all_steps.is_empty():
         steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
-    steps = steps.join(_waiting(evidence, steps), "step", "anti")
-    typical = without_slow(steps)
+    # Slow are the steps that the means of other findings leave out, so that no time counts twice.
+    waiting = _waiting(evidence, steps)
+    typical = without_slow(steps).join(waiting, "step", "anti")
+    steps = steps.join(waiting, "step", "anti")
     slow = steps.join(typical, ["window", "step"], "anti")
     if slow.is_empty() or waits_again(slow, typical):
         return []

@@ -878,6 +878,20 @@ def test_a_place_where_the_thread_waits_for_a_processor_is_no_cause(waited, cost
     assert [each.cost_ns for each in found if each.rule == "unexplained"] == costs
 
 
+def test_steps_of_which_means_are_made_are_not_slow_without_those_that_wait(tmp_path):
+    """Two of seven wait for a processor. Of all, 310 is typical, as 200 is; of the other five, 310 would be slow."""
+    lengths = [200, 200, 200, 310, 310, 390, 390]
+    waits = [0, 0, 0, 0, 0, 200, 200]
+    lines = [
+        {**line, "window": 0, "batch_cost_ns": length * US, "processor_wait_ns": wait * US}
+        for line, length, wait in zip(step_lines(US, steps=7), lengths, waits)
+    ]
+    steps = thread(lambda at: (op(at, 0, 190),), lengths=lengths)
+    path = run(tmp_path / "log", [steps], step_lines=[lines])
+    rules = [each.rule for each in ppprof.advise(ppprof.open(path))]
+    assert "slow-steps" not in rules
+
+
 def test_a_wait_for_data_is_not_one_for_the_interpreter(tmp_path):
     """Of the 500 in which the training stands still, it waits for data for 480."""
     path = run(tmp_path / "log", [loading(480)], stacks=[beside_a_reader()])

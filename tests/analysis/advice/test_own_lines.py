@@ -16,7 +16,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
 from ppprof.report.text.advice import render_findings
-from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls
+from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
 from tests.fixtures.findings import (
@@ -341,6 +341,46 @@ def test_a_layer_without_gradients_ahead_of_known_gradients_in_no_backward(tmp_p
     calls = dataclasses.replace(calls, backwards=runs)
     (finding,) = lines_beside_teaching(tmp_path, steps, calls)
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+def test_operators_of_a_layer_that_have_no_gradients_are_found_in_it(tmp_path: Path) -> None:
+    """NNNnnBBU: a layer of 500; in its first 300, 6 of 40 compute a norm of the weights under no_grad."""
+
+    def step(at: int) -> Iterator[Span]:
+        norm = [op(at, 50 * i, 50 * i + 40) for i in range(6)]
+        yield op(at, 0, 500, "Net", *norm, op(at, 300, 500), category="Forward")
+        node = op(at, 500, 700, "Global_MatmulGradNode")
+        yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    names = [*["matmul"] * 7, RUN_BACKWARD]
+    times = [*((50 * i, 50 * i + 40) for i in range(6)), (300, 500), (500, 700)]
+    rows = [
+        (1, EPOCH_NS + (1000 * number + start) * US, EPOCH_NS + (1000 * number + end) * US, row, -1)
+        for number in range(6)
+        for row, (start, end) in enumerate(times)
+    ]
+    nodes = [Backward(8 * n + 7, [Node("MatmulGradNode", 8 * n + 6, 1)]) for n in range(6)]
+    signatures = [Signature(name, {}, {}, {}) for name in names]
+    calls = OperatorCalls(signatures, [], np.array(rows, np.int64), nodes)
+    norms = [Frame("net", "net.py", "spectral_norm", 12, True), forward(28)]
+    stacks = in_functions([(300, norms), (200, [forward(30)]), (200, []), (300, [])])
+    stacks.stacks[:] = [
+        [*stacks.stacks[0][:-1], FORWARD],
+        [*stacks.stacks[1][:-1], FORWARD],
+        [BACKWARD],
+        [UPDATE],
+    ]
+    path = run(tmp_path / "log", [thread(step)], stacks=[stacks], calls=[calls])
+    (found,) = [f for f in ppprof.advise(ppprof.open(path)) if f.rule == "without-gradients"]
+    assert found.facts["line"] == "net.py:28, forward()"
+    assert found.cost_ns == pytest.approx(300 * US, rel=0.04)
+    path = run(tmp_path / "unknown", [thread(step)], stacks=[stacks])
+    assert "without-gradients" not in [f.rule for f in ppprof.advise(ppprof.open(path))]
+
+
+def forward(line: int) -> Frame:
+    return Frame("net", "net.py", "Net.forward", line, True)
 
 
 def lines_beside_teaching(
