@@ -154,7 +154,7 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     num = sum(finding.severity != "note" for finding in findings)
     if first.severity in SMALL:
         nothing = words["nothing_above_minor"].format(num=num) if num else words["nothing"]
-        return str(nothing) + _largest(findings, words)
+        return str(nothing) + _worth_a_look(findings, language) + _largest(findings, words)
     title = row.short[:1].upper() + row.short[1:] if text == "first_alone" else row.title
     facts = {"num": num, "severity": row.severity_text, "title": title}
     if first.cost_ns is None or first.share is None:
@@ -167,6 +167,17 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
         step=step,
         basis=_facts(first, words).get("basis"),
     )
+
+
+def _worth_a_look(findings: Sequence[Finding], language: str, text: str = "worth_a_look") -> str:
+    """Return a sentence with the largest small finding, which is small since its cost is possible only; "" without a large share."""
+    catalogue = read_catalogue(language)
+    large = [each for each in findings if (each.share or 0.0) >= _LARGE]
+    if not large:
+        return ""
+    first = max(large, key=lambda each: each.share or 0.0)
+    part = f"{first.share:.0%} {_short(first, catalogue)}"
+    return str(catalogue["words"][text]).format(part=part)
 
 
 def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = "largest") -> str:
@@ -184,6 +195,8 @@ def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = 
 
 
 _MOST_IN_VERDICT = 3
+_LARGE = 0.1
+"""Share of a step of a small finding that is named where none is larger."""
 
 
 def verdict(
@@ -225,8 +238,12 @@ def verdict(
                 basis = words["basis"][NOT_RECORDED]
                 short = str(words["verdict_other"]).format(part=short, basis=basis)
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
-    shown = words["and"].join(parts) or words["verdict_nothing"] + _largest(
-        findings, words, "verdict_largest"
+    shown = words["and"].join(parts) or "".join(
+        (
+            words["verdict_nothing"],
+            _worth_a_look(findings, language, "verdict_worth_a_look"),
+            _largest(findings, words, "verdict_largest"),
+        )
     )
     text = words["verdict_without_slow" if num_slow else "verdict"]
     step = format_time(step_ns)

@@ -15,7 +15,7 @@ import ppprof
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
-from ppprof.report.text.advice import render_findings
+from ppprof.report.text.advice import headline, render_findings, verdict
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
@@ -372,8 +372,12 @@ def test_operators_of_a_layer_that_have_no_gradients_are_found_in_it(tmp_path: P
         [UPDATE],
     ]
     path = run(tmp_path / "log", [thread(step)], stacks=[stacks], calls=[calls])
-    (found,) = [f for f in ppprof.advise(ppprof.open(path)) if f.rule == "without-gradients"]
+    findings = ppprof.advise(ppprof.open(path))
+    (found,) = [f for f in findings if f.rule == "without-gradients"]
     assert found.facts["line"] == "net.py:28, forward()"
+    look = "orth a look: 29% net.py:28, forward() computes without gradients"
+    assert f" W{look}. Largest: " in headline(findings)
+    assert f"nothing above minor; w{look}; largest: " in verdict(1000 * US, findings)
     assert found.cost_ns == pytest.approx(300 * US, rel=0.04)
     path = run(tmp_path / "unknown", [thread(step)], stacks=[stacks])
     assert "without-gradients" not in [f.rule for f in ppprof.advise(ppprof.open(path))]
