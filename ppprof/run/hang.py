@@ -638,10 +638,10 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
         has_ended = all(_has_ended(each, rings[rank]) for rank, each in calls.items())
         if has_ended:
             usual.add(kind)
-        if kind not in usual or _shifts(by_sequence, sequence):
-            since = sequence
-            while _lines_differ(by_sequence, since - 1):
-                since -= 1
+        since = sequence
+        while _lines_differ(by_sequence, since - 1):
+            since -= 1
+        if kind not in usual or _shifts(by_sequence, since):
             group = next(rings[rank].groups[each.group] for rank, each in calls.items())
             return Mismatch(group, sequence, calls, differs, since)
     return None
@@ -654,11 +654,10 @@ def _has_ended(operation: Operation, ring: Ring) -> bool:
     return is_over and (not on_device or ring.step >= operation.step + _STEPS_AHEAD)
 
 
-def _shifts(by_sequence: _Calls, sequence: int) -> bool:
+def _shifts(by_sequence: _Calls, since: int) -> bool:
     """Return whether ranks call from different lines in each operation from one on, and not in the one before it."""
-    later = [each for each in by_sequence if each > sequence and len(by_sequence[each]) > 1]
-    were_alike = sequence - 1 in by_sequence and not _lines_differ(by_sequence, sequence - 1)
-    return were_alike and bool(later) and all(_lines_differ(by_sequence, each) for each in later)
+    shared = [each for each in by_sequence if each >= since and len(by_sequence[each]) > 1]
+    return since - 1 in by_sequence and all(_lines_differ(by_sequence, each) for each in shared)
 
 
 def _lines_differ(by_sequence: _Calls, sequence: int) -> bool:

@@ -144,6 +144,20 @@ def test_a_skipped_collective_shows_in_the_lines(job: Job) -> None:
     assert job.hang().verdict().endswith("from number 2 on they call from different lines")
 
 
+def test_calls_that_are_mixed_up_and_end_are_named_if_the_lines_go_on_to_differ(job: Job) -> None:
+    """Rank 1 calls two in another order, and then one more, of another size, which gloo lets end."""
+    job.rank(0, *[(1, "all_reduce")] * 4, (1, "barrier"))
+    ring = FlightRing(job.run, 1)
+    ring.group(1, GROUPS[1], None)
+    for number, (line, size) in enumerate(((1, 8), (3, 8), (2, 8), (9, 16)), 1):
+        place = ring.text(f"train.py:{line} step")
+        texts = (ring.text("all_reduce"), ring.text("float32"), place, 0)
+        ring.returned(ring.add(1, number, 0, 10**18 + number, size, -1, *texts), 10**18 + number)
+    hang = job.hang()
+    assert hang.mismatches[0].sequence == 4
+    assert hang.verdict().endswith("from number 2 on they call from different lines")
+
+
 def steps_of_a_pipeline(dtypes: Sequence[str], last: int) -> list[Any]:
     """Calls of steps that end with a broadcast; stages call it with types of their own."""
     calls: list[Any] = []
