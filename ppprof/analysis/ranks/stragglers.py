@@ -22,8 +22,10 @@ _LEAST_LINK_SHARE = 1.0
 """Share of the usual transfer time of a group's siblings. A group with a smaller excess is not
 slow."""
 
-_SURE = 5.0
-"""An excess must be larger than this number of standard errors."""
+_SURE, _SURE_OF_FEW = 5.0, {3: 12.9, 4: 8.1, 5: 6.1}
+"""An excess must be larger than this number of standard errors; with few steps, than more: Student's t of two runs
+(`ppprof.analysis.diff.changes.sure`), times the factor by which so few deviations have too small a median (Croux and
+Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale", 1992)."""
 
 _DEVIATION = 2**0.5 * 1.2533 * 1.4826
 """Factor from the median absolute deviation to the standard error of a difference of two medians, for
@@ -50,7 +52,8 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
         One row per rank, sorted by excess_ns, the largest first: rank, role, peers (number of other
         ranks with its role), excess_ns (float64, in a typical step), noise_ns (float64, the
         standard error of excess_ns) and is_slow. A rank is slow if it has peers and at least 3
-        steps, and its excess is above 5 standard errors and above 5% of a step.
+        steps, and its excess is above 5 standard errors (more with fewer than 6 steps) and above 5%
+        of a step.
     """
     role = pl.col("rank").replace_strict(dict(roles), default="", return_dtype=pl.String)
     with_role = own.with_columns(role=role)
@@ -155,13 +158,14 @@ def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
     ).row(0)
     excess, steps = pl.col("excess_ns"), pl.col("steps")
     typical = excess.sort().get((pl.len() - 1) // 2).over(family)
+    sure_from = steps.replace_strict(_SURE_OF_FEW, default=_SURE, return_dtype=pl.Float64)
     return (
         table.group_by(key, family)
         .agg(excess_ns=pl.col("excess").median(), steps=pl.col("step").n_unique())
         .with_columns(excess_ns=excess - typical, noise_ns=_DEVIATION * spread / steps.sqrt())
         .with_columns(
             is_slow=(steps >= LEAST_STEPS)
-            & (excess > _SURE * pl.col("noise_ns"))
+            & (excess > sure_from * pl.col("noise_ns"))
             & (excess > _LEAST_SHARE * length)
         )
     )
