@@ -98,12 +98,7 @@ def _lines(hang: Hang) -> Iterator[str]:
     if hang.idle_s is not None and hang.idle_s < _QUIET_S and not hang.has_ended:
         yield "The job may well be running: ask again in a minute, and compare.\n"
     yield f"\nVerdict: {hang.verdict()}.\n"
-    if hang.on_devices and hang.waiting:
-        yield "Operations below went to devices, and no host waits in them, so this is likely, not sure.\n"
-    elif hang.problems or hang.damaged:
-        yield "Some notes of ranks are unreadable (see above), so this is likely, not sure.\n"
-    elif hang.gone_waiting:
-        yield "Which process ended first is not known, so this is likely, not sure.\n"
+    yield _doubt(hang)
     if hang.waiting:
         yield "\nWho waits:\n"
     for waiting in hang.waiting[:_MOST_WAITING]:
@@ -124,6 +119,19 @@ def _lines(hang: Hang) -> Iterator[str]:
     here = [rank for rank in hang.causes if rank in hang.states and hang.states[rank].pid]
     for rank in here:
         yield f"\nWhere rank {rank} is now: py-spy dump --pid {hang.states[rank].pid}\n"
+
+
+def _doubt(hang: Hang) -> str:
+    """Return why the verdict is not sure, as a line; "" if it is, or says so itself."""
+    reasons = {
+        "Operations below went to devices, and no host waits in them": hang.on_devices
+        and hang.waiting,
+        "Some notes of ranks are unreadable (see above)": hang.problems or hang.damaged,
+        "Later operations have overwritten some notes": hang.is_overwritten,
+        "Which process ended first is not known": hang.gone_waiting,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    return f"{why}, so this is likely, not sure.\n" if why else ""
 
 
 def _waits_for(waiting: Waiting) -> str:

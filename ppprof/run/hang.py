@@ -70,6 +70,14 @@ class Waiting(NamedTuple):
     overwritten: tuple[int, ...] = ()
     """Members of which that is unknown: they have called too much since."""
 
+    def is_of(self, rank: int, operation: Operation) -> bool:
+        """Whether an operation that a rank has called is this one, or the other side of the transfer."""
+        own = self.operation
+        key = own.key
+        if own.name in POINT_TO_POINT and rank != self.rank:
+            key = own.group, "recv" if own.name == "send" else "send", self.rank
+        return rank in self.among and (operation.key, operation.sequence) == (key, own.sequence)
+
     @property
     def among(self) -> Sequence[int]:
         """The ranks that the operation is of."""
@@ -173,7 +181,12 @@ class Hang:
     def is_sure(self) -> bool:
         """Whether the verdict follows from complete notes of hosts that wait."""
         incomplete = self.on_devices or self.problems or self.damaged or self.absent
-        return not (incomplete or self.gone_waiting or self.unseen)
+        return not (incomplete or self.is_overwritten or self.gone_waiting or self.unseen)
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether it is unknown of some ranks whether they have come to where others wait."""
+        return any(each.overwritten for each in self.waiting)
 
     @property
     def unseen(self) -> tuple[int, ...]:
@@ -213,7 +226,7 @@ class Hang:
     @property
     def _complete(self) -> list[Waiting]:
         """Those that wait in an operation that all have called."""
-        return [each for each in self.waiting if not each.missing]
+        return [each for each in self.waiting if not (each.missing or each.overwritten)]
 
     def verdict(self) -> str:
         """Return the cause in one sentence."""
@@ -276,7 +289,7 @@ class Hang:
         left = [
             f"an exception ended it on rank {rank}, {_ago(self.now_ns + last.returned_ns)} ago"
             for rank, last in self.last.items()
-            if rank in waiting.among and last.has_raised and self._runs(rank)
+            if last.has_raised and waiting.is_of(rank, last) and self._runs(rank)
         ]
         ended = self._ended_among(waiting.among)
         if left or ended:
@@ -290,7 +303,7 @@ class Hang:
         return f"{called}, and it does not end: look at the network and at the devices{where}"
 
     def _runs(self, rank: int) -> bool:
-        return rank in self.states and self.states[rank].pid is not None
+        return rank in self.states and not self.states[rank].has_ended
 
     def _on_cause(self, rank: int) -> str:
         waits = [each for each in self.waiting if rank in (*each.missing, *each.overwritten)]
@@ -354,7 +367,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     rings: dict[int, Ring] = {}
     states: dict[int, RankState] = {}
     problems: dict[int, str] = {}
-    runs = _of_one_run(paths)
+    runs = _of_one_run(paths, warns=True)
     most = max(_LEAST_OPERATIONS, _MOST_OPERATIONS // max(sum(map(_num_rings, runs)), 1))
     for run in runs:
         try:
@@ -460,7 +473,7 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
     return sorted(answered)
 
 
-def _of_one_run(paths: Sequence[PathLike]) -> list[Path]:
+def _of_one_run(paths: Sequence[PathLike], *, warns: bool = False) -> list[Path]:
     """Return the directories of the run that was started last: the newest one of a node may be of an earlier start.
 
     Raises:
@@ -473,7 +486,7 @@ def _of_one_run(paths: Sequence[PathLike]) -> list[Path]:
     run_id = read_run_id(max(runs, key=_started))
     found = [find(log, run_id) if run_id else None for log in logs]
     for log, run in zip(logs, found):
-        if run is None:
+        if run is None and warns:
             _log.warning(
                 "%s: it has no directory of the run that was started last; what its ranks do now is unknown",
                 log,
@@ -483,7 +496,7 @@ def _of_one_run(paths: Sequence[PathLike]) -> list[Path]:
 
 def _started(run: Path) -> float:
     """Return when a run was started, as the seconds of a clock; 0 if that is unknown."""
-    with suppress(InputError, ValueError, TypeError):
+    with suppress(InputError, KeyError, ValueError, TypeError):
         return datetime.fromisoformat(read_manifest(run)["started"]).timestamp()
     return 0.0
 
@@ -522,10 +535,11 @@ def _waiting(ring: Ring, missing: _Missing, state: RankState | None) -> list[Wai
     A rank that an exception has ended waited in what raised it, if that was its last operation.
     """
     last = ring.operations[-1:]
-    is_over = state is None or state.pid is None
-    waits = [each for each in ring.operations if each.is_pending]
-    waits = waits or [each for each in last if each.has_raised and is_over]
-    found = [missing.waiting(ring, each) for each in waits]
+    found = [missing.waiting(ring, each) for each in ring.operations if each.is_pending]
+    if not found and (state is None or state.has_ended):
+        found = [missing.waiting(ring, each) for each in last if each.has_raised]
+        # Of a session that ended without a word, an exception may have been caught before.
+        found = [each for each in found if each.missing or state is not None]
     return [each for each in found if each.missing][:1] or found[:1]
 
 
@@ -549,9 +563,17 @@ def _lost(
 
 
 def _follow(waiting: Sequence[Waiting]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return for whom each rank waits, and the ranks at the end of these chains, which do not wait."""
-    waits_for = {each.rank: each.missing for each in waiting if each.missing}
-    return waits_for, set().union(*set(waits_for.values())) - {each.rank for each in waiting}
+    """Return for whom each rank waits, and the ranks at the end of these chains, which do not wait.
+
+    A rank that waits elsewhere, and of which it is unknown whether it has come, has not come most likely.
+    """
+    waits = {each.rank for each in waiting}
+    waits_for = {
+        each.rank: (*each.missing, *(rank for rank in each.overwritten if rank in waits))
+        for each in waiting
+    }
+    blamed = set().union(*{each.missing for each in waiting}) - waits
+    return {rank: ranks for rank, ranks in waits_for.items() if ranks}, blamed
 
 
 def _queued(ring: Ring, missing: _Missing) -> list[Waiting]:
@@ -629,7 +651,13 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
     differently in each step; unless from there on ranks call from other lines than each other, and did not before.
     """
     usual = set()
-    for sequence in sorted(by_sequence):
+    numbers = sorted(by_sequence)
+    shared = [each for each in numbers if len(by_sequence[each]) > 1]
+    lines_differ = {each for each in numbers if _lines_differ(by_sequence[each])}
+    last_alike = max((each for each in shared if each not in lines_differ), default=-1)
+    since = 0
+    for sequence in numbers:
+        since = since if sequence - 1 in lines_differ else sequence
         calls = by_sequence[sequence]
         differs = _differences(list(calls.values()))
         if not differs:
@@ -638,10 +666,9 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
         has_ended = all(_has_ended(each, rings[rank]) for rank, each in calls.items())
         if has_ended:
             usual.add(kind)
-        since = sequence
-        while _lines_differ(by_sequence, since - 1):
-            since -= 1
-        if kind not in usual or _shifts(by_sequence, since):
+        # Ranks call from different lines in each operation from one on, and did not before.
+        shifts = since - 1 == last_alike
+        if kind not in usual or shifts:
             group = next(rings[rank].groups[each.group] for rank, each in calls.items())
             return Mismatch(group, sequence, calls, differs, since)
     return None
@@ -654,14 +681,8 @@ def _has_ended(operation: Operation, ring: Ring) -> bool:
     return is_over and (not on_device or ring.step >= operation.step + _STEPS_AHEAD)
 
 
-def _shifts(by_sequence: _Calls, since: int) -> bool:
-    """Return whether ranks call from different lines in each operation from one on, and not in the one before it."""
-    shared = [each for each in by_sequence if each >= since and len(by_sequence[each]) > 1]
-    return since - 1 in by_sequence and all(_lines_differ(by_sequence, each) for each in shared)
-
-
-def _lines_differ(by_sequence: _Calls, sequence: int) -> bool:
-    return len({each.place for each in by_sequence.get(sequence, {}).values()}) > 1
+def _lines_differ(calls: Mapping[int, Operation]) -> bool:
+    return len({each.place for each in calls.values()}) > 1
 
 
 def _differences(calls: list[Operation]) -> tuple[str, ...]:

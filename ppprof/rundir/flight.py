@@ -35,7 +35,8 @@ MOST_OPERATIONS = 2048
 POINT_TO_POINT = frozenset(["send", "recv"])
 """Operations between two ranks; all others are of all ranks of a group."""
 
-_MAGIC = b"ppprof flight 2\n"
+_MAGIC, _OLDER = b"ppprof flight 3\n", b"ppprof flight 2\n"
+"""Rings of 0.2.0 do not say that an exception has ended a call."""
 _HEADER = struct.Struct("<16sIIQ")  # magic, bytes of texts, step, when the step began
 _RECORDS = np.dtype(
     [
@@ -382,7 +383,7 @@ def read_progress(run: Path, rank: int) -> tuple[int, int | None]:
     """
     with RunFile(run, ring_path(rank)).open() as opened:
         head = opened.read(_HEADER.size)
-    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+    if len(head) < _HEADER.size or not head.startswith((_MAGIC, _OLDER)):
         return 0, None
     _, _, step, step_ns = _HEADER.unpack(head)
     return step, step_ns
@@ -396,7 +397,7 @@ def ranks_with_rings(run: Path) -> list[int]:
 def _parse(rank: int, data: bytes, most: int) -> Ring:
     if len(data) < _SIZE:
         raise ValueError(f"{len(data):,} bytes; expected at least {_SIZE:,}: the file is truncated")
-    if not data.startswith(_MAGIC):
+    if not data.startswith((_MAGIC, _OLDER)):
         is_empty = not data.strip(b"\0")
         is_other = data.startswith(_MAGIC[:-2])
         what = "only zeros" if is_empty else f"begins with {data[: len(_MAGIC)]!r}"
@@ -411,6 +412,13 @@ def _parse(rank: int, data: bytes, most: int) -> Ring:
     is_whole &= (used["called_ns"] > 0) & (used["size"] >= 0)
     whole = used[is_whole]
     whole = whole[np.argsort(whole["number"], kind="stable")]
+    if data.startswith(
+        _OLDER
+    ):  # a rank that has called another operation since has left it by an exception
+        since_ns = np.where(whole["waited_ns"] < 0, -whole["waited_ns"], whole["called_ns"])
+        is_pending = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
+        is_left = is_pending & (since_ns < whole["called_ns"].max(initial=0))
+        whole["returned_ns"][is_left] = -since_ns[is_left]
     returned_ns = whole["returned_ns"]
     is_kept = (returned_ns == 0) | (whole["waited_ns"] < 0) & (returned_ns > 0)
     is_kept[-most:] = True

@@ -216,7 +216,8 @@ def _is_running(run: Path, entry: re.Match[str]) -> bool:
     pid, began = int(entry["pid"]), b""
     with suppress(OSError):
         began = RunFile(run, f"alive/{entry[0]}").read(_MOST_BYTES)
-    return _is_alive(pid) and began in (b"", _began(pid))
+    now = _began(pid)  # unknown of a process that this user may not inspect
+    return _is_alive(pid) and (not began or not now or began == now)
 
 
 def _began(pid: int) -> bytes:

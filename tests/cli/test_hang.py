@@ -49,7 +49,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes, random.Random], bytes], str]] = {
     ),
     "zeros": (lambda data, chance: bytes(len(data)), "only zeros; expected"),
     "random": (lambda data, chance: chance.randbytes(len(data)), "the file is damaged"),
-    "older": (lambda data, chance: data.replace(b"flight 2", b"flight 1"), "another version"),
+    "older": (lambda data, chance: data.replace(b"flight 3", b"flight 1"), "another version"),
 }
 
 

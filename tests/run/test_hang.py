@@ -166,6 +166,23 @@ def steps_of_a_pipeline(dtypes: Sequence[str], last: int) -> list[Any]:
     return calls[:last]
 
 
+def test_lines_that_always_differ_are_no_cause_where_a_ring_begins(job: Job) -> None:
+    """Of numbers 1 and 2, only rank 0 has the first: what came before is overwritten on rank 1."""
+    for rank, dtype, line in ((0, "float16", 3), (1, "bfloat16", 9)):
+        ring = FlightRing(job.run, rank)
+        ring.group(1, GROUPS[1], None)
+        for sequence in range(1 + rank, 6):
+            texts = (
+                ring.text("broadcast"),
+                ring.text(dtype),
+                ring.text(f"train.py:{line} step"),
+                0,
+            )
+            number = ring.add(1, sequence, 0, 10**18 + sequence, 8, 0, *texts)
+            ring.returned(number, 10**18 + sequence)
+    assert job.hang().mismatches == ()
+
+
 @pytest.mark.parametrize("stopped_at", [4, 5])
 def test_calls_that_differ_in_each_step_are_no_cause(job: Job, stopped_at: int) -> None:
     """Stages name the dtype of a loss differently; rank 0 sleeps in the third step."""
@@ -350,6 +367,18 @@ def test_of_overwritten_operations_nothing_is_sure(job: Job) -> None:
     )
 
 
+def test_ranks_that_wait_elsewhere_and_have_overwritten_their_notes_are_in_a_circle(
+    job: Job,
+) -> None:
+    """Rank 0 calls an operation of a group that was used long ago, alone; rank 1 waits for it in another group."""
+    job.rank(0, (1, "all_reduce"), (1, "broadcast"), waits=True)
+    job.rank(1, (1, "all_reduce"), *[(3, "barrier")] * (MOST_OPERATIONS + 1), waits=True)
+    hang = job.hang()
+    assert set(hang.circle) == {0, 1}
+    assert not hang.is_sure
+    assert "in different orders" in hang.verdict()
+
+
 def test_a_group_that_a_rank_has_never_used_is_not_overwritten(job: Job) -> None:
     """As one that is made for a checkpoint."""
     job.rank(0, (1, "all_reduce"), waits=True)
@@ -397,6 +426,40 @@ def test_a_call_that_an_exception_ended_is_over(job: Job) -> None:
     assert re.search(
         r"last called all_reduce .* ago, which an exception ended$", job.hang().verdict()
     )
+
+
+def test_a_rank_elsewhere_that_caught_an_exception_does_not_wait(job: Job) -> None:
+    """It runs on another machine, as far as is known."""
+    job.rank(0, (1, "all_reduce"), raises=True)
+    path = LivenessRegistry(job.run, Topology.of(), 0)._entry.path
+    path.rename(path.with_name("00000.4711.node7-1"))
+    job.rank(1, (1, "all_reduce"), (1, "barrier"), waits=True)
+    hang = job.hang()
+    assert hang.causes == (0,)
+    assert hang.verdict().endswith(", which an exception ended")
+
+
+def test_an_exception_of_another_operation_did_not_end_this_one(job: Job) -> None:
+    for rank in (0, 1):
+        LivenessRegistry(job.run, Topology.of(), rank)
+    job.rank(0, (1, "all_reduce"), waits=True)
+    job.rank(1, (1, "all_reduce"), (3, "barrier"), raises=True)
+    assert "an exception" not in job.hang().verdict()
+
+
+def test_in_rings_of_before_a_call_with_a_later_one_is_over(job: Job) -> None:
+    """They do not say that an exception ended it."""
+    ring = FlightRing(job.run, 1)
+    ring.group(1, GROUPS[1], None)
+    for sequence in (1, 2):
+        texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"), 0)
+        ring.add(1, sequence, 0, 10**18 + sequence, 8, -1, *texts)
+    path = job.run / ring_path(1)
+    path.write_bytes(path.read_bytes().replace(b"ppprof flight 3", b"ppprof flight 2", 1))
+    job.rank(0, (1, "all_reduce"))
+    hang = job.hang()
+    assert [(each.rank, each.operation.sequence) for each in hang.waiting] == [(1, 2)]
+    assert hang.causes == (0,)
 
 
 def test_a_rank_that_an_exception_has_ended_waited_in_its_last_call(job: Job) -> None:

@@ -46,6 +46,15 @@ def test_the_first_to_fail_is_named_by_the_others_and_only_that_one(tmp_path: Pa
     assert [path.name for path in tmp_path.glob("failed/*")] == ["00005.txt"]
 
 
+def test_a_process_that_may_not_be_inspected_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another user, where /proc hides them."""
+    LivenessRegistry(tmp_path, GRID, 3)
+    monkeypatch.setattr(liveness, "_status", lambda pid: [])
+    assert not liveness.rank_states(tmp_path)[3].is_gone
+
+
 @pytest.mark.parametrize("reaped", [False, True])
 def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> None:
     first = LivenessRegistry(tmp_path, GRID, 0)
