@@ -36,7 +36,7 @@ POINT_TO_POINT = frozenset(["send", "recv"])
 """Operations between two ranks; all others are of all ranks of a group."""
 
 _MAGIC, _OLDER = b"ppprof flight 3\n", b"ppprof flight 2\n"
-"""Rings of 0.2.0 do not say that an exception has ended a call."""
+"""The older one, which does not say that an exception has ended a call, is read, too."""
 _HEADER = struct.Struct("<16sIIQ")  # magic, bytes of texts, step, when the step began
 _RECORDS = np.dtype(
     [
