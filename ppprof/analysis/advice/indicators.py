@@ -295,7 +295,7 @@ def _computing(lines: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the lines beside the training whose layers compute without gradients, or most of whose statement does, and the others."""
     computing_ns, time_ns = pl.col("time_ns") * pl.col("computes"), pl.col("time_ns")
     computes = computing_ns.sum().over("name") >= _COMPUTES * time_ns.sum().over("name")
-    computes |= computing_ns.sum().over("statement") > time_ns.sum().over("statement") / 2
+    computes |= computing_ns.sum().over("caller") > time_ns.sum().over("caller") / 2
     return lines.filter(computes), lines.filter(computes.not_())
 
 

@@ -49,7 +49,7 @@ _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
 _NODE = "^global_(?!gradnodeaccumulation)"
 """Names, in lower case, of nodes of the graph of gradients, but of those that add to a gradient: no operator is theirs."""
-_ANY_NODE, _USERS_NODE = "^global_", "pylayer"
+_USERS_NODE = "pylayer"
 _KNOWN = 0.9
 """With fewer Backwards whose operators are known, the others may be of layers of an earlier step."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -237,11 +237,15 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
         is_known[:] = False
 
     def is_ahead_of_known(spans: pl.DataFrame) -> pl.Series:
-        following = np.searchsorted(backward["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
-        return pl.Series(is_known[following])
+        return _is_ahead(spans, backward, is_known)
 
     has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
-    runs = _runs_without(profile, own, forward.filter(is_ahead_of_known(forward)), linked)
+    phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
+    others = together(*map(intervals_of, (*phases, compiled)))
+    whole = forward.filter(
+        _is_ahead(forward, backward, is_known & _are_linked(profile, own, backward))
+    )
+    runs = difference(_runs_without(profile, own, whole, linked), others)
     without = together(intervals_of(forward.filter(has_gradients.not_())), runs)
     forward = forward.filter(has_gradients)
     # Which operators have gradients is unknown: all do from the layers to the Backward.
@@ -249,9 +253,21 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
     unknown = operators.filter(is_ahead_of_known(operators).not_())
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
-    phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
-    trained = together(*map(intervals_of, (*phases, forward, linked, unknown, compiled)))
+    trained = together(others, *map(intervals_of, (forward, linked, unknown)))
     return difference(trained, together(_within_nodes(profile, own), runs)), without
+
+
+def _is_ahead(spans: pl.DataFrame, backward: pl.DataFrame, chosen: Bool) -> pl.Series:
+    """Return whether the next Backward behind each span is a chosen one; the last item is for none behind it."""
+    following = np.searchsorted(backward["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
+    return pl.Series(chosen[following])
+
+
+def _are_linked(profile: Profile, own: pl.DataFrame, backward: pl.DataFrame) -> Bool:
+    """Return of which Backwards each node has a known operator, and False: a ``PyLayer`` runs its own without gradients."""
+    nodes = own.filter((own["category"] == "Operator") & matching(own["name"], _NODE))
+    is_unlinked = profile.trace.events["forward"].gather(nodes["row"]).is_null()
+    return np.append(_num_within(nodes.filter(is_unlinked), backward) == 0, False)
 
 
 def _runs_without(
@@ -268,7 +284,7 @@ def _runs_without(
     Args:
         profile: one rank's window.
         own: the thread's rows of ``tree.hosts``.
-        layers: outermost layers ahead of a Backward whose operators are known.
+        layers: outermost layers ahead of a Backward whose operators are all known.
         linked: the operators that have a gradient.
     """
     tree = profile.tree
@@ -281,6 +297,9 @@ def _runs_without(
     has_gradient = np.searchsorted(rows, ends, side="right") > np.searchsorted(
         rows, operators["row"].to_numpy()
     )
+    # Gradients may be computed in a layer, and no gradient is linked to an operator of a program.
+    name = operators["name"].cast(pl.String).str.to_lowercase()
+    has_gradient |= name.str.contains(f"^global_|^{OPERATOR_OF_PROGRAM}").to_numpy()
     operators = operators.with_columns(has=pl.Series(has_gradient)).sort("start_ns")
     layer = np.searchsorted(
         np.sort(layers["start_ns"].to_numpy()), operators["start_ns"], side="right"
@@ -300,7 +319,7 @@ def _within_nodes(profile: Profile, own: pl.DataFrame) -> Intervals:
     # Of others without an event inside, it is not known: their operators may not be recorded.
     has_inner = pl.Series(tree.size > 0)[own["row"]]
     is_users = has_inner | matching(own["name"], _USERS_NODE)
-    is_node = (own["category"] == "Operator") & matching(own["name"], _ANY_NODE)
+    is_node = (own["category"] == "Operator") & matching(own["name"], _NODE)
     nodes = own.filter(is_node & is_users)
     rows = nodes["row"].to_numpy()
     is_inner = tree.below(rows) & (tree.hosts["category"] != "Backward").to_numpy()
@@ -420,9 +439,11 @@ class _LineChooser:
         whole = sum(self._whole[line] for line in lines)
         training = sum(self._training[line] for line in lines)
         is_loop = whole >= _LOOP * sum(self._weights)
-        if len(path) == 1 or is_loop or training > _MOST_TRAINING * whole:
+        function = path[-1].function.rpartition("<locals>.")[2]
+        is_named = not function.startswith("<")
+        if len(path) == 1 or is_loop or not is_named or training > _MOST_TRAINING * whole:
             return line_name(self._sampled.stacks, path[-1])
-        return f"{path[-1].file}, {path[-1].function}()"
+        return f"{path[-1].file}, {function}()"
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
         """Return the path to the innermost line that has most of the time of its caller's samples below a path."""

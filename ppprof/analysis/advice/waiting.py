@@ -28,9 +28,9 @@ AGAIN = 3
 """Least number of slow steps that wait for data from which such waits are part of the usual."""
 
 _KEY = "Data.Train.loader.num_workers"
-_WORKERS = re.compile("MultiProcess")
 _MOSTLY = 0.5
 """If lines that the loader calls in the training's thread take this share of the wait, workers do not shorten it."""
+_WORKERS = re.compile("MultiProcess")
 """In the names of data loaders that have workers: ``_MultiProcessingDataLoaderIter`` of torch,
 ``_DataLoaderIterMultiProcess`` of Paddle."""
 

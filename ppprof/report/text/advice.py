@@ -170,14 +170,22 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
 
 
 def _worth_a_look(findings: Sequence[Finding], language: str, text: str = "worth_a_look") -> str:
-    """Return a sentence with the largest small finding, which is small since its cost is possible only; "" without a large share."""
+    """Return a sentence with the largest small finding, which is small since its cost is possible only; "" without a large share.
+
+    Slow steps that are small may be chance.
+    """
     catalogue = read_catalogue(language)
-    large = [each for each in findings if (each.share or 0.0) >= _LARGE]
+    words = catalogue["words"]
+    large = [
+        each for each in findings if (each.share or 0.0) >= _LARGE and each.rule != "slow-steps"
+    ]
     if not large:
         return ""
     first = max(large, key=lambda each: each.share or 0.0)
     part = f"{first.share:.0%} {_short(first, catalogue)}"
-    return str(catalogue["words"][text]).format(part=part)
+    if first.facts.get("basis") == NOT_RECORDED:
+        part = str(words["verdict_other"]).format(part=part, basis=words["basis"][NOT_RECORDED])
+    return str(words[text]).format(part=part)
 
 
 def _largest(findings: Sequence[Finding], words: Mapping[str, Any], text: str = "largest") -> str:
