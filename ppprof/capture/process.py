@@ -207,8 +207,11 @@ else:
 
 
 def current_frames() -> dict[int, FrameType]:
-    """Return the innermost frame of each thread of this process, by the thread's identifier."""
-    return _undisturbed(sys._current_frames)
+    """Return the innermost frame of each other thread of this process, by the thread's identifier."""
+    frames = _undisturbed(sys._current_frames)
+    # Its frame holds `frames`: a cycle, which would keep all frames of its callers with their locals.
+    frames.pop(threading.get_ident(), None)
+    return frames
 
 
 def stack_of(frame: FrameType, most: int) -> list[FrameType]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,31 @@ def test_a_thread_of_ours_that_crashes_says_where() -> None:
     assert "in read_nothing" in done.stderr
 
 
+def test_frames_of_other_threads_keep_nothing_of_this_one_alive() -> None:
+    """Without a collection: a profiler of the training, say, is gone once its function has returned."""
+
+    class Local:
+        pass
+
+    def ask() -> weakref.ref[Local]:
+        local = Local()
+        frames = process.current_frames()
+        assert threading.get_ident() not in frames
+        assert other.ident in frames
+        return weakref.ref(local)
+
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()
+        ends.set()
+        other.join()
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_stack_that_cannot_be_read_leaves_collection_as_it_was(collects: bool) -> None:
     def refuse() -> None:
@@ -233,8 +259,6 @@ def test_a_stack_is_that_of_the_callers_and_collection_stays_as_it_was(collects:
             each = each.f_back
         assert process.stack_of(frame, 1000) == callers
         assert process.stack_of(frame, 7) == callers[:7]
-        ours = process.current_frames()[threading.get_ident()]
-        assert frame in process.stack_of(ours, 1000)
 
     if not collects:
         gc.disable()

@@ -317,14 +317,13 @@ class _Sampling:
 
     def run(self, seconds: float = math.inf) -> None:
         """Sample until `stop`, or for some seconds."""
-        me = threading.get_ident()
         cost_ns = 0.0
         self._await_next()
         while self._due_ns < self._begin_ns + seconds * 1e9 and not self._stops.acquire(
             timeout=max(0, self._due_ns - time.perf_counter_ns()) / 1e9
         ):
             began_ns = time.thread_time_ns()
-            self._sample(me)
+            self._sample()
             cost_ns += _SMOOTHING * (time.thread_time_ns() - began_ns - cost_ns)
             if not self._is_fixed:
                 wanted_ns = cost_ns / _COST_RATIO
@@ -351,12 +350,9 @@ class _Sampling:
         with suppress(RuntimeError):
             self._stops.release()
 
-    def _sample(self, me: int) -> None:
-        """Note the stacks of all threads but ``me``; the interpreter's lock is held meanwhile."""
+    def _sample(self) -> None:
+        """Note the stacks of all other threads; the interpreter's lock is held meanwhile."""
         frames = current_frames()
-        del frames[
-            me
-        ]  # it may hold `frames`: a cycle, which would keep all frames and their tensors
         end_ns, now_ns = time.time_ns(), time.perf_counter_ns()
         begin_ns = self._counted_ns
         while self._due_ns <= now_ns:
