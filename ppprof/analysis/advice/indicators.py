@@ -292,7 +292,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
 
 
 def _computing(lines: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the lines beside the training whose layers compute without gradients, or most of whose statement does, and the others."""
+    """Return the lines beside the training that compute without gradients, also those whose caller mostly does, and the others."""
     computing_ns, time_ns = pl.col("time_ns") * pl.col("computes"), pl.col("time_ns")
     computes = computing_ns.sum().over("name") >= _COMPUTES * time_ns.sum().over("name")
     computes |= computing_ns.sum().over("caller") > time_ns.sum().over("caller") / 2
