@@ -110,17 +110,17 @@ class _PrivateStores:
 
 
 def _start_store(host: str) -> tuple[Any, int]:
-    """Start a store on a free port; return the store and the port."""
-    for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port = int(probe.getsockname()[1])
-        try:
-            # World size 1: with more, it would wait for workers, which do not know the port yet.
-            return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
-        except RuntimeError:  # another process took the port
-            continue
-    raise RuntimeError(f"{host}: no free port for a store")
+    """Start a store on a free port; return the store and the port.
+
+    The port stays bound until the store listens, since Paddle aborts the process if it cannot bind
+    it. Both sockets set ``SO_REUSEADDR``, so the store may bind it too; nothing else gets it.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("", 0))
+        port = int(reserved.getsockname()[1])
+        # World size 1: with more, it would wait for workers, which do not know the port yet.
+        return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
 
 
 class _Task:
