@@ -161,13 +161,15 @@ which Python collects garbage), lock
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
-threads that end no steps, while data is loaded), sampler (likewise, of threads that end steps, while Paddle's loader calls
-the line), communication AXIS (likewise, of threads that end steps, while they communicate over
+threads that end no steps, while data is loaded), sampler (likewise, of any thread, while Paddle's
+loader calls the line, but not to read or to collate samples), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
 their gradients)."""
 
+_FETCHER = "paddle.io.dataloader.fetcher"
+"""Where Paddle's loader reads and collates samples. It calls samplers elsewhere."""
 _COMPUTES = 0.1
 """Share of a line's time in layers from which all of it may be for them: noise for a teacher, a metric of its result."""
 BESIDE_IN = "beside in "
@@ -414,8 +416,8 @@ class IndicatorBuilder:
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
         self.add_names("loading", others.select(*named, time_ns="dur_ns"))
-        loads_here = loads & _called_by(sampled, "paddle.io")[samples["stack"].to_numpy()]
-        own = samples.filter(pl.col("is_step") & pl.Series(loads_here))
+        samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
+        own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
         for axis, calls in self._communication():

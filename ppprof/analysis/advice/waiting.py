@@ -179,8 +179,10 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         facts["remedy"] = "workers"
     if present is not None and present >= MOST_WORKERS:
         facts |= {"remedy": "enough", "proposed_workers": None}
-    own = evidence.names("sampler")
-    if (present or has_workers) and own["time_ns"].sum() > _MOSTLY * recorded_ns:
+    own, by_others = evidence.names("sampler"), evidence.names("loading")["time_ns"].sum()
+    # Without workers, the thread that runs the sampler loads the samples, too.
+    whole_ns = recorded_ns if present or has_workers else max(recorded_ns, by_others)
+    if own["time_ns"].sum() > _MOSTLY * whole_ns:
         facts |= {"line": own["name"][0], "proposed_workers": None}
         facts |= {"remedy": "sampler", "wording": "sampler"}
     confidence = "likely" if differs else "sure"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import ppprof
@@ -68,25 +69,39 @@ def test_paddle_s_loader(name, advice, tmp_path):
 
 @pytest.mark.parametrize(
     ("loader", "sampling", "is_sampler"),
-    [("MultiProcess", 250, True), ("MultiProcess", 100, False), ("SingleProcess", 250, False)],
+    [("MultiProcess", 250, True), ("MultiProcess", 100, False)]
+    + [("SingleProcess", 250, True), ("SingleProcess", 100, False)],
 )
 def test_a_slow_sampler_is_not_advised_to_have_workers(loader, sampling, is_sampler, tmp_path):
-    """400 in the loader, which calls the sampler in the training's thread for some of them."""
+    """400 in the loader, which calls the sampler for some of them.
+
+    It does so in the training's thread, or in its own one, where it reads samples for the others.
+    """
 
     def step(at):
         yield op(at, 0, 400, f"_DataLoaderIter{loader}", category="Dataloader")
         yield op(at, 400, 1000)
 
     stacks = in_lines((sampling, 1), (400 - sampling, 2), (600, FORWARD))
-    sampler = Frame("data", "data.py", "Buckets.pick", 29, is_own=True)
-    paddle = Frame("paddle.io.dataloader.dataloader_iter", "p.py", "__next__", 1, is_own=False)
-    num = len(stacks.frames)
+    frames = [
+        Frame("data", "data.py", "Buckets.pick", 29, is_own=True),
+        Frame("paddle.io.dataloader.dataloader_iter", "p.py", "next", 1, is_own=False),
+        Frame("data", "data.py", "Words.__getitem__", 9, is_own=True),
+        Frame("paddle.io.dataloader.fetcher", "p.py", "fetch", 1, is_own=False),
+    ]
+    sampler, loads, item, fetches = range(len(stacks.frames), len(stacks.frames) + len(frames))
+    samples = stacks.samples
+    if loader == "SingleProcess":
+        samples[samples[:, 3] != FORWARD, 0] = 2
+        samples = samples[np.lexsort([samples[:, 1], samples[:, 0]])]
+    reading = [item, fetches, loads] if loader == "SingleProcess" else [loads, 0]
     stacks = dataclasses.replace(
         stacks,
-        frames=[*stacks.frames, sampler, paddle],
-        stacks=[[0], [num, num + 1, 0], [num + 1, 0]],
+        samples=samples,
+        frames=[*stacks.frames, *frames],
+        stacks=[[0], [sampler, loads, 0], reading],
     )
     job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks]))
     (row,) = finding_rows([f for f in ppprof.advise(job) if f.rule == "input-bound"])
     assert row.do.startswith("Make data.py:29, pick() cheaper") == is_sampler
-    assert ("most of it in the training's own thread" in row.what) == is_sampler
+    assert ("most of it for the next samples" in row.what) == is_sampler
