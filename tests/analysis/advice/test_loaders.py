@@ -69,8 +69,12 @@ def test_paddle_s_loader(name, advice, tmp_path):
 
 @pytest.mark.parametrize(
     ("loader", "sampling", "is_sampler"),
-    [("MultiProcess", 250, True), ("MultiProcess", 100, False)]
-    + [("SingleProcess", 250, True), ("SingleProcess", 100, False)],
+    [
+        ("MultiProcess", 250, True),
+        ("MultiProcess", 100, False),
+        ("SingleProcess", 250, True),
+        ("SingleProcess", 100, False),
+    ],
 )
 def test_a_slow_sampler_is_not_advised_to_have_workers(loader, sampling, is_sampler, tmp_path):
     """400 in the loader, which calls the sampler for some of them.
