@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -160,8 +160,10 @@ def attach(
             "device_peak_gbps": device_peak_gbps,
             "tf32": _uses_tf32(),
         }
-        with above_standard_streams():
-            return _attach(block, topology, manifest, first_step)
+        with above_standard_streams(), ExitStack() as undo:
+            session = _attach(block, topology, manifest, first_step, undo)
+            undo.pop_all()
+            return session
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -182,6 +184,7 @@ def _attach(
     topology: Topology | None,
     manifest: Mapping[str, Any],
     first_step: int,
+    undo: ExitStack,
 ) -> RecordingSession:
     """Build the session of this rank: each object from finished ones, the session last.
 
@@ -206,6 +209,8 @@ def _attach(
         StepsPart        x           window ends     x              x
         TablesPart                                           x
         Results                                      x       x      x
+
+    What runs by itself or wraps functions adds to ``undo`` what ends it, in case a later object fails.
     """
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
@@ -225,6 +230,8 @@ def _attach(
         liveness = _liveness(job, run)
         out_of_memory = _out_of_memory(job, run)
         flight_recorder = _flight_recorder(profiler, job, run, timer.is_paused, first_step)
+        if flight_recorder is not None:
+            undo.callback(flight_recorder.release)
         if not profiler.timer_only:
             clock_sync = _clock_sync(job, run, key, recorded)
             triggers = _triggers(profiler, schedule, job, run, key, recorded)
@@ -264,6 +271,7 @@ def _attach(
         *(DevicePart(_device), out_of_memory, liveness, on_demand, recording),
         *(flight_recorder, clock_sync, steps, tables, results),
     ]
+    undo.callback(timer.close)
     timer.watch_readers()
     session = RecordingSession(
         states,

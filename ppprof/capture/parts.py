@@ -163,15 +163,11 @@ class LivenessPart(Part):
         rank is known, and before this rank fails."""
 
     def close(self, ending: Ending) -> None:
-        """Mark this rank as finished, or as failed if an exception ends the training.
-
-        A ``SystemExit`` with code 0 or None counts as finished.
-        """
-        error = ending.error
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        """Mark this rank as finished, or as failed if an exception ends the training."""
+        if ending.error is None:
             self._registry.mark_finished()
         else:
-            self.lost_ranks = self._registry.mark_failed(error)
+            self.lost_ranks = self._registry.mark_failed(ending.error)
 
     def rescue(self) -> None:
         """Mark this rank as ended by the signal that has arrived."""

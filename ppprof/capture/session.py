@@ -176,6 +176,8 @@ class RecordingSession(ProfilerSession):
         self._was_called_elsewhere = False
         self._pid, self._forks = os.getpid(), process.num_forks
         self._steps_in_child = 0
+        self._earlier_error = getattr(sys, "last_value", None)
+        """The last exception that an interactive program has printed before."""
         self._lock = threading.RLock()  # between the training and a signal
         self._guard = SignalGuard.install(self._save_on_signal) if saves else None
         atexit.register(self._at_exit)
@@ -315,7 +317,9 @@ class RecordingSession(ProfilerSession):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close(error)
+        is_exit = isinstance(error, SystemExit) and not error.code
+        # A generator that holds the loop gets the other one where its caller breaks.
+        self._close(None if is_exit or isinstance(error, GeneratorExit) else error)
 
     def _finished_step(
         self,
@@ -480,7 +484,8 @@ class RecordingSession(ProfilerSession):
                 log.warning(f"rank {self._rank}: {part.task} failed: {_describe(error)}")
 
     def _at_exit(self) -> None:
-        self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
+        error = getattr(sys, "last_value", None)  # set when an exception ends the program
+        self._close(None if error is self._earlier_error else error)
 
     def _ordered(self, *, data_first: bool) -> Sequence[Part]:
         """Return the parts, in the order of the session, or those with recorded data first."""

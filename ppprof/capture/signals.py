@@ -76,7 +76,7 @@ class SignalGuard:
         self._exit_code: int | None = None
         """What `end_process` ends the process with; None without it."""
         self._thread: threading.Thread | None = None
-        self._has_warned = self._is_uninstalled = False
+        self._has_warned = self._is_over = self._is_uninstalled = False
         self._next_check = 0
         self._next_check_of_writer = 0
         self._open_pipe()
@@ -86,7 +86,7 @@ class SignalGuard:
         """Install a guard and return it; return None if no guard can be installed.
 
         That is so if the program handles all these signals itself, if it uses the wakeup fd (as an
-        event loop does), and outside the main thread.
+        event loop does), if no descriptor or thread is left, and outside the main thread.
 
         Args:
             save: called once, in the guard's thread, before the process ends.
@@ -94,10 +94,15 @@ class SignalGuard:
         global _active
         if threading.current_thread() is not threading.main_thread():
             return None
+        if _active is not None and _active._is_over:  # its session was closed in another thread
+            _active.uninstall()
         numbers = [int(number) for number in _GUARDED if _is_default(number)]
         if not numbers:
             return None
-        guard = cls(save, numbers)
+        try:
+            guard = cls(save, numbers)
+        except OSError:  # no descriptor is left
+            return None
         previous = signal.set_wakeup_fd(guard._writer.fd, warn_on_full_buffer=False)
         if previous != -1:  # of an event loop
             signal.set_wakeup_fd(previous)
@@ -107,15 +112,22 @@ class SignalGuard:
             guard._handle_in_python(number)
             guard._actions[number] = _action(number)
         _active = guard
-        guard._start()
+        try:
+            guard._start()
+        except RuntimeError:  # no further thread can start: the signals keep their effect
+            guard.uninstall()
+            guard._close_pipe()
+            return None
         return guard
 
     def uninstall(self) -> None:
         """Restore the state before `install`: a signal ends the process at once.
 
-        Does nothing outside the main thread, or if this guard is not the latest one.
+        Outside the main thread, the next `install` does it. Does nothing if this guard is not the latest
+        one.
         """
         global _active
+        self._is_over = True
         if threading.current_thread() is threading.main_thread() and _active is self:
             _active = None
             self._is_uninstalled = True
@@ -166,7 +178,11 @@ class SignalGuard:
         with suppress(OSError, RuntimeError):  # no descriptor or thread is left: the next step asks
             self._open_pipe()
             signal.set_wakeup_fd(self._writer.fd, warn_on_full_buffer=False)
-            self._start()
+            try:
+                self._start()
+            except BaseException:
+                self._close_pipe()
+                raise
 
     def _start(self) -> None:
         reader = self._reader

@@ -17,7 +17,7 @@ from ppprof.choices import (
     TimeUnit,
     TraceFormat,
 )
-from ppprof.config.profiler_options import read_options
+from ppprof.config.profiler_options import options_text, read_options
 from ppprof.config.validation import Problems, knob, read_block
 from ppprof.config.yaml_source import ConfigTree, Key
 from ppprof.errors import ConfigError, UsageError
@@ -323,7 +323,7 @@ def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> 
     if values.get("enable") is False:
         problems.warn((*key, "profiler_options"), "has no effect, because enable is False")
     explicit = {name: value for name, value in values.items() if value is not None}
-    return {**equivalent, **explicit, "profiler_options": str(options)}
+    return {**equivalent, **explicit, "profiler_options": options_text(options)}
 
 
 def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) -> None:

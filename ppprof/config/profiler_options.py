@@ -58,6 +58,13 @@ def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:
     return values, problems
 
 
+def options_text(options: Any) -> str:
+    """Return options as the text that `read_options` reads, also those that are given as a mapping."""
+    if not isinstance(options, Mapping):
+        return str(options)
+    return "; ".join(f"{name}={value}" for name, value in _split_options(options)[0].items())
+
+
 def _split_options(options: Any) -> tuple[dict[str, str], list[str]]:
     """Return the text of each option, keyed by name, and a list of errors.
 
@@ -65,7 +72,7 @@ def _split_options(options: Any) -> tuple[dict[str, str], list[str]]:
     first value counts.
     """
     if isinstance(options, Mapping):
-        return {str(name): str(value) for name, value in options.items()}, []
+        return {str(name): str(value) for name, value in options.items() if value is not None}, []
     if not isinstance(options, str):
         return {}, [f"{options!r}: expected text such as batch_range=[50, 60]; profile_path=log"]
     texts: dict[str, str] = {}
@@ -87,7 +94,7 @@ _TRUE, _FALSE = ("yes", "true", "t", "1"), ("no", "false", "f", "0")
 
 
 def _batch_range(text: str) -> dict[str, Any]:
-    value = literal(text if text[0] in "[(" else f"[{text}]")
+    value = literal(text if text[:1] in ("[", "(") else f"[{text}]")
     is_range = isinstance(value, (list, tuple)) and len(value) == 2
     if not is_range or not all(type(n) is int for n in value) or not 0 <= value[0] < value[1]:
         raise ValueError("[START, STOP], to record batches START to STOP-1")

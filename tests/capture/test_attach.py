@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import ppprof
+from ppprof.capture.session import RecordingSession
 from ppprof.errors import ConfigError, UsageError
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -194,3 +196,24 @@ def test_a_part_that_another_paddle_does_not_suit_is_left_out(
     (message,) = (each for each in messages if effect in each)
     assert re.fullmatch(rf"rank 0: .*{re.escape(module)}.*; {effect}", message)
     assert len((tmp_path / "log/steps/rank_00000.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_failure_to_attach_leaves_nothing_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    """What watches the steps would end a training that it sees none of."""
+    from paddle.base import core
+    from paddle.profiler.timer import benchmark
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    wait = core.task.wait
+    monkeypatch.setattr(RecordingSession, "__init__", fails)
+    block = {"enable": True, "hang_after": 1, "hang_exit_code": 75}
+    with pytest.raises(RuntimeError, match="can't start"):  # the session without parts fails, too
+        ppprof.attach({**block, "profiler_log": str(tmp_path / "log")})
+    assert "cannot attach: can't start new thread" in messages[-1]
+    assert "ppprof the flight recorder" not in [each.name for each in threading.enumerate()]
+    assert core.task.wait is wait
+    assert "ppprof" not in benchmark().hooks

@@ -209,6 +209,44 @@ def test_an_exception_of_the_training_passes_and_the_window_is_kept() -> None:
     assert windows.calls == ["close(keep_empty=True)"]
 
 
+@pytest.mark.parametrize(("code", "failed"), [(0, False), (None, False), (3, True)])
+def test_an_exit_without_a_code_is_no_failure(code: int | None, failed: bool) -> None:
+    windows = Windows()
+    with pytest.raises(SystemExit), session(windows, TWICE):
+        sys.exit(code)
+    assert windows.calls == [f"close(keep_empty={failed})"]
+
+
+def test_a_loop_that_its_caller_leaves_is_no_failure() -> None:
+    windows = Windows()
+
+    def training() -> Iterator[int]:
+        with session(windows, TWICE) as prof:
+            for step in range(9):
+                yield step
+                prof.step()
+
+    steps = training()
+    for step in steps:
+        if step == 3:
+            break
+    steps.close()  # type: ignore[attr-defined]
+    assert windows.calls[-1] == "close(keep_empty=False)"
+
+
+@pytest.mark.parametrize("is_earlier", [True, False])
+def test_an_exception_of_an_earlier_cell_is_not_what_ends_a_training(
+    is_earlier: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows, error = Windows(), ValueError("loss is nan")
+    if is_earlier:
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+    prof = session(windows, TWICE)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    prof._at_exit()  # type: ignore[attr-defined]
+    assert windows.calls == [f"close(keep_empty={not is_earlier})"]
+
+
 def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> None:
     now, path = [0], tmp_path / "steps.jsonl"
     prof = session(None, TWICE, timer=StepTimer(lambda: now[0]), steps=StepLog(run_file(path)))

@@ -350,6 +350,43 @@ time.sleep(30)
     assert run(body) == (-signal.SIGTERM, "saved\n")
 
 
+LIMITS = {
+    "threads": """
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (4 << 20),) * 2)  # a thread takes 8 MiB
+""",
+    "descriptors": """
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+""",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_where_no_thread_can_start_a_signal_keeps_its_effect(limit: str) -> None:
+    body = f"""
+import resource
+{LIMITS[limit]}
+guard = signals.SignalGuard.install(save)
+print(guard, flush=True)
+terminate()
+time.sleep(30)
+"""
+    assert run(body) == (-signal.SIGTERM, "None\n")
+
+
+def test_a_guard_that_another_thread_has_uninstalled_makes_room_for_the_next() -> None:
+    body = """
+first = signals.SignalGuard.install(lambda: None)
+thread = threading.Thread(target=first.uninstall)
+thread.start()
+thread.join()
+guard = signals.SignalGuard.install(save)
+terminate()
+time.sleep(30)
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
 def test_a_step_needs_no_descriptor() -> None:
     body = """
 import resource

@@ -45,6 +45,7 @@ ASKED = {"enable": True, "scheduler": [10, 20], "stop_training": True}
         ("batch_range = 5, 7 ;", {"scheduler": [5, 7]}),
         ("profile_path=a b=c; exit_on_finished=yes", {"profiler_log": "a b=c"}),
         ("", {}),
+        ({"state": None, "timer_only": True}, {"timer_only": True}),
         ({"batch_range": [3, 4], "timer_only": False}, {"scheduler": [3, 4], "timer_only": False}),
     ],
 )
@@ -87,6 +88,18 @@ def test_in_a_block_it_turns_the_profiler_on_and_keys_beside_it_count_more(load)
     assert (profiler.stop_training, profiler.detailed) == (False, True)
     assert config.warnings == ()
     assert ProfilerConfig.from_mapping(profiler.to_mapping()) == profiler
+
+
+def test_a_mapping_is_read_back_as_it_was_written():
+    options = {"batch_range": [3, 4], "profile_path": "a b=c", "timer_only": False, "state": None}
+    profiler = ProfilerConfig.from_mapping({"profiler_options": options})
+    assert profiler.profiler_options == "batch_range=[3, 4]; profile_path=a b=c; timer_only=False"
+    assert ProfilerConfig.from_mapping(profiler.to_mapping()) == profiler
+
+
+def test_an_empty_value_of_a_mapping_is_an_error():
+    with pytest.raises(ConfigError, match="batch_range: '': expected"):
+        ProfilerConfig.from_mapping({"profiler_options": {"batch_range": ""}})
 
 
 def test_a_block_that_is_off_stays_off_and_says_so(load):

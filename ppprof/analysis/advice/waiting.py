@@ -179,9 +179,9 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         facts["remedy"] = "workers"
     if present is not None and present >= MOST_WORKERS:
         facts |= {"remedy": "enough", "proposed_workers": None}
-    own, by_others = evidence.names("sampler"), evidence.names("loading")["time_ns"].sum()
-    # Without workers, the thread that runs the sampler loads the samples, too.
-    whole_ns = recorded_ns if present or has_workers else max(recorded_ns, by_others)
+    own, whole_ns = evidence.names("sampler"), recorded_ns
+    if not (present or has_workers):  # the thread that runs the sampler loads the samples, too
+        whole_ns = max(recorded_ns, float(evidence.names("loading")["time_ns"].sum()))
     if own["time_ns"].sum() > _MOSTLY * whole_ns:
         facts |= {"line": own["name"][0], "proposed_workers": None}
         facts |= {"remedy": "sampler", "wording": "sampler"}

@@ -194,7 +194,7 @@ class FlightRecorder(Part):
         try:
             self._wrap_methods()
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def _wrap_methods(self) -> None:
@@ -236,10 +236,11 @@ class FlightRecorder(Part):
         return [task for task in tasks if task is not None]
 
     def close(self, ending: Ending) -> None:
-        """Restore the methods. The ring stays, for a rank that waits for this one."""
-        self._release()
+        """Release, as the training ends."""
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Restore the methods, and end the watch. The ring stays, for a rank that waits for this one."""
         self._methods.uninstall()
         if self._core is not None:
             self._core.close()

@@ -156,6 +156,15 @@ class _Spanned:
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Function:
+        return self.__wrapped__  # what the training keeps is to outlive the window
+
+    __copy__ = functools.partialmethod(__deepcopy__, {})
+
+    def __reduce__(self) -> str:
+        name: str = self.__wrapped__.__qualname__  # in its module, as of a function
+        return name
+
 
 class Collectives(WindowObserver):
     """Wrappers of all communication."""

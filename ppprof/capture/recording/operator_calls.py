@@ -337,6 +337,12 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         of_inputs = functools.partial(self._backward_wrapper, is_of_inputs=True)
         self._patches.replace(core.eager, "run_partial_grad", of_inputs)
 
+    def dropped(self, name: TraceName) -> None:
+        """Forget the calls of a window that is not saved, and so its layers and parameters."""
+        super().dropped(name)
+        if self._window is None:
+            self._recorded = WindowCalls(None)
+
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
         if self._window is not self._recorded and self._patches.is_installed:

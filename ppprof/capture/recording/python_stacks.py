@@ -266,6 +266,12 @@ class StackSampler(FileObserver["_Sampling"]):
             stacks = dataclasses.replace(stacks, source=source)
         write_python_stacks(file, stacks)
 
+    def dropped(self, name: TraceName) -> None:
+        """Forget the samples of a window that is not saved."""
+        super().dropped(name)
+        if self._sampling is None:
+            self._last = None
+
     def take(self) -> _Sampling | None:
         """Return the samples of the latest window, and forget them; look for who holds tensors if memory has grown."""
         sampling, self._last = self._last, None

@@ -537,6 +537,7 @@ class Windows:
         try:
             yield
         except Exception as error:
+            self._call_dropped(name)
             lost = _what_is_lost(name, num_steps)
             raise RuntimeError(f"{self._store.raw(name)}: {reason(error)}; {lost}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -132,6 +134,17 @@ def test_the_name_of_a_call_is_made_once(names: list[str], monkeypatch: pytest.M
         "isend[axis=dp group=3 bytes=16 dtype=float32 peers=0]",
     ]
     assert num_made == 5
+
+
+def test_what_keeps_a_function_in_a_window_can_be_copied_and_pickled() -> None:
+    wrappers = collectives.Collectives(GRID)
+    wrappers.install()
+    kept, pickled = dist.all_reduce, pickle.dumps([dist.all_reduce, dist.barrier])
+    assert type(kept) is not type(dist.fleet.init)  # the window wraps it
+    wrappers.uninstall()
+    assert copy.deepcopy([kept, copy.copy(kept)]) == [dist.all_reduce, dist.all_reduce]
+    assert type(copy.deepcopy(kept)) is type(dist.all_reduce)
+    assert pickle.loads(pickled) == [dist.all_reduce, dist.barrier]  # noqa: S301 (our own)
 
 
 def test_names_are_bounded(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

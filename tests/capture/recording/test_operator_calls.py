@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from ppprof import rundir
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
+from ppprof.rundir import TraceName
 from ppprof.trace import read_window
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -407,6 +410,18 @@ def test_calls_of_a_window_that_is_dropped_are_not_in_the_next_one() -> None:
     nn.functional.gelu(paddle.ones([3]))
     recorder.uninstall()
     assert {"relu", "gelu"} & set(names(recorder)) == {"gelu"}
+
+
+def test_a_window_that_is_dropped_keeps_no_layer() -> None:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_post_hook(lambda *args: None)  # or Paddle takes a shortcut
+    left = weakref.ref(layer)
+    with recording() as recorder:
+        layer(paddle.ones([2, 4]))
+    recorder.dropped(TraceName(0, "dp0", datetime(2026, 11, 20), 0))
+    del layer
+    gc.collect()
+    assert left() is None
 
 
 def test_each_thread_has_its_own_calls() -> None:
