@@ -32,7 +32,11 @@ log = logging.getLogger("ppprof")
 
 _MOST_TENSORS = 200
 _MOST_CHARACTERS = 400
-_REQUESTED = re.compile(r"alloc(?:ate)?\D{1,20}([0-9.]+) ?([KMGT]?i?B)?", re.IGNORECASE)
+_REQUESTED = re.compile(r"alloc(?:ate)?\D{1,20}([0-9]+(?:\.[0-9]+)?) ?([KMGT]?i?B)?", re.IGNORECASE)
+_OF_WORKER = "DataLoader worker("
+"""Paddle raises the exception of a worker again, in the training's process."""
+_OF_PADDLE, _OF_HOST = "ResourceExhausted", "Fail to alloc memory of"
+"""In the messages of Paddle's allocators, and of that of the host's memory alone."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -63,7 +67,7 @@ class OutOfMemoryPart(Part):
     def close(self, ending: Ending) -> None:
         """Write what the rank holds, if its memory ran out."""
         error = ending.error
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) and not str(error).startswith(_OF_WORKER):
             write_out_of_memory(self._run, self._described(error, ending.step))
             log.warning(
                 f"rank {self._rank}: the memory ran out; who held it: ppprof memory {self._run}"
@@ -76,13 +80,18 @@ class OutOfMemoryPart(Part):
             for frame, line in calls
             if self._files[frame.f_code.co_filename][1]
         ]
-        tensors = list(
-            _once([*_walked(), *_local(lines)], on_device=self._device_memory is not None)
+        message = str(error)
+        on_device = self._device_memory is not None and (
+            _OF_PADDLE in message and _OF_HOST not in message
         )
+        device = self._device if on_device else "cpu"
+        tensors = list(_once([*_walked(), *_local(lines)], on_device=on_device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
-        text = next((line for line in str(error).splitlines() if _REQUESTED.search(line)), "")
-        text = text or str(error).strip().partition("\n")[0]
-        memory = self._device_memory() if self._device_memory is not None else DeviceMemory()
+        text = next((line for line in message.splitlines() if _REQUESTED.search(line)), "")
+        text = text or message.strip().partition("\n")[0]
+        memory = DeviceMemory()
+        if on_device and self._device_memory is not None:
+            memory = self._device_memory()
         return OutOfMemory(
             rank=self._rank,
             step=step,
@@ -90,9 +99,9 @@ class OutOfMemoryPart(Part):
             requested_bytes=requested_bytes(text),
             place=lines[-1][1] if lines else "",
             module=_module([frame for frame, _ in calls]),
-            device=self._device,
-            allocated_bytes=allocator_bytes(self._device, "Allocated"),
-            reserved_bytes=allocator_bytes(self._device, "Reserved"),
+            device=device,
+            allocated_bytes=allocator_bytes(device, "Allocated"),
+            reserved_bytes=allocator_bytes(device, "Reserved"),
             total_bytes=memory.total_bytes,
             bytes_by_kind={
                 kind: sum(tensor.bytes for tensor in tensors if tensor.kind == kind)
@@ -130,7 +139,11 @@ def _walked() -> Iterator[tuple[str, str, Any]]:
         for name, parameter in layer.named_parameters():
             names[parameter.name] = f"{root}.{name}"
             yield "parameter", f"{root}.{name}", parameter
-            yield "gradient", f"{root}.{name}", parameter.grad
+            # The slices of sharding's third stage.
+            yield "parameter", f"{root}.{name}", getattr(parameter, "fw_storage", None)
+            # Those of Fleet's mixed precision, and of the third stage, are no `grad`.
+            for attribute in ("grad", "main_grad", "bw_storage"):
+                yield "gradient", f"{root}.{name}", getattr(parameter, attribute, None)
         for name, buffer in layer.named_buffers():
             yield "buffer", f"{root}.{name}", buffer
     for optimizer in (each for each in objects if isinstance(each, Optimizer)):
@@ -151,19 +164,29 @@ def _local(lines: list[tuple[FrameType, str]]) -> Iterator[tuple[str, str, Any]]
 
 
 def _once(tensors: list[tuple[str, str, Any]], *, on_device: bool) -> Iterator[HeldTensor]:
-    """Yield each tensor with memory once, for the first of its names; ``on_device`` those in the device's memory alone."""
-    seen: set[int] = set()
+    """Yield each tensor in the device's memory, or in the host's, for the first of its names.
+
+    Views are left out: tensors within the memory of another one.
+    """
+    found: list[tuple[int, int, HeldTensor]] = []
     for kind, name, tensor in tensors:
         if type(tensor) is not core.eager.Tensor and not isinstance(tensor, paddle.Tensor):
             continue
         with suppress(Exception):  # without memory, or not dense
-            if on_device and (tensor.place.is_cpu_place() or tensor.place.is_cuda_pinned_place()):
+            if on_device == (tensor.place.is_cpu_place() or tensor.place.is_cuda_pinned_place()):
                 continue
-            address, size = tensor.data_ptr(), int(tensor.size) * tensor.element_size()
-            if size and address and address not in seen:
-                seen.add(address)
+            begin, size = tensor.data_ptr(), int(tensor.size) * tensor.element_size()
+            if size and begin:
                 dtype = str(tensor.dtype).rpartition(".")[2]
-                yield HeldTensor(kind, name[:_MOST_CHARACTERS], tuple(tensor.shape), dtype, size)
+                shape = tuple(tensor.shape)
+                held = HeldTensor(kind, name[:_MOST_CHARACTERS], shape, dtype, size)
+                found.append((begin, begin + size, held))
+    found.sort(key=lambda each: (each[0], -each[1]))
+    covered = 0
+    for _, end, held in found:
+        if end > covered:
+            covered = end
+            yield held
 
 
 def _module(frames: list[FrameType]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ppprof.cli.options import DEFAULT_RUN, Checks, add_layout
 from ppprof.cli.trigger import request_window
 from ppprof.errors import PpprofError
+from ppprof.rundir import nodes
 from ppprof.rundir.triggers import read_completion, read_response
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class _Page:
         self._run = run
         self._request = ""
         self._window: int | None = None
+        self._shown: int | None = None
+        """The window that the page shows."""
         self._ranks: list[int] = []
         self._wants_page = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -150,7 +153,9 @@ class _Page:
             if answer.refused or answer.window is None:
                 self._request, self.note = "", f"no window: {answer.refused}"
                 return
-            self._window, self._ranks = answer.window, answer.ranks or []
+            here = nodes(self._run)  # ranks on other disks complete their files there
+            self._window = answer.window
+            self._ranks = [rank for rank in answer.ranks or [] if rank in here]
             end = (answer.start or 0) + (answer.steps or 1) - 1
             self.note = f"window {self._window}: steps {answer.start} to {end}"
         missing = [
@@ -172,14 +177,15 @@ class _Page:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
         self.note = f"window {self._window}: making its page"
+        # Another window may be requested meanwhile.
+        self._request, self._wants_page, self._shown = "", False, self._window
 
     def _made(self, code: int) -> None:
-        self._process, self._wants_page = None, False
-        self._request = ""
+        self._process = None
         if code or self.path is None:
-            self.note = f"no page: try ppprof report {self._run} --window {self._window}"
+            self.note = f"no page: try ppprof report {self._run} --window {self._shown}"
             return
-        self.note = f"window {self._window}: {self.path}"
+        self.note = f"window {self._shown}: {self.path}"
         if sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
             import webbrowser  # without a display it may start a browser in this terminal
 

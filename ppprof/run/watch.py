@@ -60,7 +60,7 @@ class View:
     run: Path
     topology: Topology | None
     ranks: Mapping[int, Rank]
-    """By rank, those that have written something."""
+    """By rank, those that have written something or are known to have ended."""
     has_ended: bool
     """Whether no rank has an open session."""
     idle_s: float
@@ -195,15 +195,12 @@ class Watch:
         idle_s = min((now_s - (each.changed_s or now_s) for each in ranks.values()), default=0.0)
         limit_s = max(_LEAST_STALL_S, _STALL_STEPS * (step_ns or 0) / 1e9)
         is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
-        states = {
-            rank: Rank(
-                progress.num_ended,
-                self._excess.get(rank),
-                self._gone.get(rank, ""),
-                is_stalled and progress.num_ended < num_ended,
-            )
-            for rank, progress in sorted(ranks.items())
-        }
+        gone = {rank: text for rank, text in self._gone.items() if text}
+        states = {}
+        for rank in sorted({*ranks, *gone}):  # a rank may fail before it has written anything
+            ended = ranks[rank].num_ended if rank in ranks else 0
+            is_behind = is_stalled and ended < num_ended
+            states[rank] = Rank(ended, self._excess.get(rank), gone.get(rank, ""), is_behind)
         flops = _mean([each.flops_per_s for each in latest.values()])
         devices = [
             (each.last.device_peak_bytes, each.last.device_total_bytes, rank)

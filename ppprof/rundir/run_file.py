@@ -206,13 +206,17 @@ class RunFile:
         with os.fdopen(self._descriptor(flags, creates=True), "wb") as file:
             file.write(data)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, is_durable: bool = True) -> None:
         """Write the file as a whole or not at all; replace an existing one, of whatever kind.
+
+        Args:
+            data: the content.
+            is_durable: as for `writing`.
 
         Raises:
             OSError: the file cannot be written; an existing one is unchanged.
         """
-        with self.writing() as hidden:
+        with self.writing(is_durable=is_durable) as hidden:
             hidden.append(data)
 
     def write_new(self, data: bytes) -> None:
@@ -239,11 +243,15 @@ class RunFile:
                 hidden.remove()
 
     @contextmanager
-    def writing(self) -> Iterator[RunFile]:
+    def writing(self, *, is_durable: bool = True) -> Iterator[RunFile]:
         """Create an empty file of a random hidden name; rename it to the file if the block succeeds.
 
         The hidden file is removed if the block raises. A process that is killed meanwhile leaves it
         behind; see `partial_files`.
+
+        Args:
+            is_durable: whether to flush it to disk first, so that it survives a crash of the machine. A
+                training waits for that.
 
         Yields:
             The hidden file, to be written by its path.
@@ -254,8 +262,9 @@ class RunFile:
         hidden = self._create_hidden()
         try:
             yield hidden
-            with os.fdopen(hidden._descriptor(os.O_RDWR), "rb+") as file:
-                os.fsync(file.fileno())
+            if is_durable:
+                with os.fdopen(hidden._descriptor(os.O_RDWR), "rb+") as file:
+                    os.fsync(file.fileno())
             with self._folder() as (folder, name):
                 source = hidden.name.rpartition("/")[2]
                 os.replace(source, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ppprof
-from ppprof.rundir.out_of_memory import read_out_of_memory
+from ppprof.capture.parts import Ending
+from ppprof.capture.steps.step_log import DeviceMemory
+from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -75,3 +78,88 @@ def test_what_is_held_is_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptu
 def test_other_endings_write_nothing(tmp_path: Path) -> None:
     train(tmp_path / "log", fails=False)
     assert read_out_of_memory(tmp_path / "log") == ({}, [])
+
+
+def noted(run: Path, fails: Callable[[], Any], *, on_device: bool = False) -> OutOfMemory | None:
+    """What is written if a function fails; with ``on_device``, of a training whose device is not the CPU."""
+    from ppprof.capture.out_of_memory import OutOfMemoryPart
+
+    run.mkdir(exist_ok=True)
+    memory = DeviceMemory(total_bytes=1 << 35)
+    part = OutOfMemoryPart(run, 0, "npu:0" if on_device else "cpu", lambda: memory)
+    if not on_device:
+        part._device_memory = None
+    with pytest.raises(MemoryError) as raised:
+        fails()
+    part.close(Ending(raised.value, 3, 3, False, set()))
+    return read_out_of_memory(run)[0].get(0)
+
+
+def test_a_view_is_within_the_memory_of_its_tensor(tmp_path: Path) -> None:
+    def fails() -> None:
+        tail_first = paddle.arange(300, dtype="float32")
+        views = [tail_first[100:], tail_first.reshape([3, 100])[:, 10:20], tail_first]  # noqa: F841
+        raise MemoryError
+
+    gc.collect()
+    found = noted(tmp_path, fails)
+    assert found is not None
+    assert found.bytes_by_kind["local variable"] == 300 * 4
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind"),
+    [("main_grad", "gradient"), ("bw_storage", "gradient"), ("fw_storage", "parameter")],
+)
+def test_what_fleet_keeps_beside_a_parameter_counts(
+    tmp_path: Path, attribute: str, kind: str
+) -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    gc.collect()
+    layer = paddle.nn.Linear(8, 8, bias_attr=False)
+    before = noted(tmp_path / "before", fails)
+    setattr(layer.weight, attribute, paddle.ones([64]))
+    after = noted(tmp_path / "after", fails)
+    assert before is not None
+    assert after is not None
+    assert after.bytes_by_kind[kind] - before.bytes_by_kind[kind] == 64 * 4
+
+
+def test_the_memory_of_the_host_is_not_that_of_the_device(tmp_path: Path) -> None:
+    def fails() -> None:
+        batch = paddle.ones([100])  # noqa: F841 (on the host)
+        raise MemoryError("Unable to allocate 7.28 TiB for an array")
+
+    found = noted(tmp_path, fails, on_device=True)
+    assert found is not None
+    assert (found.device, found.total_bytes) == ("cpu", None)
+    assert found.bytes_by_kind["local variable"] == 100 * 4
+
+
+def test_the_memory_of_the_device_is_not_that_of_the_host(tmp_path: Path) -> None:
+    def fails() -> None:
+        batch = paddle.ones([100])  # noqa: F841 (on the host)
+        raise MemoryError("(ResourceExhausted) Cannot allocate 1.5GB memory on NPU 0")
+
+    found = noted(tmp_path, fails, on_device=True)
+    assert found is not None
+    assert (found.device, found.total_bytes) == ("npu:0", 1 << 35)
+    assert found.bytes_by_kind["local variable"] == 0
+
+
+def test_a_worker_that_runs_out_of_memory_is_not_the_training(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise MemoryError("DataLoader worker(1) caught MemoryError with message:\nTraceback")
+
+    assert noted(tmp_path, fails) is None
+
+
+def test_a_message_without_a_number_asks_for_an_unknown_size(tmp_path: Path) -> None:
+    def fails() -> None:
+        raise MemoryError("cannot allocate buffer.")
+
+    found = noted(tmp_path, fails)
+    assert found is not None
+    assert found.requested_bytes is None

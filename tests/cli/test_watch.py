@@ -18,10 +18,11 @@ from ppprof.cli import watch as watch_command
 from ppprof.report.text.layout import Layout, cut
 from ppprof.report.text.watch import screen
 from ppprof.run.watch import Watch
-from ppprof.rundir import claim, write_manifest
+from ppprof.rundir import claim, write_manifest, write_node_marker
 from ppprof.rundir.flight import FlightRing
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
+from ppprof.rundir.triggers import TriggerResponse
 from ppprof.topology import Topology
 from tests.conftest import Cli
 from tests.jobs.planted import COMMITTED
@@ -177,6 +178,15 @@ def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
     assert "dp1 pp1         !." in text
 
 
+def test_a_rank_that_fails_before_its_first_step_is_named(tmp_path: Path) -> None:
+    run = claim(tmp_path / "profiler_log")
+    write_manifest(run, {})
+    LivenessRegistry(run, Topology.of(dp=1), 0).mark_failed(RuntimeError("boom"))
+    text = "\n".join(screen(Watch(run).look(), Layout(80), 24))
+    assert "rank 0: failed: RuntimeError: boom" in text
+    assert "nothing to look at" not in text
+
+
 def test_a_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job(tmp_path)
     watch = Watch(run)
@@ -283,7 +293,7 @@ def test_the_page_of_a_window_is_in_a_folder_that_others_cannot_foresee(
     run = COMMITTED / "slow_rank_and_link"
     page = watch_command._Page(run)
     page._request, page._window, page._wants_page = "requested", window, True
-    while page._wants_page:
+    while page._wants_page or page._process is not None:
         page.look()
         time.sleep(0.05)
     assert page.path is not None
@@ -291,3 +301,43 @@ def test_the_page_of_a_window_is_in_a_folder_that_others_cannot_foresee(
     assert page.path.exists() == (window == 0)
     assert page.path.parent.stat().st_mode & 0o777 == 0o700
     assert page.path.parent.name != f"ppprof-{os.getpid()}"
+
+
+def test_a_window_is_complete_without_the_ranks_of_other_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = job(tmp_path)
+    write_node_marker(run, 0)
+    write_node_marker(run, 1)
+    answer = TriggerResponse("request", window=0, start=30, steps=5, ranks=[0, 1, 9])
+    monkeypatch.setattr(watch_command, "read_response", lambda *key: answer)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        watch_command,
+        "read_completion",
+        lambda run, rank, window: asked.append(rank) or ([], ""),  # type: ignore[func-returns-value]
+    )
+    page = watch_command._Page(run)
+    page._request = "7"
+    page.look()
+    assert asked == [0, 1]
+    assert page.note == "window 0 is ready: p opens its page"
+
+
+def test_a_window_that_is_requested_while_a_page_is_made_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(watch_command, "request_window", lambda *key: ("8", "5 steps"))
+    monkeypatch.setattr(watch_command, "read_response", lambda *key: None)
+    monkeypatch.setattr(watch_command, "read_completion", lambda *key: ([], ""))
+    page = watch_command._Page(COMMITTED / "slow_rank_and_link")
+    page._request, page._window, page._wants_page = "7", 7, True
+    page.look()
+    assert page.note == "window 7: making its page"
+    page.request()
+    while page._process is not None:
+        page.look()
+        time.sleep(0.05)
+    assert page.note.endswith("--window 7")
+    assert page._request == "8"

@@ -147,7 +147,7 @@ class MetricsFile(Metrics):
         if self._failed:
             return
         try:
-            self._file.write("".join(self._lines()).encode())
+            self._file.write("".join(self._lines()).encode(), is_durable=False)
         except OSError as error:
             self._failed = True
             log.warning(f"{self._file}: {error.strerror or error}; Profiler.export has ended")
