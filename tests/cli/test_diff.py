@@ -260,6 +260,12 @@ def test_a_run_without_steps_outside_windows(several, traces, cli):
     assert f"{traces[0]}: no times of steps outside windows" in err
 
 
+def test_a_run_that_died_early_is_no_run(several, tmp_path, cli):
+    died = run(tmp_path / "died", (), step_lines=[step_lines(300e6, steps=3)])
+    _, err = cli("diff", *several["base"], "--", *several["slow"][:2], died, code=3)
+    assert f"{died}: 2 steps outside windows; expected at least 5 of each run" in err
+
+
 def test_several_runs_need_dashes_and_step_times(several, cli):
     base, slow = several["base"], several["slow"]
     _, err = cli("diff", *base, code=2)

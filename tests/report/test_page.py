@@ -21,6 +21,8 @@ from ppprof.report.html.sections import _communication, _members
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
+from tests.fixtures.run_directories import run as of_job
+from tests.fixtures.run_directories import step_lines
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, reserve, span, write
 from tests.fixtures.words import words
 from tests.jobs.planted import COMMITTED
@@ -225,6 +227,27 @@ def test_a_changed_operator_without_device_time_is_in_the_comparison(tmp_path, c
     _, _, table = path.read_text("utf-8").partition('data-table="change_operators"')
     cells = re.findall(r"<td[^>]*>(.*?)</td>", table.partition("</table>")[0])
     assert cells[:2] == ["on the host", "gone"]
+
+
+def test_differences_that_are_left_out_are_counted(tmp_path, cli):
+    path = tmp_path / "page.html"
+    times = [step_lines(20e6)]
+    base = of_job(
+        tmp_path / "base",
+        (),
+        step_lines=times,
+        config={"a": dict.fromkeys(string.ascii_lowercase, 1)},
+    )
+    other = of_job(
+        tmp_path / "other",
+        (),
+        step_lines=times,
+        config={"a": dict.fromkeys(string.ascii_lowercase, 2)},
+    )
+    cli("report", other, "--baseline", base, "-o", path)
+    text = path.read_text("utf-8")
+    shown = sum(f"a.{letter}: 1 -&gt;" in text for letter in string.ascii_lowercase)
+    assert f"And {len(string.ascii_lowercase) - shown} more differences" in text
 
 
 def test_an_unknown_language_is_refused(runs):

@@ -28,6 +28,16 @@ def test_means_do_not_depend_on_the_order_of_rows(rows: list[tuple[str, int, int
     assert means(rows) == means(ROWS)
 
 
+def test_rows_of_one_key_in_a_step_vary_together() -> None:
+    steps = {0: (3, 5), 1: (4, 9), 2: (1, 2)}
+    rows = [("relu", step, time_ns) for step, times in steps.items() for time_ns in times]
+    table = pl.DataFrame(rows, ["name", "step", "time_ns"], orient="row")
+    row = per_step(table, ["name"], ["time_ns"], dict.fromkeys(steps, 1)).row(0, named=True)
+    sums = [sum(times) for times in steps.values()]
+    assert row["time_ns"] == pytest.approx(np.mean(sums))
+    assert row["time_ns_var"] == pytest.approx(np.var(sums, ddof=1) / 3)
+
+
 def table_of(steps: np.ndarray) -> pl.DataFrame:
     """Return the means of operators whose times are the rows of an array; a column is a step."""
     rows = [(f"{name:05}", step, time) for (name, step), time in np.ndenumerate(steps)]

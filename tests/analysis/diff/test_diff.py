@@ -18,6 +18,8 @@ from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
+from tests.fixtures.torch_traces import TorchTrace, write_events
+from tests.jobs.planted import COMMITTED
 
 
 def compared(tmp_path, one, other, **options) -> Diff:
@@ -702,6 +704,42 @@ def test_what_a_run_has_not_recorded_is_not_gone(tmp_path, cli):
     assert "gone" not in result.out
     assert ppprof.diff(one, one).unrecorded_side == ""
     assert ppprof.diff(one, one).operators.height
+
+
+def test_steps_that_a_run_has_not_recorded_are_not_gone(tmp_path):
+    """Both have windows; only that of the second is among the chosen steps."""
+    times = [step_lines(20e6)]
+    paths = [run(tmp_path / name, [training(gpt())], step_lines=times) for name in ("a", "b")]
+    one, other = map(ppprof.open, paths)
+    recorded = one.breakdown()["step"].to_list()
+    chosen = f"{max(recorded) + 1}:40"
+    found = ppprof.diff(one, other, steps=(chosen, f"{min(recorded)}:40"))
+    assert found.unrecorded_side == "baseline"
+    assert found.operators.is_empty()
+
+
+def test_rates_and_step_times_are_of_the_same_clock():
+    """The first step of a window stalls while the profiler starts, which its length in the trace leaves out."""
+    path = COMMITTED / "dataset_with_workers"
+    costs = ppprof.diff(ppprof.open(path), ppprof.open(path), windows=0).baseline
+    metrics = costs.metrics_over(costs.recorded)
+    samples = costs.times["num_samples"].unique().to_list()
+    assert [round(metrics["ips"] * metrics["step_time"] / 1e9, 6)] == samples
+
+
+def test_windows_without_steps_are_averaged(tmp_path):
+    """As torch writes them without ``ProfilerStep``: one file each."""
+    trace = TorchTrace()
+    trace.op("aten::mm", 0, 100)
+    trace.launch(20, "gemm", 40, 1200)
+    one = write_events(tmp_path / "one.pt.trace.json", trace.events)
+    (tmp_path / "several").mkdir()
+    for number in range(3):
+        name = f"host_1.{1_700_000_000_000_000_000 + number}.pt.trace.json"
+        write_events(tmp_path / "several" / name, trace.events)
+    found = ppprof.diff(ppprof.open(one), ppprof.open(tmp_path / "several"))
+    for table in (found.operators, found.kernels):
+        assert table["baseline_calls"].to_list() == table["experiment_calls"].to_list() == [1]
 
 
 def steps_beside(others, *, step_ns, busy=1.0, wait_ns=0, num=40):

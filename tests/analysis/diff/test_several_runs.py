@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.diff.several_runs import RunTime, run_time, runs_change, wait_difference
+from ppprof.analysis.diff.several_runs import (
+    RunTime,
+    run_time,
+    run_times,
+    runs_change,
+    wait_difference,
+)
 from ppprof.rundir.step_times import STEP_TIMES
 
 times = st.lists(st.floats(1e3, 1e12), min_size=2, max_size=6)
@@ -118,3 +124,15 @@ def test_a_different_wait_is_said():
     assert "0.0% of the baseline's steps, 31.0% of the experiment's" in text
     assert "slower: +45.0%" in text
     assert wait_difference([busy, quiet], [quiet, busy]) == ""
+
+
+def test_a_wait_that_one_run_does_not_know_is_left_in_all():
+    knows = of_steps([9, 100, 140, 100], [None, 0, 40, 0])
+    unknown = of_steps([9, 100, 140, 100], [None] * 4)
+    assert run_times([{"a": knows}, {"b": knows}]) == [
+        {"a": run_time(knows)},
+        {"b": run_time(knows)},
+    ]
+    for one in ([{"a": knows}, {"b": unknown}], [{"a": knows, "b": unknown}, {"c": knows}]):
+        times = [time for side in run_times(one) for time in side.values()]
+        assert times == [run_time(unknown)] * len(times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import _dims, work_change
+from ppprof.run.diff import compare
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Shapes, Span, Thread, span
 
@@ -94,3 +96,11 @@ def test_thousands_of_shapes_take_no_longer_than_hundreds() -> None:
     names = [f"matmul [{length},64] [64,256]" for length in range(20_000)]
     status = ["gone", "new"] * 10_000
     assert _dims(pl.DataFrame({"name": names, "status": status})) is None
+
+
+def test_gradients_that_one_run_knows_are_no_more_work(tmp_path: Path) -> None:
+    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1152)]
+    diff = ppprof.diff(*map(ppprof.open, paths))
+    knows = dataclasses.replace(diff.experiment, has_forward_links=True)
+    assert work_change(compare(diff.baseline, diff.experiment)).flops_ratio is not None
+    assert work_change(compare(diff.baseline, knows)).flops_ratio is None
