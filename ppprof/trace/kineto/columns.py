@@ -251,13 +251,15 @@ class KinetoColumns:
         return conform(table, FRAMES).drop_nulls()
 
     def annotations(self, base_ns: int) -> pl.DataFrame:
-        """Return the device's copies of annotations: name, start_ns and dur_ns. Called once.
+        """Return the device's copies of annotations: name, process, thread, start_ns and dur_ns.
+
+        There is one for each stream. Called once.
 
         Args:
             base_ns: nanoseconds to add to each recorded start.
         """
         table = self._table("annotations").with_columns(pl.col("start_ns") + base_ns)
-        return table.select("name", "start_ns", "dur_ns").drop_nulls()
+        return table.select("name", "process", "thread", "start_ns", "dur_ns").drop_nulls()
 
     def overheads(self, base_ns: int) -> pl.DataFrame:
         """Return the times that the profiler itself takes: columns of `OVERHEADS`. Called once.

@@ -41,9 +41,10 @@ class Device(NamedTuple):
     """What a device recorded."""
 
     events: pl.DataFrame
-    """Reads start_ns and correlation."""
+    """Reads process, thread, start_ns and correlation."""
     annotations: pl.DataFrame
-    """Its copies of the host's annotations: name, start_ns and dur_ns."""
+    """Its copies of the host's annotations, one for each stream: name, process, thread, start_ns and
+    dur_ns."""
 
 
 class _Steps(NamedTuple):
@@ -157,25 +158,35 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
     The host begins a step when it launches its first kernel::
 
         host                l l l   l l l
-        device                k k k   k k k
-        ProfilerStep          1----   2----       on the device
+        stream 7              k   k   k k
+        ProfilerStep          1----   2--
+        stream 20               k   k
+        ProfilerStep            1   2
         steps               1------|2-----|
     """
-    spans = device.annotations.filter(pl.col("name").cast(pl.String).str.starts_with(STEP)).sort(
-        "start_ns"
+    stream = ["process", "thread"]
+    spans = (
+        device.annotations.filter(pl.col("name").cast(pl.String).str.starts_with(STEP))
+        .sort("start_ns")
+        .with_columns(nth=pl.int_range(pl.len()).over(*stream, "name"))
     )
     if spans.height < _LEAST_STEPS:
         return None
-    begin = spans["start_ns"].to_numpy()
-    kernels = device.events.select("correlation", at="start_ns").drop_nulls()
-    row = np.searchsorted(begin, kernels["at"].to_numpy(), side="right") - 1
-    is_inside = (row >= 0) & (kernels["at"].to_numpy() < (begin + spans["dur_ns"].to_numpy())[row])
+    kernels = device.events.select(*stream, "correlation", at="start_ns").drop_nulls()
     first = (
-        kernels.with_columns(row=pl.Series(row))
-        .filter(pl.Series(is_inside))
+        kernels.sort("at")
+        .join_asof(
+            spans.rename({"name": "step"}),
+            left_on="at",
+            right_on="start_ns",
+            by=stream,
+            check_sortedness=False,
+        )
+        .filter(pl.col("at") < pl.col("start_ns") + pl.col("dur_ns"))
+        .select("correlation", "step", "nth")
         .join(launches, "correlation")
         .sort("start_ns")
-        .group_by("row")
+        .group_by("step", "nth")
         .agg(pl.col("key", "thread", "process", "start_ns").first())
         .sort("start_ns")
     )
