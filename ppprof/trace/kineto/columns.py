@@ -150,13 +150,13 @@ class KinetoColumns:
         if not ranks:
             self.add_tables(tables)
             return {0: self}
-        num_events = sum(tables[kind].height for kind in SPANS)
+        num_events = sum(tables[kind].height for kind in _NOUNS)
         parts = {}
         for rank, part in split(tables, ranks, self.process_names, path).items():
             parts[rank] = columns = KinetoColumns()
             columns.thread_names, columns._has_tables = self.thread_names, True
             columns.add_tables(part)
-            num_events -= sum(part[kind].height for kind in SPANS)
+            num_events -= sum(part[kind].height for kind in _NOUNS)
         first = next(iter(parts.values()))
         first.ignored, first.skipped = self.ignored, self.skipped
         if num_events:
