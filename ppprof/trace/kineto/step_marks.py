@@ -8,7 +8,8 @@ A loop that does not call ``profiler.step()`` still has marks. The first kind th
     other outermost annotations    begin a step, if they have one name but for numbers and brackets,
                                    and nearly all launches lie in them: step[decode bs=32]
 
-A step lasts from one mark to the next. A user may name the spans (``--step-mark REGEX``): if they
+A step lasts from one mark to the next. Of marks whose names recur in one order, such as those of two
+optimizers or of layers with numbers, one name counts (`_once_a_cycle`). A user may name the spans (``--step-mark REGEX``): if they
 are long, they are the steps themselves.
 """
 
@@ -124,6 +125,21 @@ def _marks(hosts: pl.DataFrame, is_mark: Bool) -> pl.DataFrame:
     return own.filter(own["start_ns"] >= latest)
 
 
+def _once_a_cycle(marks: pl.DataFrame, which: int = 0) -> pl.DataFrame:
+    """Return the marks of one name, if all names recur in a fixed order; else all marks.
+
+        names   Muon AdamW Muon AdamW Muon AdamW        which -1: those of AdamW
+
+    Args:
+        marks: by time; there must be two cycles, or the order may be chance.
+        which: the name's position in a cycle.
+    """
+    names, length = marks["name"].to_physical().to_numpy(), marks["name"].n_unique()
+    if not 0 < 2 * length <= len(names) or (names[length:] != names[:-length]).any():
+        return marks
+    return marks.filter(names == names[:length][which])
+
+
 def _from_starts(marks: pl.DataFrame, hosts: pl.DataFrame) -> _Steps:
     """Return steps from one mark to the next; the last one ends with its mark, if marks are long."""
     start, end = (marks[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -200,8 +216,8 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
 
 def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     loads, updates = (
-        _marks(hosts, (hosts["category"] == category).to_numpy())
-        for category in ("Dataloader", "Optimization")
+        _once_a_cycle(_marks(hosts, (hosts["category"] == category).to_numpy()), which)
+        for category, which in (("Dataloader", 0), ("Optimization", -1))
     )
     is_rarer = 0 < updates.height < loads.height - 1
     if loads.height >= _LEAST_STEPS and not is_rarer:
@@ -237,4 +253,4 @@ def _of_spans(hosts: pl.DataFrame, launches: pl.DataFrame) -> _Steps | None:
         length = float(np.median(end - start))
         if share >= _LEAST_SHARE and length > longest:
             best, longest = marks, length
-    return None if best is None else _from_starts(best, hosts)
+    return None if best is None else _from_starts(_once_a_cycle(best), hosts)
