@@ -29,6 +29,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
+from ppprof.messages import Counted
 from ppprof.paths import is_remote
 from ppprof.topology import parse_selector
 
@@ -260,19 +261,23 @@ def _run_several(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from ppprof.analysis.diff.gate import runs_outcome
-    from ppprof.analysis.diff.several_runs import RunTime, run_time, runs_change, wait_difference
+    from ppprof.analysis.diff.several_runs import RunTime, run_times, runs_change, wait_difference
+    from ppprof.analysis.profile.step_basis import LEAST_STEPS
     from ppprof.cli.output import show
     from ppprof.cli.runs import open_run
     from ppprof.report.diff_rows import SCHEMA_VERSION
     from ppprof.report.text.several_runs import several_runs_text
     from ppprof.rundir.summaries import dumps
 
+    tables = [{path: open_run(path).step_times for path in paths} for paths in args.sides]
     sides: list[dict[str, RunTime]] = []
-    for paths in args.sides:
-        read = {path: run_time(open_run(path).step_times) for path in paths}
-        lacking = [path for path, time in read.items() if time is None or not time.quiet_ns]
-        if lacking:
-            raise InputError(f"{lacking[0]}: no times of steps outside windows (steps/*.jsonl)")
+    for read in run_times(tables):
+        for path, time in read.items():
+            if time is None or not time.quiet_ns:
+                raise InputError(f"{path}: no times of steps outside windows (steps/*.jsonl)")
+            if time.num_steps < LEAST_STEPS:
+                what = f"{Counted(time.num_steps):step|steps} outside windows"
+                raise InputError(f"{path}: {what}; expected at least {LEAST_STEPS} of each run")
         sides.append({path: time for path, time in read.items() if time is not None})
     paths = [path for side in args.sides for path in side]
     if len({path if is_remote(path) else os.path.realpath(path) for path in paths}) < len(paths):

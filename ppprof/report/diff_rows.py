@@ -200,7 +200,7 @@ def diff_document(
             "baseline_steps": change.baseline_steps,
             "experiment_steps": change.experiment_steps,
             "is_separated": change.is_separated,
-            "needed_steps": change.needed_steps,
+            "needed_steps": change.deciding_steps,
             "steps_are": [words for _, words in diff.samples],
         },
         "comparability": {

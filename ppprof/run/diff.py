@@ -247,8 +247,8 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
         times = times.filter(side.steps.contains(pl.col("step")))
         if steps.is_empty() and (times.is_empty() or side.window is not None):
             raise UsageError(f"{run}: no step of {side.steps}; it has {existing}")
-    if windows and steps.is_empty():
-        steps = _one_step(sorted({rank for rank, *_ in windows}))
+    if windows and side.steps is None and steps.is_empty():
+        steps = _one_steps(sorted({(rank, window) for rank, window, *_ in windows}))
     if steps.is_empty() and times.is_empty():
         raise UsageError(f"{run}: no steps of window {side.window}, rank {side.ranks}")
     # If every window restarts its step count at 0, as with a profiler made anew for each, step
@@ -391,12 +391,12 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
     return rows.with_columns(exposed_ns=pl.when(is_known).then(exposed)).select(*schema, *PARTS_NS)
 
 
-def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
-    """Return a single step of unknown length (null) for each rank, for traces without steps."""
-    unknown = {"window": 0, "step": 0, "step_ns": None, **dict.fromkeys(PARTS_NS)}
+def _one_steps(windows: Sequence[tuple[int, int]]) -> pl.DataFrame:
+    """Return a single step of unknown length (null) for each rank and window, for traces without steps."""
+    unknown = {"step": 0, "step_ns": None, **dict.fromkeys(PARTS_NS)}
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     return pl.DataFrame(
-        [{"rank": rank, **unknown} for rank in ranks],
+        [{"rank": rank, "window": window, **unknown} for rank, window in windows],
         {**schema, **dict.fromkeys(PARTS_NS, pl.Int64)},
     )
 

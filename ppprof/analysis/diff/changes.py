@@ -112,6 +112,8 @@ def per_step(
     """
     # Sums of floats depend on the order of the rows, and threads leave them in any.
     table = table.filter(pl.col("step").is_in(list(ranks))).sort("step", *values)
+    # Several rows of one key, as of two equal lines of a function, vary together.
+    table = table.group_by([*keys, "step"]).agg(pl.col(values).sum()).sort("step", *values)
     num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
     rank_means = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
     num, means = len(ranks), []

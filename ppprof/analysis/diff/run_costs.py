@@ -84,8 +84,8 @@ class RunCosts:
     unknown."""
 
     def without_attribution(self) -> RunCosts:
-        """Return a copy without forward links, whose ``modules`` are ``unattributed_modules``."""
-        return dataclasses.replace(self, modules=self.unattributed_modules, has_forward_links=False)
+        """Return a copy whose ``modules`` are ``unattributed_modules``."""
+        return dataclasses.replace(self, modules=self.unattributed_modules)
 
     def without_windows(self) -> RunCosts:
         """Return a copy with nothing but the step times."""
@@ -161,10 +161,10 @@ class RunCosts:
             metrics["step_time"] = _mean(times["step_ns"])
             metrics["step_time_median"] = medians.quantile(0.5, "linear")
             metrics["step_time_p95"] = medians.quantile(0.95, "linear")
-        counted = self.times.join(times.select("rank", "step"), on=["rank", "step"], how="semi")
+        counted = self.times.join(times.select("rank", "step", "step_ns"), on=["rank", "step"])
         for metric, column in (("ips", "num_samples"), ("tokens_per_s", "num_tokens")):
             known = counted.drop_nulls(column)
-            count, time_ns = _mean(known[column]), _mean(known["batch_cost_ns"])
+            count, time_ns = _mean(known[column]), _mean(known["step_ns"])
             if count is not None and time_ns:
                 metrics[metric] = count / time_ns * 1e9 * self.num_replicas
         if counted.height and counted["reader_cost_ns"].count():

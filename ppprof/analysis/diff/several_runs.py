@@ -10,7 +10,7 @@ So a run counts as one sample, its median step, and the noise is the spread betw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,24 @@ class RunsChange:
         return text
 
 
+def run_times(sides: Sequence[Mapping[str, pl.DataFrame]]) -> list[dict[str, RunTime | None]]:
+    """Return the step time of each run of either side, by its name, as `run_time` does.
+
+    If the wait for a processor is unknown in one of the runs, it is left in the steps of all.
+
+    Args:
+        sides: the step times of each run, by its name; columns as for `run_time`.
+    """
+    times = [{name: run_time(table) for name, table in side.items()} for side in sides]
+    known = {time.wait_ratio is not None for side in times for time in side.values() if time}
+    if len(known) < 2:
+        return times
+    unknown = pl.lit(None, pl.Int64).alias("processor_wait_ns")
+    return [
+        {name: run_time(run.with_columns(unknown)) for name, run in each.items()} for each in sides
+    ]
+
+
 def run_time(times: pl.DataFrame) -> RunTime | None:
     """Return the step time of a run; None without steps outside windows.
 
@@ -140,7 +158,8 @@ def runs_change(baseline: Sequence[float], experiment: Sequence[float]) -> RunsC
 def wait_difference(baseline: Sequence[RunTime], experiment: Sequence[RunTime]) -> str:
     """Return a sentence if the waits for a processor differ by `WAIT_RATIO` of a step; else empty.
 
-    The adjusted step hides what a program costs that needs more processors than there are.
+    The adjusted step hides what a program costs that needs more processors than there are. Empty if a
+    wait is unknown, since then none is left out.
     """
     sides = [
         [time.wait_ratio for time in side if time.wait_ratio is not None]

@@ -82,14 +82,20 @@ class Change:
         return is_change and self.ratio is not None and abs(self.ratio) <= BETWEEN_RUNS
 
     @property
+    def deciding_steps(self) -> int | None:
+        """``needed_steps`` if more steps would decide what is ``inconclusive``; else None."""
+        is_open = self.verdict == "inconclusive" and self.low is not None
+        return self.needed_steps if is_open and not self.is_within_runs else None
+
+    @property
     def advice(self) -> str:
         """What would decide an ``inconclusive`` verdict that has an interval; else empty."""
-        if self.verdict != "inconclusive" or self.noise is None:
+        if self.verdict != "inconclusive" or self.low is None or self.noise is None:
             return ""
         if self.is_within_runs:
             return f"equal runs differ by {BETWEEN_RUNS:.0%}, too: ppprof bench compares several"
-        if self.needed_steps is not None:
-            return f"some {Counted(self.needed_steps):step|steps} of either run would decide"
+        if self.deciding_steps is not None:
+            return f"some {Counted(self.deciding_steps):step|steps} of either run would decide"
         return (
             f"parts of one run differ by {self.noise:.1%}, so more steps would not decide: use a "
             "quieter machine"

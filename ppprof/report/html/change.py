@@ -72,8 +72,13 @@ def change_section(
     if diff is None:
         return None
     tables = select_rows(diff, _SELECTION)
-    basis = words(f"basis.{diff.samples[1].basis.replace(' ', '_')}")
+    bases = dict.fromkeys(sample.basis for sample in diff.samples)
+    basis = ", ".join(words(f"basis.{each.replace(' ', '_')}") for each in bases)
     steps_label = words("about.change_steps", basis=basis)
+    differences = [*diff.comparability.differences[:_MAX_DIFFERENCES]]
+    num_left_out = len(diff.comparability.differences) - len(differences)
+    if num_left_out:
+        differences.append(words("about.more_differences", number=num_left_out))
     by_name = [
         block for view in KINDS for block in _by_name(diff, view, tables[view], words, links)
     ]
@@ -87,7 +92,7 @@ def change_section(
                 Tile("alike", format_ratio(diff.comparability.score)),
             ]
         ),
-        *map(Note, [*unrecorded, *diff.comparability.differences[:_MAX_DIFFERENCES]]),
+        *map(Note, [*unrecorded, *differences]),
         _overview(diff, words),
         Chart("change_steps", steps_label, height=300, terms=_SIDES),
     ]
