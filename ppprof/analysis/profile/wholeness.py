@@ -231,23 +231,28 @@ def overlapping(devices: pl.DataFrame) -> tuple[Int64, Int64]:
     """Return the device events that run past the end of a later one of their stream.
 
     A stream runs its work in order: a kernel may begin before the one ahead of it ends (programmatic
-    dependent launch), but does not end first. Events of one launch, a graph, may::
+    dependent launch), but does not end first. Events of one launch, a graph, may, also if the launch was
+    before the window::
 
         stream   a.........            a has lost its end: it is cut where b begins, but not before
                     b..  c..           an earlier event ends
 
     Args:
-        devices: device events; reads category, device, context, stream, parent, start_ns and dur_ns.
+        devices: device events; reads category, device, context, stream, parent, correlation_id,
+            start_ns and dur_ns.
 
     Returns:
         Row of each such event, ascending, and the end that it is given.
     """
     start = devices["start_ns"].to_numpy()
     end = start + devices["dur_ns"].to_numpy()
-    parent = devices["parent"].fill_null(-1).to_numpy()
+    parent, correlation = (filled(devices[name]) for name in ("parent", "correlation_id"))
     is_alone = np.ones(len(start), bool)
     if len(parent):
         is_alone = (parent < 0) | (np.bincount(parent + 1)[parent + 1] == 1)
+    rest = np.flatnonzero((parent < 0) & (correlation > 0))
+    _, which, num = np.unique(correlation[rest], return_inverse=True, return_counts=True)
+    is_alone[rest] = num[which] == 1
     known = Labels.of(devices["category"]).is_one_of(*DEVICE_CATEGORIES)
     checked = np.flatnonzero(known & is_alone)
     stream = [filled(devices[column])[checked] for column in ("device", "context", "stream")]
