@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -94,6 +95,16 @@ def test_the_names_of_processes_hold_their_ranks(tmp_path):
             event["args"] = {"name": f"rank {7 - event['pid'] // 100_000}"}
     path = write_events(tmp_path / "a.json", events)
     assert computation_ms(path)[0] == (4, 10, 4.8)
+
+
+def test_each_converted_file_has_its_own_rank(tmp_path):
+    """The merged file has the distributedInfo of rank 0."""
+    information = {"backend": "nccl", "rank": 0, "world_size": 4}
+    path = write_events(tmp_path / "a.json", joined(four_ranks()), distributedInfo=information)
+    written = ppprof.write_kineto(ppprof.open(path), tmp_path / "kineto").paths
+    assert [
+        json.loads(file.read_bytes())["distributedInfo"]["rank"] for file in sorted(written)
+    ] == [0, 1, 2, 3]
 
 
 def test_one_trace_of_several_ranks_is_an_error(tmp_path):
