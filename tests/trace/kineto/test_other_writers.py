@@ -91,6 +91,18 @@ def test_both_cores_read_pairs_and_quoted_numbers(tmp_path, each_core):
         assert {key: found[key] for key in expected} == expected, name
 
 
+@pytest.mark.parametrize(
+    ("device", "stream"), [("GPU 0", "stream 7"), ("[TP01] 0", "[TP01] 7"), ("cuda:0", "7 (nccl)")]
+)
+def test_devices_and_streams_have_the_numbers_in_their_ids(tmp_path, device, stream, each_core):
+    trace = training(num_steps=1)
+    for kernel in trace.kernels():
+        del kernel["args"]["device"], kernel["args"]["stream"]
+        kernel.update(pid=device, tid=stream)
+    kernels = read(write_events(tmp_path / "a.json", trace.events)).events.filter(ppprof_device())
+    assert kernels.select("device", "stream").unique().rows() == [(0, 7)]
+
+
 def test_a_begin_without_an_end_is_counted(tmp_path):
     events = in_pairs(training(num_steps=1, num_kernels=2).events)
     lost = next(event for event in events if event["ph"] == "E" and event["name"] == "aten::mm")
