@@ -94,8 +94,9 @@ def untimed(events: pl.DataFrame) -> Bool:
         device   k  kkk   kkk                 k       the last is far from the host: no usable time
         lost   k (at 0)     k (length 0 or negative, or out of range)
 
-    Device events that are as many, and are far from the host at different times, are kept: their
-    clock is another one. Rounded lengths are kept, too: `_short`.
+    In a file whose times begin at 0, an event may be at 0. Device events that are as many, and are far
+    from the host at different times, are kept: their clock is another one. Rounded lengths are kept,
+    too: `_short`.
 
     Args:
         events: host events and launches, then device events.
@@ -113,8 +114,6 @@ def untimed(events: pl.DataFrame) -> Bool:
     begin, last = float(of_host.min()), float(of_host.max())
     margin = last - begin + _FAR_NS
     is_far = (start < begin - margin) | (start > last + margin)
-    if begin > 0:
-        is_far |= start == 0
     starts = start[is_far & ~is_lost]
     is_own_clock = 2 * len(starts) > num_devices and len(np.unique(starts)) > 1
     return is_lost if is_own_clock else is_lost | is_far

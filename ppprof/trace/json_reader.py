@@ -113,6 +113,10 @@ def _read_ranks(
         note: Note = ("several_ranks", {"ranks": format_ranges("rank", traces)})
         first = next(iter(traces))
         traces[first] = dataclasses.replace(traces[first], notes=(note, *traces[first].notes))
+        for rank, trace in traces.items():
+            if "rank" in trace.extra_info:  # that of one of the merged files
+                own = {**trace.extra_info, "rank": str(rank)}
+                traces[rank] = dataclasses.replace(trace, extra_info=own)
     for rank, trace in traces.items():
         counts = dict(sorted({**trace.skipped, **skipped}.items()))
         traces[rank] = with_sound_times(dataclasses.replace(trace, skipped=counts))

@@ -26,7 +26,8 @@ from ppprof.trace.schema import Note, Trace, nullable
 from ppprof.trace.tree_arrays import enclosing
 
 _CHUNK = 1 << 14  # events at a time: few temporaries
-_ROUNDING_NS = 1000
+ROUNDING_NS = 1000
+"""Most length by which a step may run into the next one: writers round starts and lengths."""
 INCOMPLETE_STEP = "incomplete step"
 """Name of the span of a step that ``step()`` did not end."""
 
@@ -178,7 +179,7 @@ def single_steps(hosts: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Note, ...]]:
             latest = max(latest, end)
     outer = steps.filter(~pl.col("row").is_in(inner))
     is_repeated = outer["name"].n_unique() < outer.height
-    is_cut = (outer["end_ns"] - _ROUNDING_NS > outer["start_ns"].shift(-1)).fill_null(False)
+    is_cut = (outer["end_ns"] - ROUNDING_NS > outer["start_ns"].shift(-1)).fill_null(False)
     if is_cut.any():
         cut = outer.with_columns(end_ns=pl.col("start_ns").shift(-1)).filter(is_cut)
         hosts = hosts.with_columns(

@@ -11,6 +11,7 @@ from ppprof.trace import read
 from ppprof.trace.schema import Trace
 from tests.fixtures.table_rules import problem
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+from tests.fixtures.torch_traces import BASE_US, TorchTrace, write_events
 
 
 def test_an_event_in_which_the_clock_was_set_back_has_no_negative_length(tmp_path):
@@ -56,6 +57,19 @@ def test_device_events_whose_times_no_integer_holds_are_left_out(tmp_path):
     run = ppprof.open(path)
     assert run.summary("kernel", rank=0).is_empty()
     assert run.breakdown()["step_ns"].to_list() == [None]
+
+
+def test_a_file_whose_times_begin_at_0_may_have_a_kernel_there(tmp_path):
+    """It was launched before the window."""
+    trace = TorchTrace()
+    trace.op("aten::mm", 1, 20)
+    trace.launch(2, "gemm", 100, 50)
+    trace.span("kernel", "gemm", 0, 50, pid=0, tid=7, device=0, stream=7, correlation=99)
+    for event in trace.events:
+        event["ts"] -= BASE_US
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert read(path).skipped == {}
+    assert ppprof.open(path).summary("kernel")["calls"].to_list() == [2]
 
 
 EVENT = """

@@ -20,6 +20,8 @@ COPY = "copy"
 """Puts a copy or a memset into a queue."""
 BLOCKING = "blocking"
 """Copies, allocates or frees, and returns only when that is done, perhaps when all work is done."""
+BEGIN_CAPTURE, END_CAPTURE = "begin capture", "end capture"
+"""Between them, the thread's launches go into a graph and run nothing."""
 OTHER = "other"
 
 _NUMBERS = {
@@ -30,6 +32,8 @@ _NUMBERS = {
         137: WAIT,
     },  # cuEventSynchronize, cuStream- and cudaThread-, cudaEvent-
     **{307: LAUNCH, 311: LAUNCH, 430: LAUNCH},  # cuLaunchKernel, cudaGraphLaunch, -KernelExC
+    **dict.fromkeys((315, 316, 452, 453, 495, 496, 539, 540), BEGIN_CAPTURE),
+    **dict.fromkeys((319, 320, 497, 498), END_CAPTURE),
 }
 _NAMES = {
     **{32: "cudaMemcpy2D", 44: "cudaMemcpy2DAsync", 137: "cudaEventSynchronize"},
@@ -46,6 +50,8 @@ _VERSION = re.compile(r"(?<=[a-z0-9])(_pts[zk])?_v[0-9]{4,5}\Z", re.IGNORECASE)
 _KINDS = {
     WAIT: re.compile(r"synchroni[sz]e|queuesync|syncdevice|^xpu_?wait"),
     LAUNCH: re.compile(r"launch(?!hostfunc)"),
+    BEGIN_CAPTURE: re.compile("streambegincapture"),
+    END_CAPTURE: re.compile("streamendcapture"),
     COPY: re.compile(r"mem(cpy|set).*async|memset"),
     BLOCKING: re.compile(r"memcpy|alloc|free|hostregister|hostunregister"),
 }

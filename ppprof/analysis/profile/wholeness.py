@@ -21,9 +21,16 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import filled
-from ppprof.analysis.profile.runtime_calls import LAUNCH, kind_of_call
+from ppprof.analysis.profile.runtime_calls import (
+    BEGIN_CAPTURE,
+    END_CAPTURE,
+    LAUNCH,
+    is_of_kind,
+    kind_of_call,
+)
 from ppprof.analysis.profile.steps import select_events
 from ppprof.arrays import Bool, Int64
+from ppprof.trace.consistency import ENDLESS_NS
 from ppprof.trace.device_clock import device_clock_notes
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import DEVICE_CATEGORIES, Note, Trace
@@ -133,15 +140,45 @@ def _with_lost_steps(trace: Trace) -> Trace:
 def _expect_events(trace: Trace, launches: slice, has_event: Bool) -> Bool:
     """Return which launches start a kernel, shape (launches,).
 
-    A call that never has an event where others have one is no launch of its own: it is inside one.
+    A call that never has an event where others have one is no launch of its own: it is inside one. A
+    launch without an event during the capture of a graph, on any thread, is a node of the graph.
     """
     names = Labels.of(trace.events["name"][launches])
     is_launch = names.where(lambda name: kind_of_call(name) == LAUNCH)
     num = len(names.texts) + 1
+    is_launch &= has_event | ~_in_capture(trace.events[launches], names)
     answered = np.bincount(names.number[is_launch & has_event], minlength=num)
     if not answered.any():
         return is_launch
     return is_launch & (answered[names.number] > 0)
+
+
+def _in_capture(calls: pl.DataFrame, names: Labels) -> Bool:
+    """Return which calls begin while a thread captures a graph, shape (calls,).
+
+    A capture lasts until the same thread's next call that ends or begins one::
+
+        thread 1          begin  l  l      end    l        autograd launches on a thread of its own
+        thread 2                      l  l
+        in capture               x  x x  x
+    """
+    is_bound = is_of_kind(names, BEGIN_CAPTURE, END_CAPTURE)
+    start = calls["start_ns"].to_numpy()
+    if not is_bound.any():
+        return is_bound
+    rows = np.flatnonzero(is_bound)
+    thread = [filled(calls[column])[rows] for column in ("process", "thread")]
+    order = np.lexsort((start[rows], *thread))
+    rows, thread = rows[order], [values[order] for values in thread]
+    is_last = np.any([values[1:] != values[:-1] for values in thread], axis=0)
+    until = np.append(np.where(is_last, ENDLESS_NS, start[rows[1:]]), ENDLESS_NS)
+    begins = is_of_kind(names.take(rows), BEGIN_CAPTURE)
+    num_begun, num_ended = (
+        np.searchsorted(np.sort(times[begins]), start, side="right")
+        for times in (start[rows], until)
+    )
+    in_capture: Bool = num_begun > num_ended
+    return in_capture
 
 
 def _without_launch(trace: Trace, launches: slice) -> int:
@@ -194,23 +231,28 @@ def overlapping(devices: pl.DataFrame) -> tuple[Int64, Int64]:
     """Return the device events that run past the end of a later one of their stream.
 
     A stream runs its work in order: a kernel may begin before the one ahead of it ends (programmatic
-    dependent launch), but does not end first. Events of one launch, a graph, may::
+    dependent launch), but does not end first. Events of one launch, a graph, may, also if the launch was
+    before the window::
 
         stream   a.........            a has lost its end: it is cut where b begins, but not before
                     b..  c..           an earlier event ends
 
     Args:
-        devices: device events; reads category, device, context, stream, parent, start_ns and dur_ns.
+        devices: device events; reads category, device, context, stream, parent, correlation_id,
+            start_ns and dur_ns.
 
     Returns:
         Row of each such event, ascending, and the end that it is given.
     """
     start = devices["start_ns"].to_numpy()
     end = start + devices["dur_ns"].to_numpy()
-    parent = devices["parent"].fill_null(-1).to_numpy()
+    parent, correlation = (filled(devices[name]) for name in ("parent", "correlation_id"))
     is_alone = np.ones(len(start), bool)
     if len(parent):
         is_alone = (parent < 0) | (np.bincount(parent + 1)[parent + 1] == 1)
+    rest = np.flatnonzero((parent < 0) & (correlation > 0))
+    _, which, num = np.unique(correlation[rest], return_inverse=True, return_counts=True)
+    is_alone[rest] = num[which] == 1
     known = Labels.of(devices["category"]).is_one_of(*DEVICE_CATEGORIES)
     checked = np.flatnonzero(known & is_alone)
     stream = [filled(devices[column])[checked] for column in ("device", "context", "stream")]

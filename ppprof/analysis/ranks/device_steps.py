@@ -20,7 +20,7 @@ import polars as pl
 from ppprof.analysis.profile.intervals import extents_by_group
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
-from ppprof.trace.steps import step_number
+from ppprof.trace.steps import ROUNDING_NS, step_number
 
 
 def host_steps(profile: Profile) -> pl.DataFrame:
@@ -54,7 +54,7 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
     (`ppprof.analysis.profile.wholeness`) begins where the host begins it or, if the device is behind,
     with its own first device event.
 
-    The times are the host's if steps overlap, as those of two threads do, or if several have one
+    The times are the host's if steps overlap by more than rounding, as those of two threads do, or if several have one
     number.
 
     Returns:
@@ -72,7 +72,7 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
     has_work = np.append(numbers, -1)[position] == step
     done = np.where(has_work, np.append(last, 0)[position], end)
     outlived = np.maximum(done - end, 0)
-    can_move = (start[1:] >= end[:-1]).all() and len(np.unique(step)) == len(step)
+    can_move = (start[1:] >= end[:-1] - ROUNDING_NS).all() and len(np.unique(step)) == len(step)
     if outlived.any() and can_move:
         end = np.maximum.accumulate(np.maximum(end, done))
         is_earlier = ~is_own & (begin < begin[is_own].min())

@@ -28,8 +28,9 @@ DEVICE_COPIES: dict[str, pl.DataType] = {
 }
 
 _DIRECTION = re.compile(r"[HDPAU]to[HDPAU]\b")
-_MEMORIES = re.compile(r"\((\w+) -> (\w+)\)")
-_PINNED = ("pinned", "pageable")
+_MEMORIES = re.compile(r"\(([\w ]+) -> ([\w ]+)\)")
+_HOST = ("pinned", "pageable")
+_DEVICE = ("device", "array", "device static")
 
 
 def device_copies(profile: Profile) -> pl.DataFrame:
@@ -43,8 +44,8 @@ def device_copies(profile: Profile) -> pl.DataFrame:
     Returns:
         direction: ``HtoD`` (host to device), ``DtoH``, ``DtoD``, ``HtoH``, ``PtoP`` (between devices),
         ``memset``, or the event's own name. memory: ``pinned`` or ``pageable`` if one side is the
-        host's, else ``device``; null if it is not recorded. calls; bytes, the sum of those recorded,
-        null if none are; gpu_ total_ns, avg_ns, max_ns and min_ns; step_ratio, the share of the
+        host's, ``device`` if both are the device's; null if it is not recorded. calls; bytes, the sum
+        of those recorded, null if none are; gpu_ total_ns, avg_ns, max_ns and min_ns; step_ratio, the share of the
         steps' time in which at least one of them runs, null without steps; bytes_per_s, bytes by the
         time of the copies that record them, null without.
     """
@@ -110,4 +111,6 @@ def _kind(name: str) -> tuple[str, str | None]:
 def _memory(sides: Sequence[str | None]) -> str | None:
     """Return the kind of a copy's memory on the host, or ``device``; None if it is unknown."""
     known = [side for side in sides if side]
-    return next((side for side in _PINNED if side in known), "device" if known else None)
+    # ROCm writes Host for both kinds; memory that is managed may be anywhere.
+    is_device = bool(known) and all(side in _DEVICE for side in known)
+    return next((side for side in _HOST if side in known), "device" if is_device else None)

@@ -27,6 +27,7 @@ from ppprof.trace.kineto.event_fields import (
     WAIT_SPAN,
     Columns,
     KinetoEvent,
+    OtherArgs,
 )
 from ppprof.trace.kineto.inputs import converted_inputs
 from ppprof.trace.kineto.names import LEAST_FRAME_NS, MODULE, OPERATORS
@@ -42,6 +43,8 @@ _NOUNS = {
     **{"devices": "device events", "memory": "memory events"},
 }
 _INTEGER = re.compile("-?[0-9]{1,18}")
+_NUMBER = re.compile(r"(?:\[[^\]]*\])?[^0-9]*([0-9]{1,9})")
+"""The number of a device or stream in an id that is text: ``GPU 0``, ``stream 7``, ``[TP00] 0``."""
 _FIRST_ID = 1 << 40
 """Numbers of ids that are text begin here, above those of systems."""
 _Events = list[tuple[int, KinetoEvent]]
@@ -119,8 +122,12 @@ class KinetoColumns:
             self._convert_pending()
 
     def _number_ids(self, event: KinetoEvent) -> None:
-        """Replace ids that are text by numbers: the number that the text is, else a new one."""
-        for field in ("pid", "tid"):
+        """Replace ids that are text by numbers: the number that the text is, else a new one.
+
+        A device event without a device or stream in its args gets the number in the text.
+        """
+        is_device = KINDS.get(event.cat) == "devices"
+        for field, place in (("pid", "device"), ("tid", "stream")):
             text = getattr(event, field)
             if isinstance(text, str) and text:
                 if _INTEGER.fullmatch(text):
@@ -130,6 +137,11 @@ class KinetoColumns:
                 setattr(event, field, number)
                 if field == "pid":
                     self.process_names.setdefault(number, text)
+                match = _NUMBER.match(text) if is_device else None
+                if match:
+                    event.args = event.args or OtherArgs()
+                    if getattr(event.args, place) is None:
+                        setattr(event.args, place, int(match[1]))
 
     def _add_process_name(self, process: int, name: str) -> None:
         names = self.process_names.get(process)
@@ -150,13 +162,13 @@ class KinetoColumns:
         if not ranks:
             self.add_tables(tables)
             return {0: self}
-        num_events = sum(tables[kind].height for kind in SPANS)
+        num_events = sum(tables[kind].height for kind in _NOUNS)
         parts = {}
         for rank, part in split(tables, ranks, self.process_names, path).items():
             parts[rank] = columns = KinetoColumns()
             columns.thread_names, columns._has_tables = self.thread_names, True
             columns.add_tables(part)
-            num_events -= sum(part[kind].height for kind in SPANS)
+            num_events -= sum(part[kind].height for kind in _NOUNS)
         first = next(iter(parts.values()))
         first.ignored, first.skipped = self.ignored, self.skipped
         if num_events:
@@ -251,13 +263,15 @@ class KinetoColumns:
         return conform(table, FRAMES).drop_nulls()
 
     def annotations(self, base_ns: int) -> pl.DataFrame:
-        """Return the device's copies of annotations: name, start_ns and dur_ns. Called once.
+        """Return the device's copies of annotations: name, process, thread, start_ns and dur_ns.
+
+        There is one for each stream. Called once.
 
         Args:
             base_ns: nanoseconds to add to each recorded start.
         """
         table = self._table("annotations").with_columns(pl.col("start_ns") + base_ns)
-        return table.select("name", "start_ns", "dur_ns").drop_nulls()
+        return table.select("name", "process", "thread", "start_ns", "dur_ns").drop_nulls()
 
     def overheads(self, base_ns: int) -> pl.DataFrame:
         """Return the times that the profiler itself takes: columns of `OVERHEADS`. Called once.

@@ -23,7 +23,9 @@ from ppprof.trace.kineto.event_fields import (
     ANNOTATION,
     ARGS,
     COLLECTIVE_CALL,
+    DEQUEUE,
     DETAILS,
+    ENQUEUE,
     FRAME,
     IGNORED_SPANS,
     OVERHEAD,
@@ -101,6 +103,8 @@ CLASSES = (
     *(EventClass(_DEVICE, "X", cat) for cat in DEVICES),
     EventClass(("memory",), "i", name="[memory]"),
     *(EventClass((), ph) for ph in IGNORED_PHASES),
+    EventClass((), "X", ENQUEUE, is_decoded=True),
+    EventClass((), "X", DEQUEUE, is_decoded=True),
     *(EventClass((), "X", cat) for cat in sorted(IGNORED_SPANS - {FRAME, OVERHEAD, ANNOTATION})),
     EventClass(_DEVICE, "X", "", either=(_arg("stream"), _arg("device"))),
 )

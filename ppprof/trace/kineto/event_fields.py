@@ -57,6 +57,7 @@ class OtherArgs(KinetoArgs, gc=False):
     device_number: Scalar = msgspec.field(default=None, name="dev-id")
     stream_number: Scalar = msgspec.field(default=None, name="stream-id")
     queue_number: Scalar = msgspec.field(default=None, name="queue-id")
+    queued: Scalar = msgspec.field(default=None, name="correlation_id")
 
 
 class KinetoEvent(Event, gc=False):
@@ -87,8 +88,11 @@ KINDS = {
     **dict.fromkeys(DEVICES, "devices"),
 }
 """``cat`` of a span -> kind of event."""
+ENQUEUE, DEQUEUE = "enqueue", "dequeue"
+"""``cat`` of torch_npu's spans around a task that one thread puts into a queue, and another runs."""
 IGNORED_SPANS = frozenset(
     [
+        *(ENQUEUE, DEQUEUE),
         *(FRAME, ANNOTATION, "cuda_sync", "cuda_event", OVERHEAD, "Trace"),
         *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
     ]

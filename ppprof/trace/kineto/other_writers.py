@@ -12,7 +12,9 @@ rocprof                      likewise; ids in quotes, exact times in ``args``; a
 
 Ascend writes one collective several times: as a whole on the process ``HCCL`` or ``Communication``,
 and as its parts there and on ``Ascend Hardware``. The whole counts. ``Overlap Analysis`` repeats
-intervals of other processes. Waits and records of a stream are no work.
+intervals of other processes. Waits and records of a stream are no work. torch_npu's operators put
+tasks into a queue; the thread that takes them out calls CANN. Such a call counts where its task was
+put in, since the operator launches it (`_TaskQueue`).
 
 Sources: analysis/csrc/application/timeline and analysis/viewer of Ascend's msprof,
 torch_npu/profiler/analysis of Ascend/pytorch; bin/tblextr.py of ROCm/roctracer.
@@ -25,12 +27,13 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
+from operator import itemgetter
 
 import msgspec
 
 from ppprof.trace.communication_names import is_communication
 from ppprof.trace.json.trace_events import Scalar
-from ppprof.trace.kineto.event_fields import KinetoEvent, OtherArgs
+from ppprof.trace.kineto.event_fields import DEQUEUE, ENQUEUE, KinetoEvent, OtherArgs
 
 ROCPROF = b'"CPU HIP API"'
 """What a file of rocprof has in its first bytes. Its arrows are the only links of launches."""
@@ -61,6 +64,7 @@ class OtherEvents:
         self._bounds: list[_Positioned] = []
         self._spans: list[_Positioned] = []
         self._arrows: list[KinetoEvent] = []
+        self._queued: list[KinetoEvent] = []
         self.counts: Counter[str] = Counter()
         """Kind -> number of events that are left out on purpose, or have no use."""
 
@@ -68,7 +72,7 @@ class OtherEvents:
         """Keep an event that `resolved` needs; return whether `resolved` may yield it.
 
         It may yield begins, ends, and spans without a category. It needs arrows too, which link a span
-        to its launch. Other events are not kept.
+        to its launch, and the spans of torch_npu's queue. Other events are not kept.
         """
         if event.ph in ("B", "E"):
             self._bounds.append((position, event))
@@ -77,6 +81,8 @@ class OtherEvents:
         else:
             if event.ph in ("s", "t", "f") and isinstance(event.id, int):
                 self._arrows.append(event)
+            elif event.ph == "X" and event.cat in (ENQUEUE, DEQUEUE):
+                self._queued.append(event)
             return False
         return True
 
@@ -89,11 +95,14 @@ class OtherEvents:
         """
         yield from (span for span in self._paired(skipped) if span[1].cat)
         writer = _Writer(names, self._spans, _joined(self._spans, self._arrows))
+        queue = _TaskQueue(self._queued)
         for position, event in self._spans:
             ignored = writer.convert(event)
             if ignored:
                 self.counts[ignored] += 1
             else:
+                if event.cat == _LAUNCH:
+                    queue.move(event)
                 yield position, event
 
     def _paired(self, skipped: Counter[str]) -> Iterator[_Positioned]:
@@ -187,6 +196,39 @@ class _Writer:
         name = self._names.get(process, "")
         match = _GPU.search(name) or _NPU.search(name)
         return int(match[1]) if match else self._devices.get(process, 0)
+
+
+class _TaskQueue:
+    """The tasks of torch_npu's queue, by the thread that takes them out.
+
+    ::
+
+    operator    aten::mm
+      enqueue     ==
+    dequeue                 ========
+      CANN                    ====
+    """
+
+    def __init__(self, events: list[KinetoEvent]) -> None:
+        sent = {event.args.queued: event for event in events if event.args and event.cat == ENQUEUE}
+        tasks: defaultdict[Scalar, list[tuple[Decimal, Decimal, KinetoEvent]]] = defaultdict(list)
+        for event in events:
+            begin, length = _decimal(event.ts), _decimal(event.dur)
+            enqueue = sent.get(event.args.queued) if event.args else None
+            if event.cat == DEQUEUE and enqueue and begin is not None and length is not None:
+                tasks[event.tid].append((begin, begin + length, enqueue))
+        self._tasks = {thread: sorted(own, key=itemgetter(0)) for thread, own in tasks.items()}
+        self._begins = {thread: [task[0] for task in own] for thread, own in self._tasks.items()}
+
+    def move(self, call: KinetoEvent) -> None:
+        """Give a call inside a dequeue the thread and the start of its enqueue."""
+        time = _decimal(call.ts) if call.tid in self._tasks else None
+        if time is None:
+            return
+        last = bisect_right(self._begins[call.tid], time) - 1
+        _, end, enqueue = self._tasks[call.tid][last]
+        if last >= 0 and time < end:
+            call.pid, call.tid, call.ts = enqueue.pid, enqueue.tid, enqueue.ts
 
 
 def _kind_of(names: str) -> str | None:

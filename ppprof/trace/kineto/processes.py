@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Int64
 from ppprof.errors import TraceError
 from ppprof.trace.kineto.names import STEP
 from ppprof.trace.labels import Labels
@@ -30,6 +30,8 @@ Tables = Mapping[str, pl.DataFrame]
 _RANK = re.compile(r"\brank[\s:_-]*([0-9]{1,6})\b", re.IGNORECASE)
 _LABEL = re.compile(r"\[[^\]]+\]")
 _MOST_LISTED = 8
+_WITHOUT_HOST = ("devices", "annotations", "overheads")
+"""Tables of events on processes that are no hosts: a device, or -1."""
 
 
 def ranks_of(tables: Tables, names: Mapping[int, str]) -> dict[int, int]:
@@ -67,15 +69,28 @@ def split(
     Raises:
         TraceError: it is unknown which rank some device events belong to.
     """
-    owner = _owners(tables, list(ranks.values()), names, path)
+    processes = list(ranks.values())
+    devices, annotations, overheads = (tables[name] for name in _WITHOUT_HOST)
+    # Annotations are on the devices of kernels, so they have the owners of these.
+    on_devices = pl.concat(table.select("index", "process") for table in (devices, annotations))
+    owner = _owners(tables, on_devices, processes, names)
+    owners = {
+        "devices": owner[: devices.height],
+        "annotations": owner[devices.height :],
+        "overheads": _owners(tables, overheads, processes, names),
+    }
+    _check_owners(tables, owners["devices"], processes, names, path)
     parts = {}
     for rank, process in ranks.items():
         own = {
-            name: table.filter(pl.col("process") == process)
+            name: table.filter(
+                pl.Series(owners[name] == process)
+                if name in owners
+                else pl.col("process") == process
+            )
             for name, table in tables.items()
-            if "process" in table.columns and name != "devices"
+            if "process" in table.columns
         }
-        own["devices"] = tables["devices"].filter(pl.Series(owner == process))
         index = {
             "hosts": own["hosts"]["index"].implode(),
             "devices": own["devices"]["index"].implode(),
@@ -89,11 +104,17 @@ def split(
 
 
 def _owners(
-    tables: Tables, processes: Sequence[int], names: Mapping[int, str], path: object
+    tables: Tables, table: pl.DataFrame, processes: Sequence[int], names: Mapping[int, str]
 ) -> Int64:
-    """Return the process whose launches started each device event, shape (N,)."""
-    devices, launches = tables["devices"], tables["launches"]
-    pids = devices["process"].fill_null(-1).to_numpy()
+    """Return the process whose rank each event of a table belongs to, shape (N,); -1 if unknown.
+
+    Args:
+        tables: reads hosts and launches.
+        table: reads index and process.
+        processes: the processes that are ranks.
+        names: process id -> its names and labels.
+    """
+    pids = table["process"].fill_null(-1).to_numpy()
     owner = np.full(len(pids), -1)
     for pid in np.unique(pids).tolist():
         rows = pids == pid
@@ -106,8 +127,19 @@ def _owners(
             owner[rows] = same_label[0]
     rest = owner < 0
     if rest.any():
-        owner[rest] = _owners_by_place(tables, processes, rest, pids)
-    if (owner < 0).any() or not _are_launched(devices, launches, owner):
+        owner[rest] = _owners_by_place(tables, processes, table.filter(pl.Series(rest)))
+    return owner
+
+
+def _check_owners(
+    tables: Tables,
+    owner: Int64,
+    processes: Sequence[int],
+    names: Mapping[int, str],
+    path: object,
+) -> None:
+    """Reject a file with device events of unknown ranks."""
+    if (owner < 0).any() or not _are_launched(tables["devices"], tables["launches"], owner):
         listed = ", ".join(
             f"{process} ({names[process]})" if process in names else str(process)
             for process in processes[:_MOST_LISTED]
@@ -117,7 +149,6 @@ def _owners(
             f"{', ...' if len(processes) > _MOST_LISTED else ''}; nothing says which of them launched "
             "which device events; give the files of the ranks instead"
         )
-    return owner
 
 
 def _label(names: Mapping[int, str], pid: int) -> str:
@@ -126,11 +157,11 @@ def _label(names: Mapping[int, str], pid: int) -> str:
     return match[0] if match else ""
 
 
-def _owners_by_place(tables: Tables, processes: Sequence[int], rest: Bool, pids: Int64) -> Int64:
-    """Return the process of each device event of ``rest``, by how files were merged; -1 if it is unknown.
+def _owners_by_place(tables: Tables, processes: Sequence[int], rest: pl.DataFrame) -> Int64:
+    """Return the process of each event of ``rest``, by how files were merged; -1 if it is unknown.
 
-    If the events of one rank follow those of another in the file, a device event belongs to the rank
-    among whose events it lies. Else a merger may have added a number to all process ids of a rank::
+    If the events of one rank follow those of another in the file, an event belongs to the rank among
+    whose events it lies. Else a merger may have added a number to all process ids of a rank::
 
         hosts     100   100100      differ by 100,000
         devices     0   100000      differ by as much: the first device belongs to the first host
@@ -142,15 +173,15 @@ def _owners_by_place(tables: Tables, processes: Sequence[int], rest: Bool, pids:
         .agg(first=pl.col("index").min(), last=pl.col("index").max())
         .sort("first")
     )
-    index = tables["devices"]["index"].to_numpy()[rest]
+    index, pids = rest["index"].to_numpy(), rest["process"].fill_null(-1).to_numpy()
     if (extents["first"].to_numpy()[1:] > extents["last"].to_numpy()[:-1]).all():
         order = extents["process"].to_numpy()
         begun: Int64 = np.searchsorted(extents["first"].to_numpy(), index, side="right") - 1
         return order[np.maximum(begun, 0)]
-    hosts, devices = np.sort(np.array(processes)), np.unique(pids[rest])
+    hosts, devices = np.sort(np.array(processes)), np.unique(pids)
     if len(hosts) == len(devices) and (np.diff(hosts) == np.diff(devices)).all():
-        return hosts[np.searchsorted(devices, pids[rest])]
-    return np.full(int(rest.sum()), -1)
+        return hosts[np.searchsorted(devices, pids)]
+    return np.full(len(pids), -1)
 
 
 def _are_launched(devices: pl.DataFrame, launches: pl.DataFrame, owner: Int64) -> bool:

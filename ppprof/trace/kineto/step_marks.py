@@ -8,7 +8,8 @@ A loop that does not call ``profiler.step()`` still has marks. The first kind th
     other outermost annotations    begin a step, if they have one name but for numbers and brackets,
                                    and nearly all launches lie in them: step[decode bs=32]
 
-A step lasts from one mark to the next. A user may name the spans (``--step-mark REGEX``): if they
+A step lasts from one mark to the next. Of marks whose names recur in one order, such as those of two
+optimizers or of layers with numbers, one name counts (`_once_a_cycle`). A user may name the spans (``--step-mark REGEX``): if they
 are long, they are the steps themselves.
 """
 
@@ -41,9 +42,10 @@ class Device(NamedTuple):
     """What a device recorded."""
 
     events: pl.DataFrame
-    """Reads start_ns and correlation."""
+    """Reads process, thread, start_ns and correlation."""
     annotations: pl.DataFrame
-    """Its copies of the host's annotations: name, start_ns and dur_ns."""
+    """Its copies of the host's annotations, one for each stream: name, process, thread, start_ns and
+    dur_ns."""
 
 
 class _Steps(NamedTuple):
@@ -123,6 +125,21 @@ def _marks(hosts: pl.DataFrame, is_mark: Bool) -> pl.DataFrame:
     return own.filter(own["start_ns"] >= latest)
 
 
+def _once_a_cycle(marks: pl.DataFrame, which: int = 0) -> pl.DataFrame:
+    """Return the marks of one name, if all names recur in a fixed order; else all marks.
+
+        names   Muon AdamW Muon AdamW Muon AdamW        which -1: those of AdamW
+
+    Args:
+        marks: by time; there must be two cycles, or the order may be chance.
+        which: the name's position in a cycle.
+    """
+    names, length = marks["name"].to_physical().to_numpy(), marks["name"].n_unique()
+    if not 0 < 2 * length <= len(names) or (names[length:] != names[:-length]).any():
+        return marks
+    return marks.filter(names == names[:length][which])
+
+
 def _from_starts(marks: pl.DataFrame, hosts: pl.DataFrame) -> _Steps:
     """Return steps from one mark to the next; the last one ends with its mark, if marks are long."""
     start, end = (marks[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -157,25 +174,35 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
     The host begins a step when it launches its first kernel::
 
         host                l l l   l l l
-        device                k k k   k k k
-        ProfilerStep          1----   2----       on the device
+        stream 7              k   k   k k
+        ProfilerStep          1----   2--
+        stream 20               k   k
+        ProfilerStep            1   2
         steps               1------|2-----|
     """
-    spans = device.annotations.filter(pl.col("name").cast(pl.String).str.starts_with(STEP)).sort(
-        "start_ns"
+    stream = ["process", "thread"]
+    spans = (
+        device.annotations.filter(pl.col("name").cast(pl.String).str.starts_with(STEP))
+        .sort("start_ns")
+        .with_columns(nth=pl.int_range(pl.len()).over(*stream, "name"))
     )
     if spans.height < _LEAST_STEPS:
         return None
-    begin = spans["start_ns"].to_numpy()
-    kernels = device.events.select("correlation", at="start_ns").drop_nulls()
-    row = np.searchsorted(begin, kernels["at"].to_numpy(), side="right") - 1
-    is_inside = (row >= 0) & (kernels["at"].to_numpy() < (begin + spans["dur_ns"].to_numpy())[row])
+    kernels = device.events.select(*stream, "correlation", at="start_ns").drop_nulls()
     first = (
-        kernels.with_columns(row=pl.Series(row))
-        .filter(pl.Series(is_inside))
+        kernels.sort("at")
+        .join_asof(
+            spans.rename({"name": "step"}),
+            left_on="at",
+            right_on="start_ns",
+            by=stream,
+            check_sortedness=False,
+        )
+        .filter(pl.col("at") < pl.col("start_ns") + pl.col("dur_ns"))
+        .select("correlation", "step", "nth")
         .join(launches, "correlation")
         .sort("start_ns")
-        .group_by("row")
+        .group_by("step", "nth")
         .agg(pl.col("key", "thread", "process", "start_ns").first())
         .sort("start_ns")
     )
@@ -189,8 +216,8 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
 
 def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     loads, updates = (
-        _marks(hosts, (hosts["category"] == category).to_numpy())
-        for category in ("Dataloader", "Optimization")
+        _once_a_cycle(_marks(hosts, (hosts["category"] == category).to_numpy()), which)
+        for category, which in (("Dataloader", 0), ("Optimization", -1))
     )
     is_rarer = 0 < updates.height < loads.height - 1
     if loads.height >= _LEAST_STEPS and not is_rarer:
@@ -226,4 +253,4 @@ def _of_spans(hosts: pl.DataFrame, launches: pl.DataFrame) -> _Steps | None:
         length = float(np.median(end - start))
         if share >= _LEAST_SHARE and length > longest:
             best, longest = marks, length
-    return None if best is None else _from_starts(best, hosts)
+    return None if best is None else _from_starts(_once_a_cycle(best), hosts)

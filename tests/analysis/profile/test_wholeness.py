@@ -232,7 +232,10 @@ def test_a_trace_of_torch_without_operators_has_torchs_words(tmp_path):
     assert not [row.do for row in rows if "paddle" in row.do]
 
 
-def test_two_branches_of_a_graph_may_overlap(tmp_path):
+@pytest.mark.parametrize(
+    "num_launches", [20, 1], ids=["launches in the file", "launches before it"]
+)
+def test_two_branches_of_a_graph_may_overlap(tmp_path, num_launches):
     """One launch started both kernels, and the first one ends last."""
     trace = training()
     for first, second in zip(trace.kernels()[::2], trace.kernels()[1::2]):
@@ -243,8 +246,40 @@ def test_two_branches_of_a_graph_may_overlap(tmp_path):
         for event in trace.events
         if event.get("cat") != "cuda_runtime" or event["args"]["correlation"] % 2
     ]
+    launches = [event for event in events if event.get("cat") == "cuda_runtime"]
+    events = [event for event in events if event not in launches[: 20 - num_launches]]
     _, said = advised(write_events(tmp_path / "a.json", events))
     assert said == {}
+
+
+@pytest.mark.parametrize("thread", [100, 101], ids=["own thread", "autograd's thread"])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("cudaStreamBeginCapture", "cudaStreamEndCapture"),
+        ("hipStreamBeginCapture", "hipStreamEndCapture"),
+        ("Runtime API 315", "Runtime API 319"),
+    ],
+)
+def test_launches_into_a_captured_graph_are_not_lost(begin, end, thread, tmp_path):
+    trace = TorchTrace()
+    for number in range(3):
+        trace.launch(number * 20, "gemm", number * 20 + 10, 5)
+    trace.span("cuda_runtime", begin, 60, 2, correlation=1_001)
+    for number in range(3):
+        call = {"correlation": 1_002 + number, "tid": thread}
+        trace.span("cuda_runtime", "cudaLaunchKernel", 65 + number * 5, 2, **call)
+    trace.span("cuda_runtime", end, 80, 2, correlation=1_005)
+    for number in range(100):
+        trace.launch(100 + number * 50, "gemm", 110 + number * 50, 5, call="cudaGraphLaunch")
+    path = write_events(tmp_path / "a.json", trace.events)
+    _, said = advised(path)
+    assert [*said] == ["one_step"]
+    assert ppprof.open(path).summary("kernel")["calls"].to_list() == [103]
+    trace.span("cuda_runtime", "cudaLaunchKernel", 90, 2, correlation=1_006)
+    trace.span("cuda_runtime", "cudaLaunchKernel", 55, 2, correlation=1_007)
+    _, said = advised(write_events(tmp_path / "a.json", trace.events))
+    assert "2 of 105 launches" in said["unusable"]
 
 
 @st.composite

@@ -34,6 +34,9 @@ US = 1000
         ("wait", "aclrtSynchronizeStream cudaThreadSynchronize xpu_wait cuCtxSynchronize"),
         ("copy", "cudaMemcpyAsync hipMemcpyDtoHAsync cuMemcpyHtoDAsync_v2 cudaMemsetAsync"),
         ("blocking", "cudaMemcpy cuMemcpyDtoH_v2 cudaMalloc hipFree cudaHostAlloc cuMemAlloc_v2"),
+        ("begin capture", "cudaStreamBeginCapture_ptsz_v10000 hipStreamBeginCapture"),
+        ("end capture", "cudaStreamEndCapture hipStreamEndCapture cuStreamEndCapture"),
+        ("other", "cudaStreamIsCapturing cudaStreamGetCaptureInfo_v2"),
         ("other", "cudaStreamWaitEvent cudaEventRecord cudaLaunchHostFunc cudaGetDevice"),
     ],
 )
@@ -48,6 +51,7 @@ def test_a_name_says_what_a_call_does(kind: str, names: str) -> None:
     [
         (137, "wait"), (126, "wait"), (121, "wait"), (430, "launch"), (311, "launch"),
         (307, "launch"), (44, "copy"), (32, "blocking"), (9999, "other"),
+        (315, "begin capture"), (539, "begin capture"), (319, "end capture"),
     ],
 )  # fmt: skip
 def test_calls_that_paddle_does_not_name(number: int, kind: str) -> None:

@@ -68,6 +68,14 @@ def test_a_host_that_runs_ahead_has_steps_as_long_as_the_devices(tmp_path: Path)
     assert (hosts["end_ns"] - hosts["start_ns"]).to_list() == [LAUNCH_US * US] * 10
 
 
+def test_steps_that_overlap_by_rounding_are_as_long_as_the_devices(tmp_path: Path) -> None:
+    """As in files of whole microseconds: each step ends 1 us after the next one begins."""
+    main = asynchronous(10)
+    steps = tuple(replace(step, end=step.end + US) for step in main.inside)
+    run = ppprof.open(write(tmp_path / "a.pb", replace(main, inside=steps)))
+    assert run.breakdown()["step_ns"].to_list()[1:] == [PERIOD_US * US] * 9
+
+
 def test_a_host_that_waits_has_its_own_steps(tmp_path: Path) -> None:
     profile = Profile(read(write(tmp_path / "a.pb", asynchronous(10, waits=True))))
     steps = steps_of_rank(profile)

@@ -16,6 +16,11 @@ KINDS = {
     "Memcpy DtoH (Device -> Pageable)": ("DtoH", "pageable"),
     "Memcpy DtoD (Device -> Device)": ("DtoD", "device"),
     "Memcpy PtoP (Device -> Device)": ("PtoP", "device"),
+    "Memcpy HtoD (Host -> Device)": ("HtoD", None),
+    "Memcpy DtoH (Device -> Host)": ("DtoH", None),
+    "Memcpy DtoD (Device Static -> Device)": ("DtoD", "device"),
+    "Memcpy DtoA (Device -> Array)": ("DtoA", "device"),
+    "Memcpy DtoD (Managed -> Device)": ("DtoD", None),
     "Memset (Device)": ("memset", "device"),
     "copy of another maker": ("copy of another maker", None),
 }

@@ -133,6 +133,40 @@ def test_ratios_count_what_lies_beside_the_steps(
     assert work["gpu_ratio"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_kernels_launched_outside_of_host_events_are_in_all_tables(tmp_path: Path, num_steps: int):
+    """As of a graph that is replayed::
+
+    host     graph            step with an operator
+    compute    ##########       ##
+    comm            ##########
+    """
+    trace = TorchTrace()
+    gemm = trace.launch(0, "gemm", 10, 100, call="cudaGraphLaunch")
+    trace.launch(0, "ncclDevKernel_AllReduce", 60, 100, stream=20, call="cudaGraphLaunch")
+    trace.events[-2:] = trace.events[-1:]
+    trace.events[-1]["args"]["correlation"] = gemm["args"]["correlation"]
+    for number in range(num_steps):
+        trace.step(number, 300, 200)
+    trace.op("aten::mm", 300, 50)
+    trace.launch(310, "gemm", 330, 20)
+    run = ppprof.open(trace.write(tmp_path / "a.json"))
+    times = {
+        row["event_type"]: (row["calls"], row["time_ns"], row["ratio"])
+        for row in run.summary("overview").rows(named=True)
+        if row["side"] == "gpu"
+    }
+    share = pytest.approx(170 / 350) if num_steps else None
+    communication = pytest.approx(100 / 350) if num_steps else None
+    assert times == {
+        "Kernel": (3, 170_000, share),
+        "Communication": (1, 100_000, communication),
+    }
+    dist = dict(run.summary("dist").select("name", "time_ns").iter_rows())
+    assert dist["Computation"] == 120_000
+    assert dist["Overlap"] == dist["Exposed Communication"] == 50_000
+
+
 def test_a_cost_names_the_step_that_it_is_a_part_of(tmp_path: Path):
     """The steps of four ranks take 10, 12, 14 and 20 ms, and no rank waits for another."""
     folder = tmp_path / "d"

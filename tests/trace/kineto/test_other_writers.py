@@ -91,6 +91,18 @@ def test_both_cores_read_pairs_and_quoted_numbers(tmp_path, each_core):
         assert {key: found[key] for key in expected} == expected, name
 
 
+@pytest.mark.parametrize(
+    ("device", "stream"), [("GPU 0", "stream 7"), ("[TP01] 0", "[TP01] 7"), ("cuda:0", "7 (nccl)")]
+)
+def test_devices_and_streams_have_the_numbers_in_their_ids(tmp_path, device, stream, each_core):
+    trace = training(num_steps=1)
+    for kernel in trace.kernels():
+        del kernel["args"]["device"], kernel["args"]["stream"]
+        kernel.update(pid=device, tid=stream)
+    kernels = read(write_events(tmp_path / "a.json", trace.events)).events.filter(ppprof_device())
+    assert kernels.select("device", "stream").unique().rows() == [(0, 7)]
+
+
 def test_a_begin_without_an_end_is_counted(tmp_path):
     events = in_pairs(training(num_steps=1, num_kernels=2).events)
     lost = next(event for event in events if event["ph"] == "E" and event["name"] == "aten::mm")
@@ -158,6 +170,46 @@ def test_a_trace_of_torch_npu(tmp_path, top, each_core):
     assert [value for name, value in found.items() if name.startswith("exposed")] == [0.3]
     operators = ppprof.open(path).summary("op").filter(name="aten::mm")
     assert operators.select("calls", "gpu_total_ns").row(0) == (24, 24 * 900_000)
+
+
+@pytest.mark.parametrize("number", [str, float], ids=["text", "numbers"])
+def test_a_task_of_a_queue_belongs_to_the_operator_that_enqueued_it(tmp_path, number, each_core):
+    """The other thread is 1.2 ms behind, and takes tasks of step 0 out in step 1::
+
+    main     aten::mm       aten::mm       ProfilerStep#1
+               enqueue        enqueue
+    other                   dequeue            dequeue
+                              CANN               CANN
+    """
+    trace = Ascend()
+    for step in range(2):
+        trace.python(f"ProfilerStep#{step}", step * 1000, 1000)
+        for task in range(2):
+            at, own = step * 1000 + 100 + task * 400, {"correlation_id": 2 * step + task}
+            trace.python("aten::mm", at, 100)
+            trace.span(1, "Enqueue@aclnnMm", at + 50, 5, 1001, cat="enqueue", args=own)
+            trace.span(1, "Dequeue@aclnnMm", at + 1200, 60, 1002, cat="dequeue", args=own)
+            link = {"connection_id": 1 + 2 * step + task}
+            trace.span(2, "AscendCL@aclnnMm", at + 1210, 30, 1002, args=link)
+            trace.span(3, "MatMulV3", at + 1300, 90, args={"Task Type": "AI_CORE", **link})
+    trace.span(2, "AscendCL@aclrtSynchronize", 50, 10, 1001, args={"connection_id": 99})
+    trace.span(2, "AscendCL@aclrtMalloc", 3000, 10, 1002, args={"connection_id": 98})
+    for event in trace.events[5:]:
+        event["ts"] = number(event["ts"])
+    path = tmp_path / "trace_view.json"
+    path.write_text(json.dumps(trace.events))
+    found = read(path)
+    assert found.skipped == {}
+    assert (found.ignored["enqueue"], found.ignored["dequeue"]) == (4, 4)
+    events = found.events
+    assert events.filter(ppprof_device())["step"].to_list() == [0, 0, 1, 1]
+    calls = events.filter(category="CudaRuntime").sort("start_ns")
+    assert ((calls["start_ns"] - BASE_US * 1000) // 1000).to_list() == [
+        *(50, 150, 550, 1150, 1550),
+        3000,
+    ]
+    operators = ppprof.open(path).summary("op").filter(name="aten::mm")
+    assert operators.select("calls", "gpu_total_ns").row(0) == (4, 4 * 90_000)
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
@@ -96,10 +97,45 @@ def test_the_names_of_processes_hold_their_ranks(tmp_path):
     assert computation_ms(path)[0] == (4, 10, 4.8)
 
 
+def test_each_converted_file_has_its_own_rank(tmp_path):
+    """The merged file has the distributedInfo of rank 0."""
+    information = {"backend": "nccl", "rank": 0, "world_size": 4}
+    path = write_events(tmp_path / "a.json", joined(four_ranks()), distributedInfo=information)
+    written = ppprof.write_kineto(ppprof.open(path), tmp_path / "kineto").paths
+    assert [
+        json.loads(file.read_bytes())["distributedInfo"]["rank"] for file in sorted(written)
+    ] == [0, 1, 2, 3]
+
+
 def test_one_trace_of_several_ranks_is_an_error(tmp_path):
     path = write_events(tmp_path / "a.json", joined(four_ranks()))
     with pytest.raises(TraceError, match="ranks 0-3 in one file"):
         read(path)
+
+
+@pytest.mark.parametrize("form", ["end to end", "by time", "with labels"])
+def test_annotations_of_devices_and_overheads_belong_to_their_ranks(tmp_path, form, each_core):
+    """Their processes are no hosts: the devices and -1. Only the devices have the steps' marks."""
+    ranks = []
+    for rank in range(2):
+        trace = training(num_steps=3, num_kernels=4)
+        for event in trace.events:
+            if event["name"].startswith("ProfilerStep"):
+                event.update(cat="gpu_user_annotation", pid=0, tid=7)
+        for number in range(rank + 1):
+            trace.span("overhead", "Buffer Flush", number * 10, 5, pid=-1, tid=0)
+        trace.events.sort(key=lambda event: event.get("cat") == "gpu_user_annotation")
+        ranks.append(
+            labelled(rank, trace.events) if form == "with labels" else moved(trace, 1000 * rank)
+        )
+    events = joined(ranks)
+    events = by_time(events) if form == "by time" else events
+    read = read_ranks(write_events(tmp_path / "a.json", events))
+    assert [trace.overheads.height for trace in read.values()] == [1, 2]
+    assert [dict(trace.skipped) for trace in read.values()] == [{}, {}]
+    for trace in read.values():
+        kernels = trace.events.filter(category="Kernel")
+        assert kernels["step"].to_list() == [step for step in range(3) for _ in range(4)]
 
 
 @st.composite

@@ -75,6 +75,34 @@ def test_a_step_of_several_batches_ends_with_the_optimizer(tmp_path):
     assert steps_ms(path) == [9.4] + [10.0] * 29
 
 
+def test_two_optimizers_end_one_step(tmp_path):
+    """The window is cut within the last step."""
+    trace = TorchTrace()
+    for step in range(10):
+        trace.op("aten::mm", step * 1000 + 10, 100)
+        trace.launch(step * 1000 + 20, "gemm", step * 1000 + 40, 80)
+        for number, name in enumerate(("Muon", "AdamW")):
+            mark = f"Optimizer.step#{name}.step"
+            trace.span("user_annotation", mark, step * 1000 + 500 + number * 200, 100)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path) == [0.79] + [1.0] * 9
+    assert "10 steps" in notes(read(path))
+    write_events(path, trace.events[:-1])
+    assert steps_ms(path) == [0.79] + [1.0] * 8
+
+
+def test_layers_with_numbers_are_parts_of_steps(tmp_path):
+    trace = TorchTrace()
+    for number in range(120):
+        at = number * 100
+        trace.span("user_annotation", f"layer_{number % 12}", at, 90)
+        trace.op("aten::mm", at + 10, 50)
+        trace.launch(at + 20, "gemm", at + 40, 30)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path) == [1.2] * 9 + [1.19]
+    assert "10 steps, each from one layer_0" in notes(read(path))
+
+
 def test_spans_that_differ_in_numbers_only(tmp_path):
     path = write_events(tmp_path / "a.json", serving().events)
     assert steps_ms(path) == [10.0] * 19 + [9.9]

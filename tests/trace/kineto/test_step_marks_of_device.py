@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppprof.trace import read
-from tests.fixtures.torch_traces import TorchTrace, training, write_events
+from tests.fixtures.torch_traces import BASE_US, TorchTrace, training, write_events
 
 
 def on_the_device(num_steps: int, behind: int) -> TorchTrace:
@@ -41,3 +41,23 @@ def test_recorded_steps_come_first(tmp_path, each_core):
     read_trace = read(write_events(tmp_path / "a.json", trace.events))
     assert read_trace.notes == ()
     assert read_trace.events["step"].drop_nulls().unique().to_list() == [0, 1, 2]
+
+
+def test_streams_of_one_step_are_one_step(tmp_path, each_core):
+    """Each stream has its own copy. That of step 0 on stream 20 ends within step 1 on stream 7::
+
+    stream 7    0---------  1---------
+    stream 20      0-----------  1-----------
+    """
+    trace = TorchTrace()
+    for step in range(3):
+        begin = step * 100
+        for launch, kernel, dur, stream in ((10, 100, 20, 7), (20, 140, 65, 20), (30, 150, 20, 7)):
+            trace.launch(begin + launch, "gemm", begin + kernel, dur, stream, call_us=5)
+        for stream, start, dur in ((7, 100, 80), (20, 140, 65)):
+            name = f"ProfilerStep#{step}"
+            trace.span("gpu_user_annotation", name, begin + start, dur, pid=0, tid=stream)
+    events = read(write_events(tmp_path / "a.json", trace.events)).events
+    steps = events.filter(category="ProfileStep")["start_ns"]
+    assert ((steps - BASE_US * 1000) // 1000).to_list() == [10, 110, 210]
+    assert events.filter(category="Kernel")["step"].to_list() == [0] * 3 + [1] * 3 + [2] * 3
