@@ -15,9 +15,14 @@ _PROGRAM = '''"""Memory of a configuration in MiB: memory_estimation_tool of Pad
 
 import sys
 
+from ppprof.errors import InputError
 from ppprof.run.memory_tool import estimated_mib
 
-print(estimated_mib({path!r}, sys.argv[1:]))
+try:
+    print(estimated_mib({path!r}, sys.argv[1:]))
+except InputError as error:  # another exit code than 0 would end the tuning
+    print(error, file=sys.stderr)
+    print(0)
 '''
 _FIELDS = {
     **{"dp_degree": "dp", "mp_degree": "mp", "pp_degree": "pp", "vpp_degree": "virtual"},
@@ -57,8 +62,9 @@ def estimated_mib(path: str, arguments: Sequence[str]) -> float:
     changes: dict[str, Any] = {
         name: int(given[key]) for key, name in _FIELDS.items() if key in given
     }
-    if "use_recompute" in given:
-        granularity = given.get("recompute_granularity", "None").replace("None", "full")
+    if given.get("use_recompute", "None") != "None":  # None if the tuner leaves it as it is
+        granularity = given.get("recompute_granularity", "None")
+        granularity = granularity.replace("None", old.recompute or "full")
         changes["recompute"] = granularity if given["use_recompute"] == "True" else ""
     spec = replace(old, **changes)
     samples, once = old.samples * old.replicas, spec.replicas * spec.micro_batch_size

@@ -71,7 +71,8 @@ class Base(NamedTuple):
                     f"-o {text}: its effect is not known from a run; expected one of "
                     f"{', '.join(CHANGEABLE)}"
                 )
-        tree = ConfigTree(deepcopy(dict(self.config)), path=self.path)
+        config = {name: block for name, block in self.config.items() if name != "Profiler"}
+        tree = ConfigTree(deepcopy(config), path=self.path)  # the ranks to record are of the run
         # A blank dp_degree was what the processes of the run left over.
         dp = f"Distributed.dp_degree={self.runs[0].spec.dp}"
         return load_config(tree, [dp, *overrides], world_size)
@@ -331,7 +332,7 @@ def _tuned(base: Base, line: Mapping[str, str]) -> TrainingSpec:
     """Return the configuration of a row of the tuner; pandas writes whole numbers beside blanks as ``2.0``."""
     size = {name: int(float(line[name])) for name in _TUNED[:7]}
     samples = int(float(line["global_batch_size"]))
-    settings = {
+    settings: dict[str, int | str] = {
         "Distributed.dp_degree": size["dp_degree"],
         "Distributed.mp_degree": size["mp_degree"],
         "Distributed.pp_degree": size["pp_degree"],
@@ -341,9 +342,11 @@ def _tuned(base: Base, line: Mapping[str, str]) -> TrainingSpec:
         "Global.global_batch_size": samples,
         "Global.local_batch_size": samples // (size["dp_degree"] * size["sharding_degree"]),
         "Global.micro_batch_size": size["micro_batch_size"],
-        "Model.use_recompute": line["use_recompute"].lower() == "true",
-        "Model.recompute_granularity": line["recompute_granularity"] or None,
     }
+    if line["use_recompute"]:  # blank if the tuner left it as it was
+        settings["Model.use_recompute"] = line["use_recompute"].lower() == "true"
+    if line["recompute_granularity"]:
+        settings["Model.recompute_granularity"] = line["recompute_granularity"]
     ranks = math.prod(size[f"{axis}_degree"] for axis in ("dp", "mp", "pp", "sharding"))
     return spec_of(base.load(_overrides(settings), ranks))
 

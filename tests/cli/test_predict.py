@@ -6,11 +6,13 @@ import csv
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ppprof.run.memory_tool import estimated_mib
 from tests.jobs.planted import COMMITTED
 
 RUN = COMMITTED / "eight_ranks"
@@ -37,6 +39,15 @@ def with_config(folder, **distributed):
     shutil.copytree(RUN, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["config"]["Distributed"].update(distributed)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def with_model(folder, **model):
+    """Return a copy of the run with other values of its model."""
+    shutil.copytree(RUN, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["config"]["Model"].update(model)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -190,8 +201,30 @@ def test_paddles_tuner_asks_the_memory_model(cli, tmp_path, monkeypatch):
         "model_cfg": {"hidden_size": 4096},
     }  # 16 bytes for each of 4 x 4,096^2 weights in 2 blocks
     assert prune_by_memory_estimation(large, tuned)
-    with pytest.raises(ValueError, match="expected degrees that divide 16 samples, 2 blocks"):
-        prune_by_memory_estimation(settings, {**tuned, "pp_degree": 4})
+    # What is unknown is not pruned: Paddle ends the tuning if the tool fails.
+    assert not prune_by_memory_estimation(settings, {**tuned, "sharding_stage": 3})
+    assert not prune_by_memory_estimation(settings, {**tuned, "pp_degree": 4})
+    done = subprocess.run(
+        [sys.executable, tool, "--pp_degree", "4"], capture_output=True, text=True, check=True
+    )
+    assert "expected degrees that divide 16 samples, 2 blocks" in done.stderr
+
+
+@pytest.mark.parametrize("granularity", ["full", "core_attn"])
+def test_a_tuner_that_leaves_recompute_alone_gets_the_memory_of_the_run(tmp_path, granularity):
+    run = with_model(tmp_path / "run", use_recompute=True, recompute_granularity=granularity)
+    unset = ["--use_recompute", "None", "--recompute_granularity", "None"]
+    assert estimated_mib(str(run), unset) == estimated_mib(str(run), [])
+    assert estimated_mib(str(run), ["--use_recompute", "True"]) == estimated_mib(str(run), [])
+    assert estimated_mib(str(run), ["--use_recompute", "False"]) > estimated_mib(str(run), [])
+
+
+def test_the_ranks_that_were_recorded_do_not_limit_a_prediction(cli, tmp_path):
+    run = shutil.copytree(RUN, tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"]["Profiler"] = {"enable": True, "print_ranks": [0, 7]}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert "dp_degree=1" in cli("predict", run, "-o", "Distributed.dp_degree=1").out
 
 
 def test_no_program_is_written_that_knows_no_memory(cli, tmp_path):

@@ -93,7 +93,7 @@ def _interval(step_ns: Int64) -> tuple[float, float | None, float | None]:
     if num < 2:
         return mean, None, None
     half = student(num - 1) * float(step_ns.std(ddof=1)) / num**0.5
-    return mean, mean - half, mean + half
+    return mean, max(0.0, mean - half), mean + half
 
 
 def factors_of(
@@ -124,7 +124,7 @@ def factors_of(
     elif change.target == "launches":
         chosen = _launching(labels)
     elif change.target == "name":
-        chosen = _named(labels, change.name, "operator", "name")
+        chosen = _named(labels, change.name, "operator", "name") & is_work
         if change.name in KINDS:
             chosen = pl.col("kind") == change.name
     else:

@@ -126,6 +126,7 @@ class Graph:
     def steps(self) -> pl.DataFrame:
         """The steps that all ranks recorded, sorted by window, then step.
 
+        Those in which the training was paused, as for an evaluation, are left out, unless all were.
         A step ends when its last rank has ended it, and begins where the step before it ends; the
         first of a window, when its last rank has begun it.
 
@@ -139,7 +140,9 @@ class Graph:
         steps = steps.with_columns(begin_ns=pl.when(follows).then(before).otherwise("begin_ns"))
         is_chosen = self._of_steps.contains(pl.col("step"))
         takes_time = pl.col("end_ns") > pl.col("begin_ns")
-        return steps.filter(is_whole, is_chosen, takes_time).drop("num_ranks")
+        steps = steps.filter(is_whole, is_chosen, takes_time)
+        unpaused = steps.filter(~pl.col("is_paused"))
+        return (steps if unpaused.is_empty() else unpaused).drop("num_ranks", "is_paused")
 
     def _ended(self, time_ns: Int64) -> pl.DataFrame:
         """Return the steps of any rank for other times of the nodes, with the begin on the last rank."""
@@ -151,6 +154,7 @@ class Graph:
             .agg(
                 pl.col("begin_ns").max(),
                 pl.col("end_ns", "node").last(),
+                pl.col("is_paused").any(),
                 num_ranks=pl.col("rank").n_unique(),
             )
             .sort("window", "step")

@@ -18,6 +18,8 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import EventArrays, Tree, filled
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import covered_within, union
 from ppprof.analysis.profile.module_tree import MAX_DEPTH, SEPARATOR, join_path
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
@@ -100,7 +102,7 @@ class RankGraph(NamedTuple):
     """Columns of `LABELS`."""
     steps: pl.DataFrame
     """The nodes that end a step: step and node, both int64; a step has one or two. And begin_ns, the
-    time at which it begins."""
+    time at which it begins; is_paused, whether the training was paused in it."""
     collectives: pl.DataFrame
     """Columns of `ppprof.analysis.ranks.collectives.COLLECTIVES`, and start_node and end_node."""
     has_steps: bool
@@ -580,8 +582,16 @@ def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataF
         {"step": pl.Int64, "is_host": pl.Boolean, "node": pl.Int64},
     ).filter(pl.col("node") >= 0)
     ends = ends.group_by("step", "is_host").agg(pl.col("node").last())
-    begins = steps_of_rank(profile).group_by("step").agg(begin_ns=pl.col("start_ns").min())
-    return ends.join(begins, "step").sort("step", "node").select("step", "node", "begin_ns")
+    steps = steps_of_rank(profile)
+    pauses = union(*intervals_of(profile.pauses))
+    paused_ns = covered_within(pauses, *(steps[name].to_numpy() for name in ("start_ns", "end_ns")))
+    begins = (
+        steps.with_columns(paused_ns=pl.Series(paused_ns))
+        .group_by("step")
+        .agg(begin_ns=pl.col("start_ns").min(), is_paused=(pl.col("paused_ns") > 0).any())
+    )
+    columns = ("step", "node", "begin_ns", "is_paused")
+    return ends.join(begins, "step").sort("step", "node").select(columns)
 
 
 def _with_nodes(collectives: pl.DataFrame, events: EventArrays, nodes: _Nodes) -> pl.DataFrame:

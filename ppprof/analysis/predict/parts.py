@@ -136,7 +136,7 @@ def measure(cluster: Cluster, spec: TrainingSpec) -> Measured | None:
     num_passes = 2 * spec.stage_layers() * spec.micro_batches
     times["replicas"] = mean(by_step["replicas"]) if spec.replicas > 1 else 0.0
     times["mp"] = mean(by_step["mp"]) / num_passes if spec.mp > 1 else 0.0
-    times["gap"] = float(np.mean(replay.gap_ns))
+    times["gap"] = float(np.mean(replay.gap_ns[replay.follows])) if replay.follows.any() else 0.0
     transfers = replay.transfer_ns[replay.transfer_ns > 0]
     times["transfer"] = float(np.mean(transfers)) if len(transfers) else 0.0
     times["head"] = means["head", 0, None] / spec.samples
@@ -183,13 +183,14 @@ def parts_of(runs: Sequence[Measured], spec: TrainingSpec) -> dict[str, Part]:
         _split(parts, runs, spec)
     elif _num_sums(spec) != _num_sums(old):
         ratio = (2 + _num_sums(spec)) / (2 + _num_sums(old))
-        parts["mp"] = Part(ratio * parts["mp"].time, "modelled")
+        parts["mp"] = _modelled(ratio * parts["mp"].time)
     if spec.recompute != old.recompute:
         forward, backward = parts["layer_forward"].time, parts["layer_backward"].time
         # The least of a difference has the most of what is taken away: the scenarios in reverse.
         time = backward + _again(spec, forward) - _again(old, forward)[::-1]
         is_known = {old.recompute, spec.recompute} == {"", "full"}
-        parts["layer_backward"] = Part(np.maximum(time, 0), "modelled" if is_known else "unknown")
+        part = _modelled(np.maximum(time, 0))
+        parts["layer_backward"] = part if is_known else Part(part.time, "unknown")
     share = spec.most_parameters() / spec.sharding / (old.most_parameters() / old.sharding)
     if share != 1:
         parts["tail"] = Part(parts["tail"].time * share, "modelled")
@@ -220,6 +221,8 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
     for run in runs:
         known.setdefault(run.spec.micro_batch_size, []).append(run.times[name])
     times = {each: float(np.mean(values)) for each, values in known.items()}
+    if not any(times.values()):
+        return Part(np.zeros(3), "measured")
     if size in times:
         return Part(np.full(3, times[size]), "measured")
     if len(times) == 1:
@@ -302,7 +305,8 @@ def _sum_over_replicas(base: Measured, spec: TrainingSpec) -> Part:
         time = base.times["replicas"] * np.array(
             [min(share, messages), share, max(share, messages)]
         )
-        return Part(time, "measured" if share == messages == 1 else "modelled")
+        is_same = share == messages == 1 and (old.dp, old.sharding) == (spec.dp, spec.sharding)
+        return Part(time, "measured" if is_same else "modelled")
     if spec.sharding > 1 and spec.sharding_stage > 1:
         return Part(np.array([0.0, np.nan, np.inf]), "unknown")
     if spec.sharding == 1:
@@ -317,6 +321,11 @@ def _sum_over_replicas(base: Measured, spec: TrainingSpec) -> Part:
 def _most_tensors(spec: TrainingSpec) -> list[int]:
     """Return the sizes of the parameters of the rank with most."""
     return max((spec.tensors(stage) for stage in range(spec.pp)), key=sum)
+
+
+def _modelled(time: Float64) -> Part:
+    """Return a part of a model; it is unknown if its likely time is."""
+    return Part(time, "modelled" if np.isfinite(time[1]) else "unknown")
 
 
 def _basis(time: Float64) -> str:

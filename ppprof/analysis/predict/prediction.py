@@ -36,7 +36,7 @@ def predict(runs: Sequence[Measured], spec: TrainingSpec) -> tuple[Row, list[Row
         - ranks, micro_batches;
         - step_ns: the likely step, null if the runs do not determine it; low_ns and high_ns: the least
           and most that it can be, widened by the error of the run's own step (how far the
-          prediction of the recorded configuration is from the measured step, and the 95% interval
+          measured step is from the prediction of the recorded configuration, and the 95% interval
           of that, which one step does not give; for another configuration at least `LEAST_ERROR`);
           high_ns is null if there is no bound;
         - bubble_ns and bubble_ratio: idle time of an average stage, likely;
@@ -50,7 +50,7 @@ def predict(runs: Sequence[Measured], spec: TrainingSpec) -> tuple[Row, list[Row
     base = runs[0]
     step, bubble = _step(spec, parts)
     own = step if spec == base.spec else _step(base.spec, parts_of(runs, base.spec))[0]
-    error = abs(own[1] / base.step_ns - 1) + base.error_ratio
+    error = abs(base.step_ns / own[1] - 1) + base.error_ratio
     if spec != base.spec:
         error = max(error, LEAST_ERROR)
     passes = 2 * spec.stage_layers() * spec.micro_batches

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import filled
+from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import (
     Intervals,
     covered_within,
@@ -180,7 +181,11 @@ def passes(profile: Profile) -> pl.DataFrame:
     """Return one rank's steps and passes.
 
     In a trace with device events, a pass lasts from the start of its first kernel to the end of its
-    last; without any kernel it is no pass.
+    last; without any kernel it is no pass. Pauses of the training are no time of a step: what follows
+    them in their step is as much earlier::
+
+        step     |1 FFFF ...... BBBB |2 FFFF         six of a pause
+        out      |1 FFFFBBBB |      2 FFFF
 
     Returns:
         Columns of `PASSES`, sorted by start; the rank, which a trace does not state, is -1. No rows if the window has no steps, or lacks the
@@ -193,7 +198,14 @@ def passes(profile: Profile) -> pl.DataFrame:
     in_pass, chunk, micro_batch, kind, (first, last) = _passes(profile)
     is_own = ~np.isin(step, in_pass)
     exposed = _between_replicas(profile) if is_own.any() else (start[:0], end[:0])
-    own_end = end[is_own] - covered_within(union(*exposed), start[is_own], end[is_own])
+    pauses = intervals_of(profile.pauses)
+    unused = union(*(np.concatenate(times) for times in zip(exposed, pauses)))
+    own_end = end[is_own] - covered_within(unused, start[is_own], end[is_own])
+    if len(pauses[0]):
+        by_step = np.argsort(step, kind="stable")
+        begin = start[by_step][np.searchsorted(step[by_step], in_pass)]
+        first, last = (at - covered_within(union(*pauses), begin, at) for at in (first, last))
+        end = end - covered_within(union(*pauses), start, end)
     num_own, unknown = len(own_end), np.full(len(step) + len(own_end), -1)
     starts = np.concatenate((start, first, start[is_own]))
     order = np.argsort(starts, kind="stable")

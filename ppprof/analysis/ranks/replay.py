@@ -42,6 +42,8 @@ class Replay:
         self._table = {name: table[name].to_numpy() for name in _REPLAYED}
         self.gap_ns, self.transfer_ns = self._table["gap_ns"], self._table["transfer_ns"]
         """The typical time before each operation, after the previous one and after its input."""
+        self.follows: Bool = table["follows"].to_numpy()
+        """Whether each operation comes after another one of its worker, but for the head."""
         steps, replicas = (np.unique(table[name].to_numpy()) for name in CELL)
         self._cell = (
             np.searchsorted(steps, table["step"].to_numpy()),

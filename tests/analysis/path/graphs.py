@@ -11,7 +11,10 @@ from ppprof.analysis.path.rank_graph import rank_graph
 from ppprof.trace import read
 from tests.fixtures.timeline import write
 
-ENDS = dict.fromkeys(("rank", "window", "step", "node", "begin_ns"), pl.Int64)
+ENDS = {
+    **dict.fromkeys(("rank", "window", "step", "node", "begin_ns"), pl.Int64),
+    "is_paused": pl.Boolean,
+}
 
 
 @st.composite
@@ -47,7 +50,7 @@ def graph_of(times, edges, labels=None):
         np.arange(len(edges), dtype=np.int32),
         np.append(-1, np.zeros(last, np.int64)),
         labels,
-        pl.DataFrame([(0, 0, 0, last, times[0])], ENDS, orient="row"),
+        pl.DataFrame([(0, 0, 0, last, times[0], False)], ENDS, orient="row"),
     )
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ppprof.analysis.path.change_language import parse_change
+from ppprof.analysis.path.change_replay import what_if
 from ppprof.analysis.path.graph import job_graph
 from ppprof.analysis.path.rank_graph import rank_graph
 from ppprof.run.run import open as open_run
@@ -164,6 +166,53 @@ def test_an_event_waits_for_none_of_another_device(tmp_path):
         ("runtime call", "cudaLaunchKernel"): 1 * US,
         ("own code", "(own code)"): 1 * US,
     }
+
+
+def test_a_name_changes_the_work_and_not_what_its_launch_waits_for(tmp_path):
+    """k2 was launched 59 us ahead: it waited for something that is not in the trace."""
+    main = Thread(1, "main").around(
+        step(
+            *(0, 10 * US),
+            launch(0, 1 * US, kernel("k1", 3 * US, 60 * US, device=1)),
+            launch(2 * US, 3 * US, kernel("k2", 61 * US, 90 * US)),
+        )
+    )
+    table = what_if(job(tmp_path, [main]), [parse_change("k2: 0")])
+    assert table["on_path_ns"].to_list() == [0, 29 * US]
+
+
+def test_steps_with_a_pause_are_left_out_unless_all_have_one(tmp_path):
+    """
+    ::
+
+        steps    |1 ## |2 ##.......... |3 ## |        an evaluation in step 2
+    """
+
+    def thread(*paused):
+        starts = {1: 0, 2: 100, 3: 400, 4: 500}
+        return Thread(1, "main").around(
+            *(
+                step(
+                    *(starts[number], starts[number + 1]),
+                    span("Operator", "relu dygraph", starts[number] + 10, starts[number] + 60),
+                    *[
+                        span(
+                            *("PythonUserDefined", "paused: evaluation"),
+                            *(starts[number] + 70, starts[number + 1] - 5),
+                        )
+                    ]
+                    * (number in paused),
+                    number=number,
+                )
+                for number in (1, 2, 3)
+            )
+        )
+
+    graph = job(tmp_path, [thread(2)])
+    assert graph.steps["step"].to_list() == [1, 3]
+    assert on_path(graph, "kind") == {"host": 100, "own code": 100}
+    assert graph.step_ns(np.where(graph.labels["kind"] == "host", 0.5, 1)).tolist() == [75, 75]
+    assert job(tmp_path, [thread(1, 2, 3)]).steps["step"].to_list() == [1, 2, 3]
 
 
 def test_a_copy_of_unpinned_memory_has_ended_when_its_call_returns(tmp_path):

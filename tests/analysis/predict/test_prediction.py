@@ -44,6 +44,32 @@ def test_no_range_is_narrower_than_the_errors_that_were_measured() -> None:
     assert row["high_ns"] == pytest.approx(1.07 * row["step_ns"])
 
 
+@pytest.mark.parametrize("step_ns", [500, 683, 1000])
+def test_the_recorded_step_is_in_its_own_range(step_ns: int) -> None:
+    row, _ = predict([replace(BASE, step_ns=step_ns)], SPEC)
+    assert row["low_ns"] <= step_ns * (1 + 1e-9)
+    assert row["high_ns"] >= step_ns * (1 - 1e-9)
+
+
+def test_communication_that_there_is_none_of_is_known_at_any_size() -> None:
+    row, _ = predict([run_of(SPEC, layer_forward=10)], replace(SPEC, micro_batch_size=2))
+    assert row["exposed_ns"] == 0
+
+
+def test_a_part_without_a_likely_time_is_unknown() -> None:
+    spec = replace(SPEC, micro_batch_size=2, recompute="full")
+    _, parts = predict([BASE], spec)
+    (part,) = (part for part in parts if part["part"] == PARTS["layer_backward"])
+    assert (part["likely_ns"], part["basis"]) == (None, "unknown")
+
+
+def test_a_sum_over_other_ranks_was_not_measured() -> None:
+    base = run_of(replace(SPEC, dp=2, sharding=2), replicas=5)
+    _, parts = predict([base], replace(SPEC, dp=1, sharding=4))
+    (part,) = (part for part in parts if part["part"] == PARTS["replicas"])
+    assert part["basis"] == "modelled"
+
+
 def test_stages_share_the_blocks() -> None:
     ratio = replace(SPEC, pp=2).most_parameters() / SPEC.most_parameters()
     assert step_of(replace(SPEC, pp=2)) == pytest.approx(16 + 9 * 4 * 30 + 7 * ratio)
@@ -58,7 +84,7 @@ def test_recompute_adds_a_forward_pass() -> None:
 
 def test_one_run_gives_a_range_for_another_micro_batch() -> None:
     row, _ = predict([BASE], replace(SPEC, micro_batch_size=2, micro_batches=4))
-    error = abs(683 / 1000 - 1)
+    error = 1000 / 683 - 1
     assert (row["step_ns"], row["basis"]) == (None, "unknown")
     assert row["low_ns"] == pytest.approx((16 + 7 * 2 * 30 + 7) * (1 - error))
     assert row["high_ns"] == pytest.approx((16 + 7 * 2 * 60 + 7) * (1 + error))
@@ -182,6 +208,6 @@ def test_another_mp_degree_is_between_the_same_work_and_half_of_it() -> None:
     assert (row["step_ns"], row["high_ns"]) == (None, None)
     base = run_of(replace(SPEC, mp=2), layer_forward=10, layer_backward=20, mp=4)
     row, _ = predict([base], SPEC)
-    error = abs(660 / 1000 - 1)
+    error = 1000 / 660 - 1
     assert row["low_ns"] == pytest.approx(11 * 2 * (6 + 16) * (1 - error))
     assert row["high_ns"] == pytest.approx(11 * 2 * (12 + 32) * (1 + error))

@@ -510,6 +510,40 @@ def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
     ]
 
 
+def test_a_pause_is_no_time_of_its_step(tmp_path):
+    """
+    ::
+
+        step   |1 FFFF ........ BBBB |2 FFFF BBBB ...... |     evaluations after a pass of each step
+        out    |1 FFFF BBBB |         2 FFFF BBBB |
+    """
+
+    def one(number, start, end, pause, forward, backward):
+        return span("ProfileStep", f"ProfileStep#{number}", start, end).around(
+            span("Forward", "forward[stage=0 micro_batch=0]", *forward),
+            span("Backward", "backward[stage=0 micro_batch=0]", *backward),
+            span("PythonUserDefined", "paused: evaluation", *pause).around(
+                span("Forward", "forward[stage=0 micro_batch=0]", pause[0] + 1, pause[1] - 1)
+            ),
+        )
+
+    main = Thread(1, "main").around(
+        one(1, 0, 200, (50, 150), (10, 40), (160, 190)),
+        one(2, 200, 400, (290, 390), (210, 240), (250, 280)),
+    )
+    profile = Profile(read(write(tmp_path / "a.pb", main))).without_pauses
+    found = passes(profile).select("step", "kind", "start_ns", "end_ns").rows()
+    begin = found[0][2]
+    assert [(step, kind, start - begin, end - begin) for step, kind, start, end in found] == [
+        (1, "step", 0, 100),
+        (1, "forward", 10, 40),
+        (1, "backward", 60, 90),
+        (2, "step", 200, 300),
+        (2, "forward", 210, 240),
+        (2, "backward", 250, 280),
+    ]
+
+
 def test_replicas_meet_in_kernels_that_no_span_launched(tmp_path):
     """DataParallel's reducer launches its kernels from C++; the span has none, so only its launch.
 
