@@ -204,7 +204,9 @@ def passes(profile: Profile) -> pl.DataFrame:
     if len(pauses[0]):
         by_step = np.argsort(step, kind="stable")
         begin = start[by_step][np.searchsorted(step[by_step], in_pass)]
-        first, last = (at - covered_within(union(*pauses), begin, at) for at in (first, last))
+        first, last = (
+            times - covered_within(union(*pauses), begin, times) for times in (first, last)
+        )
         end = end - covered_within(union(*pauses), start, end)
     num_own, unknown = len(own_end), np.full(len(step) + len(own_end), -1)
     starts = np.concatenate((start, first, start[is_own]))
