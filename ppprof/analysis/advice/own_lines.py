@@ -49,7 +49,9 @@ _COMPILES = "ProgramCache._build_once"
 """Function of Paddle in which ``to_static`` compiles a program."""
 _NODE = "^global_(?!gradnodeaccumulation)"
 """Names, in lower case, of nodes of the graph of gradients, but of those that add to a gradient: no operator is theirs."""
-_USERS_NODE = "pylayer"
+_ANY_NODE = "^global_"
+_USERS_NODE = "pylayer|gradnodeaccumulation"
+"""Nodes in which the user's code runs: a ``PyLayer.backward``, and hooks of a parameter's gradient."""
 _KNOWN = 0.9
 """With fewer Backwards whose operators are known, the others may be of layers of an earlier step."""
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
@@ -319,7 +321,7 @@ def _within_nodes(profile: Profile, own: pl.DataFrame) -> Intervals:
     # Of others without an event inside, it is not known: their operators may not be recorded.
     has_inner = pl.Series(tree.size > 0)[own["row"]]
     is_users = has_inner | matching(own["name"], _USERS_NODE)
-    is_node = (own["category"] == "Operator") & matching(own["name"], _NODE)
+    is_node = (own["category"] == "Operator") & matching(own["name"], _ANY_NODE)
     nodes = own.filter(is_node & is_users)
     rows = nodes["row"].to_numpy()
     is_inner = tree.below(rows) & (tree.hosts["category"] != "Backward").to_numpy()
@@ -398,6 +400,15 @@ class _LineChooser:
         for path in whole:
             self._functions[_function(path)].append(path)
         most = _MOST_TRAINING * sum(weight for weight, each in zip(self._weights, trains) if each)
+        of_frames: dict[Frame, list[int]] = defaultdict(lambda: [0, 0])
+        for path, weight in whole.items():
+            sums = of_frames[path[-1]]
+            sums[0] += weight
+            sums[1] += training[path]
+        self._shared = {
+            frame for frame, (every, trained) in of_frames.items() if trained > _TRAINS * every
+        }
+        """The lines that train in some call of their function: those of the model that is evaluated."""
         self._trains = {
             path for path, weight in training.items() if weight > min(_TRAINS * whole[path], most)
         }
@@ -446,7 +457,10 @@ class _LineChooser:
         return f"{path[-1].file}, {function}()"
 
     def _inner(self, path: Path, rows: Sequence[int]) -> Path:
-        """Return the path to the innermost line that has most of the time of its caller's samples below a path."""
+        """Return the path to the innermost line that has most of the time of its caller's samples below a path.
+
+        A line that trains in another call, such as one of the model that is evaluated, is not named: its caller is.
+        """
         while True:
             whole = sum(self._weights[row] for row in rows)
             inner: dict[Path, list[int]] = defaultdict(list)
@@ -455,7 +469,7 @@ class _LineChooser:
                     inner[self._paths[row][: len(path) + 1]].append(row)
             sums = {each: sum(self._weights[row] for row in inner[each]) for each in inner}
             best = max(sums, key=lambda each: sums[each], default=path)
-            if not sums or sums[best] < _MOST * whole:
+            if not sums or sums[best] < _MOST * whole or best[-1] in self._shared:
                 return path
             path, rows = best, inner[best]
 

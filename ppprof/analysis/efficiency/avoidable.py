@@ -122,7 +122,8 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     """Return the operators on logits, such as the loss.
 
     Logits are what a cross entropy gets; other operators pass over them if the last dim of their
-    first input is as long. Gradients count like their operators, matrix products not at all.
+    first input is as long. Gradients count like their operators, matrix products and updates of parameters
+    not at all.
 
     Returns:
         A row for each call, columns of `VOCABULARY`. The name has the shapes:
@@ -136,7 +137,7 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     wide = [
         kind
         for kind, (name, shapes) in kinds.items()
-        if shapes and shapes[0][-1] in words and family_of(name) != "product"
+        if shapes and shapes[0][-1] in words and family_of(name) not in ("product", "update")
     ]
     found = calls.filter(pl.col("name").is_in(wide))
     return found.select(*VOCABULARY).cast(VOCABULARY)  # type: ignore[arg-type]

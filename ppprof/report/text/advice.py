@@ -158,7 +158,8 @@ def headline(findings: Sequence[Finding], language: str = "en", text: str = "fir
     title = row.short[:1].upper() + row.short[1:] if text == "first_alone" else row.title
     facts = {"num": num, "severity": row.severity_text, "title": title}
     if first.cost_ns is None or first.share is None:
-        return str(words[text]).format(**facts) + _largest(findings, words)
+        others = _worth_a_look(findings, language) if text == "first" else ""
+        return str(words[text]).format(**facts) + others + _largest(findings, words)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words[f"{text}_with_cost"]).format(
         **facts,

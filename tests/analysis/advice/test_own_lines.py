@@ -134,8 +134,21 @@ def in_functions(lengths: list[tuple[int, list[Frame]]]) -> PythonStacks:
     return dataclasses.replace(stacks, frames=frames, stacks=rows)
 
 
-def test_what_a_pylayer_does_itself_is_beside_the_training(tmp_path: Path) -> None:
-    """NNBBBBBBBBUU: a Backward of 500, 400 of it in the user's PyLayer.backward, which calls one operator of 50."""
+def test_an_evaluation_is_named_and_not_the_model_that_the_training_calls_too(
+    tmp_path: Path,
+) -> None:
+    """NNBBU, then evaluate() calls the model of the training from 450 on."""
+    model = Frame("__main__", "train.py", "Net.forward", 5, True)
+    evaluate = Frame("__main__", "train.py", "evaluate", 30, True)
+    stacks = in_functions([(450, [model]), (550, [model, evaluate])])
+    assert lines(tmp_path, training(450), stacks) == {"train.py:30, evaluate()": 6 * 550}
+
+
+@pytest.mark.parametrize("node", ["Global_GradNodePyLayer_Mish", "Global_GradNodeAccumulation"])
+def test_what_a_pylayer_or_a_hook_does_itself_is_beside_the_training(
+    tmp_path: Path, node: str
+) -> None:
+    """NNBBBBBBBBUU: a Backward of 500, 400 of it in the user's PyLayer.backward or hook, which calls one operator of 50."""
     in_numpy = [Frame("numpy", "/lib/numpy.py", "exp", 1, False), mish(20)]
     stacks = in_functions(
         [
@@ -154,7 +167,7 @@ def test_what_a_pylayer_does_itself_is_beside_the_training(tmp_path: Path) -> No
         yield op(at, 0, 200, "Net", op(at, 0, 200), category="Forward")
         nodes = (
             op(at, 200, 300, "Global_MatmulGradNode", op(at, 200, 300, "Local_MatmulGradNode")),
-            op(at, 300, 700, "Global_GradNodePyLayer_Mish", op(at, 650, 700)),
+            op(at, 300, 700, node, op(at, 650, 700)),
         )
         yield op(at, 200, 700, "Gradient Backward", *nodes, category="Backward")
         yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
