@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ppprof.cli.diff import limits_of_several
+from ppprof.cli.diff import limits_of_several, time_of_several
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
@@ -156,14 +156,12 @@ def _length(folder: Path) -> str:
     """Return the median step of a run.
 
     Raises:
-        InputError: it has no step times.
+        InputError: too few of its steps have a time.
     """
     from ppprof.analysis.diff.several_runs import run_time
     from ppprof.cli.runs import open_run
 
-    time = run_time(open_run(str(folder)).step_times)
-    if time is None:
-        raise InputError(f"{folder}: no times of steps outside windows (steps/*.jsonl)")
+    time = time_of_several(str(folder), run_time(open_run(str(folder)).step_times))
     return format_time(round(time.median_ns))
 
 

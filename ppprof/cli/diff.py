@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.choices import (
@@ -32,6 +33,9 @@ from ppprof.errors import InputError, UsageError
 from ppprof.messages import Counted
 from ppprof.paths import is_remote
 from ppprof.topology import parse_selector
+
+if TYPE_CHECKING:
+    from ppprof.analysis.diff.several_runs import RunTime
 
 EXAMPLES = {
     "ppprof diff base_log new_log": "a verdict on the step time, and the largest changes",
@@ -256,13 +260,28 @@ def run(args: argparse.Namespace) -> int:
     return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0
 
 
+def time_of_several(path: str, time: RunTime | None) -> RunTime:
+    """Return the step time of one of several runs.
+
+    Raises:
+        InputError: too few of its steps have a time.
+    """
+    from ppprof.analysis.profile.step_basis import LEAST_STEPS
+
+    if time is None or not time.quiet_ns:
+        raise InputError(f"{path}: no times of steps outside windows (steps/*.jsonl)")
+    if time.num_steps < LEAST_STEPS:
+        what = f"{Counted(time.num_steps):step|steps} outside windows"
+        raise InputError(f"{path}: {what}; expected at least {LEAST_STEPS} of each run")
+    return time
+
+
 def _run_several(args: argparse.Namespace) -> int:
     """Compare several runs of either side, as `run` compares two."""
     from dataclasses import asdict
 
     from ppprof.analysis.diff.gate import runs_outcome
-    from ppprof.analysis.diff.several_runs import RunTime, run_times, runs_change, wait_difference
-    from ppprof.analysis.profile.step_basis import LEAST_STEPS
+    from ppprof.analysis.diff.several_runs import run_times, runs_change, wait_difference
     from ppprof.cli.output import show
     from ppprof.cli.runs import open_run
     from ppprof.report.diff_rows import SCHEMA_VERSION
@@ -270,15 +289,10 @@ def _run_several(args: argparse.Namespace) -> int:
     from ppprof.rundir.summaries import dumps
 
     tables = [{path: open_run(path).step_times for path in paths} for paths in args.sides]
-    sides: list[dict[str, RunTime]] = []
-    for read in run_times(tables):
-        for path, time in read.items():
-            if time is None or not time.quiet_ns:
-                raise InputError(f"{path}: no times of steps outside windows (steps/*.jsonl)")
-            if time.num_steps < LEAST_STEPS:
-                what = f"{Counted(time.num_steps):step|steps} outside windows"
-                raise InputError(f"{path}: {what}; expected at least {LEAST_STEPS} of each run")
-        sides.append({path: time for path, time in read.items() if time is not None})
+    sides = [
+        {path: time_of_several(path, time) for path, time in read.items()}
+        for read in run_times(tables)
+    ]
     paths = [path for side in args.sides for path in side]
     if len({path if is_remote(path) else os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError("the same run is named twice; expected different runs: each counts as one")

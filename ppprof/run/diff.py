@@ -37,6 +37,9 @@ _MOST_PARTS = 16
 
 _STEPS_OF_A_WINDOW = 2**32
 
+_NO_STEP = -1
+"""Step of all events of a window without steps: of no other window."""
+
 _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
 """Keys of a config that name a place. They are not compared: they differ between any two runs."""
 
@@ -321,6 +324,8 @@ class _Sums:
         for name, table in parts.items():
             if steps is not None:
                 table = table.filter(steps.contains(pl.col("step")))
+            if window_costs.breakdown.parts.is_empty():
+                table = table.with_columns(step=pl.lit(_NO_STEP, pl.Int64))
             tables = self._parts[name]
             tables.append(table.select(pl.lit(window, pl.Int64).alias("window"), pl.all()))
             if len(tables) > _MOST_PARTS:
@@ -393,7 +398,7 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
 
 def _one_steps(windows: Sequence[tuple[int, int]]) -> pl.DataFrame:
     """Return a single step of unknown length (null) for each rank and window, for traces without steps."""
-    unknown = {"step": 0, "step_ns": None, **dict.fromkeys(PARTS_NS)}
+    unknown = {"step": _NO_STEP, "step_ns": None, **dict.fromkeys(PARTS_NS)}
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     return pl.DataFrame(
         [{"rank": rank, "window": window, **unknown} for rank, window in windows],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.cli import main
+from tests.fixtures.run_directories import run, step_lines
 
 SCRIPT = """
 import sys, time
@@ -66,6 +67,18 @@ def test_a_command_without_steps_is_an_error(
     idle = [sys.executable, "-c", "'{log}'"]
     assert main(["bench", "--", *idle, "--", *idle]) == 3
     assert re.search(r"ppprof_bench/[ab]1: ", capsys.readouterr().err)
+
+
+def test_a_command_of_too_few_steps_ends_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = run(tmp_path / "short", (), step_lines=[step_lines(1e6, steps=3)])
+    copies = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
+    command = [sys.executable, "-c", copies, str(short), "{log}"]
+    assert main(["bench", "--", *command, "--", *command]) == 3
+    assert "2 steps outside windows; expected at least 5" in capsys.readouterr().err
+    assert len([path for path in Path("ppprof_bench").iterdir() if path.is_dir()]) == 1
 
 
 def test_wrong_command_lines_say_what_is_expected(

@@ -266,6 +266,16 @@ def test_a_run_that_died_early_is_no_run(several, tmp_path, cli):
     assert f"{died}: 2 steps outside windows; expected at least 5 of each run" in err
 
 
+def test_an_unknown_wait_that_is_left_in_is_said(several, tmp_path, cli):
+    known = [{**line, "processor_wait_ns": 0} for line in step_lines(99e6)]
+    one, *others = [run(tmp_path / str(number), (), step_lines=[known]) for number in range(3)]
+    left_in = "Median, quiet: with the wait for a processor, which is unknown in at least one run."
+    assert left_in in cli("diff", *several["base"], "--", one, *others).out
+    assert (
+        "Median, quiet: without the wait for a processor. " in cli("diff", one, "--", *others).out
+    )
+
+
 def test_several_runs_need_dashes_and_step_times(several, cli):
     base, slow = several["base"], several["slow"]
     _, err = cli("diff", *base, code=2)

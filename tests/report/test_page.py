@@ -250,6 +250,13 @@ def test_differences_that_are_left_out_are_counted(tmp_path, cli):
     assert f"And {len(string.ascii_lowercase) - shown} more differences" in text
 
 
+def test_the_steps_of_a_comparison_have_the_basis_of_either_run(tmp_path, cli):
+    path = tmp_path / "page.html"
+    base = of_job(tmp_path / "base", (), step_lines=[step_lines(20e6)])
+    cli("report", write(tmp_path / "trace.pb", *training()), "--baseline", base, "-o", path)
+    assert "Times of steps (without a window, recorded), for both runs." in path.read_text("utf-8")
+
+
 def test_an_unknown_language_is_refused(runs):
     with pytest.raises(UsageError, match="language 'fr': expected one of en, zh"):
         render(collect_report_data(ppprof.open(runs["gpu"])), "fr")

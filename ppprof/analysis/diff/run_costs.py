@@ -96,7 +96,7 @@ class RunCosts:
     def ranks_of_step(self) -> Mapping[int, int]:
         """The number of ranks that recorded each step, keyed by step, ascending.
 
-        A trace without steps counts as step 0.
+        A trace without steps counts as one step.
         """
         counted = self.steps.group_by("step").agg(pl.col("rank").n_unique())
         return dict(counted.sort("step").iter_rows())

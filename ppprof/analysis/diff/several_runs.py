@@ -38,7 +38,8 @@ class RunTime:
     """Median time of a step."""
     median_ns: float
     """The same of adjusted steps: without the time in which the thread that calls
-    ``ProfilerSession.step`` waited for a processor; ``wall_ns`` where the wait is unknown."""
+    ``ProfilerSession.step`` waited for a processor; ``wall_ns`` where the wait is unknown, also of a run
+    that it is compared with (`run_times`)."""
     quiet_ns: float
     """The 10% quantile of adjusted steps."""
     wait_ratio: float | None

@@ -78,7 +78,7 @@ def change_section(
     differences = [*diff.comparability.differences[:_MAX_DIFFERENCES]]
     num_left_out = len(diff.comparability.differences) - len(differences)
     if num_left_out:
-        differences.append(words("about.more_differences", number=num_left_out))
+        differences.append(words("about.more_differences", num=num_left_out))
     by_name = [
         block for view in KINDS for block in _by_name(diff, view, tables[view], words, links)
     ]

@@ -48,7 +48,10 @@ def several_runs_text(
     lines += [f"{name:10}  {_picture(times, low, high)}" for name, times in zip(sides, medians)]
     lines += ["", f"Step time: {change}", f"Quiet steps (10% quantile): {quiet}"]
     lines += [f"Note: {waits}"] if waits else []
-    lines.append("Median, quiet: without the wait for a processor, where it is known. Times in ms.")
+    is_known = all(time.wait_ratio is not None for side in sides.values() for time in side.values())
+    unknown = "with the wait for a processor, which is unknown in at least one run"
+    what = "without the wait for a processor" if is_known else unknown
+    lines.append(f"Median, quiet: {what}. Times in ms.")
     return "\n".join(lines) + "\n"
 
 

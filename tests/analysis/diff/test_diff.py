@@ -742,6 +742,20 @@ def test_windows_without_steps_are_averaged(tmp_path):
         assert table["baseline_calls"].to_list() == table["experiment_calls"].to_list() == [1]
 
 
+def test_a_window_without_steps_is_not_in_a_step_of_another(tmp_path):
+    """The other window has a step 0, too."""
+    traces = [TorchTrace(), TorchTrace()]
+    traces[0].step(0, 0, 1900)
+    (tmp_path / "both").mkdir()
+    for number, trace in enumerate(traces):
+        trace.op("aten::mm", 100, 100)
+        name = f"host_1.{1_700_000_000_000_000_000 + number}.pt.trace.json"
+        write_events(tmp_path / "both" / name, trace.events)
+    one = write_events(tmp_path / "one.pt.trace.json", traces[0].events)
+    table = ppprof.diff(ppprof.open(one), ppprof.open(tmp_path / "both")).operators
+    assert table["baseline_calls"].to_list() == table["experiment_calls"].to_list() == [1]
+
+
 def steps_beside(others, *, step_ns, busy=1.0, wait_ns=0, num=40):
     """A run whose steps (with some noise) were measured while other processes took ``others``."""
     rows = [

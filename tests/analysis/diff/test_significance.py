@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -141,6 +142,20 @@ def test_what_is_undecided_says_how_many_steps_would_decide(runs):
             assert f"some {few.needed_steps} steps of either run would decide" in str(few)
             decided += many.verdict != "inconclusive"
     assert decided > runs / 2  # 12 steps with a noise of a tenth say little about their own noise
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ratio", "steps"),
+    [(-0.1, 0.3, 0.1, 500), (0.05, 0.15, 0.1, None), (0.001, 0.03, 0.02, None)],
+)
+def test_steps_decide_only_what_they_left_open(low, high, ratio, steps):
+    """Not what is decided, is within what equal runs differ by, or has its interval withheld."""
+    change = Change(ratio, low, high, 40, 40, 0.01, needed_steps=500)
+    assert change.deciding_steps == steps
+    assert ("would decide" in change.advice) == (steps is not None)
+    withheld = dataclasses.replace(change, low=None, high=None, reason="too little in common")
+    assert withheld.deciding_steps is None
+    assert not withheld.advice
 
 
 def test_steps_that_are_separated_are_no_equal_runs():
