@@ -160,7 +160,7 @@ def test_a_finding_as_text(triggered):
         "1. The training waits for data [input-bound]\n"
         "   major, sure; costs 480 us of a step, recorded (48.0%)\n"
         "   What: Rank 0 waits 480 us of a step of 1 ms (48.0%) for its DataLoader; steps: recorded. "
-        "In recorded steps the longest wait is 480 us.\n"
+        "In recorded steps the longest wait averages 480 us.\n"
         "   Do: Raise Data.Train.loader.num_workers to 2 (now 0). If that does not help, "
         "preprocess samples once, or read from faster storage.\n"
         "   Evidence:\n"

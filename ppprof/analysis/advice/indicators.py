@@ -14,7 +14,7 @@ from ppprof.analysis.advice.interpreter_lock import held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import small_operators
-from ppprof.analysis.advice.unexplained import CONTAINERS, host_time
+from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import fusible_chains, unused_rows, vocabulary_work
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
@@ -103,7 +103,7 @@ STEPS = {
 }
 """Columns of a table with one row per step:
 
-- ``num_micro_batches``: number of Backward phases;
+- ``num_micro_batches``: number of Backward phases for each update of an optimizer: a GAN has two of each;
 - ``num_operators``: number of operators;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
@@ -264,7 +264,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_names("loader", loads.select("step", "name", time_ns="cpu_ns"))
     step = builder.step_of_host
     columns: dict[str, Int64 | None] = {
-        "num_micro_batches": builder.count_by_step(step.gather(builder.phase("Backward")["row"])),
+        "num_micro_batches": builder.count_micro_batches(),
         "num_operators": builder.count_by_step(
             step.gather(profile.tree.events.host_rows("Operator"))
         ),
@@ -363,6 +363,14 @@ class IndicatorBuilder:
     def count_by_step(self, step: pl.Series) -> Int64:
         """Return how often each step occurs, shape (steps,)."""
         return self.sum_by_step(step, np.ones(len(step), np.int64))
+
+    def count_micro_batches(self) -> Int64:
+        """Return the number of Backward phases of each step for each update, shape (steps,)."""
+        backwards, updates = (
+            self.count_by_step(self.step_of_host.gather(self.phase(category)["row"]))
+            for category in ("Backward", "Optimization")
+        )
+        return np.where(backwards > 0, np.maximum(1, backwards // np.maximum(1, updates)), 0)
 
     def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
         """Return the sum of the values of each step, shape (steps,).
@@ -547,7 +555,9 @@ class IndicatorBuilder:
         pageable = copied.filter(text.str.contains(_FROM_PAGEABLE))
         self.add_names("pageable", pageable.select("step", "name", time_ns="dur_ns"))
         beside = union(*intervals_of(_with_end(kernels)))
-        exposed = difference(union(*intervals_of(_with_end(pageable))), beside)
+        # What the thread of the steps waits for its loader is the loader's.
+        hidden = together(beside, loading_intervals(self.profile))
+        exposed = difference(union(*intervals_of(_with_end(pageable))), hidden)
         reads = copied.filter(text.str.contains(_TO_PAGEABLE))
         reading = difference(union(*intervals_of(_with_end(reads))), beside)
         in_optimizer = intersection(rest, self.updating)
@@ -779,7 +789,8 @@ def _containing(gaps: Intervals, instants: Int64) -> Intervals:
 def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
     """Return the intervals of ``gaps``, a union, between two tiny kernels.
 
-    The last device event before the interval and the first after it must both be tiny kernels.
+    The last device event before the interval and the first after it must both be tiny kernels. In
+    `LEAST_GAP_NS` or more, the host does something else than launching them.
 
     kernels   ##__##__######__##      the first two are tiny
     out         ==
@@ -790,7 +801,7 @@ def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
     by_end, by_start = np.argsort(last, kind="stable"), np.argsort(first, kind="stable")
     before = np.searchsorted(last[by_end], start, "right") - 1
     following = np.searchsorted(first[by_start], end, "left")
-    is_between = (before >= 0) & (following < len(first))
+    is_between = (before >= 0) & (following < len(first)) & (end - start < LEAST_GAP_NS)
     is_between &= is_tiny[by_end[np.maximum(before, 0)]]
     is_between &= is_tiny[by_start[np.minimum(following, len(first) - 1)]]
     return start[is_between], end[is_between]

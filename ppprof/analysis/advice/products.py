@@ -95,10 +95,10 @@ def _problem_of(row: Mapping[str, Any]) -> _Problem | None:
     time_ns, least_ns, half_ns = (row[f"{name}_ns"] for name in ("time", "least", "half"))
     is_far = least_ns < REACHABLE * time_ns
     unaligned = [side for side in (n, k, m) if side % ALIGNED and side > ALIGNED]
+    if row["dtype"] == "float32" and half_ns is not None and 0 < 2 * half_ns <= least_ns:
+        return _Problem("float32")  # without tensor cores, whose blocks need aligned sides
     if is_far and unaligned:
         return _Problem("unaligned", unaligned[0], _aligned(unaligned[0]))
-    if row["dtype"] == "float32" and half_ns is not None and 0 < 2 * half_ns <= least_ns:
-        return _Problem("float32")
     if is_far and row["bound"] == "launch":
         return _Problem("small") if row["calls"] >= MANY else None
     if is_far and min(m, n, k) < THIN:

@@ -33,7 +33,8 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
         dropout                            read b   write c
 
     A chain is two or more operators in a row on a thread, with no other one between them, whose
-    first inputs have the same number of elements, and each of which passes over them once.
+    first inputs have the same number of elements, and each of which passes over them once. The same
+    operator twice in a row rather computes on two tensors, as in a loop over parameters.
 
     Returns:
         A row per chain: step; name (``add + gelu + dropout [8,1024,4096]``); time_ns (device time);
@@ -44,7 +45,8 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
     if tree.devices.is_empty():
         return pl.DataFrame(schema=CHAINS)
     events = profile.trace.events
-    hosts = tree.hosts.filter(pl.col("category") == "Operator").select(
+    of_updates = pl.Series(tree.below(tree.events.host_rows("Optimization")))
+    hosts = tree.hosts.filter(~of_updates, pl.col("category") == "Operator").select(
         "row", "thread", pl.col("name").cast(pl.String), time_ns="device_ns"
     )
     calls = hosts.filter(pl.col("name").str.ends_with(" dygraph")).join(
@@ -69,7 +71,8 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
         & pl.col("bytes").is_not_null(),
     )
     key = pl.struct("thread", "step", "size", "fits")
-    calls = calls.with_columns(chain=(key != key.shift(1)).fill_null(True).cum_sum())
+    begins = (key != key.shift(1)) | (pl.col("name") == pl.col("name").shift(1))
+    calls = calls.with_columns(chain=begins.fill_null(True).cum_sum())
     chains = (
         calls.filter(pl.col("fits") & pl.col("size").is_not_null() & pl.col("step").is_not_null())
         .group_by("chain", maintain_order=True)
@@ -122,8 +125,8 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     """Return the operators on logits, such as the loss.
 
     Logits are what a cross entropy gets; other operators pass over them if the last dim of their
-    first input is as long. Gradients count like their operators, matrix products and updates of parameters
-    not at all.
+    first input is as long. Gradients count like their operators, matrix products, and what computes on
+    their weights, not at all: updates, clipping, casts.
 
     Returns:
         A row for each call, columns of `VOCABULARY`. The name has the shapes:
@@ -134,10 +137,13 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     kinds = _kinds(calls)
     words = {shapes[0][-1] for name, shapes in kinds.values() if name in LOSSES and shapes}
     words = {size for size in words if size >= LEAST_WORDS}
+    products = [shapes for name, shapes in kinds.values() if family_of(name) == "product"]
+    weights = {shape for shapes in products for shape in shapes[1:2]}
     wide = [
         kind
         for kind, (name, shapes) in kinds.items()
-        if shapes and shapes[0][-1] in words and family_of(name) not in ("product", "update")
+        if shapes and shapes[0][-1] in words and shapes[0] not in weights
+        if family_of(name) not in ("product", "update")
     ]
     found = calls.filter(pl.col("name").is_in(wide))
     return found.select(*VOCABULARY).cast(VOCABULARY)  # type: ignore[arg-type]

@@ -89,6 +89,17 @@ class EventArrays:
         hosts: Int32 = np.append(self.parent[self.launches], np.int32(-1))[launch]
         return hosts
 
+    @cached_property
+    def is_counted(self) -> Bool:
+        """Whether each device event counts in tables of the whole window, shape (device events,).
+
+        Paddle counts those launched in a host event. In traces of torch, the launch may be outside: of
+        a graph that is replayed, for example.
+        """
+        if self._trace.framework == "torch":
+            return self.parent[self.devices] >= 0
+        return self.host_of_device >= 0
+
     @property
     def has_devices(self) -> bool:
         """Whether there are device events."""
@@ -237,6 +248,12 @@ class Tree:
         """The row of each of ``devices`` in ``events``."""
         visit = np.append(self.visit, np.int32(-1))[self.events.host_of_device]
         return self.events.first_device + _order(self._thread_of_devices, visit)
+
+    @cached_property
+    def counted_devices(self) -> pl.DataFrame:
+        """The rows of ``devices`` that count in tables of the whole window (`EventArrays.is_counted`)."""
+        is_counted = self.events.is_counted[self.device_rows - self.events.first_device]
+        return self.devices.filter(pl.Series(is_counted))
 
     @cached_property
     def gpu_ns(self) -> Int64:

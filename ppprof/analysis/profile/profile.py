@@ -58,7 +58,7 @@ class Communication:
     """Rows of the events of ``host`` in ``tree.hosts``."""
     device: Intervals
     """Kernels launched by the events of ``host`` or by events below them, and all kernels whose
-    names say that they communicate. Kernels without a known launching event do not count."""
+    names say that they communicate. Kernels count as in `EventArrays.is_counted`."""
     device_rows: Int64
     """Rows of the kernels of ``device`` in ``tree.devices``."""
     computation: Intervals
@@ -99,11 +99,11 @@ class Communication:
             if not is_recorded:
                 return cls(host, rows, nowhere, none, nowhere, "nothing")
             return cls(host, rows, nowhere, none, _operator_intervals(tree, rows), "operators")
-        below = tree.below(rows)
+        below = np.append(tree.below(rows), False)  # the last one: launched outside of host events
         below[rows] = True
         device = tree.device_rows - events.first_device
         launcher, is_kernel = events.host_of_device[device], events.is_kernel[device]
-        kernel = np.flatnonzero(is_kernel & (launcher >= 0))
+        kernel = np.flatnonzero(is_kernel & events.is_counted[device])
         launcher, row = launcher[kernel], tree.device_rows[kernel]
         is_named = events.names.take(row).where(
             _is_named_as_paddle if as_paddle else events.communicates
@@ -273,11 +273,10 @@ class Profile:
     @cached_property
     def beside_steps(self) -> pl.DataFrame:
         """The rows of ``tree.devices`` that count beside those of steps (`whole_ns`)."""
-        devices, events = self.tree.devices, self.tree.events
-        is_beside = (events.step < 0)[self.tree.device_rows] & devices[
-            "host"
-        ].is_not_null().to_numpy()
-        return devices.filter(pl.Series(is_beside & self._is_beside_counted, dtype=pl.Boolean))
+        events, rows = self.tree.events, self.tree.device_rows
+        is_beside = (events.step < 0)[rows] & events.is_counted[rows - events.first_device]
+        is_beside &= self._is_beside_counted
+        return self.tree.devices.filter(pl.Series(is_beside, dtype=pl.Boolean))
 
     @cached_property
     def outermost(self) -> pl.DataFrame:

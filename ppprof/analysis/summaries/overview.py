@@ -70,7 +70,7 @@ def device(profile: Profile) -> pl.DataFrame:
     for name in ("Process", "System"):
         text = profile.trace.extra_info.get(f"{name} Cpu Utilization")
         rows.append((f"CPU({name})", _finite(text)))
-    launched = profile.tree.devices.drop_nulls("host")
+    launched = profile.tree.counted_devices
     kernels = launched.filter(is_kernel())
     devices = launched["device"].unique(maintain_order=True)
     number = kernels["device"].replace_strict(devices, range(len(devices))).to_numpy()
@@ -123,7 +123,7 @@ def overview(profile: Profile) -> pl.DataFrame:
             rows[name] = (phase["calls"], phase["cpu_total_ns"])
     cpu = sorted(rows.items(), key=lambda row: row[1][1], reverse=True)
 
-    devices = tree.devices.drop_nulls("host")
+    devices = tree.counted_devices
     by_device = devices.group_by("device", maintain_order=True)
     in_order = by_device.agg(pl.col("category").unique(maintain_order=True)).explode("category")
     categories = Labels.of(devices["category"])
