@@ -187,6 +187,11 @@ def test_a_rule_is_triggered(rule, tmp_path):
     [
         (multiplying(50257), {}, "unaligned"),
         (multiplying(50304, dtype="float32"), {}, "float32"),
+        (
+            multiplying(50257, dtype="float32"),
+            {},
+            "float32",
+        ),  # without tensor cores, no side has to be even
         (multiplying(50304, dtype="float32"), {"Engine": {}}, "config-float32"),
         (multiplying(4096, sides=(4096, 16)), {}, "thin"),
         (multiplying(64, sides=(64, 64), calls=40, each=20), {}, "small"),
@@ -385,6 +390,74 @@ def test_evidence_is_the_rows_that_show_it(tmp_path):
     assert rows("tiny-kernels", 3) == [("k", 40, 200 * US)]
     assert rows("gradient-accumulation", 4) == [("Global_XGradNode", 2, 200 * US)]
     assert rows("slow-link", 5) == [("1,3", "dp", 1, 400 * US, 0)]
+
+
+def rules_of(folder, *threads):
+    folder.mkdir(exist_ok=True)
+    return {finding.rule for finding in findings(folder, [*threads])}
+
+
+def test_two_optimizers_accumulate_no_gradients(tmp_path):
+    """A Backward and an update of each: Global minus Local is for the branches of a network."""
+
+    def make(at):
+        for first in (100, 500):
+            local = op(at, first, first + 200, "Local_XGradNode", category="OperatorInner")
+            node = op(at, first, first + 300, "Global_XGradNode", local)
+            yield op(at, first, first + 300, "Gradient Backward", node, category="Backward")
+            yield op(at, first + 310, first + 350, "Adam", category="Optimization")
+
+    assert "gradient-accumulation" not in rules_of(tmp_path, thread(make))
+
+
+def test_one_operator_on_many_tensors_is_no_chain(tmp_path):
+    """As of a norm of each head, or where gradients are clipped one by one."""
+    assert "fusible" not in rules_of(tmp_path, pointwise("gelu", "gelu", "gelu"))
+
+
+def test_operators_of_an_optimizer_are_no_chain(tmp_path):
+    chain = pointwise("gelu", "dropout", "gelu")
+    steps = [
+        dataclasses.replace(
+            each,
+            inside=(span("Optimization", "Adam", each.start, each.end - 1, *each.inside),),
+        )
+        for each in chain.inside
+    ]
+    assert "fusible" in rules_of(tmp_path / "forward", chain)
+    assert "fusible" not in rules_of(
+        tmp_path / "update", dataclasses.replace(chain, inside=tuple(steps))
+    )
+
+
+def test_what_computes_on_the_weights_of_logits_is_not_on_logits(tmp_path):
+    """The head's weight has the vocabulary as its last side, too: clipping and casts pass over it."""
+    weight = Shapes({"X0": [[768, 50304]]}, {"X0": ["bfloat16"]})
+
+    loss = losing(40, 60)
+    steps = [
+        dataclasses.replace(
+            each,
+            inside=(
+                *each.inside,
+                op(
+                    each.start,
+                    700,
+                    701,
+                    "squared_l2_norm dygraph",
+                    weight,
+                    launch(
+                        each.start,
+                        each.start,
+                        kernel("k", each.start + 700 * US, each.start + 900 * US),
+                    ),
+                ),
+            ),
+        )
+        for each in loss.inside
+    ]
+    found = findings(tmp_path, [dataclasses.replace(loss, inside=tuple(steps))])
+    assert one("wide-vocabulary", found).facts["vocabulary_ns"] == 100 * US
 
 
 def test_slow_data_of_one_rank_is_reported_once(tmp_path):

@@ -114,3 +114,34 @@ def test_copies_from_pageable_memory_are_to_be_pinned(tmp_path: Path):
     found = by_rule(trace.write(tmp_path / "a.json"))["pageable-copies"]
     assert found.share == pytest.approx(0.3)
     assert (found.facts["num_copies"], found.facts["copies_ns"]) == (1, 3000 * US)
+
+
+def test_a_long_gap_between_tiny_kernels_is_the_hosts(tmp_path: Path):
+    """Python for 5 of 10 ms between the last kernel of a step and the first of the next: both are tiny."""
+    trace = TorchTrace()
+    for number in range(8):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        for start, length in [(at + 5000, 5), (at + 5010, 4970), (at + 9990, 5)]:
+            trace.span("cpu_op", "aten::mm", start - 4, 6)
+            trace.launch(start - 3, "gemm", start, length, call_us=2)
+    found = by_rule(trace.write(tmp_path / "a.json"))
+    assert found["host-bound"].cost_ns == pytest.approx(5000 * US, rel=0.02)
+    assert "tiny-kernels" not in found
+
+
+def test_a_copy_in_the_wait_for_data_is_the_loaders(tmp_path: Path):
+    """3 of 10 ms are a copy from pageable memory, in 3.5 of the loader."""
+    trace = TorchTrace()
+    for number in range(8):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        trace.span("user_annotation", "enumerate(DataLoader)#_Single.__next__", at + 10, 3500)
+        name = "Memcpy HtoD (Pageable -> Device)"
+        copy = {"category": "gpu_memcpy", "call": "cudaMemcpyAsync"}
+        trace.launch(at + 40, name, at + 50, 3000, call_us=3020, **copy)
+        trace.span("cpu_op", "aten::mm", at + 3520, 50)
+        trace.launch(at + 3530, "gemm", at + 3560, 6400)
+    found = by_rule(trace.write(tmp_path / "a.json"))
+    assert found["input-bound"].cost_ns == pytest.approx(3500 * US, rel=0.02)
+    assert "pageable-copies" not in found
