@@ -175,7 +175,7 @@ def test_a_finding_in_chinese(triggered):
         "1. 训练在等待数据 [input-bound]",
         "   严重，确定；每步（窗口内）的开销为 480 us（48.0%）",
         "   现象：rank 0 在 1 ms 的一步中有 480 us（48.0%）在等待 DataLoader；步：窗口内。"
-        "记录的步中最长的等待为 480 us。",
+        "记录的步中，等待最久的 rank 平均等待 480 us。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
         finding_rows([], "de")
