@@ -24,6 +24,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Callable
@@ -113,12 +114,14 @@ def _start_store(host: str) -> tuple[Any, int]:
     """Start a store on a free port; return the store and the port.
 
     The port stays bound until the store listens, since Paddle aborts the process if it cannot bind
-    it. Both sockets set ``SO_REUSEADDR``, so the store may bind it too; nothing else gets it.
+    it. Both sockets set ``SO_REUSEADDR``, so on Linux the store may bind it too; nothing else gets it.
     """
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("", 0))
         port = int(reserved.getsockname()[1])
+        if sys.platform != "linux":
+            reserved.close()
         # World size 1: with more, it would wait for workers, which do not know the port yet.
         return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
 

@@ -171,6 +171,15 @@ def test_a_damaged_row_of_a_history_ends_nothing(cli, tmp_path, row, measured):
     assert [each["measured_ns"] for each in rows] == measured
 
 
+def test_recompute_that_the_tuner_left_alone_is_as_recorded(cli, tmp_path):
+    run = with_model(tmp_path / "run", use_recompute=True, recompute_granularity="core_attn")
+    file = tmp_path / "history.csv"
+    head = HISTORY.splitlines()[0].replace("time", "batch_cost")
+    file.write_text(f"{head}\n1,2,2,2,1,2,1,1,,,4,16,0.5,,\n")
+    document = json.loads(cli("predict", run, "--history", file, "--format", "json").out)
+    assert [row["configuration"] for row in document["tables"]["history"]] == ["as recorded"]
+
+
 def test_a_history_with_an_endless_field_is_refused(cli, tmp_path):
     file = tmp_path / "history.csv"
     file.write_text(HISTORY.replace("False", "x" * 200_000))

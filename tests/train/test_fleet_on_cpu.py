@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ppprof.train import fleet_on_cpu
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="two sockets may bind a port only on Linux")
 def test_the_port_of_a_store_cannot_be_taken_before_the_store_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

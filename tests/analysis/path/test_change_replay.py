@@ -258,3 +258,13 @@ def test_a_planted_delay_is_what_the_replay_wins():
     names = table.filter(pl.col("on_path_ns") < pl.col("saved_ns") - 1e6)
     assert names.is_empty(), "nothing saves more than it has on the path"
     assert np.isfinite(table["saved_ratio"].to_numpy()).all()
+
+
+def test_no_interval_is_below_zero(tmp_path):
+    """Steps of 100 and 900: Student's factor of two steps is 12.7."""
+    steps = [
+        span("ProfileStep", f"ProfileStep#{n}", *at) for n, at in enumerate([(0, 100), (100, 1000)])
+    ]
+    table = what_if(job(tmp_path, [Thread(1, "main", tuple(steps))]), [])
+    assert table["step_ns"].to_list() == [500]
+    assert table["low_ns"].to_list() == [0]

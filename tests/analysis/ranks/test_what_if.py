@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.passes import PASSES, passes
+from ppprof.analysis.ranks.replay import Replay, operations_of, with_workers
 from ppprof.analysis.ranks.what_if import WHAT_IF, what_if
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.topology import Topology
@@ -383,6 +384,18 @@ def test_what_lies_between_passes_stays(gap, way):
     )
     found = what_if(parts, topology)
     assert row(found, "nothing")["step_ns"] == row(found, "all")["step_ns"] == length
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 5])
+def test_a_gap_is_between_two_passes_of_a_worker(num_micro_batches):
+    """Of 2 x 2m passes, each stage's first one follows none."""
+    topology = Topology.of(pp=2)
+    orders = schedule(2, num_micro_batches)
+    parts, _ = recorded(topology, orders, forward_and_backward(30, 50), gap=3)
+    rows = with_workers(pl.concat(parts), topology)
+    replay = Replay(operations_of(rows, 2))
+    assert replay.follows.sum() == 4 * num_micro_batches - 2
+    assert set(replay.gap_ns[replay.follows].tolist()) == {3}
 
 
 def test_a_pass_is_as_long_as_the_longest_of_its_mp_ranks():
