@@ -262,9 +262,10 @@ def test_a_planted_delay_is_what_the_replay_wins():
 
 def test_no_interval_is_below_zero(tmp_path):
     """Steps of 100 and 900: Student's factor of two steps is 12.7."""
-    steps = [
-        span("ProfileStep", f"ProfileStep#{n}", *at) for n, at in enumerate([(0, 100), (100, 1000)])
-    ]
-    table = what_if(job(tmp_path, [Thread(1, "main", tuple(steps))]), [])
+    steps = (
+        span("ProfileStep", "ProfileStep#0", 0, 100),
+        span("ProfileStep", "ProfileStep#1", 100, 1000),
+    )
+    table = what_if(job(tmp_path, [Thread(1, "main", steps)]), [])
     assert table["step_ns"].to_list() == [500]
     assert table["low_ns"].to_list() == [0]
