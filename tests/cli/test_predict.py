@@ -34,26 +34,17 @@ def test_a_change_stands_beside_the_recorded_configuration(cli):
     assert f"{changed['step_ns'] / 1e6:.2f}" in out
 
 
-def with_config(folder, **distributed):
-    """Return a copy of the run with other values in the config of its manifest."""
+def with_config(folder, block, **values):
+    """Return a copy of the run with other values in a block of its manifest's config."""
     shutil.copytree(RUN, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"]["Distributed"].update(distributed)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
-
-
-def with_model(folder, **model):
-    """Return a copy of the run with other values of its model."""
-    shutil.copytree(RUN, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["config"]["Model"].update(model)
+    manifest["config"].setdefault(block, {}).update(values)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
 def test_a_blank_dp_degree_is_what_the_ranks_of_the_run_leave(cli, tmp_path):
-    run = with_config(tmp_path / "blank", dp_degree=None)
+    run = with_config(tmp_path / "blank", "Distributed", dp_degree=None)
     for options in ((), ("-o", "Distributed.pp_degree=1"), ("--search", "--world-size", "8")):
         given, blank = (
             json.loads(cli("predict", path, *options, "--format", "json").out)["tables"]
@@ -71,7 +62,7 @@ def test_a_blank_dp_degree_is_what_the_ranks_of_the_run_leave(cli, tmp_path):
     ],
 )
 def test_the_config_of_another_job_is_refused(cli, tmp_path, distributed, message):
-    run = with_config(tmp_path / "other", **distributed)
+    run = with_config(tmp_path / "other", "Distributed", **distributed)
     assert message in cli("predict", run, code=3).err
 
 
@@ -172,7 +163,9 @@ def test_a_damaged_row_of_a_history_ends_nothing(cli, tmp_path, row, measured):
 
 
 def test_recompute_that_the_tuner_left_alone_is_as_recorded(cli, tmp_path):
-    run = with_model(tmp_path / "run", use_recompute=True, recompute_granularity="core_attn")
+    run = with_config(
+        tmp_path / "run", "Model", use_recompute=True, recompute_granularity="core_attn"
+    )
     file = tmp_path / "history.csv"
     head = HISTORY.splitlines()[0].replace("time", "batch_cost")
     file.write_text(f"{head}\n1,2,2,2,1,2,1,1,,,4,16,0.5,,\n")
@@ -221,7 +214,9 @@ def test_paddles_tuner_asks_the_memory_model(cli, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("granularity", ["full", "core_attn"])
 def test_a_tuner_that_leaves_recompute_alone_gets_the_memory_of_the_run(tmp_path, granularity):
-    run = with_model(tmp_path / "run", use_recompute=True, recompute_granularity=granularity)
+    run = with_config(
+        tmp_path / "run", "Model", use_recompute=True, recompute_granularity=granularity
+    )
     unset = ["--use_recompute", "None", "--recompute_granularity", "None"]
     assert estimated_mib(str(run), unset) == estimated_mib(str(run), [])
     assert estimated_mib(str(run), ["--use_recompute", "True"]) == estimated_mib(str(run), [])
@@ -229,10 +224,7 @@ def test_a_tuner_that_leaves_recompute_alone_gets_the_memory_of_the_run(tmp_path
 
 
 def test_the_ranks_that_were_recorded_do_not_limit_a_prediction(cli, tmp_path):
-    run = shutil.copytree(RUN, tmp_path / "run")
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["config"]["Profiler"] = {"enable": True, "print_ranks": [0, 7]}
-    (run / "manifest.json").write_text(json.dumps(manifest))
+    run = with_config(tmp_path / "run", "Profiler", enable=True, print_ranks=[0, 7])
     assert "dp_degree=1" in cli("predict", run, "-o", "Distributed.dp_degree=1").out
 
 
