@@ -47,6 +47,8 @@ class CallbackSession:
         self._profiler = profiler
         self._open_session = open_session or attach
         self._pause = ExitStack()
+        self._reason: str | None = None
+        """What the open pause is for."""
         self.session: ProfilerSession = NoopSession()
         """The session of `ppprof.attach`; outside of the training, a session that does nothing."""
 
@@ -65,11 +67,14 @@ class CallbackSession:
 
     def pause(self, what: str) -> None:
         """Stop counting step time until `resume`; if a pause is open already, it goes on under this name."""
-        self.resume()
-        self._pause.enter_context(self.session.paused(what))
+        if what != self._reason:
+            self.resume()
+            self._pause.enter_context(self.session.paused(what))
+            self._reason = what
 
     def resume(self) -> None:
         """Count step time again; do nothing without a pause."""
+        self._reason = None
         self._pause.close()
 
     def __enter__(self: Self) -> Self:
@@ -137,8 +142,11 @@ class TrainerHooks(CallbackSession):
         self._num_tokens, self._num_flops = self._latest
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the loss that the trainer logs, for the next step: it is a number already."""
-        self._loss = (kwargs.get("logs") or {}).get("loss")
+        """Keep the loss that the trainer logs, for the next step: it is a number already.
+
+        An evaluation logs metrics without one.
+        """
+        self._loss = (kwargs.get("logs") or {}).get("loss", self._loss)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End a step; if ``should_stop`` is true after it, make the trainer stop.
@@ -162,6 +170,10 @@ class TrainerHooks(CallbackSession):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop counting step time if an evaluation or a checkpoint follows the epoch."""
         self._pause_for_evaluation_or_save(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop counting step time: of several evaluations in a row, the next one has begun."""
+        self.pause("evaluation")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count step time again after an evaluation, unless a checkpoint follows."""

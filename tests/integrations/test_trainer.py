@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +50,47 @@ def test_a_step_counts_its_samples_and_the_last_window_ends_the_training(
     assert ends == [False, True]
     counts = {"num_samples": 8, "num_micro_batches": 4, "num_tokens": None, "num_flops": None}
     assert session.calls == [{**counts, "loss": None}, {**counts, "loss": 2.5}, "closed"]
+
+
+def test_an_evaluation_logs_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = RecordingSession()
+    monkeypatch.setattr(callback, "attach", lambda profiler, first_step: session)
+    hooks = TrainerHooks({"enable": True})
+    args: Any = SimpleNamespace(gradient_accumulation_steps=1, per_device_train_batch_size=1)
+    control: Any = SimpleNamespace(should_evaluate=False, should_save=False)
+    hooks.on_train_begin(args, None, control)
+    hooks.on_log(args, None, control, logs={"loss": 2.5})
+    hooks.on_log(args, None, control, logs={"eval_loss": 3.5})
+    for _ in range(2):
+        hooks.on_step_end(args, None, control)
+    losses = [each["loss"] for each in session.calls if isinstance(each, dict)]
+    assert losses == [2.5, None]
+
+
+def test_evaluations_of_several_data_sets_are_no_step_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PaddleNLP calls them for ``eval_dataset={"a": ..., "b": ...}``, with a checkpoint after them."""
+    pauses: list[str] = []
+
+    @contextmanager
+    def paused(what: str) -> Iterator[None]:
+        pauses.append(what)
+        yield
+        pauses.append("resumed")
+
+    session = SimpleNamespace(paused=paused, step=lambda **_: None, should_stop=False)
+    monkeypatch.setattr(callback, "attach", lambda profiler, first_step: session)
+    hooks = TrainerHooks({"enable": True})
+    args: Any = SimpleNamespace(gradient_accumulation_steps=1, per_device_train_batch_size=1)
+    control: Any = SimpleNamespace(should_evaluate=True, should_save=True)
+    hooks.on_train_begin(args, None, control)
+    hooks.on_step_end(args, None, control)
+    for _ in ("a", "b"):
+        for _ in range(3):
+            hooks.on_prediction_step(args, None, control)
+        hooks.on_evaluate(args, None, control)
+    hooks.on_save(args, None, control)
+    in_order = ["evaluation", "resumed", "checkpoint", "resumed"]
+    assert pauses == 2 * in_order
 
 
 class Ids:
