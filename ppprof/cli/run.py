@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -44,8 +43,10 @@ LAUNCHER_OPTIONS = (
 
 _SETTLED = ("trigger={'settled': auto}", "row_limit=10", "op_detail=False")
 """Without a config: record a window once step times have settled; short tables."""
+_STEPS = ("scheduler", "profiler_options")
+"""Keys of the Profiler block that choose the steps to record."""
 _TABLES = ("summary", "detailed", "with_flops", "brief")
-"""Keys of the Profiler block that choose the tables to print."""
+"""Those that choose the tables to print."""
 
 _PROGRAM = Path(ppprof.__file__).parent / "integrations" / "launched.py"
 
@@ -219,22 +220,21 @@ def _launcher_options(args: argparse.Namespace) -> list[str]:
 def _recorder_options(args: argparse.Namespace) -> list[str]:
     """Return the arguments of `ppprof.integrations.launched`, ahead of the program."""
     blocks = ["enable=True"]
-    if args.config is None and args.steps is None and not args.timer_only:
-        blocks += _SETTLED
     own = [text.removeprefix("Profiler.") for text in args.override]
-    if not (args.config or args.timer_only or args.tables or any(map(_chooses_tables, own))):
+    keys = {re.split("[.=]", text, maxsplit=1)[0].strip() for text in own}
+    has_steps = args.steps is not None or not keys.isdisjoint(_STEPS)
+    only_times = args.timer_only or "timer_only" in keys
+    if not (args.config or only_times or has_steps):
+        blocks += _SETTLED
+    if not (args.config or only_times or args.tables) and keys.isdisjoint(_TABLES):
         blocks.append("brief=True")
     if args.steps is not None:
         blocks.append(f"scheduler=[{args.steps.start}, {args.steps.stop}]")
     blocks += ["timer_only=True"] if args.timer_only else []
-    blocks += [f"profiler_log={json.dumps(args.log)}"] if args.log is not None else []
+    blocks += [f"profiler_log={args.log!r}"] if args.log is not None else []
     blocks += own
     options = [word for text in blocks for word in ("-o", f"Profiler.{text}")]
     options += ["-c", args.config] if args.config is not None else []
     options += ["--report", str(args.report.absolute())] if args.report is not None else []
     options += ["--optimizer", str(args.optimizer)] if args.optimizer is not None else []
     return options
-
-
-def _chooses_tables(override: str) -> bool:
-    return re.split("[.=]", override, maxsplit=1)[0] in _TABLES

@@ -13,6 +13,7 @@ import pytest
 from ppprof.cli import main
 from ppprof.cli import run as run_command
 from ppprof.cli.run import LAUNCHER_OPTIONS
+from ppprof.config import load_profiler
 from ppprof.errors import NO_PADDLE
 
 PROGRAM = str(run_command._PROGRAM)
@@ -65,7 +66,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
             "--steps 10:20 --log there -o ranks=0 -o Profiler.detailed=True train.py",
             [
                 *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.scheduler=[10, 20]"),
-                *("-o", 'Profiler.profiler_log="there"', "-o", "Profiler.ranks=0"),
+                *("-o", "Profiler.profiler_log='there'", "-o", "Profiler.ranks=0"),
                 *("-o", "Profiler.detailed=True", "--", "train.py"),
             ],
         ),
@@ -74,6 +75,21 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
             [
                 *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.brief=True"),
                 *("-o", "Profiler.scheduler=[10, 20]", "--", "train.py"),
+            ],
+        ),
+        # The steps that were asked for are the only ones.
+        (
+            "-o Profiler.scheduler=[12,14] train.py",
+            [
+                *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.brief=True"),
+                *("-o", "Profiler.scheduler=[12,14]", "--", "train.py"),
+            ],
+        ),
+        (
+            "-o timer_only=True train.py",
+            [
+                *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.timer_only=True"),
+                *("--", "train.py"),
             ],
         ),
         ("--tables train.py", [PROGRAM, *SETTLED[:-2], "--", "train.py"]),
@@ -114,6 +130,13 @@ def test_the_script_gets_a_process_of_its_own(
     with pytest.raises(ReplacedError):
         main(["run", *words.split()])
     assert started == [command]
+
+
+def test_the_directory_may_have_any_name(started: list[list[str]]) -> None:
+    with pytest.raises(ReplacedError):
+        main(["run", "--log", "it's 😀", "train.py"])
+    overrides = [word for word in started[0] if word.startswith("Profiler.")]
+    assert load_profiler(None, overrides).profiler.profiler_log == "it's 😀"
 
 
 def test_the_page_is_where_the_user_asked_for_it(started: list[list[str]], tmp_path: Path) -> None:
