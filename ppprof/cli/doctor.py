@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if there is no problem, else 1; the checks are on stdout."""
     log_dir = args.profiler_log or "profiler_log"
     if args.config is not None:
-        from ppprof.config import load_config
+        from ppprof.config import load_profiler
 
-        log_dir = load_config(args.config).Profiler.profiler_log
+        log_dir = load_profiler(args.config).profiler.profiler_log
     if is_remote(log_dir):
         raise UsageError(f"{log_dir}: a training writes to a local directory; copy the run later")
     from ppprof.capture.doctor import PROBLEM, examine, measure_peaks, peak_checks

@@ -107,7 +107,8 @@ def load_config(
         blocks["Distributed"], topology = _build_topology(
             blocks["Distributed"], world_size, problems
         )
-    if problems.is_sound("Distributed", "Profiler") and is_world_known:
+    is_used = profiler.enable and is_world_known
+    if problems.is_sound("Distributed", "Profiler") and is_used:
         check_ranks(profiler, topology, problems)
     if problems.is_sound("Distributed", "Global", "Engine"):
         blocks["Global"], blocks["Engine"] = _derive_batch_sizes(
@@ -158,7 +159,8 @@ def load_profiler(
             read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
-    if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
+    keys = {item.name for item in dataclasses.fields(ProfilerConfig)}
+    if "Profiler" not in source.values and not keys.isdisjoint(source.values):
         source.values = {"Profiler": source.values}
         source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
     problems = Problems(source)
@@ -175,7 +177,7 @@ def load_profiler(
                 message = "only the Profiler block is read; expected Profiler.KEY=VALUE"
                 problems.errors.append(Problem(f"-o {text}", name, message))
     profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
-    if world_size is not None and not problems.errors:
+    if world_size is not None and profiler.enable and not problems.errors:
         check_rank_numbers(profiler, world_size, problems)
     if problems.errors:
         raise ConfigError(sorted(problems.errors, key=_place))
@@ -342,7 +344,7 @@ def _check_split(
     if model.sequence_parallel and mp == 1:
         problems.warn(("Model", "sequence_parallel"), "has no effect: mp_degree is 1")
     if model.sequence_parallel:
-        for purpose in ("Train", "Eval"):
+        for purpose in blocks["Engine"].purposes:
             length = getattr(blocks["Data"], purpose).dataset.max_seq_len
             if length % mp:
                 problems.add(

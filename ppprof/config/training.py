@@ -111,6 +111,11 @@ class EngineConfig:
     save_load: SaveLoadConfig = field(default_factory=SaveLoadConfig)
     """Settings of checkpoints."""
 
+    @property
+    def purposes(self) -> tuple[str, ...]:
+        """The blocks of ``Data`` that a training reads: Eval only if it evaluates."""
+        return ("Train", "Eval") if self.eval_freq > 0 else ("Train",)
+
 
 @dataclass(frozen=True)
 class ModelConfig:

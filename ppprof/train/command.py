@@ -160,7 +160,7 @@ def preflight(config: Config) -> list[Problem]:
     if config.Model.vocab_size < NUM_TOKENS:
         message = f"{config.Model.vocab_size}: expected at least {NUM_TOKENS}, one per byte value"
         problems.append(config.problem("Model.vocab_size", message))
-    for purpose in ("Train", "Eval"):
+    for purpose in config.Engine.purposes:
         problems += _data_problems(config, f"Data.{purpose}.dataset", getattr(config.Data, purpose))
     return problems
 

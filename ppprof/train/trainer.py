@@ -78,7 +78,7 @@ class Trainer:
         self._config = config
         # Check the amount of text first, so that an error comes before process groups are created.
         self._samples: dict[str, TextSamples] = {}
-        for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
+        for purpose in config.Engine.purposes:
             try:
                 self._samples[purpose] = _samples(config, purpose)
                 self._batches(purpose, Share(0, config.topology.replicas))

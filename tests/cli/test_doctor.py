@@ -124,11 +124,15 @@ def test_the_text(monkeypatch: pytest.MonkeyPatch, cli) -> None:
     assert printed.err == "checking this machine; this takes up to 30 seconds\n"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Model: {hidden_size: x}\nProfiler: {profiler_log: elsewhere}", "profiler_log: elsewhere"],
+)
 def test_the_directory_of_a_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "profiler.yaml"
-    config.write_text("Profiler:\n  enable: True\n  profiler_log: elsewhere\n")
+    config.write_text(text)
     asked: list[tuple[Path, int]] = []
     monkeypatch.setattr("ppprof.capture.doctor.examine", lambda *a: asked.append(a) or [_OK])
     assert main(["doctor", "-c", str(config)]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppprof.config import VIEWS, ProfilerConfig, WindowSchedule
+from ppprof.config import VIEWS, ProfilerConfig, WindowSchedule, load_profiler
 from ppprof.errors import ConfigError
 
 # The table of the design, typed in by hand.
@@ -302,12 +302,22 @@ def test_what_is_no_rank_selector(wrong, written, shown):
     ],
 )
 def test_ranks_that_the_grid_does_not_have(problems, written, message):
-    text = f"Profiler:\n  ranks: {written}\n"
+    text = f"Profiler:\n  ranks: {written}\n  enable: True\n"
     assert problems(text, world_size=2) == [f"cfg.yaml:2: Profiler.ranks: {message}"]
 
 
 def test_ranks_of_a_grid_not_known_yet(load):
     assert load("Profiler: {ranks: 8-15}").Profiler.ranks == "8-15"
+
+
+def test_ranks_of_a_profiler_that_is_off_have_no_effect(load, folder):
+    assert not load("Profiler: {enable: False, ranks: '0,8-15'}", world_size=2).Profiler.enable
+    assert not load_profiler(folder / "cfg.yaml", world_size=2).profiler.enable
+
+
+def test_a_config_with_a_block_may_have_keys_of_the_block_beside_it(folder):
+    (folder / "cfg.yaml").write_text("scheduler: {name: cosine}\nProfiler: {scheduler: [10, 20]}\n")
+    assert load_profiler("cfg.yaml").profiler.scheduler == (10, 20)
 
 
 def test_one_format_and_paddles_sort_keys(profiler):
@@ -466,7 +476,7 @@ def test_every_problem_of_a_trigger_at_once(problems):
 
 
 def test_triggers_on_ranks_that_do_not_record(problems):
-    text = "Profiler: {ranks: 0, trigger: {ranks: [1]}}\nDistributed: {dp_degree: 2}"
+    text = "Profiler: {enable: True, ranks: 0, trigger: {ranks: [1]}}\nDistributed: {dp_degree: 2}"
     (problem,) = problems(text)
     assert problem.endswith("Profiler.trigger.ranks: [1]: none of them is in ranks")
 

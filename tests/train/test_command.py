@@ -134,6 +134,14 @@ def test_what_does_not_divide_is_one_message(name: str, refusal: Callable[..., s
     assert printed.count("\n") == 1
 
 
+def test_the_data_of_an_evaluation_counts_only_if_there_is_one() -> None:
+    missing = "Data.Eval.dataset.input=/not/here"
+    overrides = [missing, "Engine.eval_freq=-1"]
+    assert preflight(load_config(CONFIG, overrides, world_size=1)) == []
+    (problem,) = preflight(load_config(CONFIG, [missing, "Engine.eval_freq=5"], world_size=1))
+    assert "Data.Eval.dataset.input" in str(problem)
+
+
 def test_a_share_of_text_may_be_0() -> None:
     overrides = ["Data.Train.dataset.split=[1, 0, 0]", "Data.Eval.dataset.split=[0, 1, 0]"]
     assert preflight(load_config(CONFIG, overrides, world_size=1)) == []
