@@ -16,9 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppprof import rundir
 from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import PpprofError, UsageError
+from ppprof.messages import Message
 from ppprof.paths import is_remote
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when every capture was finished, or none was left; 3 when none could be."""
     from ppprof.run.finish import finish
 
-    run = Path(args.run)
+    run = Path(args.run) if args.serve is not None else _unfinished(Path(args.run))
     finish_captures = partial(
         finish,
         run,
@@ -115,6 +117,15 @@ def run(args: argparse.Namespace) -> int:
             finish_captures()
         print(*(f"{verdict}\n" for verdict in verdicts), sep="", end="")
     return 0
+
+
+def _unfinished(run: Path) -> Path:
+    """Return the newest run of a log directory whose first run has nothing left to finish."""
+    latest = rundir.newest(run)
+    if latest == run or rundir.raw_files(run) or rundir.cut_captures(run):
+        return run
+    log.info("%s", Message("newest", given=run, path=latest))
+    return latest
 
 
 @contextmanager

@@ -47,6 +47,18 @@ def name(rank: int) -> TraceName:
     return TraceName(rank, f"dp{rank}_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
 
 
+def test_of_several_runs_the_newest_is_finished(tmp_path: Path, cli) -> None:
+    killed_run(tmp_path, ranks=1)
+    log = tmp_path / "profiler_log"
+    cli("finish", log)
+    later = killed_run(tmp_path, ranks=1)
+    assert later == log / "run_002"
+    printed = cli("finish", log)
+    assert f"{later}" in printed.err
+    assert (later / name(0).summary).exists()
+    assert not (later / name(0).raw).exists()
+
+
 def test_every_rank_gets_what_the_config_asks_for(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, formats=["json", "json.gz"], summary={"op": False})
     printed = cli("finish", run).out
