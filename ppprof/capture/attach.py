@@ -428,7 +428,8 @@ def _metrics(
 ) -> Metrics | None:
     if profiler.export == "prometheus":
         # One folder for all runs of a log directory: a collector's path stays, and each run replaces the last one's.
-        log_dir = run if run.name == Path(profiler.profiler_log).name else run.parent
+        is_first = run == Path(profiler.profiler_log).absolute()
+        log_dir = run if is_first else run.parent
         file = RunFile(log_dir, rundir.metrics_path(job.rank))
         return MetricsFile(file, run.name, job.rank, peak_flops)
     if profiler.export == "otlp":

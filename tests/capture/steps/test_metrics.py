@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ppprof.capture.attach import _metrics
 from ppprof.capture.parts import StepsPart
 from ppprof.capture.steps.metrics import MetricsFile
 from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.config import ProfilerConfig
 from ppprof.rundir.run_file import RunFile
 from tests.fixtures.metrics import SECOND, record, values
 
@@ -75,3 +78,24 @@ def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> No
     assert path.exists()
     StepsPart(PerfSummary(), metrics=metrics).rescue()
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "run", "expected"),
+    [
+        (".", ".", "."),
+        ("run_002", "run_002", "run_002"),
+        ("run_002", "run_002/run_002", "run_002"),
+        ("log", "log/run_003", "log"),
+    ],
+)
+def test_all_runs_of_a_log_directory_have_one_folder_in_it(
+    log: str, run: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profiler = ProfilerConfig(export="prometheus", profiler_log=log)
+    directory = Path(run).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    metrics = _metrics(profiler, SimpleNamespace(rank=0), directory, None)
+    metrics.publish()
+    assert (tmp_path / expected / "metrics/rank_00000.prom").exists()
