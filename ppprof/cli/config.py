@@ -47,13 +47,14 @@ def run(args: argparse.Namespace) -> int:
     import yaml
 
     from ppprof.config import load_config
+    from ppprof.rundir.manifest import plain
 
     loaded = load_config(args.config, args.override, args.world_size)
     for warning in loaded.warnings:
         log.warning("%s", warning)
     values = loaded.to_mapping()
     if args.format == "json":
-        print(json.dumps(values, indent=2, ensure_ascii=False))
+        print(json.dumps(plain(values), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         width = (columns_of(sys.stdout) or 100) - 20  # PyYAML breaks after the word that is too far
         print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=width), end="")

@@ -68,6 +68,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="history CSV of Paddle's auto-tuner: its configurations, predicted beside measured",
     )
+    add("--force", action="store_true", help="replace FILE of --to where it exists")
     add("--steps", metavar="A:B", help="only steps A to B-1; also A:, :B or one number")
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
     add_format(parser, "json, csv and md are in nanoseconds; csv and md hold the first table")
@@ -101,8 +102,10 @@ def check(args: argparse.Namespace) -> None:
             checks.problems.append(f"--to {what}: expected {_TUNER} or {_MEMORY_TOOL}")
         elif what == _TUNER and not args.search:
             checks.problems.append(f"--to {what}: has no effect without --search")
-        elif problem := problem_of_output(to_path(file), args.paths, force=False):
+        elif problem := problem_of_output(to_path(file), args.paths, args.force):
             checks.problems.append(f"--to {what} {file}: {problem}")
+    elif args.force:
+        checks.problems.append("--force: has no effect without --to")
     checks.done()
 
 

@@ -65,13 +65,11 @@ def read_run_id(run: PathLike) -> str | None:
 def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
     """Write ``manifest.json`` atomically, with `SCHEMA_VERSION` added as ``schema_version``.
 
-    YAML values that JSON cannot hold, such as dates and infinite floats, become text.
-
     Raises:
         OSError: the file cannot be written.
     """
-    plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
-    content = json.dumps(plain, indent=1, allow_nan=False).encode()
+    values = plain({"schema_version": SCHEMA_VERSION, **manifest})
+    content = json.dumps(values, indent=1, allow_nan=False).encode()
     RunFile(Path(run), MANIFEST).write(content)
 
 
@@ -128,11 +126,12 @@ def _positive(value: Any) -> float | None:
     return float(value) if is_number and 0 < value < 1e30 else None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value of YAML as JSON can hold it: others, such as dates and infinite floats, become text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     finite = not isinstance(value, float) or math.isfinite(value)
     return (
         value if isinstance(value, (bool, int, float, str, type(None))) and finite else str(value)

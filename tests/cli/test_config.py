@@ -43,6 +43,17 @@ def test_json_says_the_same(folder, cli):
     assert json.loads(cli("config", "cfg.yaml", "--format", "json").out) == as_yaml
 
 
+def test_json_is_strict(folder, cli):
+    (folder / "cfg.yaml").write_text("Generation: {most: .inf, least: -.inf, none: .nan}\n")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    printed = cli("config", "cfg.yaml", "--format", "json").out
+    values = json.loads(printed, parse_constant=refuse)["Generation"]
+    assert values == {"most": "inf", "least": "-inf", "none": "nan"}
+
+
 def test_what_it_prints_is_a_config(folder, cli):
     printed = cli("config", "cfg.yaml", "--world-size", "4").out
     (folder / "printed.yaml").write_text(printed)

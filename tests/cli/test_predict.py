@@ -108,6 +108,9 @@ def test_the_best_are_written_for_paddles_tuner(cli, tmp_path):
         assert product == 8
     steps = [row["step_ns"] or row["high_ns"] for row in best]
     assert steps == sorted(steps)
+    words = ("--search", "--world-size", "8", "--to", "paddle-tuner", file)
+    assert "exists; --force replaces it" in cli("predict", RUN, *words, code=2).err
+    cli("predict", RUN, *words, "--force")
     few = document(cli, "--search", "--world-size", "8", "--memory", "5MiB")["search"]
     assert all(row["memory_bytes"] <= 5 << 20 for row in few)
 
@@ -254,6 +257,7 @@ def test_no_program_is_written_that_knows_no_memory(cli, tmp_path):
         (["--search"], 2, "--search: expected --world-size N"),
         (["--to", "paddle-tuner", "x"], 2, "--to paddle-tuner: has no effect without --search"),
         (["--to", "csv", "x"], 2, "--to csv: expected paddle-tuner or paddle-memory-tool"),
+        (["--force"], 2, "--force: has no effect without --to"),
         (["--memory", "1GiB"], 2, "--memory: has no effect without --search"),
         ([RUN], 3, "it has the micro_batch_size of"),
         (["--history", __file__], 3, "not a history of Paddle's auto-tuner"),
