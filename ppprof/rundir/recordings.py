@@ -40,8 +40,8 @@ _HEAD_BYTES = 1 << 18
 """torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
 ranks of many process groups it may itself have many KB."""
 _INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"%b"\s*:\s*([0-9]{1,6})\b'
-_RUNS = re.compile("run|exp|job|trial", re.IGNORECASE)
-"""Names of folders that are separate runs, although they differ in their numbers only."""
+_RUNS = re.compile("run|exp|job|trial|node|host|machine|worker|pod", re.IGNORECASE)
+"""Names of folders that are separate runs or nodes, although they differ in their numbers only."""
 _IN_NAME = r"rank[_-]?([0-9]{1,6})(?![0-9])"
 
 BY_CONTENT = "distributedInfo.rank in the files"

@@ -127,6 +127,16 @@ def test_folders_of_different_runs_are_refused(tmp_path: Path) -> None:
         resolve(*sorted(tmp_path.glob("[bc]/node0/*.json")))
 
 
+@pytest.mark.parametrize("folder", ["node", "host-", "worker_"])
+def test_local_ranks_of_two_nodes_are_no_windows(tmp_path: Path, folder: str) -> None:
+    for node in range(2):
+        (tmp_path / f"{folder}{node}").mkdir()
+        for rank in range(2):
+            torch_trace(tmp_path / f"{folder}{node}" / f"rank{rank}.1.pt.trace.json", None)
+    with pytest.raises(InputError, match="different runs, or nodes of one whose traces do not"):
+        resolve(tmp_path)
+
+
 def test_a_file_that_cannot_be_read_has_no_say(tmp_path: Path) -> None:
     torch_trace(tmp_path / "b.1.pt.trace.json", 0)
     (tmp_path / "a.1.pt.trace.json.gz").write_bytes(b"\x1f\x8b broken")
