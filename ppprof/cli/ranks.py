@@ -217,7 +217,7 @@ def _slowest(steps: pl.DataFrame) -> str:
     from ppprof.analysis.ranks.step_table import slowest
 
     slow = slowest(steps)
-    if steps["rank"].n_unique() < 2 or slow.is_empty():
+    if slow.is_empty():
         return ""
     counts = slow["slowest_rank"].value_counts(sort=True)
     parts = [

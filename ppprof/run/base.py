@@ -379,6 +379,7 @@ def _coordinates(run: BaseRun) -> pl.DataFrame:
         for entry in entries
         if isinstance(entry, Mapping) and isinstance(entry.get("rank"), int)
     }
+    names = {*hosts.values()}
     labels = {recording.rank: recording.coordinate for recording in run.recordings}
     rows = []
     for rank in run.ranks:
@@ -387,7 +388,9 @@ def _coordinates(run: BaseRun) -> pl.DataFrame:
         else:
             parts = _COORDINATE.findall(labels[rank] or "")
             coordinate = {axis: int(index) for axis, index in parts if axis in AXES}
-        host = hosts.get(rank)
+        # A launcher that names no endpoints leaves one host for all: each rank has noted its own.
+        host = run.manifest["nodes"].get(rank) if len(names) == 1 else None
+        host = host or hosts.get(rank)
         rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
     own = own_axes(run.topology) if run.topology is not None else ()
     return pl.DataFrame(rows, {**COORDINATES, **dict.fromkeys(own, pl.Int64)})

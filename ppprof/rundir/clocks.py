@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -49,6 +50,10 @@ class Clock:
     >>> clock.to_reference(np.array([0, 1_000, 1_500, 2_000, 9_000])).tolist()
     [800, 1800, 2301, 2802, 9802]
     """
+
+    MOST_DRIFT: ClassVar[float] = 1e-4
+    """Upper bound on the drift between two clocks, as a ratio: 100 parts per million. The clocks of
+    computers drift by some ten parts per million."""
 
     rank: int
     readings: tuple[Reading, ...]
@@ -87,6 +92,34 @@ class Clock:
         Between two readings, the bound is valid only if the drift is constant.
         """
         return max(reading.error_ns for reading in self.readings)
+
+    def reaching(self, first_ns: int, last_ns: int) -> Clock:
+        """Return this clock with readings up to these times of its own, which nothing has compared.
+
+        Beyond the readings, a known drift goes on, and an unknown one is at most `MOST_DRIFT`: the
+        error grows with the distance from the nearest reading. The reference clock has no error.
+
+        >>> Clock(3, (Reading(0, 800, 30),)).reaching(0, 1_000_000).readings[-1]
+        Reading(at_ns=1000000, offset_ns=800, error_ns=130)
+        """
+        drift_ppm, error_ppm = self.drift_ppm or 0.0, self.drift_error_ppm
+        if error_ppm is None or error_ppm > self.MOST_DRIFT * 1e6:
+            drift_ppm, error_ppm = 0.0, self.MOST_DRIFT * 1e6
+
+        def moved(reading: Reading, time_ns: int) -> Reading:
+            away_ns = time_ns - reading.at_ns
+            return Reading(
+                time_ns,
+                reading.offset_ns + round(away_ns * drift_ppm / 1e6),
+                reading.error_ns + round(abs(away_ns) * error_ppm / 1e6),
+            )
+
+        first, last = self.readings[0], self.readings[-1]
+        if self.method == "same":
+            return self
+        before = [moved(first, first_ns)] if first_ns < first.at_ns else []
+        after = [moved(last, last_ns)] if last_ns > last.at_ns else []
+        return replace(self, readings=(*before, *self.readings, *after))
 
     def to_reference(self, times_ns: Int64) -> Int64:
         """Convert times of this rank's clock to the reference clock: add the offset to each time.

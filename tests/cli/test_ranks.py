@@ -53,7 +53,7 @@ def test_a_row_a_rank_and_below_them_the_spread(run, cli):
         ["max", step],
     ]
     assert lines[-2].endswith("of 2 steps: rank 0 in 2")
-    assert lines[-1] == "Unknown whether a rank or link is slow: fewer than 3 steps."
+    assert lines[-1] == "Unknown whether a rank or link is slow: ranks share fewer than 3 steps."
     assert err == ""
 
 

@@ -63,12 +63,47 @@ def job(folder, spans_of_rank, topology=GRID):
 @pytest.fixture
 def run(tmp_path):
     """Rank 2 works 20 ms longer each step."""
-    path = job(tmp_path, lambda rank: steps(WORK + LATE * (rank == 2)))
+    return measured(job(tmp_path, lambda rank: steps(WORK + LATE * (rank == 2))))
+
+
+def measured(path):
+    """Add clocks that were measured ahead of the window and after it."""
     (path / "clocks").mkdir()
     for rank in range(4):
-        reading = Reading(EPOCH_NS, 0, 0 if rank == 0 else 10_000)
-        (path / clocks_path(rank)).write_text(line_of(reading))
+        readings = [Reading(EPOCH_NS + ns, 0, 0 if rank == 0 else 10_000) for ns in (0, 6 * STEP)]
+        (path / clocks_path(rank)).write_text("".join(map(line_of, readings)))
     return path
+
+
+def test_steps_that_only_some_ranks_recorded_count_only_there(tmp_path, cli):
+    """Rank 2 was suspected, and a trigger recorded more of its steps."""
+    path = job(tmp_path, lambda rank: steps(WORK + LATE * (rank == 2))[: 6 if rank == 2 else 3])
+    out = cli("ranks", measured(path)).out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("0,1,2,3")]
+    assert row == words("0,1,2,3 dp 3 15.00 20.00 5.00 9 0% 100% 0% 0% 2 (100%)")
+    assert (
+        "Most time of its own (in which it waits for no other rank), of 3 steps: rank 2 in 3\n"
+        in out
+    )
+    assert "Slow computation: rank 2 (dp2): 20.00 ms a step" in out
+    alone = job(tmp_path / "alone", lambda rank: steps(WORK)[: 6 if rank == 2 else 3])
+    out = cli("ranks", alone).out
+    assert "of 3 steps: rank 0 in 3\n" in out
+    assert "No rank is consistently slower than its peers." in out
+
+
+def test_the_hosts_are_those_that_the_ranks_noted(run, cli):
+    """A launcher that names no endpoints: rank 0 believes that all ranks are on its host."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    for entry in manifest["ranks"]:
+        entry["host"] = "node0"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "nodes").mkdir()
+    for rank in range(4):
+        (run / f"nodes/{rank:05d}.node{rank // 2}").touch()
+    printed = cli("ranks", run, "--by", "host", "--format", "csv").out.splitlines()
+    rows = [dict(zip(printed[0].split(","), line.split(","))) for line in printed[1:]]
+    assert [(row["host"], row["num_ranks"]) for row in rows] == [("node0", "2"), ("node1", "2")]
 
 
 def steps_without_collectives(num_steps, work):
@@ -106,7 +141,7 @@ def test_a_slow_rank_is_named_without_collectives(tmp_path, cli):
     ("num_steps", "topology", "last"),
     [
         (3, GRID, "No rank is consistently slower than its peers."),
-        (2, GRID, "Unknown whether a rank or link is slow: fewer than 3 steps."),
+        (2, GRID, "Unknown whether a rank or link is slow: ranks share fewer than 3 steps."),
         (3, Topology.of(pp=4), "Unknown whether a rank or link is slow: no rank has peers."),
     ],
 )

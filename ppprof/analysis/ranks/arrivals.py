@@ -139,13 +139,15 @@ def _with_factor(factors: Mapping[str, pl.Expr]) -> pl.Expr:
 
 
 def by_size(
-    arrivals: pl.DataFrame, num_steps: int, links: Mapping[str, float] = MappingProxyType({})
+    arrivals: pl.DataFrame,
+    num_steps: Mapping[str, int],
+    links: Mapping[str, float] = MappingProxyType({}),
 ) -> pl.DataFrame:
     """Return one row per axis, operation, number of ranks and size, sorted by transfer time.
 
     Args:
         arrivals: the result of the function `arrivals`.
-        num_steps: the number of steps in the window.
+        num_steps: members of a group -> the number of steps that all of them have recorded.
         links: members of a group -> bytes per second that the link of a member can send at best.
             Groups with unknown links are missing.
 
@@ -171,7 +173,7 @@ def by_size(
     )
     seconds = pl.col("transfer_ns") / 1e9
     table = known.group_by(key, maintain_order=True).agg(
-        calls=pl.len() / max(1, num_steps),
+        calls=_per_step(num_steps).sum(),
         whole_ns=pl.col("transfer_ns").sum(),
         transfer_ns=pl.col("transfer_ns").median(),
         algorithm=pl.col("algorithm").first(),
@@ -188,8 +190,18 @@ def by_size(
     )
 
 
-def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
+def _per_step(num_steps: Mapping[str, int]) -> pl.Expr:
+    """Return the share of one collective in a step of its group."""
+    num = pl.col("members").replace_strict(dict(num_steps), default=None, return_dtype=pl.Float64)
+    return 1 / num
+
+
+def by_group(arrivals: pl.DataFrame, num_steps: Mapping[str, int]) -> pl.DataFrame:
     """Return one row per group of ranks, sorted by the wait per step, the longest first.
+
+    Args:
+        arrivals: the result of the function `arrivals`.
+        num_steps: members of a group -> the number of steps that all of them have recorded.
 
     Returns:
         The columns:
@@ -205,7 +217,7 @@ def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
     """
     bus = pl.col("bytes") * _with_factor(_BUS_FACTORS)
     last = pl.col("last_rank").mode().min()
-    per_step = 1 / max(1, num_steps)
+    per_step = _per_step(num_steps)
     return (
         arrivals.with_columns(bus=bus)
         .group_by("members", maintain_order=True)
@@ -218,9 +230,9 @@ def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
             },
             last_rank=last,
             last_ratio=(pl.col("last_rank") == last).mean(),
-            wait_ns=pl.col("wait_ns").sum() * per_step,
-            cost_ns=pl.col("cost_ns").sum() * per_step,
-            transfer_ns=pl.col("transfer_ns").sum() * per_step,
+            wait_ns=(pl.col("wait_ns") * per_step).sum(),
+            cost_ns=(pl.col("cost_ns") * per_step).sum(),
+            transfer_ns=(pl.col("transfer_ns") * per_step).sum(),
             known=pl.col("bus").count(),
             bus_bytes_per_s=pl.col("bus").sum() / (pl.col("transfer_ns").sum() / 1e9),
         )

@@ -17,13 +17,12 @@ from ppprof.trace import Clock, Reading
 _SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "barrier")
 """Operations that no member leaves before all members have arrived."""
 
+_OF_TORCH = "(?i)^(c10d::|nccl:)_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier)"
+"""These in torch, by the times of their kernels: the host does not wait for them."""
+
 _CUTS = (1, 2, 4, 8)
 """Numbers of readings that `align_clocks` tries for a window. A single reading has the tightest
 bounds; with more readings, each has less drift within it."""
-
-_DRIFT = 1e-4
-"""Upper bound on the drift between two clocks, as a ratio: 100 parts per million. The clocks of
-computers drift by some ten parts per million."""
 
 Bounds = tuple[Int64, Int64, Int64]
 """For a pair of ranks, three arrays with one element per shared collective: the time on the second
@@ -56,7 +55,8 @@ def align_clocks(
     Args:
         tables: the result of `ppprof.analysis.ranks.collectives.collectives` for each rank, on the
             rank's own clock.
-        measured: the measured clocks, keyed by rank. They are returned unchanged.
+        measured: the measured clocks, keyed by rank. They are returned with readings up to the ends of
+            the ranks' tables: see `ppprof.rundir.clocks.Clock.reaching`.
         hosts: rank -> host name, if known. A host is left out if the events of its ranks contradict
             one clock: several computers have its name.
 
@@ -68,7 +68,11 @@ def align_clocks(
         rank's readings and method. Other ranks are missing.
     """
     ranks = sorted(int(table["rank"][0]) for table in tables if table.height)
-    fixed = measured or {}
+    fixed = {**(measured or {})}
+    for table in tables:
+        if table.height and (clock := fixed.get(rank := int(table["rank"][0]))):
+            ends = table.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
+            fixed[rank] = clock.reaching(*ends)
     clocks = dict(fixed)
     if all(rank in clocks for rank in ranks):
         return clocks
@@ -128,7 +132,9 @@ def _synchronizing_collectives(
 
     The groups are texts such as ``0,4``, keyed by rank.
     """
-    joined = match_collectives(tables, {}).filter(pl.col("op").is_in(["send", *_SYNCHRONIZING]))
+    bounds = pl.col("op").is_in(["send", *_SYNCHRONIZING])
+    bounds |= pl.col("is_on_device") & pl.col("op").str.contains(_OF_TORCH)
+    joined = match_collectives(tables, {}).filter(bounds)
     by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
     groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
     return (
@@ -235,7 +241,7 @@ def _stretches(time: Int64, low: Int64, high: Int64, num: int) -> list[_Stretch]
         _Stretch(
             slice(begin, end),
             (lower + upper) // 2,
-            abs(upper - lower) // 2 + int(_DRIFT * int(time[end - 1] - time[begin]) / 2),
+            abs(upper - lower) // 2 + int(Clock.MOST_DRIFT * int(time[end - 1] - time[begin]) / 2),
         )
         for begin, end, lower, upper in zip(first, first[1:], least.tolist(), most.tolist())
         if lower > -_UNBOUNDED // 2 and upper < _UNBOUNDED // 2

@@ -140,12 +140,12 @@ class Cluster:
     @cached_property
     def groups(self) -> pl.DataFrame:
         """One row per group of ranks: the result of `ppprof.analysis.ranks.arrivals.by_group`."""
-        return by_group(self.arrivals, self.steps["step"].n_unique())
+        return by_group(self.arrivals, self._steps_of_groups)
 
     @cached_property
     def bandwidths(self) -> pl.DataFrame:
         """One row per axis, operation and size: `ppprof.analysis.ranks.arrivals.by_size`."""
-        return by_size(self.arrivals, self.steps["step"].n_unique(), self._links_of_groups())
+        return by_size(self.arrivals, self._steps_of_groups, self._links_of_groups())
 
     @cached_property
     def slow_ranks(self) -> pl.DataFrame:
@@ -230,12 +230,23 @@ class Cluster:
         known = self.steps_per_trace.filter(pl.col("host").is_not_null())
         return dict(known.select("rank", "host").unique().iter_rows())
 
+    @cached_property
+    def _steps_of_groups(self) -> Mapping[str, int]:
+        """Members of a group -> the number of steps that all of them have recorded."""
+        steps = {rank: set(own["step"]) for (rank,), own in self.steps.group_by("rank")}
+        return {
+            members: max(
+                1, len(set.intersection(*(steps.get(rank, set()) for rank in _ranks(members))))
+            )
+            for members in self.arrivals["members"].unique()
+        }
+
     def _links_of_groups(self) -> Mapping[str, float]:
         """Return the slowest known link of each group whose ranks are on one host."""
         hosts = self._hosts
         links = {}
         for members in self.arrivals["members"].unique():
-            ranks = [int(rank) for rank in members.replace(">", ",").split(",")]
+            ranks = _ranks(members)
             is_within_host = len({hosts.get(rank, rank) for rank in ranks}) == 1
             if is_within_host and all(rank in self.links for rank in ranks):
                 links[members] = min(self.links[rank] for rank in ranks)
@@ -252,12 +263,22 @@ class Cluster:
         ranks = self.steps.select("rank", "pp").unique()
         if self.topology is not None and self.topology.degree("pp") > 1:
             return {rank: f"stage {stage or 0}" for rank, stage in ranks.iter_rows()}
-        transfers = pl.concat([_NO_MEMBERS, *(table["members"] for table in self.collectives)])
-        meeting = transfers.filter(transfers.str.contains(">", literal=True)).unique()
-        apart = {int(rank) for members in meeting for rank in members.split(">")}
+        calls = pl.concat(
+            [_NO_CALLS, *(table.select(*_NO_CALLS.columns) for table in self.collectives)]
+        )
+        meeting = calls["members"].filter(calls["members"].str.contains(">", literal=True)).unique()
+        apart = {rank for members in meeting for rank in _ranks(members)}
+        apart |= set(calls.filter(pl.col("op").str.contains(_TRANSFER))["rank"])
         if "communication_pp_ns" in self.steps.columns:
             apart |= set(self.steps.filter(pl.col("communication_pp_ns") > 0)["rank"])
         return {rank: f"rank {rank}" if rank in apart else "" for rank in ranks["rank"]}
 
 
-_NO_MEMBERS = pl.Series("members", [], pl.String)
+def _ranks(members: str) -> list[int]:
+    """Return the ranks of a group, such as ``0,4``, or of a transfer, such as ``0>2``."""
+    return [int(rank) for rank in members.replace(">", ",").split(",")]
+
+
+_NO_CALLS = pl.DataFrame(schema={"rank": pl.Int64, "op": pl.String, "members": pl.String})
+_TRANSFER = "(?i)(^|:)i?(send|recv)"
+"""In the name of a transfer whose two ranks are not recorded, such as torch's ``c10d::send``."""

@@ -36,11 +36,13 @@ COLLECTIVES: dict[str, pl.DataType] = {
     "start_ns": pl.Int64(),
     "end_ns": pl.Int64(),
     "bytes": pl.Int64(),
+    "is_on_device": pl.Boolean(),
 }
 """Columns of `collectives`. ``members`` are global ranks: ``0,4`` for a group, ``0>2`` for a
 transfer from rank 0 to rank 2; null if they are not recorded, see `with_members`. ``axis`` is that
 of `ppprof.analysis.ranks.rank_communication.RankCommunication`. ``op`` is the name of the span, or ``send`` for every send and
-receive. ``index`` numbers the collectives of a step with equal members and op, from 0."""
+receive. ``index`` numbers the collectives of a step with equal members and op, from 0. ``is_on_device``:
+the times are those of kernels, not of the host."""
 
 _PLACED = {**COLLECTIVES, "first_row": pl.Int64(), "last_row": pl.Int64()}
 
@@ -128,7 +130,9 @@ def placed_collectives(profile: Profile) -> pl.DataFrame:
         }
     ).sort("start_ns")
     index = pl.int_range(pl.len()).over("axis", "op", "step")
-    unnamed = unnamed.with_columns(index=index, bytes=pl.lit(None, pl.Int64))
+    unnamed = unnamed.with_columns(
+        index=index, bytes=pl.lit(None, pl.Int64), is_on_device=pl.lit(events.has_devices)
+    )
     return pl.concat([known, unnamed.select(known.columns).cast(_PLACED)])  # type: ignore[arg-type]
 
 
@@ -242,7 +246,8 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
         indices[members, op, step] += 1
         if has_time:
             axis = axis or UNKNOWN_AXIS
-            values = (axis, op, step, index, rank, start_ns, end_ns, num_bytes, *ends)
+            on_device = events.has_devices
+            values = (axis, op, step, index, rank, start_ns, end_ns, num_bytes, on_device, *ends)
             rows.append((row, members, *values))
     rows.sort(key=lambda row: row[7])
     return pl.DataFrame(rows, schema, orient="row"), posts

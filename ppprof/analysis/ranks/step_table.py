@@ -145,13 +145,14 @@ def slowest(steps: pl.DataFrame) -> pl.DataFrame:
         rank 2   #####=====####==
 
     Returns:
-        One row per step, ascending: step, slowest_rank (of equally slow ranks the lowest),
+        One row per step of several ranks, ascending: step, slowest_rank (of equally slow ranks the lowest),
         slowest_own_ns (int64) and median_own_ns (float64, over all ranks). Ranks whose own work is
         unknown, since their device's events are missing, do not count.
     """
     own = steps.select("rank", "step", own_ns=own_time(steps)).drop_nulls("own_ns")
     return (
-        own.sort("own_ns", "rank", descending=[True, False])
+        own.filter(pl.col("rank").n_unique().over("step") > 1)
+        .sort("own_ns", "rank", descending=[True, False])
         .group_by("step")
         .agg(
             slowest_rank=pl.col("rank").first(),

@@ -48,28 +48,32 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
         roles: the kind of work of each rank, keyed by rank: ``stage 0``. Ranks with the same role
             are compared; ranks without a role have the role "".
 
+    Steps that no other rank of the role has recorded compare nothing.
+
     Returns:
         One row per rank, sorted by excess_ns, the largest first: rank, role, peers (number of other
-        ranks with its role), excess_ns (float64, in a typical step), noise_ns (float64, the
+        ranks with its role, in steps that it shares with one of them), excess_ns (float64, in a typical step), noise_ns (float64, the
         standard error of excess_ns) and is_slow. A rank is slow if it has peers and at least 3
         steps, and its excess is above 5 standard errors (more with fewer than 6 steps) and above 5%
         of a step.
     """
     role = pl.col("rank").replace_strict(dict(roles), default="", return_dtype=pl.String)
     with_role = own.with_columns(role=role)
+    compared = with_role.filter(pl.col("rank").n_unique().over("role", "step") > 1)
     usual = pl.col("own_ns").sort().get((pl.len() - 1) // 2).over("role", "step")
-    table = with_role.with_columns(excess=(pl.col("own_ns") - usual).cast(pl.Float64))
-    peers = with_role.group_by("role").agg(peers=pl.col("rank").n_unique() - 1)
+    table = compared.with_columns(excess=(pl.col("own_ns") - usual).cast(pl.Float64))
+    peers = compared.group_by("role").agg(peers=pl.col("rank").n_unique() - 1)
+    excess = _excess(table, "rank", "role").join(peers, "role")
     return (
-        _excess(table, "rank", "role")
-        .join(peers, "role")
+        with_role.select("rank", "role")
+        .unique()
+        .join(excess, ["rank", "role"], "left")
         .select(
             "rank",
             "role",
-            pl.col("peers").cast(pl.Int64),
-            "excess_ns",
-            "noise_ns",
-            is_slow=pl.col("is_slow") & (pl.col("peers") > 0),
+            pl.col("peers").fill_null(0).cast(pl.Int64),
+            pl.col("excess_ns", "noise_ns").fill_null(0.0),
+            pl.col("is_slow").fill_null(value=False),
         )
         .sort("excess_ns", "rank", descending=[True, False])
     )
@@ -82,7 +86,8 @@ def slow_groups(
 
     Siblings are groups of the same axis between ranks of the same roles. For each step, operation
     and size, the median transfer of a group is compared with the lower median over the group and
-    its siblings. The difference times the number of calls is summed over operations and sizes.
+    its siblings. The difference times the number of calls is summed over operations and sizes that
+    a sibling has in the step, too.
     Medians are used because a slow link slows every transfer, but a busy processor only some.
 
     Args:
@@ -109,34 +114,35 @@ def slow_groups(
     typical = pl.col("transfer_ns").median()
     usual = pl.col("each_ns").sort().get((pl.len() - 1) // 2).over(same)
     length = pl.col("step").replace_strict(dict(step_ns), return_dtype=pl.Int64)
-    table = (
+    each = (
         arrivals.filter(pl.col("step").is_in(list(step_ns)))
         .with_columns(family=family)
         .group_by("members", "axis", *same)
         .agg(each_ns=typical, calls=pl.len())
         .with_columns(usual=usual, siblings=pl.len().over(same).cast(pl.Int64) - 1)
-        .group_by("members", "axis", "family", "step")
+    )
+    table = (
+        each.filter(pl.col("siblings") > 0)
+        .group_by("members", "family", "step")
         .agg(
             excess=((pl.col("each_ns") - pl.col("usual")) * pl.col("calls")).sum(),
             usual=(pl.col("usual") * pl.col("calls")).sum(),
-            siblings=pl.col("siblings").max(),
         )
         .with_columns(step_ns=length)
     )
-    groups = table.group_by("members", "axis").agg(
-        pl.col("siblings").max(), pl.col("usual").median()
-    )
+    usual_ns = table.group_by("members").agg(pl.col("usual").median())
     is_much = pl.col("excess_ns") > _LEAST_LINK_SHARE * pl.col("usual")
     return (
-        _excess(table, "members", "family")
-        .join(groups, "members")
+        each.group_by("members", "axis")
+        .agg(pl.col("siblings").max())
+        .join(_excess(table, "members", "family"), "members", "left")
+        .join(usual_ns, "members", "left")
         .select(
             "members",
             "axis",
             "siblings",
-            "excess_ns",
-            "noise_ns",
-            is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
+            pl.col("excess_ns", "noise_ns").fill_null(0.0),
+            is_slow=(pl.col("is_slow") & is_much).fill_null(value=False),
         )
         .sort("excess_ns", "members", descending=[True, False])
     )

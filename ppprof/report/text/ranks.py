@@ -255,8 +255,9 @@ def _all_clear(cluster: Cluster) -> str:
     peers, siblings = cluster.slow_ranks["peers"], cluster.slow_groups["siblings"]
     known = ["rank"] * (peers > 0).any() + ["link"] * (siblings > 0).any()
     unknown = "Unknown whether a rank or link is slow: "
-    if cluster.steps["step"].n_unique() < LEAST_STEPS:
-        return f"{unknown}fewer than {LEAST_STEPS} steps."
+    ranks = cluster.steps.group_by("step").agg(pl.col("rank").n_unique())["rank"]
+    if (ranks > 1).sum() < LEAST_STEPS:
+        return f"{unknown}ranks share fewer than {LEAST_STEPS} steps."
     if not known:
         return f"{unknown}{'no rank has peers' if len(peers) else 'own times are unknown'}."
     return f"No {' or '.join(known)} is consistently slower than its peers."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,9 +90,45 @@ def test_a_measured_clock_is_kept_and_others_are_derived_from_it():
     parts = [collectives_of(*rows, rank=0), collectives_of(*late, rank=1)]
     known = {1: Clock(1, (Reading(0, 9 * MS, 100),))}
     clocks = align_clocks(parts, known)
-    assert clocks[1] is known[1]
+    assert [*known[1].readings] == [each for each in clocks[1].readings if each.at_ns == 0]
     assert clocks[0].offset_ns == pytest.approx(2 * MS, abs=clocks[0].error_ns)
     assert 600 <= clocks[0].error_ns < 5_000
+
+
+@pytest.mark.parametrize("op", ["c10d::allreduce_", "c10d::_allgather_base_", "nccl:all_reduce"])
+def test_collectives_of_torch_bound_clocks_by_their_kernels(op):
+    """Rank 1's clock is 5 ms ahead; a host that only launches ends its span before the others begin."""
+    parts = [
+        collectives_of(
+            *(("0,1", op, 1, k, k * MS + shift, k * MS + shift + 500) for k in range(20)), rank=rank
+        )
+        for rank, shift in enumerate((0, 5 * MS))
+    ]
+    assert list(align_clocks(parts)) == [0]
+    on_device = [table.with_columns(is_on_device=pl.lit(value=True)) for table in parts]
+    clock = align_clocks(on_device)[1]
+    assert abs(clock.offset_ns + 5 * MS) <= clock.error_ns < 10_000
+    sends = [table.with_columns(op=pl.lit("c10d::send")) for table in on_device]
+    assert list(align_clocks(sends)) == [0]
+
+
+def test_a_clock_is_less_known_the_longer_ago_it_was_read():
+    """A reading two hours ahead of the window: 100 ppm may have moved it by 0.72 s."""
+    hours = 2 * 3600 * 1000 * MS
+    parts = [
+        collectives_of(("0,1", "all_reduce", 1, 0, hours, hours + 500), rank=rank)
+        for rank in (0, 1)
+    ]
+    known = {0: Clock(0, (Reading(0, 0, 0),), "same"), 1: Clock(1, (Reading(0, 7, 10),))}
+    clocks = align_clocks(parts, known)
+    assert clocks[0] == known[0]
+    assert clocks[1].error_ns == pytest.approx(0.72e9, rel=0.01)
+    assert clocks[1].to_reference(np.array([hours])).tolist() == [hours + 7]
+    # Two readings an hour apart show a drift of 20 ppm, which goes on.
+    readings = (Reading(0, 0, 10), Reading(hours // 2, 72 * MS, 10))
+    clock = align_clocks(parts, {**known, 1: Clock(1, readings)})[1]
+    assert clock.to_reference(np.array([hours]))[0] - hours == pytest.approx(144 * MS, abs=50)
+    assert clock.error_ns < 100
 
 
 def test_ranks_with_equal_errors_are_all_used():

@@ -259,7 +259,7 @@ def test_groups_name_the_late_rank_and_the_bandwidth():
         )
         for rank, lates in enumerate([(0, 0, 0, 0), (0, 10, 20, 0), (90, 80, 60, 40)])
     ]
-    (row,) = by_group(arrivals(match_collectives(parts, {}), {}), num_steps=4).rows(named=True)
+    (row,) = by_group(arrivals(match_collectives(parts, {}), {}), {"0,1,2": 4}).rows(named=True)
     assert (row["last_rank"], row["last_ratio"], row["calls"]) == (2, 1.0, 4)
     assert row["cost_ns"] == (90 + 70 + 40 + 40) / 4
     assert row["transfer_ns"] == (10 + 20 + 40 + 60) / 4
@@ -282,7 +282,7 @@ def test_torch_names_collectives_otherwise(op, algorithm, bus):
     table = pl.DataFrame(
         {"members": ["0,1,2,3"], "op": [op], "axis": [None], "bytes": [100], "transfer_ns": [100]}
     )
-    row = by_size(table, num_steps=1).row(0, named=True)
+    row = by_size(table, {"0,1,2,3": 1}).row(0, named=True)
     assert row["algorithm_bytes_per_s"] == pytest.approx(algorithm * 1e9)
     assert row["bus_bytes_per_s"] == pytest.approx(bus * 1e9)
 
@@ -299,7 +299,8 @@ def test_sizes_have_their_bandwidths():
         for rank in range(4)
     ]
     links = {"0,1,2,3": 6e9}
-    table = by_size(arrivals(match_collectives(parts, {}), {}), num_steps=2, links=links)
+    num_steps = {"0,1,2,3": 2, "0>1": 2}
+    table = by_size(arrivals(match_collectives(parts, {}), {}), num_steps, links)
     assert table.select("op", "ranks", "bytes", "calls", "transfer_ns").rows() == [
         ("all_gather", 4, 100, 0.5, 100),
         ("all_reduce", 4, 100, 1.0, 50),

@@ -125,6 +125,31 @@ def test_without_peers_or_with_few_steps_nothing_is_said():
     assert not slow_ranks(own.filter(pl.col("step") < 2), ROLES)["is_slow"].any()
 
 
+def test_steps_that_a_rank_records_alone_compare_nothing():
+    """As after a trigger on the rank that is suspected."""
+    own = own_times(3, by=80, steps=13)
+    few = slow_ranks(own.filter((pl.col("step") < 5) | (pl.col("rank") == 3)), ROLES)
+    assert few.filter("is_slow")["rank"].to_list() == [3]
+    assert few["excess_ns"][0] == pytest.approx(80 * MS, rel=0.1)
+    # Two ranks without a step in common are not compared.
+    apart = own.filter(
+        pl.col("rank").is_in([0, 1]) & ((pl.col("step") < 6) == (pl.col("rank") == 0))
+    )
+    assert slow_ranks(apart, {}).rows() == [
+        (0, "", 0, 0.0, 0.0, False),
+        (1, "", 0, 0.0, 0.0, False),
+    ]
+
+
+def test_transfers_without_a_sibling_compare_nothing():
+    """After a trigger on ranks 1 and 5, more steps are of their group alone."""
+    table = transfers("1,5", by=20, steps=13)
+    few = table.filter((pl.col("step") < 5) | (pl.col("members") == "1,5"))
+    found = slow_groups(few, dict.fromkeys(range(13), 400 * MS), ROLES)
+    assert found.filter("is_slow")["members"].to_list() == ["1,5"]
+    assert found["excess_ns"][0] == pytest.approx(60 * MS, rel=0.1)
+
+
 def test_little_is_not_named():
     assert not slow_ranks(own_times(3, by=15, noise=0.1), ROLES)["is_slow"].any()
 

@@ -18,6 +18,7 @@ from ppprof.analysis.ranks.step_table import (
 )
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
+from tests.analysis.ranks.tables import collectives_of
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 
 
@@ -132,7 +133,7 @@ def test_against_counting(bubble, transfers, meetings):
         for index, (start, end) in enumerate(intervals):
             for rank, begun in ((0, start - 3), (1, start)):
                 rows[rank].append(
-                    (members, axis, op, 4, index, rank, EPOCH_NS + begun, EPOCH_NS + end, 64)
+                    (members, axis, op, 4, index, rank, EPOCH_NS + begun, EPOCH_NS + end, 64, False)
                 )
     match_collectives = pl.DataFrame(rows[0] + rows[1], COLLECTIVES, orient="row")
     sets = sorted(in_bubble)
@@ -159,3 +160,15 @@ def test_against_counting(bubble, transfers, meetings):
         5 + len(met),
         len(in_bubble) - len(sent) - len(met),
     )
+
+
+@pytest.mark.parametrize("op", ["c10d::send", "c10d::recv_", "nccl:send 1->2", "isend"])
+def test_ranks_that_send_to_unknown_ranks_may_be_stages(op, tmp_path):
+    found = cluster(tmp_path, *[(0, 10, forward(0, 0, 9))] * 3)
+    reduced = ("0,1,2", "c10d::allreduce_", 4, 0, 0, 9)
+    parts = [
+        collectives_of(reduced, *[("1", op, 4, 0, 9, 10)] * (rank == 1), rank=rank)
+        for rank in range(3)
+    ]
+    found = dataclasses.replace(found, collectives=parts)
+    assert found._roles == {0: "", 1: "rank 1", 2: ""}
