@@ -220,9 +220,17 @@ class Cluster:
 
     @property
     def selected_passes(self) -> Sequence[pl.DataFrame]:
-        """``passes`` in the steps of `steps`."""
-        steps = self.steps["step"].unique().implode()
-        return [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
+        """``passes`` in the steps of `steps`.
+
+        Those in which a rank pauses, as for an evaluation, are left out, unless all are: the others may
+        pause for another time, and then their passes cannot be compared.
+        """
+        steps = set(self.steps["step"])
+        paused = {
+            step for table in self.passes for step in table.filter("is_paused")["step"].unique()
+        }
+        chosen = list(steps - paused or steps)
+        return [table.filter(pl.col("step").is_in(chosen)) for table in self.passes]
 
     @cached_property
     def _hosts(self) -> Mapping[int, str]:

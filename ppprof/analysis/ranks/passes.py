@@ -162,8 +162,9 @@ PASSES: dict[str, pl.DataType] = {
     "micro_batch": pl.Int64(),
     "start_ns": pl.Int64(),
     "end_ns": pl.Int64(),
+    "is_paused": pl.Boolean(),
 }
-"""Columns of `passes`. The values of ``kind``:
+"""Columns of `passes`. ``is_paused``: the training pauses in the step. The values of ``kind``:
 
 - ``step``: the step itself;
 - ``forward``, ``backward``: the pass of one micro-batch through one chunk (chunk is 0 if the stage
@@ -201,24 +202,27 @@ def passes(profile: Profile) -> pl.DataFrame:
     pauses = intervals_of(profile.pauses)
     unused = union(*(np.concatenate(times) for times in zip(exposed, pauses)))
     own_end = end[is_own] - covered_within(unused, start[is_own], end[is_own])
+    paused_ns = covered_within(union(*pauses), start, end)
     if len(pauses[0]):
         by_step = np.argsort(step, kind="stable")
         begin = start[by_step][np.searchsorted(step[by_step], in_pass)]
         first, last = (
             times - covered_within(union(*pauses), begin, times) for times in (first, last)
         )
-        end = end - covered_within(union(*pauses), start, end)
+        end = end - paused_ns
     num_own, unknown = len(own_end), np.full(len(step) + len(own_end), -1)
     starts = np.concatenate((start, first, start[is_own]))
     order = np.argsort(starts, kind="stable")
+    steps_of_rows = np.concatenate((step, in_pass, step[is_own]))
     columns = {
         "rank": np.full(len(starts), -1),
-        "step": np.concatenate((step, in_pass, step[is_own])),
+        "step": steps_of_rows,
         "kind": pl.Series(["step"] * len(step) + kind + ["own"] * num_own, dtype=pl.String),
         "chunk": nullable(np.insert(unknown, len(step), chunk)),
         "micro_batch": nullable(np.insert(unknown, len(step), micro_batch)),
         "start_ns": starts,
         "end_ns": np.concatenate((end, last, own_end)),
+        "is_paused": np.isin(steps_of_rows, step[paused_ns > 0]),
     }
     return pl.DataFrame(columns, PASSES)[order]
 

@@ -275,13 +275,22 @@ def _coordinates(cluster: Cluster, rank: int) -> str:
 
 
 def _clock_errors(cluster: Cluster, options: TableOptions) -> list[str]:
-    """Return a line with the largest error above 0 for each method that gave clock offsets."""
+    """Return a line with the largest error above 0 for each method that gave clock offsets.
+
+    Ranks that meet others, and whose offset is unknown, have a line, too.
+    """
     lines = []
     for method, how in (("exchange", "measured"), ("collectives", "bounded by collectives")):
         errors = [clock.error_ns for clock in cluster.clocks.values() if clock.method == method]
         if any(errors):
             error = f"{options.time(max(errors))} {options.time_unit}"
             lines.append(f"Clocks of {Counted(len(errors)):rank|ranks} {how}: known to {error}.")
+    unknown = set(cluster.matched_collectives["rank"]) - cluster.clocks.keys()
+    if unknown:
+        lines.append(
+            f"Clocks of {Counted(len(unknown)):rank|ranks} unknown: what they wait at collectives may "
+            "be the difference of two clocks."
+        )
     return lines
 
 

@@ -10,6 +10,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
+from ppprof.analysis.ranks.passes import PASSES
 from ppprof.analysis.ranks.step_table import (
     COORDINATES,
     join_ranks,
@@ -172,3 +173,24 @@ def test_ranks_that_send_to_unknown_ranks_may_be_stages(op, tmp_path):
     ]
     found = dataclasses.replace(found, collectives=parts)
     assert found._roles == {0: "", 1: "rank 1", 2: ""}
+
+
+@pytest.mark.parametrize(("paused", "chosen"), [((), {4, 5}), ({5}, {4}), ({4, 5}, {4, 5})])
+def test_steps_with_a_pause_on_any_rank_are_not_replayed(paused, chosen, tmp_path):
+    """Rank 0 saves a checkpoint; how long the others pause is another matter."""
+    found = cluster(tmp_path, *[(0, 10, forward(0, 0, 9))] * 2)
+    later = found.steps_per_trace.with_columns(step=pl.lit(5, pl.Int64))
+    tables = [
+        pl.DataFrame(
+            [
+                (rank, step, "step", None, None, 0, 9, step in paused and not rank)
+                for step in (4, 5)
+            ],
+            PASSES,
+            orient="row",
+        )
+        for rank in range(2)
+    ]
+    steps = pl.concat([found.steps_per_trace, later])
+    found = dataclasses.replace(found, steps_per_trace=steps, passes=tables)
+    assert set(pl.concat(found.selected_passes)["step"]) == chosen

@@ -82,9 +82,9 @@ def recorded(topology, orders, duration, *, steps=1, gap=0, ways=(0, 0, 0)):
         length = TAIL + max(end for ran in at.values() for _, end in ran.values())
         for rank, rows in parts.items():
             where = topology.coordinate(rank)
-            rows.append((rank, step, "step", None, None, begin, begin + length))
+            rows.append((rank, step, "step", None, None, begin, begin + length, False))
             rows += [
-                (rank, step, kind, chunk, micro_batch, begin + start, begin + end)
+                (rank, step, kind, chunk, micro_batch, begin + start, begin + end, False)
                 for (stage, (kind, chunk, micro_batch)), (start, end) in at[where["dp"]].items()
                 if stage == where["pp"]
             ]
@@ -407,8 +407,8 @@ def test_a_pass_is_as_long_as_the_longest_of_its_mp_ranks():
     """
     topology = Topology.of(mp=2)
     rows = [
-        [(0, 0, "step", None, None, 0, 100), (0, 0, "forward", 0, 0, 30, 70)],
-        [(1, 0, "step", None, None, 0, 100), (1, 0, "forward", 0, 0, 50, 70)],
+        [(0, 0, "step", None, None, 0, 100, False), (0, 0, "forward", 0, 0, 30, 70, False)],
+        [(1, 0, "step", None, None, 0, 100, False), (1, 0, "forward", 0, 0, 50, 70, False)],
     ]
     found = what_if([pl.DataFrame(part, PASSES, orient="row") for part in rows], topology)
     assert row(found, "nothing")["step_ns"] == 100
@@ -449,7 +449,7 @@ def test_where_nothing_can_be_replayed_there_are_no_rows():
     topology = Topology.of(pp=2)
     steps = [
         pl.DataFrame(
-            [(rank, 0, "step", None, None, 0, 9), (rank, 0, "own", None, None, 0, 5)],
+            [(rank, 0, "step", None, None, 0, 9, False), (rank, 0, "own", None, None, 0, 5, False)],
             PASSES,
             orient="row",
         )
@@ -517,9 +517,9 @@ def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
     found = passes(Profile(read(write(tmp_path / "a.pb", main))))
     assert found.schema == pl.DataFrame(schema=PASSES).schema
     assert found.with_columns(pl.col("start_ns", "end_ns") - EPOCH_NS).rows() == [
-        (-1, 4, "step", None, None, 10, 100),
-        (-1, 4, "forward", 0, 0, 30, 55),
-        (-1, 4, "backward", 1, 2, 65, 90),
+        (-1, 4, "step", None, None, 10, 100, False),
+        (-1, 4, "forward", 0, 0, 30, 55, False),
+        (-1, 4, "backward", 1, 2, 65, 90, False),
     ]
 
 
@@ -545,6 +545,7 @@ def test_a_pause_is_no_time_of_its_step(tmp_path):
         one(2, 200, 400, (290, 390), (210, 240), (250, 280)),
     )
     profile = Profile(read(write(tmp_path / "a.pb", main))).without_pauses
+    assert passes(profile)["is_paused"].all()
     found = passes(profile).select("step", "kind", "start_ns", "end_ns").rows()
     begin = found[0][2]
     assert [(step, kind, start - begin, end - begin) for step, kind, start, end in found] == [
@@ -607,8 +608,8 @@ def test_steps_whose_usual_times_are_0_are_not_replayed(own_ns):
     tables = [
         pl.DataFrame(
             [
-                (rank, 1, "step", None, None, 5, 5 + length),
-                (rank, 1, "own", None, None, 5, 5 + own),
+                (rank, 1, "step", None, None, 5, 5 + length, False),
+                (rank, 1, "own", None, None, 5, 5 + own, False),
             ],
             PASSES,
             orient="row",
