@@ -41,7 +41,12 @@ from ppprof.analysis.profile.runtime_calls import COPY, WAIT, is_of_kind, name_o
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
-from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
+from ppprof.analysis.ranks.step_breakdown import (
+    LONG_CALL_NS,
+    Breakdown,
+    loading_intervals,
+    waiting_intervals,
+)
 from ppprof.arrays import Bool, Int64
 from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.labels import Labels
@@ -548,7 +553,7 @@ class IndicatorBuilder:
         launching = difference(launching, of_profiler)
         in_calls = intersection(launching, union(*intervals_of(self._slow_calls())))
         launching = difference(launching, in_calls)
-        after = _containing(launching, np.sort(copies["end_ns"].to_numpy()))
+        after = _after(launching, copies)
         rest = difference(launching, after)
         copied = events.filter(category="Memcpy")
         text = pl.concat_str(pl.col("name", "attributes").cast(pl.String), ignore_nulls=True)
@@ -650,6 +655,13 @@ class IndicatorBuilder:
             (pl.Series(matching(launches["name"], _SYNCHRONOUS)) | waits)
             & pl.col("thread").is_in(threads)
         ).filter(pl.col("host").is_in(pl.Series(rows).implode()).not_() | pl.col("host").is_null())
+        # torch's .item() waits in the copy that it then synchronises with.
+        dur = pl.col("end_ns") - pl.col("start_ns")
+        queued = launches.filter(pl.Series(is_copy) & (dur >= LONG_CALL_NS)).drop_nulls("host")
+        copied = calls.select("host", first=pl.col("host").is_first_distinct()).join(
+            queued.group_by("host").agg(copy_ns=dur.sum()), "host", "left", maintain_order="left"
+        )
+        copy_ns = copied.select(pl.when("first").then("copy_ns").fill_null(0)).to_series()
         callers = np.concatenate((above[rows], calls["host"].fill_null(-1).to_numpy()))
         is_plain = hosts["category"].is_in(CONTAINERS).to_numpy()[callers]
         callers = np.where(is_plain, -1, callers)
@@ -665,7 +677,7 @@ class IndicatorBuilder:
             {
                 "step": self.step_at(start),
                 "name": pl.Series(named, dtype=pl.String),
-                "time_ns": end - start,
+                "time_ns": end - start + np.append(np.zeros(len(rows), np.int64), copy_ns),
                 "end_ns": end,
             }
         ).drop_nulls("step")
@@ -779,11 +791,22 @@ def _called_by(sampled: SampledSteps, package: str) -> Bool:
     return np.array([*called, False])
 
 
-def _containing(gaps: Intervals, instants: Int64) -> Intervals:
-    """Return the intervals of ``gaps`` that contain at least one of ``instants``."""
+def _after(gaps: Intervals, waits: pl.DataFrame) -> Intervals:
+    """Return the beginning of each gap in which waits end, as long as they took: what a host would be ahead.
+
+    ::
+
+        waits   ####
+        gaps    __==========        before
+        out     __====
+    """
     start, end = gaps
-    holds = np.searchsorted(instants, end, "left") > np.searchsorted(instants, start, "left")
-    return start[holds], end[holds]
+    waits = waits.sort("end_ns")
+    ends, taken = (waits[name].to_numpy() for name in ("end_ns", "time_ns"))
+    before = np.append(0, np.cumsum(taken))
+    rows = (np.searchsorted(ends, times, "left") for times in (start, end))
+    first, last = (before[row] for row in rows)
+    return start, np.minimum(end, start + last - first)
 
 
 def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:

@@ -81,11 +81,44 @@ def test_each_gap_counts_for_its_cause(
     tmp_path_factory: pytest.TempPathFactory, causes: list[tuple[str, float]]
 ):
     found = by_rule(idling(tmp_path_factory.mktemp("a"), causes))
+    # Without a wait of 500, the host would be 500 ahead: longer gaps are its own.
+    longer = sum(
+        max(0, length - 500) for cause, length in causes if cause == "cudaDeviceSynchronize"
+    )
     for rule in {*RULES.values(), "host-bound"}:
         expected = sum(length for cause, length in causes if RULES.get(cause, "host-bound") == rule)
+        expected += longer * ((rule == "host-bound") - (rule == "blocking-copies"))
         cost = found[rule].cost_ns if rule in found else 0
         # Before each kernel, 20 us are the host's.
         assert cost == pytest.approx(expected * US, abs=25 * (len(causes) + 1) * US), rule
+
+
+@pytest.mark.parametrize("ahead", [300, 3000])
+def test_a_read_costs_no_more_than_the_host_waits(ahead: int, tmp_path: Path):
+    """torch's .item() waits inside the copy for the kernel, and 5 ms of Python follow it.
+
+    ::
+
+        host     item|copy#####|sync  Python                 #: waits for the kernel
+        device   kernel########       ______________________
+    """
+    trace = TorchTrace()
+    for number in range(8):
+        at = number * STEP
+        trace.step(number, at, STEP)
+        trace.span("cpu_op", "aten::mm", at + 5, 15)
+        trace.launch(at + 10, "gemm", at + 20, ahead, call_us=4)
+        trace.span("cpu_op", "aten::item", at + 25, ahead + 5)
+        name, end = "Memcpy DtoH (Device -> Pageable)", at + 20 + ahead
+        copy = {"category": "gpu_memcpy", "call": "cudaMemcpyAsync"}
+        trace.launch(at + 28, name, end, 2, call_us=end + 2 - at - 28, **copy)
+        trace.span("cuda_runtime", "cudaStreamSynchronize", end + 3, 4)
+        trace.span("cpu_op", "aten::mm", end + 5000, 15)
+        trace.launch(end + 5002, "gemm", end + 5010, at + STEP - end - 5010, call_us=4)
+    found = by_rule(trace.write(tmp_path / "a.json"))
+    # The device idles for 5 ms, and the copy takes 2 us.
+    assert found["blocking-copies"].cost_ns == pytest.approx(min(ahead, 5000) * US, abs=30 * US)
+    assert found["host-bound"].cost_ns == pytest.approx((5000 - ahead) * US, abs=60 * US)
 
 
 def test_copies_from_pageable_memory_are_to_be_pinned(tmp_path: Path):
