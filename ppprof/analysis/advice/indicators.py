@@ -28,7 +28,13 @@ from ppprof.analysis.profile.intervals import (
     together,
     union,
 )
-from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
+from ppprof.analysis.profile.module_tree import (
+    OCCURRENCE,
+    PHASES,
+    SEPARATOR,
+    modules,
+    with_gradients_of_modules,
+)
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import (
     SampledSteps,
@@ -489,14 +495,12 @@ class IndicatorBuilder:
         called = self.in_lines(operators)
         if 2 * called["time_ns"].sum() >= operators["time_ns"].sum():  # else most lines are unknown
             self.add_names("calling", called)
-        tree = modules(self.profile).filter((pl.col("path") != "") & (pl.col("self_ns") > 0))
+        tree = with_gradients_of_modules(modules(self.profile))
+        tree = tree.filter(pl.col("path") != "", pl.col("self_ns") > 0)
         path = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
-        path = path.str.replace(f"^Backward({SEPARATOR}|$)", "")
-        named = tree.select("step", name=path, time_ns="self_ns")
-        is_layer = ~pl.col("name").is_in(["", *PHASES])
-        layers = named.filter(is_layer).with_columns(
-            pl.col("name").str.replace_all(SEPARATOR, "/", literal=True)
-        )
+        is_layer = ~path.str.split(SEPARATOR).list.last().is_in(PHASES)
+        name = path.str.replace_all(SEPARATOR, "/", literal=True)
+        layers = tree.filter(is_layer).select("step", name=name, time_ns="self_ns")
         self.add_names("module", layers)
 
     @cached_property

@@ -20,6 +20,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import polars as pl
@@ -27,10 +28,11 @@ import polars as pl
 from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
 from ppprof.analysis.profile.module_tree import (
     OCCURRENCE,
-    PHASES,
     SEPARATOR,
+    join_path,
     module_nodes,
     modules,
+    with_gradients_of_modules,
 )
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
@@ -393,7 +395,8 @@ def layers(profile: Profile) -> pl.DataFrame:
         share of forward and backward in the time of all steps, which is the sum of ``self_ns`` of
         `ppprof.analysis.profile.module_tree.modules`. FLOPs are those
         of the operators whose work is known; gradients are those that are known to belong to the
-        module, and backward_ns and backward_flops are null if none is. flops_per_s of both
+        module, and backward_ns and backward_flops are null if none is; of a span around a
+        Backward, all of it. flops_per_s of both
         together, and mfu, its share of the device's peak for the dtype in which most of them are
         computed; null if that is unknown. Empty if the trace lacks the
         events of its device.
@@ -407,15 +410,14 @@ def layers(profile: Profile) -> pl.DataFrame:
     flops[work["row"].to_numpy()] = _without_nested(profile, work)
     table = modules(profile, flops=flops)
     whole_ns = table["self_ns"].sum()
+    table = with_gradients_of_modules(table.filter(pl.col("path") != ""))
+    forward = table.filter(~pl.col("is_phase"))
+    around = _around_backwards(table).join(forward, ["step", "path"], "semi")
+    # A module around a Backward has all of it as its gradients.
+    backward = table.filter("is_gradient").join(around, ["step", "path"], "anti")
+    backward = pl.concat([backward, around])
+    forward = pl.concat([forward, around.with_columns(-pl.col("time_ns", "flops"))])
     last = pl.col("path").str.split(SEPARATOR)
-    is_backward = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}")
-    is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(PHASES)
-    table = table.filter(pl.col("path") != "")
-    forward = table.filter(~is_phase)
-    # The gradients of a module: the path of the Backward, then that of the module.
-    backward = table.filter(is_backward & last.list.len().gt(1)).with_columns(
-        path=last.list.slice(1).list.join(SEPARATOR)
-    )
     sums = [pl.col("time_ns").sum(), pl.col("flops").sum(), pl.col("step").n_unique()]
     of_forward = forward.group_by("path", maintain_order=True).agg(*sums)
     of_backward = backward.group_by("path").agg(*sums[:2])
@@ -445,6 +447,14 @@ def layers(profile: Profile) -> pl.DataFrame:
     )
     rows = rows.select(pl.col(column).cast(dtype) for column, dtype in LAYERS.items())
     return rows if profile.options.sorted_by == "auto" else rows[_longest_first(rows)]
+
+
+def _around_backwards(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a row with the values of each Backward for each module around it."""
+    backwards = table.filter("is_backward")
+    paths = [[*accumulate(path.split(SEPARATOR), join_path)][:-1] for path in backwards["path"]]
+    around = backwards.with_columns(path=pl.Series(paths, dtype=pl.List(pl.String)))
+    return around.explode("path").drop_nulls("path")
 
 
 def _attributes(profile: Profile) -> pl.DataFrame:
@@ -507,20 +517,18 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
         table = table.join(others, ["step", "outermost"], "anti")
     pauses = nodes.filter(pl.col("row").is_in(profile.pauses["row"].implode()))
     table = table.join(pauses, ["step", "path"], "anti")
-    is_gradient = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}") & pl.col(
-        "path"
-    ).str.contains(SEPARATOR, literal=True)
-    own_path = pl.col("path").str.split(SEPARATOR).list.slice(1).list.join(SEPARATOR)
-    table = table.with_columns(
-        path=pl.when(is_gradient).then(own_path).otherwise("path"), is_gradient=is_gradient
-    )
+    table = with_gradients_of_modules(table)
     num_steps = max(table["step"].n_unique(), 1)
     whole_ns = max(table["self_ns"].sum(), 1)
     names = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
     own_ns = pl.col("self_ns")
-    is_backward = pl.col("is_gradient") | (pl.col("name") == "Backward")
+    is_backward = pl.col("is_gradient") | pl.col("is_backward")
     return (
-        table.with_columns(name=names.str.replace_all(SEPARATOR, " > ", literal=True))
+        table.with_columns(
+            name=pl.when("is_backward")
+            .then(pl.lit("Backward"))
+            .otherwise(names.str.replace_all(SEPARATOR, " > ", literal=True))
+        )
         .group_by("name")
         .agg(
             modules=pl.col("path").n_unique(),

@@ -1057,6 +1057,21 @@ def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
     ]
 
 
+def test_a_backward_in_a_span_is_no_module(tmp_path):
+    """Of 900 in the span, Net takes 300 and the Backward 500."""
+
+    def make(at):
+        net = op(at, 0, 300, "Net", category="Forward")
+        backward = op(at, 400, 900, "Gradient Backward", category="Backward")
+        yield op(at, 0, 900, "train_step", net, backward, category="PythonUserDefined")
+
+    largest = findings(tmp_path, [thread(make)]).largest
+    assert [(part.kind, part.name, part.share) for part in largest] == [
+        ("phase", "Backward", 0.5),
+        ("module", "train_step/Net", 0.3),
+    ]
+
+
 @pytest.mark.parametrize(("known", "line"), [(500, [("line", "a.py:4", 0.5)]), (400, [])])
 def test_the_line_with_the_largest_part_has_the_gradients_of_its_operators(known, line, tmp_path):
     """Operators of 900 in a step of 1000, and 500 or 400 of it are of a.py:4; else, lines are unknown."""
