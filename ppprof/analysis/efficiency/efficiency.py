@@ -106,6 +106,20 @@ def roof_of(trace: Trace) -> Roof:
     return Roof(trace.stated_bytes_per_s or published, device, trace.stated_flops, uses_tf32)
 
 
+@once
+def roof_of_profile(profile: Profile) -> Roof:
+    """Return `roof_of` a profile's trace.
+
+    Float32 is also computed in TF32 if an operator is faster than the device without TF32.
+    """
+    roof = roof_of(profile.trace)
+    rate = _kinds(profile).filter(dtype="float32")["flops_per_s"].max()
+    exact = roof.flops("float32")
+    if isinstance(rate, float) and exact is not None and rate > exact:
+        return dataclasses.replace(roof, uses_tf32=True)
+    return roof
+
+
 EFFICIENCY: dict[str, pl.DataType] = {
     "name": pl.String(),
     "shapes": pl.String(),
@@ -161,9 +175,8 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     if profile.unrecorded_device:
         return pl.DataFrame(schema=EFFICIENCY)
     calls = _calls(profile)
-    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
-    rows = _rates(calls.filter(pl.col("flops").is_not_null()), [])
-    rows = _with_roof(rows, roof, has_device)
+    roof, has_device = roof_of_profile(profile), not profile.tree.devices.is_empty()
+    rows = _with_roof(_kinds(profile), roof, has_device)
     rows = rows.with_columns(pl.col("above_roof_ns") / max(1, len(profile.steps))).sort(
         "above_roof_ns", "time_ns", descending=True, nulls_last=True, maintain_order=True
     )
@@ -184,7 +197,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
         `ppprof.analysis.efficiency.operator_work.Product`); and half_ns (least_ns if computed in
         bf16 or fp16). No rows if the device's roof is unknown. Unordered.
     """
-    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
+    roof, has_device = roof_of_profile(profile), not profile.tree.devices.is_empty()
     schema = EFFICIENCY_BY_STEP
     if profile.unrecorded_device or roof.bytes_per_s is None:
         return pl.DataFrame(schema=schema)
@@ -223,6 +236,12 @@ def _calls(profile: Profile) -> pl.DataFrame:
         .join(work, on="row", how="left")
         .join(inputs, on="row", how="left")
     )
+
+
+@once
+def _kinds(profile: Profile) -> pl.DataFrame:
+    """Return a row for each kind of call of known work; see `_rates`."""
+    return _rates(_calls(profile).filter(pl.col("flops").is_not_null()), [])
 
 
 @once
@@ -280,12 +299,6 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame
     Without a peak of the dtype, an operator that computes nothing is bound by memory.
     """
     dtypes = rows["dtype"].unique().drop_nulls().to_list()
-    rate, exact = (
-        rows.filter(pl.col("dtype") == "float32")["flops_per_s"].max(),
-        roof.flops("float32"),
-    )
-    if isinstance(rate, float) and exact is not None and rate > exact:
-        roof = dataclasses.replace(roof, uses_tf32=True)  # without it, no device is that fast
     peaks = {dtype: roof.flops(dtype) for dtype in dtypes}
     peak_dtypes = {dtype: roof.computed_in(dtype) for dtype in dtypes if peaks[dtype] is not None}
     peak = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
@@ -564,6 +577,6 @@ def _peak(profile: Profile) -> float | None:
         dtype = dtype_as_shown(dtypes)
         if dtype is not None:
             by_dtype[dtype] = by_dtype.get(dtype, 0) + flops
-    return (
-        roof_of(profile.trace).flops(max(by_dtype, key=by_dtype.__getitem__)) if by_dtype else None
-    )
+    if not by_dtype:
+        return None
+    return roof_of_profile(profile).flops(max(by_dtype, key=by_dtype.__getitem__))

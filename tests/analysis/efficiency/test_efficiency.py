@@ -13,7 +13,12 @@ import pytest
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency import operator_work as work_module
 from ppprof.analysis.efficiency.avoidable import fusible_chains
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operator_work
+from ppprof.analysis.efficiency.efficiency import (
+    EFFICIENCY,
+    efficiency,
+    layers,
+    operator_work,
+)
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.report_data.report import collect_rank_report_data
@@ -293,6 +298,18 @@ def test_the_roof_of_float32_is_of_what_the_device_computes(
     (row,) = efficiency(Profile(dataclasses.replace(trace, uses_tf32=uses_tf32))).rows(named=True)
     assert row["peak_dtype"] == peak_dtype
     assert row["roof_ratio"] == pytest.approx(2 * n**3 / (took_ns / 1e9) / peak)
+
+
+def test_the_mfu_of_layers_has_the_peak_of_what_the_device_computes(tmp_path: Path) -> None:
+    """2 * 4096^3 FLOPs in 2.033 ms are 346.7% of an A100's 19.5 TFLOP/s, 43.3% of TF32's 156."""
+    n = 4096
+    product = operator(
+        "matmul dygraph", 10, 20, [n, n], [n, n], device_ns=2_033_000, dtype="float32"
+    )
+    profile = profile_of(tmp_path, span("Forward", "Linear", 5, 25, product))
+    assert layers(profile)["mfu"].to_list() == [pytest.approx(0.4334, abs=1e-4)]
+    page = collect_rank_report_data(profile.trace, Naming())
+    assert page.roof.lines(["float32"]) == {"float32": 156e12}
 
 
 @pytest.mark.parametrize(("took_ns", "is_said"), [(400_000, True), (500_000, False)])
