@@ -93,10 +93,10 @@ class Roof:
 def roof_of(trace: Trace) -> Roof:
     """Return the roof of the device that a trace was recorded on.
 
-    Of a trace without device events, it is the CPU's, which only the job can state. Float32 is computed
+    Devices without events do not count. Of a trace without device events, it is the CPU's, which only the job can state. Float32 is computed
     in TF32 if the framework may, or if a kernel's name says so.
     """
-    names = {str(device.get("name", "")) for device in trace.devices}
+    names = {str(device.get("name", "")) for device in trace.used_devices}
     has_device = trace.events["device"].count() > 0
     device = known_device(names.pop()) if has_device and len(names) == 1 else None
     published = device.memory_bandwidth if device is not None else None
