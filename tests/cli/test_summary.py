@@ -274,6 +274,17 @@ def test_csv_is_one_table(tmp_path, cli):
     }
 
 
+def test_csv_has_one_header_where_one_run_lists_spans_by_thread(tmp_path, cli):
+    runs = [
+        make_run(tmp_path / "merged", {0: 1}),
+        make_run(tmp_path / "by_thread", {0: 1}, thread_sep=True),
+    ]
+    text = cli.quiet("summary", *runs, "--format", "csv", "--views", "udf")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    spans = [(row["path"], row["thread"], row["calls"]) for row in rows if row["name"] == "collate"]
+    assert spans == [(str(runs[0]), "", "3"), (str(runs[1]), str(gpu_traces.WORKER), "3")]
+
+
 def test_markdown_is_what_github_renders(trace, cli):
     text = cli.quiet("summary", "a.pb", "--format", "md", "--views", "dist,kernel")
     lines = text.splitlines()
