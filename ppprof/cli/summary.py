@@ -53,7 +53,7 @@ _VIEWS_CHANGED_BY = {
     "thread_sep": {"op", "udf"},
     "time_unit": set(ALL_VIEWS) - {"device", "mem"},
     "op_detail": {"op"},
-    "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "shape", "layer", "efficiency"},
+    "row_limit": set(ALL_VIEWS) - {"device", "overview", "model", "dist"},
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
 

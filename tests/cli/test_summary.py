@@ -300,6 +300,12 @@ def test_steps_without_all_device_events_are_said_to_be_left_out(tmp_path, cli):
     )
 
 
+@pytest.mark.parametrize("view", ["python", "copies"])
+def test_the_row_limit_has_an_effect_where_rows_are_cut(view, tmp_path, cli):
+    run = make_run(tmp_path, {0: 1})
+    assert "no effect" not in cli("summary", run, "--views", view, "--row-limit", 1).err
+
+
 def test_markdown_is_what_github_renders(trace, cli):
     text = cli.quiet("summary", "a.pb", "--format", "md", "--views", "dist,kernel")
     lines = text.splitlines()
