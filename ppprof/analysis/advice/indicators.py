@@ -109,7 +109,7 @@ STEPS = {
 }
 """Columns of a table with one row per step:
 
-- ``num_micro_batches``: number of Backward phases for each update of an optimizer: a GAN has two of each;
+- ``num_micro_batches``: number of Backward phases for each update, of one or several optimizers: a GAN has two of each;
 - ``num_operators``: number of operators;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
@@ -371,11 +371,17 @@ class IndicatorBuilder:
         return self.sum_by_step(step, np.ones(len(step), np.int64))
 
     def count_micro_batches(self) -> Int64:
-        """Return the number of Backward phases of each step for each update, shape (steps,)."""
-        backwards, updates = (
-            self.count_by_step(self.step_of_host.gather(self.phase(category)["row"]))
-            for category in ("Backward", "Optimization")
-        )
+        """Return the number of Backward phases of each step for each update, shape (steps,).
+
+        Optimizers that step one after another update together::
+
+            BBBBBBBBUU    8            BUBU    1, as of a GAN
+        """
+        phases = pl.concat([self.phase("Backward"), self.phase("Optimization")]).sort("start_ns")
+        is_update = (phases["category"] == "Optimization").to_numpy()
+        begins = is_update & ~np.append(False, is_update)[:-1]
+        step = self.step_of_host.gather(phases["row"])
+        backwards, updates = (self.sum_by_step(step, counted) for counted in (~is_update, begins))
         return np.where(backwards > 0, np.maximum(1, backwards // np.maximum(1, updates)), 0)
 
     def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:

@@ -13,7 +13,10 @@ import pytest
 import ppprof
 from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
+from ppprof.analysis.advice.indicators import collect_indicators
 from ppprof.analysis.advice.waiting import proposed_micro_batches
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
@@ -408,6 +411,23 @@ def test_two_optimizers_accumulate_no_gradients(tmp_path):
             yield op(at, first + 310, first + 350, "Adam", category="Optimization")
 
     assert "gradient-accumulation" not in rules_of(tmp_path, thread(make))
+
+
+@pytest.mark.parametrize(
+    ("phases", "num"), [("BBBBBBBBUU", 8), ("BUBU", 1), ("BBUBBU", 2), ("BBU", 2), ("UB", 1)]
+)
+def test_optimizers_that_step_together_are_one_update(phases, num, tmp_path):
+    """Muon and AdamW share the gradients of all Backwards ahead of them; those of a GAN do not."""
+    category = {"B": "Backward", "U": "Optimization"}
+
+    def make(at):
+        for place, phase in enumerate(phases):
+            yield op(at, 50 * place, 50 * place + 40, phase, category=category[phase])
+
+    trace = ppprof.open(run(tmp_path / "log", [thread(make)])).trace(0)
+    profile = Profile(trace)
+    steps = collect_indicators(profile, breakdown(profile)).steps
+    assert steps["num_micro_batches"].to_list() == [num] * 6
 
 
 def test_one_operator_on_many_tensors_is_no_chain(tmp_path):
