@@ -480,6 +480,12 @@ def test_what_computes_on_the_weights_of_logits_is_not_on_logits(tmp_path):
     assert one("wide-vocabulary", found).facts["vocabulary_ns"] == 100 * US
 
 
+def test_a_loss_on_logits_with_the_shape_of_the_weights_is_found(tmp_path):
+    """There are 768 tokens, and the hidden size is 768; the cast may be of either."""
+    found = findings(tmp_path, [losing(400, 60, m=768)])
+    assert one("wide-vocabulary", found).facts["vocabulary_ns"] == 400 * US
+
+
 def test_slow_data_of_one_rank_is_reported_once(tmp_path):
     """Rank 1 is slow, for it waits for data; rank 0 waits for rank 1."""
     facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
