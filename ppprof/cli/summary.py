@@ -53,7 +53,7 @@ _VIEWS_CHANGED_BY = {
     "thread_sep": {"op", "udf"},
     "time_unit": set(ALL_VIEWS) - {"device", "mem"},
     "op_detail": {"op"},
-    "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "shape", "layer", "efficiency"},
+    "row_limit": set(ALL_VIEWS) - {"device", "overview", "model", "dist"},
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
 
@@ -317,11 +317,16 @@ def _json(windows: Iterable[_Window]) -> Iterator[str]:
 
 
 def _csv(windows: Iterable[_Window]) -> Iterator[str]:
+    from ppprof.analysis.summaries.views import schema_of
+
     for number, window in enumerate(windows):
         ((view, rows),) = window.rows.items()
+        is_of_rank = "by" not in window.identity
+        # Windows with and without thread_sep share one header.
+        columns = [*(schema_of(view, thread_sep=True) if is_of_rank else window.columns[view])]
         lines: list[list[object]]
-        lines = [] if number else [[*window.keys, *window.columns[view]]]
-        lines += [[*window.keys.values(), *row.values()] for row in rows]
+        lines = [] if number else [[*window.keys, *columns]]
+        lines += [[*window.keys.values(), *map(row.get, columns)] for row in rows]
         yield "".join(f"{','.join(map(_csv_cell, line))}\n" for line in lines)
 
 

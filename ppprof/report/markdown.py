@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ppprof.report.text.summary import TableOptions
     from ppprof.report.text.table import Table
 
-_DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
-"""Decimals of a float column, keyed by the last word of the column's name; others have 0."""
+_DECIMALS = {"ns": 1, "flops": 0, "bytes": 0, "s": 0}
+"""Decimals of a float column, keyed by the last word of the column's name; others have 4."""
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -35,14 +35,18 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
 
     names = short_names(str(row["name"]) for row in rows if row.get("name") is not None)
 
-    def cell(column: str, value: object) -> object:
+    def cell(column: str, value: object) -> str:
+        if isinstance(value, float):
+            return f"{value:.{_DECIMALS.get(column.rpartition('_')[2], 4)}f}"
         if not isinstance(value, str):
-            return value
+            return "" if value is None else str(value)
         return _code(names[value]) if column == "name" else _cell(value)
 
     cells = [[cell(column, row[column]) for column in columns] for row in rows]
-    formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in columns]
-    return tabulate(cells, columns, tablefmt="github", floatfmt=formats)
+    numeric = {column for row in rows for column in row if isinstance(row[column], (int, float))}
+    sides = ["right" if column in numeric else "left" for column in columns]
+    text: str = tabulate(cells, columns, tablefmt="github", disable_numparse=True, colalign=sides)
+    return text
 
 
 def diff_markdown(

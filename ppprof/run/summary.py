@@ -279,8 +279,13 @@ def window_tables(
         raise InputError(format_unusable(source, trace.skipped))
     profile = run.reader.profile(recording, steps, options)
     if steps is not None and not profile.steps:
-        existing = format_ranges("step", trace.events["step"].drop_nulls().unique().to_list())
-        raise UsageError(f"{source}: no step of {steps}; it has {existing}")
+        recorded = trace.events["step"].drop_nulls().unique().to_list()
+        message = f"no step of {steps}; it has "
+        message += format_ranges("step", {*recorded}.difference(trace.lost_steps))
+        if trace.lost_steps:
+            lost = format_ranges("step", trace.lost_steps)
+            message += f"; left out since device events are missing: {lost}"
+        raise UsageError(f"{source}: {message}")
     return tables_of_profile(profile, recording, source, chosen, summarize_view)
 
 

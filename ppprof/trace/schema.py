@@ -361,6 +361,15 @@ class Trace:
         names = self.events.filter(pl.col("category") == "Operator")["name"].unique()
         return "torch" if names.cast(pl.String).str.starts_with("aten::").any() else "paddle"
 
+    @cached_property
+    def used_devices(self) -> tuple[Mapping[str, object], ...]:
+        """Those of ``devices`` that have events; all of them if none has, or if ids are unknown.
+
+        A machine may have more devices than the process uses, and of other kinds.
+        """
+        ids = self.events["device"].drop_nulls().unique().to_list()
+        return tuple(each for each in self.devices if each.get("id") in ids) or self.devices
+
     def unheld(self, *written: str, num_frames: int = 0) -> dict[str, int]:
         """Return kind -> number of events of the file that a writer of the tables cannot write.
 

@@ -25,7 +25,7 @@ from ppprof.trace.formats import read_ranks
 from tests.fixtures import gpu_traces
 from tests.fixtures.rendered import render
 from tests.fixtures.run_directories import make_run, only_tables, trace_name
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, kernel, launch, span, write
 from tests.fixtures.words import words
 
 
@@ -272,6 +272,38 @@ def test_csv_is_one_table(tmp_path, cli):
         "window": "0",
         **{key: "" if value is None else str(value) for key, value in last.items()},
     }
+
+
+def test_csv_has_one_header_where_one_run_lists_spans_by_thread(tmp_path, cli):
+    runs = [
+        make_run(tmp_path / "merged", {0: 1}),
+        make_run(tmp_path / "by_thread", {0: 1}, thread_sep=True),
+    ]
+    text = cli.quiet("summary", *runs, "--format", "csv", "--views", "udf")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    spans = [(row["path"], row["thread"], row["calls"]) for row in rows if row["name"] == "collate"]
+    assert spans == [(str(runs[0]), "", "3"), (str(runs[1]), str(gpu_traces.WORKER), "3")]
+
+
+def test_steps_without_all_device_events_are_said_to_be_left_out(tmp_path, cli):
+    """Step 1 of three steps lost its only kernel."""
+    steps = []
+    for number in range(3):
+        at = 1000 * number
+        kernels = [] if number == 1 else [kernel("k", at + 10, at + 50)]
+        inside = launch(at + 1, at + 5, *kernels)
+        steps.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 900, inside))
+    path = write(tmp_path / "a.pb", Thread(1, "main", tuple(steps)))
+    err = cli("summary", path, "--steps", "1", code=2).err
+    assert err.splitlines()[-1] == (
+        f"{path}: no step of 1:2; it has steps 0, 2; left out since device events are missing: step 1"
+    )
+
+
+@pytest.mark.parametrize("view", ["python", "copies"])
+def test_the_row_limit_has_an_effect_where_rows_are_cut(view, tmp_path, cli):
+    run = make_run(tmp_path, {0: 1})
+    assert "no effect" not in cli("summary", run, "--views", view, "--row-limit", 1).err
 
 
 def test_markdown_is_what_github_renders(trace, cli):

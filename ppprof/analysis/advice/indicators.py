@@ -28,7 +28,13 @@ from ppprof.analysis.profile.intervals import (
     together,
     union,
 )
-from ppprof.analysis.profile.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
+from ppprof.analysis.profile.module_tree import (
+    OCCURRENCE,
+    PHASES,
+    SEPARATOR,
+    modules,
+    with_gradients_of_modules,
+)
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import (
     SampledSteps,
@@ -108,7 +114,7 @@ STEPS = {
 }
 """Columns of a table with one row per step:
 
-- ``num_micro_batches``: number of Backward phases for each update of an optimizer: a GAN has two of each;
+- ``num_micro_batches``: number of Backward phases for each update, of one or several optimizers: a GAN has two of each;
 - ``num_operators``: number of operators;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
 - ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
@@ -370,11 +376,17 @@ class IndicatorBuilder:
         return self.sum_by_step(step, np.ones(len(step), np.int64))
 
     def count_micro_batches(self) -> Int64:
-        """Return the number of Backward phases of each step for each update, shape (steps,)."""
-        backwards, updates = (
-            self.count_by_step(self.step_of_host.gather(self.phase(category)["row"]))
-            for category in ("Backward", "Optimization")
-        )
+        """Return the number of Backward phases of each step for each update, shape (steps,).
+
+        Optimizers that step one after another update together::
+
+            BBBBBBBBUU    8            BUBU    1, as of a GAN
+        """
+        phases = pl.concat([self.phase("Backward"), self.phase("Optimization")]).sort("start_ns")
+        is_update = (phases["category"] == "Optimization").to_numpy()
+        begins = is_update & ~np.append(False, is_update)[:-1]
+        step = self.step_of_host.gather(phases["row"])
+        backwards, updates = (self.sum_by_step(step, counted) for counted in (~is_update, begins))
         return np.where(backwards > 0, np.maximum(1, backwards // np.maximum(1, updates)), 0)
 
     def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
@@ -494,14 +506,12 @@ class IndicatorBuilder:
         called = self.in_lines(operators)
         if 2 * called["time_ns"].sum() >= operators["time_ns"].sum():  # else most lines are unknown
             self.add_names("calling", called)
-        tree = modules(self.profile).filter((pl.col("path") != "") & (pl.col("self_ns") > 0))
+        tree = with_gradients_of_modules(modules(self.profile))
+        tree = tree.filter(pl.col("path") != "", pl.col("self_ns") > 0)
         path = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
-        path = path.str.replace(f"^Backward({SEPARATOR}|$)", "")
-        named = tree.select("step", name=path, time_ns="self_ns")
-        is_layer = ~pl.col("name").is_in(["", *PHASES])
-        layers = named.filter(is_layer).with_columns(
-            pl.col("name").str.replace_all(SEPARATOR, "/", literal=True)
-        )
+        is_layer = ~path.str.split(SEPARATOR).list.last().is_in(PHASES)
+        name = path.str.replace_all(SEPARATOR, "/", literal=True)
+        layers = tree.filter(is_layer).select("step", name=name, time_ns="self_ns")
         self.add_names("module", layers)
 
     @cached_property

@@ -270,7 +270,7 @@ def _by_name_and_step(calls: pl.DataFrame) -> pl.DataFrame:
 
 def _device(profile: Profile) -> Device:
     trace = profile.trace
-    properties = trace.devices[0] if trace.devices else {}
+    properties = trace.used_devices[0] if trace.devices else {}
     name, memory_bytes = properties.get("name"), properties.get("totalGlobalMem")
     process = device(profile).filter(device="CPU(Process)")["utilization"]
     mean_bytes, peak_bytes = _memory(trace)

@@ -142,7 +142,9 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     wide = [
         kind
         for kind, (name, shapes) in kinds.items()
-        if shapes and shapes[0][-1] in words and shapes[0] not in weights
+        if shapes and shapes[0][-1] in words
+        # Logits may have the shape of the weights: as many tokens as the hidden size.
+        if name in LOSSES or shapes[0] not in weights
         if family_of(name) not in ("product", "update")
     ]
     found = calls.filter(pl.col("name").is_in(wide))

@@ -20,6 +20,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import polars as pl
@@ -27,10 +28,11 @@ import polars as pl
 from ppprof.analysis.efficiency.operator_work import product_of, work_of_profile
 from ppprof.analysis.profile.module_tree import (
     OCCURRENCE,
-    PHASES,
     SEPARATOR,
+    join_path,
     module_nodes,
     modules,
+    with_gradients_of_modules,
 )
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
@@ -91,10 +93,10 @@ class Roof:
 def roof_of(trace: Trace) -> Roof:
     """Return the roof of the device that a trace was recorded on.
 
-    Of a trace without device events, it is the CPU's, which only the job can state. Float32 is computed
+    Devices without events do not count. Of a trace without device events, it is the CPU's, which only the job can state. Float32 is computed
     in TF32 if the framework may, or if a kernel's name says so.
     """
-    names = {str(device.get("name", "")) for device in trace.devices}
+    names = {str(device.get("name", "")) for device in trace.used_devices}
     has_device = trace.events["device"].count() > 0
     device = known_device(names.pop()) if has_device and len(names) == 1 else None
     published = device.memory_bandwidth if device is not None else None
@@ -102,6 +104,20 @@ def roof_of(trace: Trace) -> Roof:
         device is not None and any(map(_TF32.search, trace.names.texts))
     )
     return Roof(trace.stated_bytes_per_s or published, device, trace.stated_flops, uses_tf32)
+
+
+@once
+def roof_of_profile(profile: Profile) -> Roof:
+    """Return `roof_of` a profile's trace.
+
+    Float32 is also computed in TF32 if an operator is faster than the device without TF32.
+    """
+    roof = roof_of(profile.trace)
+    rate = _kinds(profile).filter(dtype="float32")["flops_per_s"].max()
+    exact = roof.flops("float32")
+    if isinstance(rate, float) and exact is not None and rate > exact:
+        return dataclasses.replace(roof, uses_tf32=True)
+    return roof
 
 
 EFFICIENCY: dict[str, pl.DataType] = {
@@ -159,9 +175,8 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     if profile.unrecorded_device:
         return pl.DataFrame(schema=EFFICIENCY)
     calls = _calls(profile)
-    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
-    rows = _rates(calls.filter(pl.col("flops").is_not_null()), [])
-    rows = _with_roof(rows, roof, has_device)
+    roof, has_device = roof_of_profile(profile), not profile.tree.devices.is_empty()
+    rows = _with_roof(_kinds(profile), roof, has_device)
     rows = rows.with_columns(pl.col("above_roof_ns") / max(1, len(profile.steps))).sort(
         "above_roof_ns", "time_ns", descending=True, nulls_last=True, maintain_order=True
     )
@@ -182,7 +197,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
         `ppprof.analysis.efficiency.operator_work.Product`); and half_ns (least_ns if computed in
         bf16 or fp16). No rows if the device's roof is unknown. Unordered.
     """
-    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
+    roof, has_device = roof_of_profile(profile), not profile.tree.devices.is_empty()
     schema = EFFICIENCY_BY_STEP
     if profile.unrecorded_device or roof.bytes_per_s is None:
         return pl.DataFrame(schema=schema)
@@ -221,6 +236,12 @@ def _calls(profile: Profile) -> pl.DataFrame:
         .join(work, on="row", how="left")
         .join(inputs, on="row", how="left")
     )
+
+
+@once
+def _kinds(profile: Profile) -> pl.DataFrame:
+    """Return a row for each kind of call of known work; see `_rates`."""
+    return _rates(_calls(profile).filter(pl.col("flops").is_not_null()), [])
 
 
 @once
@@ -278,12 +299,6 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame
     Without a peak of the dtype, an operator that computes nothing is bound by memory.
     """
     dtypes = rows["dtype"].unique().drop_nulls().to_list()
-    rate, exact = (
-        rows.filter(pl.col("dtype") == "float32")["flops_per_s"].max(),
-        roof.flops("float32"),
-    )
-    if isinstance(rate, float) and exact is not None and rate > exact:
-        roof = dataclasses.replace(roof, uses_tf32=True)  # without it, no device is that fast
     peaks = {dtype: roof.flops(dtype) for dtype in dtypes}
     peak_dtypes = {dtype: roof.computed_in(dtype) for dtype in dtypes if peaks[dtype] is not None}
     peak = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
@@ -393,7 +408,8 @@ def layers(profile: Profile) -> pl.DataFrame:
         share of forward and backward in the time of all steps, which is the sum of ``self_ns`` of
         `ppprof.analysis.profile.module_tree.modules`. FLOPs are those
         of the operators whose work is known; gradients are those that are known to belong to the
-        module, and backward_ns and backward_flops are null if none is. flops_per_s of both
+        module, and backward_ns and backward_flops are null if none is; of a span around a
+        Backward, all of it. flops_per_s of both
         together, and mfu, its share of the device's peak for the dtype in which most of them are
         computed; null if that is unknown. Empty if the trace lacks the
         events of its device.
@@ -407,15 +423,14 @@ def layers(profile: Profile) -> pl.DataFrame:
     flops[work["row"].to_numpy()] = _without_nested(profile, work)
     table = modules(profile, flops=flops)
     whole_ns = table["self_ns"].sum()
+    table = with_gradients_of_modules(table.filter(pl.col("path") != ""))
+    forward = table.filter(~pl.col("is_phase"))
+    around = _around_backwards(table).join(forward, ["step", "path"], "semi")
+    # A module around a Backward has all of it as its gradients.
+    backward = table.filter("is_gradient").join(around, ["step", "path"], "anti")
+    backward = pl.concat([backward, around])
+    forward = pl.concat([forward, around.with_columns(-pl.col("time_ns", "flops"))])
     last = pl.col("path").str.split(SEPARATOR)
-    is_backward = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}")
-    is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(PHASES)
-    table = table.filter(pl.col("path") != "")
-    forward = table.filter(~is_phase)
-    # The gradients of a module: the path of the Backward, then that of the module.
-    backward = table.filter(is_backward & last.list.len().gt(1)).with_columns(
-        path=last.list.slice(1).list.join(SEPARATOR)
-    )
     sums = [pl.col("time_ns").sum(), pl.col("flops").sum(), pl.col("step").n_unique()]
     of_forward = forward.group_by("path", maintain_order=True).agg(*sums)
     of_backward = backward.group_by("path").agg(*sums[:2])
@@ -445,6 +460,14 @@ def layers(profile: Profile) -> pl.DataFrame:
     )
     rows = rows.select(pl.col(column).cast(dtype) for column, dtype in LAYERS.items())
     return rows if profile.options.sorted_by == "auto" else rows[_longest_first(rows)]
+
+
+def _around_backwards(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a row with the values of each Backward for each module around it."""
+    backwards = table.filter("is_backward")
+    paths = [[*accumulate(path.split(SEPARATOR), join_path)][:-1] for path in backwards["path"]]
+    around = backwards.with_columns(path=pl.Series(paths, dtype=pl.List(pl.String)))
+    return around.explode("path").drop_nulls("path")
 
 
 def _attributes(profile: Profile) -> pl.DataFrame:
@@ -507,20 +530,18 @@ def largest_modules(profile: Profile, steps: pl.Series) -> pl.DataFrame:
         table = table.join(others, ["step", "outermost"], "anti")
     pauses = nodes.filter(pl.col("row").is_in(profile.pauses["row"].implode()))
     table = table.join(pauses, ["step", "path"], "anti")
-    is_gradient = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}") & pl.col(
-        "path"
-    ).str.contains(SEPARATOR, literal=True)
-    own_path = pl.col("path").str.split(SEPARATOR).list.slice(1).list.join(SEPARATOR)
-    table = table.with_columns(
-        path=pl.when(is_gradient).then(own_path).otherwise("path"), is_gradient=is_gradient
-    )
+    table = with_gradients_of_modules(table)
     num_steps = max(table["step"].n_unique(), 1)
     whole_ns = max(table["self_ns"].sum(), 1)
     names = pl.col("path").str.replace_all(f"{OCCURRENCE}[0-9]+", "")
     own_ns = pl.col("self_ns")
-    is_backward = pl.col("is_gradient") | (pl.col("name") == "Backward")
+    is_backward = pl.col("is_gradient") | pl.col("is_backward")
     return (
-        table.with_columns(name=names.str.replace_all(SEPARATOR, " > ", literal=True))
+        table.with_columns(
+            name=pl.when("is_backward")
+            .then(pl.lit("Backward"))
+            .otherwise(names.str.replace_all(SEPARATOR, " > ", literal=True))
+        )
         .group_by("name")
         .agg(
             modules=pl.col("path").n_unique(),
@@ -556,6 +577,6 @@ def _peak(profile: Profile) -> float | None:
         dtype = dtype_as_shown(dtypes)
         if dtype is not None:
             by_dtype[dtype] = by_dtype.get(dtype, 0) + flops
-    return (
-        roof_of(profile.trace).flops(max(by_dtype, key=by_dtype.__getitem__)) if by_dtype else None
-    )
+    if not by_dtype:
+        return None
+    return roof_of_profile(profile).flops(max(by_dtype, key=by_dtype.__getitem__))

@@ -283,6 +283,36 @@ def join_path(outer: str, own: str) -> str:
     return f"{outer}{SEPARATOR}{own}" if outer else own
 
 
+_PHASE = f"(^|{SEPARATOR})({'|'.join(PHASES)}){OCCURRENCE}"
+_BACKWARD = f"(^|{SEPARATOR})Backward{OCCURRENCE}[0-9]+"
+
+
+def with_gradients_of_modules(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `modules`, those of a module's gradients with the path of the module.
+
+    ::
+
+        Backward/Net                        Net
+        train_step/Backward/Net             train_step/Net, if there is such a module
+        backward/Backward/forward/Net       forward/Net
+
+    Returns:
+        ``table``, and is_phase (whether a row is or lies in one of `PHASES`), is_gradient, and
+        is_backward (whether it is a Backward, outside of gradients).
+    """
+    path = pl.col("path")
+    is_phase, is_gradient = path.str.contains(_PHASE), path.str.contains(_BACKWARD + SEPARATOR)
+    around = path.str.replace(_BACKWARD + SEPARATOR, "${1}")
+    own = path.str.replace(f"(?s)^.*?{_BACKWARD}{SEPARATOR}", "")
+    has_no_module = ~around.is_in(table.filter(~is_phase)["path"].unique().implode())
+    return table.with_columns(
+        path=pl.when(is_gradient & has_no_module).then(own).otherwise(around),
+        is_phase=is_phase,
+        is_gradient=is_gradient,
+        is_backward=~is_gradient & path.str.contains(f"{_BACKWARD}$"),
+    )
+
+
 def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step and module with gradients, or with such modules below it.
 

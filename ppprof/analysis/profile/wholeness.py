@@ -120,7 +120,7 @@ def _with_lost_steps(trace: Trace) -> Trace:
     values = {**few, "steps": which, "num_lost": len(lost), "num_steps": num_steps}
     num_whole = num_steps - len(lost)
     if num_whole < LEAST_WHOLE * num_steps:
-        device = str(trace.devices[0].get("name") or "") if trace.devices else ""
+        device = str(trace.used_devices[0].get("name") or "") if trace.devices else ""
         return dataclasses.replace(
             trace,
             notes=(*trace.notes, *notes, ("unusable", values)),

@@ -61,7 +61,7 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
     """Return the same tables as `analyze_rank`, for a profile whose breakdown is already known."""
     names = profile.tree.of_category("ProfileStep")["name"]
     has_steps = not (names == WHOLE_TRACE).any()
-    device = roof_of(profile.whole).device
+    device = roof_of(profile.trace).device
     link = device.link_bandwidth if device is not None else None
     tables = parts, collectives_of(profile), passes(profile)
     return RankAnalysis(*tables, has_steps, link, lines_by_step(profile))

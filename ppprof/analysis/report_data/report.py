@@ -18,7 +18,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.flame_changes import FLAME_CHANGES
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import RunCosts
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, Roof, efficiency, roof_of_profile
 from ppprof.analysis.path.rank_graph import RankGraph, rank_graph
 from ppprof.analysis.profile.flame import FLAME, flame
 from ppprof.analysis.profile.module_tree import module_nodes
@@ -152,7 +152,7 @@ def collect_rank_report_data(
         costs,
         collect_indicators(profile, costs.breakdown),
         efficiency(profile),
-        roof_of(profile.trace),
+        roof_of_profile(profile),
         model(profile),
         targets,
         module_work(profile, naming),

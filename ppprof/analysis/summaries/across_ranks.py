@@ -171,7 +171,8 @@ def by_name(
     Returns:
         - name;
         - num_ranks int64: the number of ranks with this name;
-        - calls int64 (null if the view has no calls), total_ns int64: sums over all ranks;
+        - calls int64 (null if the view has no calls), total_ns int64 (null if a rank's is unknown):
+          sums over all ranks;
         - compared: the compared number, such as ``cpu_total``;
         - min_ns, median_ns (float64), max_ns, spread_ns (max - min): of the compared number, over
           ranks. min_ns, max_ns and spread_ns are float64 if averages are compared, else int64;
@@ -179,7 +180,8 @@ def by_name(
           0;
         - max_coordinate: the coordinate of max_rank.
 
-        If totals are compared, a rank without the name counts as 0. If averages, maxima or minima
+        If totals are compared, a rank without the name counts as 0, and one whose time is unknown
+        does not count. If averages, maxima or minima
         are compared, it does not count, since it has no calls.
     """
     stat = compared(view, sorted_by)
@@ -197,14 +199,15 @@ def by_name(
     )
     value, calls = pl.col(f"{stat}_ns"), pl.col("calls")
     if f"{stat}_ns" == total:
-        value = value.fill_null(0)
+        value = pl.when(pl.col("row").is_null()).then(0).otherwise(value)
+    is_known = pl.col(total).count() == pl.col("row").count()
     spread = (value.max() - value.min()).alias("spread_ns")
     return (
         every.group_by("name", maintain_order=True)
         .agg(
             pl.col("row").count().cast(pl.Int64).alias("num_ranks"),
             pl.when(calls.count() > 0).then(calls.sum()).alias("calls"),
-            pl.col(total).sum().alias("total_ns"),
+            pl.when(is_known).then(pl.col(total).sum()).alias("total_ns"),
             pl.lit(stat).alias("compared"),
             value.min().alias("min_ns"),
             value.median().cast(pl.Float64).alias("median_ns"),

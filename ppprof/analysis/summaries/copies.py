@@ -46,7 +46,7 @@ def device_copies(profile: Profile) -> pl.DataFrame:
         ``memset``, or the event's own name. memory: ``pinned`` or ``pageable`` if one side is the
         host's, ``device`` if both are the device's; null if it is not recorded. calls; bytes, the sum
         of those recorded, null if none are; gpu_ total_ns, avg_ns, max_ns and min_ns; step_ratio, the share of the
-        steps' time in which at least one of them runs, null without steps; bytes_per_s, bytes by the
+        steps' time in which at least one of them runs, null if steps have no length; bytes_per_s, bytes by the
         time of the copies that record them, null without.
     """
     events = profile.trace.events.filter(pl.col("category").is_in(COPIES))
@@ -60,10 +60,11 @@ def device_copies(profile: Profile) -> pl.DataFrame:
     has_bytes = pl.col("bytes").is_not_null()
     known_ns = pl.col("dur_ns").filter(has_bytes).sum()
     steps = union(*intervals_of(steps_of_rank(profile)))
+    steps_ns = covered(*steps)
 
     def share(copies: pl.Series) -> float | None:
         own = union(*intervals_of(copies.struct.unnest()))
-        return covered(*intersection(own, steps)) / covered(*steps) if len(steps[0]) else None
+        return covered(*intersection(own, steps)) / steps_ns if steps_ns else None
 
     table = (
         events.select(

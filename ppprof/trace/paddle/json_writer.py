@@ -195,7 +195,7 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, LineParts]]:
         (_placed(launches, 0), _launch_parts()),
         (_placed(launches, 1), _flow_parts("s")),
         (_placed(devices, 2), _device_parts()),
-        (_placed(devices, 2), _flow_parts("f")),
+        (_placed(devices.drop_nulls("correlation_id"), 2), _flow_parts("f")),
         (_placed(memory.with_columns(launch=events.height), 3), _memory_parts()),
     ]
 

@@ -13,7 +13,10 @@ import pytest
 import ppprof
 from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
+from ppprof.analysis.advice.indicators import collect_indicators
 from ppprof.analysis.advice.waiting import proposed_micro_batches
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
@@ -410,6 +413,23 @@ def test_two_optimizers_accumulate_no_gradients(tmp_path):
     assert "gradient-accumulation" not in rules_of(tmp_path, thread(make))
 
 
+@pytest.mark.parametrize(
+    ("phases", "num"), [("BBBBBBBBUU", 8), ("BUBU", 1), ("BBUBBU", 2), ("BBU", 2), ("UB", 1)]
+)
+def test_optimizers_that_step_together_are_one_update(phases, num, tmp_path):
+    """Muon and AdamW share the gradients of all Backwards ahead of them; those of a GAN do not."""
+    category = {"B": "Backward", "U": "Optimization"}
+
+    def make(at):
+        for place, phase in enumerate(phases):
+            yield op(at, 50 * place, 50 * place + 40, phase, category=category[phase])
+
+    trace = ppprof.open(run(tmp_path / "log", [thread(make)])).trace(0)
+    profile = Profile(trace)
+    steps = collect_indicators(profile, breakdown(profile)).steps
+    assert steps["num_micro_batches"].to_list() == [num] * 6
+
+
 def test_one_operator_on_many_tensors_is_no_chain(tmp_path):
     """As of a norm of each head, or where gradients are clipped one by one."""
     assert "fusible" not in rules_of(tmp_path, pointwise("gelu", "gelu", "gelu"))
@@ -458,6 +478,12 @@ def test_what_computes_on_the_weights_of_logits_is_not_on_logits(tmp_path):
     ]
     found = findings(tmp_path, [dataclasses.replace(loss, inside=tuple(steps))])
     assert one("wide-vocabulary", found).facts["vocabulary_ns"] == 100 * US
+
+
+def test_a_loss_on_logits_with_the_shape_of_the_weights_is_found(tmp_path):
+    """There are 768 tokens, and the hidden size is 768; the cast may be of either."""
+    found = findings(tmp_path, [losing(400, 60, m=768)])
+    assert one("wide-vocabulary", found).facts["vocabulary_ns"] == 400 * US
 
 
 def test_slow_data_of_one_rank_is_reported_once(tmp_path):
@@ -1054,6 +1080,21 @@ def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
         ("phase", "Backward", 0.5),
         ("operator", "conv2d_grad dygraph", 0.4),
         ("module", "Net/Linear", 0.3),
+    ]
+
+
+def test_a_backward_in_a_span_is_no_module(tmp_path):
+    """Of 900 in the span, Net takes 300 and the Backward 500."""
+
+    def make(at):
+        net = op(at, 0, 300, "Net", category="Forward")
+        backward = op(at, 400, 900, "Gradient Backward", category="Backward")
+        yield op(at, 0, 900, "train_step", net, backward, category="PythonUserDefined")
+
+    largest = findings(tmp_path, [thread(make)]).largest
+    assert [(part.kind, part.name, part.share) for part in largest] == [
+        ("phase", "Backward", 0.5),
+        ("module", "train_step/Net", 0.3),
     ]
 
 

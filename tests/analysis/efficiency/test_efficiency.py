@@ -10,12 +10,19 @@ from typing import Any
 import polars as pl
 import pytest
 
+from ppprof.analysis.diff.costs import costs
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency import operator_work as work_module
 from ppprof.analysis.efficiency.avoidable import fusible_chains
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operator_work
+from ppprof.analysis.efficiency.efficiency import (
+    EFFICIENCY,
+    efficiency,
+    layers,
+    operator_work,
+)
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.cluster import analyze_rank
 from ppprof.analysis.report_data.report import collect_rank_report_data
 from ppprof.analysis.summaries.views import summarize
 from ppprof.report.text.summary import TableOptions
@@ -112,6 +119,23 @@ def test_a_device_without_published_numbers_has_no_roof(tmp_path: Path) -> None:
     (row,) = efficiency(profile_of(tmp_path, relu, device="Imaginary GPU")).rows(named=True)
     assert (row["roof_ratio"], row["bound"], row["above_roof_ns"]) == (None, None, None)
     assert row["flops_per_s"] == pytest.approx(64 / 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("id", "bound", "link", "name"), [(0, "memory", 300e9, A100), (7, None, None, "NVIDIA H20")]
+)
+def test_the_roof_is_that_of_the_device_with_events(
+    tmp_path: Path, id: int, bound: str | None, link: float | None, name: str
+) -> None:
+    """The process uses device 0, and a worker of a remote call device 1. The device 7 has no events."""
+    relu = operator("relu dygraph", 10, 20, [1 << 20], device_ns=10_000)
+    remote = kernel("rpc#f(worker0 -> worker1)#remote_op: k", 40, 50, device=1)
+    trace = profile_of(tmp_path, relu, launch(30, 31).around(remote)).whole
+    others = {"id": 2, "name": "NVIDIA H20"}, {"id": 1, "name": f"{A100} of worker1"}
+    trace = dataclasses.replace(trace, devices=(*others, {"id": id, "name": A100}))
+    assert efficiency(Profile(trace))["bound"].to_list() == [bound]
+    assert analyze_rank(trace).link_bytes_per_s == link
+    assert costs(trace, Naming()).device.name == name
 
 
 def test_the_job_can_state_the_roof_of_an_unknown_device(tmp_path: Path) -> None:
@@ -293,6 +317,18 @@ def test_the_roof_of_float32_is_of_what_the_device_computes(
     (row,) = efficiency(Profile(dataclasses.replace(trace, uses_tf32=uses_tf32))).rows(named=True)
     assert row["peak_dtype"] == peak_dtype
     assert row["roof_ratio"] == pytest.approx(2 * n**3 / (took_ns / 1e9) / peak)
+
+
+def test_the_mfu_of_layers_has_the_peak_of_what_the_device_computes(tmp_path: Path) -> None:
+    """2 * 4096^3 FLOPs in 2.033 ms are 346.7% of an A100's 19.5 TFLOP/s, 43.3% of TF32's 156."""
+    n = 4096
+    product = operator(
+        "matmul dygraph", 10, 20, [n, n], [n, n], device_ns=2_033_000, dtype="float32"
+    )
+    profile = profile_of(tmp_path, span("Forward", "Linear", 5, 25, product))
+    assert layers(profile)["mfu"].to_list() == [pytest.approx(0.4334, abs=1e-4)]
+    page = collect_rank_report_data(profile.trace, Naming())
+    assert page.roof.lines(["float32"]) == {"float32": 156e12}
 
 
 @pytest.mark.parametrize(("took_ns", "is_said"), [(400_000, True), (500_000, False)])

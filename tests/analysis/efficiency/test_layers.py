@@ -67,6 +67,59 @@ def test_layers_have_their_share_of_the_step(trace):
     ]
 
 
+@pytest.mark.parametrize(
+    ("spans", "rows", "parts"),
+    [
+        pytest.param(
+            [("train_step", 1, 37)],
+            [  # depth, name, forward, backward and both
+                (0, "train_step", 20, 16, 36),
+                (1, "Net", 12, 9, 21),
+                (2, "Linear", 3, 4, 7),
+                (2, "Linear", 3, 3, 6),
+            ],
+            {
+                "train_step > Net > Linear": (6, 7),
+                "train_step": (8, 0),
+                "train_step > Net": (6, 2),
+                "Backward": (0, 7),
+                "": (4, 0),
+            },
+            id="around all",
+        ),
+        pytest.param(
+            [("forward", 1, 18), ("backward", 19, 37)],
+            [
+                (0, "forward", 17, 11, 28),
+                (1, "Net", 12, 9, 21),
+                (2, "Linear", 3, 4, 7),
+                (2, "Linear", 3, 3, 6),
+                (0, "backward", 2, 16, 18),
+            ],
+            {
+                "forward > Net > Linear": (6, 7),
+                "forward > Net": (6, 2),
+                "forward": (5, 2),
+                "Backward": (0, 5),
+                "backward": (2, 0),
+                "": (5, 0),
+            },
+            id="around forward and backward",
+        ),
+    ],
+)
+def test_gradients_are_of_their_modules_inside_spans_of_the_user(tmp_path, spans, rows, parts):
+    around = [event(name, start, end, "user_annotation") for name, start, end in spans]
+    profile = Profile(read(written(tmp_path, *LINEARS, *around)))
+    table = layers(profile).with_columns((pl.col("ratio") * 40).round(9))
+    us = pl.col("forward_ns", "backward_ns") / 1000
+    assert table.select("depth", "name", us, "ratio").rows() == rows
+    largest = largest_modules(profile, STEPS).select("name", us).rows()
+    assert {name: times for name, *times in largest} == {
+        name: [*times] for name, times in parts.items()
+    }
+
+
 @pytest.mark.parametrize("path", ON_CPU, ids=lambda path: path.name)
 def test_parts_are_of_the_steps_that_the_sentence_above_them_is_about(path):
     """Slow steps are left out of both, so the parts add up to the step in the sentence."""

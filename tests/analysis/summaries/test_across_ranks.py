@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 from hypothesis import given
@@ -199,6 +201,26 @@ def test_phases_and_communication_keep_their_order(tmp_path):
     ]
     differ = by_name("dist", communication, {}, "gpu_avg")
     assert differ.rows()[0] == ("Communication", 2, None, 50, "time", 10, 25.0, 40, 30, 1, None)
+
+
+def test_a_time_that_is_unknown_is_not_0(tmp_path):
+    """Rank 0 lacks the events of its device; rank 1 ran on a CPU: it computes from 10 to 40.
+
+    ::
+
+        Operator       [10          50]
+        all_reduce           [40       55]
+    """
+    relu, reduced = span("Operator", "relu", 10, 50), span("Communication", "all_reduce", 40, 55)
+    trace = read(write(tmp_path / "a.pb", step(relu, reduced)))
+    traces = {0: dataclasses.replace(trace, unrecorded_device="gpu:0"), 1: trace}
+    tables = {
+        rank: comparable("dist", rank_view(Profile(each), "dist")) for rank, each in traces.items()
+    }
+    known = by_name("dist", tables, {}, "cpu_total").filter(name="Computation")
+    assert known.drop("name", "num_ranks", "calls", "compared").rows() == [
+        (None, 30, 30.0, 30, 0, None, None)
+    ]
 
 
 def test_nothing_anywhere_is_a_table_without_rows(tmp_path):

@@ -140,3 +140,11 @@ def test_a_trace_without_copies_says_so(tmp_path, cli):
     path = write_events(tmp_path / "a.json", training().events)
     text = cli.quiet("summary", path, "--views", "copies")
     assert "copies: no copies of a device in this trace" in text
+
+
+def test_steps_of_no_length_have_no_share(tmp_path):
+    step = span("ProfileStep", "ProfileStep#0", 10, 10)
+    copy = span("PythonUserDefined", "collate", 20, 50).around(launch(21, 22, memcpy(30, 40, 64)))
+    path = write(tmp_path / "a.pb", Thread(1, "main", (step, copy)))
+    (row,) = ppprof.open(path).summary("copies").rows(named=True)
+    assert (row["gpu_total_ns"], row["step_ratio"]) == (10, None)

@@ -46,7 +46,7 @@ from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.native import scanner
 from ppprof.trace.fastpath.native.scanner import Scanner
 from ppprof.units import TRUNCATED
-from tests.fixtures import gpu_traces
+from tests.fixtures import gpu_traces, torch_modules
 from tests.fixtures.paddle_json import repaired
 from tests.fixtures.random_traces import traces
 from tests.fixtures.same_traces import TABLES, assert_same, without_memories
@@ -192,6 +192,21 @@ def ours(directory: Path, *threads: Thread) -> tuple[Trace, Path]:
 def test_our_json_omits_nothing(name, tmp_path):
     exact, path = ours(tmp_path, *getattr(gpu_traces, name)())
     assert_same(read(path), _with_visible_names(exact))
+
+
+def test_a_kernel_without_a_correlation_id_has_no_arrow(tmp_path):
+    """A recorder leaves it out where it knows no launch."""
+    relu = torch_modules.event("relu", 11, 12, "kernel", 7, device=0, stream=7)
+    gemm = torch_modules.launch("gemm", 3, 5, 9)
+    trace = read(torch_modules.written(tmp_path, torch_modules.step(0, 0, 40), *gemm, relu))
+    write_paddle_json(trace, tmp_path / "ours.json")
+    lines = json.loads((tmp_path / "ours.json").read_text())["traceEvents"]
+    assert [line["id"] for line in lines if line["ph"] == "f"] == [3]
+    kernels = read(tmp_path / "ours.json").events.filter(pl.col("device").is_not_null())
+    assert kernels.select("name", "dur_ns", "correlation_id").rows() == [
+        ("gemm", 4000, 3),
+        ("relu", 1000, None),
+    ]
 
 
 @given(threads=traces(newer_types=True))
