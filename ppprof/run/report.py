@@ -124,7 +124,9 @@ def _of_traces(
         manifest=run.manifest,
         cluster=cluster,
         costs=costs,
-        step_times=run.step_times,
+        step_times=run.step_times.filter(
+            pl.col("rank").is_in({recording.rank for recording in side.recordings})
+        ),
         devices={result.recording.rank: result.value.costs.device for result in results},
         phases=_phases(results),
         efficiency=mean_efficiency(

@@ -314,6 +314,7 @@ def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
 def test_ranks_and_steps_can_be_chosen(runs):
     found = collect_report_data(ppprof.open(runs["run"]), ranks={"pp": 1}, steps="1:")
     assert (found.ranks, found.steps, sorted(found.details)) == ([1, 3], [1, 2], [1, 3])
+    assert sorted(set(found.step_times["rank"])) == [1, 3]
     with pytest.raises(UsageError, match="no step of 7"):
         collect_report_data(ppprof.open(runs["run"]), steps="7")
 
