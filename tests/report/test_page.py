@@ -14,12 +14,13 @@ import ppprof
 from benchmarks import cluster_job
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import LANGUAGES
-from ppprof.report.html import charts, render
+from ppprof.report.html import blocks, charts, render
 from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import _communication, _members
+from ppprof.report.html.sections import _communication, _members, sections
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
+from tests.fixtures.findings import computing
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.run_directories import run as of_job
 from tests.fixtures.run_directories import step_lines
@@ -294,6 +295,51 @@ def test_the_page_of_many_ranks_holds_a_part_of_their_events(tmp_path, cli, monk
     cluster_job.make(tmp_path / "run", 64)
     cli("report", tmp_path / "run", "-o", tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size <= 15e6
+
+
+def shown_ranks(report, key):
+    """The ranks in the first column of a table of the page."""
+    shown, _ = sections(report, Words.in_language("en"), Links(report))
+    (table,) = (
+        block for section in shown for block in section.blocks if getattr(block, "key", "") == key
+    )
+    return [row[0].order for row in table.rows], table.left_out
+
+
+def test_of_too_many_ranks_the_slow_ones_stay_in_the_table(tmp_path, monkeypatch):
+    """Rank 6 is slow; of its equal peers, the first three are shown."""
+    peers = ",".join(map(str, range(8)))
+    threads = [computing(900 if rank == 6 else 500, peers=peers) for rank in range(8)]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", threads)))
+    monkeypatch.setattr(blocks, "MAX_ROWS", 4)
+    assert shown_ranks(found, "ranks") == ([0, 1, 2, 6], 4)
+
+
+def test_of_too_many_ranks_the_longest_steps_stay_in_the_table(tmp_path):
+    """301 ranks without traces, as many as a table shows and one more; rank 1 is the fastest."""
+    lines = [step_lines(19e6 if rank == 1 else 20e6, steps=4) for rank in range(301)]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", (), step_lines=lines)))
+    assert shown_ranks(found, "ranks") == ([0, *range(2, 301)], 1)
+
+
+def test_of_too_many_ranks_the_most_idle_devices_stay_in_the_table(tmp_path, monkeypatch):
+    """Each device works once a step; those of ranks 1 and 2 for the shortest times."""
+    threads = [
+        Thread(
+            1,
+            "main",
+            tuple(
+                span("ProfileStep", f"ProfileStep#{n}", start, start + 1_000_000).around(
+                    launch(start, start + 999, kernel("gemm", start + 2_000, start + 2_000 + busy))
+                )
+                for n, start in enumerate((0, 1_000_000, 2_000_000))
+            ),
+        )
+        for busy in (900_000, 800_000, 100_000, 850_000)
+    ]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", threads)))
+    monkeypatch.setattr(blocks, "MAX_ROWS", 2)
+    assert shown_ranks(found, "queue") == ([1, 2], 2)
 
 
 def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):

@@ -263,8 +263,13 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         for index, column in enumerate(columns)
         if (column.metric, column.term) == (shown, "delta")
     )
-    more = {"key": f"change_{kind}", "shown_metric": shown, "sorted_by": sort_column}
-    blocks: list[Block] = [table_of(title, table, columns, **more)]
+    whole = table_of(
+        *(title, table, columns),
+        key=f"change_{kind}",
+        shown_metric=shown,
+        sorted_by=sort_column,
+    )
+    blocks: list[Block] = [whole]
     num = num_left_out(diff, view, table, _SELECTION)
     return [*blocks, Note(words("about.unchanged", num=num))] if num else blocks
 
