@@ -251,7 +251,7 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         return [Note(f"{title}: {nothing}")]
     columns = [
         Column(linked_name(_TARGETS[view], links), term="name"),
-        Column(lambda row: Cell(_STATUS[row["status"]], row["status"]), term="status"),
+        Column(lambda row: _status(row, words), term="status"),
     ]
     by = diff.sort_value(kind)
     for value in VALUES[kind]:
@@ -272,6 +272,11 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
     blocks: list[Block] = [whole]
     num = num_left_out(diff, view, table, _SELECTION)
     return [*blocks, Note(words("about.unchanged", num=num))] if num else blocks
+
+
+def _status(row: Row, words: Words) -> str:
+    """Return whether only one run has a row: ``new`` or ``gone`` in the page's language, else ""."""
+    return "" if row["status"] == "both" else words(f"page.status_{row['status']}")
 
 
 def _is_used(table: pl.DataFrame, value: str) -> bool:
@@ -314,5 +319,3 @@ _TARGETS = {
     "shape": "shape",
 }
 """The kind of target (`ppprof.analysis.report_data.link_targets.TARGETS`) of a table's names, keyed by view."""
-
-_STATUS = {"both": "", "new": "new", "gone": "gone"}
