@@ -12,8 +12,10 @@ import pytest
 
 import ppprof
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR
+from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import axe
-from tests.report.runs_and_pages import EVIL, TORCH, in_browser
+from tests.oracles.chromium import Opened
+from tests.report.runs_and_pages import EVIL, TORCH, in_browser, page_of
 
 pytestmark = in_browser
 
@@ -428,6 +430,21 @@ def test_modules_are_walked_with_the_keyboard(opened):
     )
     page.keyboard.press("Escape")
     assert page.locator(".chip").count() == 0
+
+
+def test_modules_may_have_the_names_of_properties_of_objects(chromium, tmp_path):
+    layers = [
+        span("Forward", name, start, start + 40_000)
+        for name, start in (("Constructor", 0), ("__proto__", 50_000), ("Linear", 100_000))
+    ]
+    step = span("ProfileStep", "ProfileStep#0", 0, 150_000, *layers)
+    path = write(tmp_path / "names.pb", Thread(1, "main", (step,)))
+    found = Opened(chromium, page_of(tmp_path, "names", path))
+    found.draw_all()
+    boxes = found.page.locator('figure[data-chart="modules"] .module')
+    names = {box.inner_text() for box in boxes.all()}
+    assert {"Constructor", "__proto__", "Linear"} <= names
+    assert found.complaints == []
 
 
 def test_a_comparison_of_a_module_has_all_four_columns(opened):
