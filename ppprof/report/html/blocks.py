@@ -98,6 +98,8 @@ class Cell:
     href: str = ""
     """A link to the place in the timeline that the cell is about
     (`ppprof.report.html.links`); "" for none."""
+    is_text: bool = False
+    """Whether a number is copied and saved as ``text``: ``order`` only sorts it, or lacks its unit."""
 
 
 def cell(value: Any, kind: str) -> Cell:

@@ -227,15 +227,14 @@ def _overview(diff: Diff, words: Words) -> Table:
             continue
         kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in MORE_IS_BETTER
         is_clear = is_clear_in_overview(diff, row["metric"], row["delta"])
-        rows.append(
-            [
-                Cell(name, name),
-                cell(row["baseline"], kind),
-                cell(row["experiment"], kind),
-                change(row["delta"], kind, better, is_clear=is_clear),
-                change(row["delta_ratio"], "ratio", better, is_clear=is_clear),
-            ]
-        )
+        numbers = [
+            cell(row["baseline"], kind),
+            cell(row["experiment"], kind),
+            change(row["delta"], kind, better, is_clear=is_clear),
+            change(row["delta_ratio"], "ratio", better, is_clear=is_clear),
+        ]
+        with_units = (dataclasses.replace(number, is_text=True) for number in numbers)
+        rows.append([Cell(name, name), *with_units])
     terms = ("baseline", "experiment", "delta", "delta_ratio")
     columns = [Column("", term="name"), *(Column("", "number", term=term) for term in terms)]
     return Table(words("sections.change"), columns, rows, key="change")

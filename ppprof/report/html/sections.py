@@ -321,11 +321,11 @@ def _members(members: str) -> str:
 
 
 def _verdicts(row: Mapping[str, Any]) -> Cell:
-    return Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"])
+    return Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"], is_text=True)
 
 
 def _last(row: Mapping[str, Any]) -> Cell:
-    return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
+    return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"], is_text=True)
 
 
 def _pipeline(report: ReportData, words: Words, links: Links) -> Content | None:
