@@ -190,6 +190,31 @@ def test_communication_is_drawn_by_the_axis(runs):
         assert drawn[f"{part}_ms"] == pytest.approx([steps[f"{part}_pp_ns"].mean() / 1e6])
 
 
+def introductions(path, *, ranks="all", language="en"):
+    """The introductions of the sections that show ranks along one axis of time."""
+    found = collect_report_data(open_run(path), ranks=ranks)
+    shown, _ = sections(found, Words.in_language(language), Links(found))
+    return [section.about for section in shown if section.key in ("pipeline", "timeline")]
+
+
+@pytest.mark.parametrize(
+    ("language", "unknown"),
+    [("en", "The clocks of ranks 0-3 are unknown"), ("zh", "rank 0-3 的时钟未知")],
+)
+def test_ranks_without_clocks_are_not_on_one_clock(runs, language, unknown):
+    """Nothing that these four ranks recorded bounds the differences of their clocks."""
+    texts = introductions(runs["run"], language=language)
+    assert [unknown in text for text in texts] == [True, True]
+    assert not [text for text in texts if "one clock" in text or "同一时钟" in text]
+
+
+def test_one_rank_or_ranks_with_clocks_are_on_one_clock(runs):
+    alone = introductions(runs["run"], ranks=3)
+    together = introductions(COMMITTED / "slow_rank_and_link")
+    assert (len(alone), len(together)) == (2, 2)
+    assert all("All times are on one clock." in text for text in alone + together)
+
+
 def test_a_large_group_is_shown_by_its_ends():
     assert _members("0,1,2,3,4,5,6,7") == "0,1,2,3,4,5,6,7"
     assert _members("0,1,2,3,4,5,6,7,9") == "0, 1, 2, 3, 4, 5 … 9"

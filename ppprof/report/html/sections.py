@@ -332,7 +332,16 @@ def _pipeline(report: ReportData, words: Words, links: Links) -> Content | None:
     if not has_pipeline(report):
         return None
     chart = Chart("pipeline", words("sections.pipeline"), "lanes")
-    return words("about.pipeline", step=typical_step(report)), [chart]
+    clocks = _clocks(report, words)
+    return words("about.pipeline", step=typical_step(report), clocks=clocks), [chart]
+
+
+def _clocks(report: ReportData, words: Words) -> str:
+    """Return a sentence on the clocks of the drawn ranks; one rank alone needs none that is known."""
+    unknown = report.details.keys() - report.cluster.clocks.keys()
+    if not unknown or len(report.details) == 1:
+        return words("about.one_clock")
+    return words("about.own_clocks", ranks=words.ranks(sorted(unknown)))
 
 
 def _remote(report: ReportData, words: Words, links: Links) -> Content | None:
@@ -479,7 +488,8 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
             if report.manifest or any(map(_FOR_VISUALDL.search, report.sources.values()))
         ),
     ]
-    return words("about.timeline", ranks=words.ranks(report.details)), [
+    clocks = _clocks(report, words)
+    return words("about.timeline", ranks=words.ranks(report.details), clocks=clocks), [
         Chart("timeline", words("sections.timeline"), "timeline"),
         Note(words("about.full_timeline"), commands),
     ]
