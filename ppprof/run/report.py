@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -74,7 +74,8 @@ def collect_report_data(
         ranks: which ranks, such as ``"all"``, ``3``, ``"0,8-15"`` or ``{"pp": 0}``; see
             `ppprof.run.run.Run.select_ranks`.
         window: which window; None: the last one. A run with step times only has none.
-        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number; None: all.
+        steps: only steps A to B-1 of both runs, as ``"A:B"``, ``"A:"``, ``":B"`` or one number;
+            None: all.
         executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
             process reads one after the other.
 
@@ -103,8 +104,8 @@ def _of_traces(
     has_all_times = window is None  # the last window stands for the run
     if window is None:
         window = max(recording.window for recording in run.select())
-    side = RunSide(run, ranks, window, has_all_times=has_all_times)
-    other = None if baseline is None else _side_of_baseline(baseline, ranks, has_all_times)
+    side = RunSide(run, ranks, window, steps, has_all_times=has_all_times)
+    other = None if baseline is None else _side_of_baseline(baseline, ranks, steps, has_all_times)
     naming = naming_for([side] if other is None else [side, other])
     results = _rank_data(run, side.recordings, naming, steps, executor)
     cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
@@ -123,7 +124,9 @@ def _of_traces(
         manifest=run.manifest,
         cluster=cluster,
         costs=costs,
-        step_times=run.step_times,
+        step_times=run.step_times.filter(
+            pl.col("rank").is_in({recording.rank for recording in side.recordings})
+        ),
         devices={result.recording.rank: result.value.costs.device for result in results},
         phases=_phases(results),
         efficiency=mean_efficiency(
@@ -164,7 +167,7 @@ def _of_step_times(
     """Return the report of a run that has step times and no traces; see `collect_report_data`."""
     evidence = collect_evidence_of_run(run, ranks, window, steps=steps)
     side = RunSide(run, ranks)
-    other = None if baseline is None else _side_of_baseline(baseline, ranks, has_all_times=True)
+    other = None if baseline is None else _side_of_baseline(baseline, ranks, steps, True)
     costs = costs_of_run(side, ())
     change, baseline_work, _ = _comparison(other, costs, Naming(), executor)
     return ReportData(
@@ -189,9 +192,11 @@ def _for_page(recording: Recording) -> Recording:
     return replace(recording, files=tuple(segments[0]), later=tuple(map(tuple, segments[1:])))
 
 
-def _side_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunSide:
+def _side_of_baseline(
+    baseline: Run, ranks: RankSelector, steps: StepRange | None, has_all_times: bool
+) -> RunSide:
     last = max(baseline.windows(), default=None) if baseline.has_traces else None
-    return RunSide(baseline, ranks, last, has_all_times=has_all_times)
+    return RunSide(baseline, ranks, last, steps, has_all_times=has_all_times)
 
 
 def _comparison(
@@ -202,8 +207,9 @@ def _comparison(
         return None, None, pl.DataFrame(schema=FLAME)
     results: list[WindowResult[BaselineData]] = []
     if side.recordings:
-        work = partial(collect_baseline_data, naming=naming)
+        work = partial(collect_baseline_data, naming=naming, steps=side.steps)
         results = list(side.run.map_windows(work, map(_for_page, side.recordings), executor))
+        _check_steps(side.run, side.steps, (result.value.num_steps for result in results))
     modules = mean_module_work(
         (
             side.run.stages.get(result.recording.rank),
@@ -215,6 +221,16 @@ def _comparison(
     baseline = costs_of_run(side, [result.map(result.value.costs) for result in results])
     flames = (result.value.flame for result in results if result.value.flame.height)
     return compare(baseline, costs), modules, next(flames, pl.DataFrame(schema=FLAME))
+
+
+def _check_steps(run: Run, steps: StepRange | None, nums: Iterable[int]) -> None:
+    """Reject ``steps`` of which no window has one; ``nums`` are the numbers that each window has.
+
+    Raises:
+        UsageError: no window has any.
+    """
+    if steps is not None and not any(nums):
+        raise UsageError(f"{run}: no step of {steps}")
 
 
 def _num_steps(result: WindowResult[RankReportData]) -> int:
@@ -267,10 +283,7 @@ def _rank_data(
         for each in recordings
     }
     results = list(run.reader.map_works(works, executor))
-    if steps is not None and all(
-        result.value.analysis.breakdown.parts.is_empty() for result in results
-    ):
-        raise UsageError(f"{run}: no step of {steps}")
+    _check_steps(run, steps, map(_num_steps, results))
     return sorted(results, key=lambda result: result.recording.rank)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 
+from ppprof.analysis.report_data import report
 from ppprof.analysis.report_data import timeline as module
-from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+from tests.fixtures.timeline import EPOCH_NS, Shapes, Thread, kernel, launch, span, write
 from tests.fixtures.timeline_view import FIGURE, T, View, axe
 from tests.report.runs_and_pages import gpu, in_browser, page_of
 
@@ -34,6 +37,24 @@ def in_chunks():
     )
     relu = span("Operator", "relu", 410_000, 450_000)
     return step, span("ProfileStep", "ProfileStep#1", 400_000, 500_000).around(relu)
+
+
+def graphs():
+    """Two products of four kernels in one launch each; the page leaves out the shortest two events."""
+    operators = []
+    for start, lengths in (
+        (0, (60_000, 2_000, 50_000, 70_000)),
+        (500_000, (2_000, 40_000, 30_000)),
+    ):
+        ends = list(accumulate(lengths, initial=start + 10_000))
+        kernels = [
+            kernel(f"k{number}", begin, end)
+            for number, (begin, end) in enumerate(zip(ends, ends[1:]))
+        ]
+        shapes = Shapes({"X0": [[512, 512]], "X1": [[512, 512]]}, {"X0": ["float32"]})
+        product = span("Operator", "matmul", start, start + 400_000)
+        operators.append(product.around(shapes, launch(start + 1000, start + 9000, *kernels)))
+    return span("ProfileStep", "ProfileStep#0", 0, 1_000_000, *operators)
 
 
 def nested(num):
@@ -88,6 +109,11 @@ def pages(folder):
         patch.setattr(module, "CHUNK_EVENTS", 4)
         run = write(folder / "chunks.pb", Thread(1, "main", in_chunks()))
         pages["chunks"] = page_of(folder, "odd_chunks", run)
+    with pytest.MonkeyPatch.context() as patch:
+        run = write(folder / "graphs.pb", Thread(1, "main", (graphs(),)))
+        pages["whole"] = page_of(folder, "odd_whole", run)
+        patch.setattr(report, "MOST_EVENTS", 10)  # of 12
+        pages["shortened"] = page_of(folder, "odd_shortened", run)
     return pages
 
 
@@ -119,6 +145,33 @@ def test_an_event_that_began_in_an_earlier_part_is_selected_whole(opened):
     assert press(view, ".") == "ProfileStep#1"
     assert press(view, ",", "c", "c") == "Block"
     assert press(view, "c") == "op0"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("whole", ("182 us", " · 1.47 TFLOP/s"), ("72 us", " · 3.73 TFLOP/s")),
+        ("shortened", ("180 us +", ""), ("70 us +", "")),
+    ],
+)
+def test_a_sum_without_the_events_left_out_says_so(opened, name, first, second):
+    """A product of 2 * 512³ FLOPs; the kernel left out stands between others, or is the first one."""
+    view = View(opened(name))
+    for start, (time, rate) in ((0, first), (500_000, second)):
+        view.page.evaluate(
+            f"""async start => {{
+                const {{ store }} = {T};
+                const chunk = store.ranks[0].tracks[0].chunks[0];
+                const {{ sig, start: starts }} = await store.wait(chunk);
+                const {{ name }} = store.ranks[0].signatures;
+                const at = sig.findIndex((one, at) => name[one] === "matmul" && starts[at] === start);
+                await {T}.select(await eventAt(store, {{ chunk, at }}));
+            }}""",
+            start,
+        )
+        view.settle()
+        assert view.facts["Device time"] == time
+        assert view.facts["FLOPs"] == f"{2 * 512**3:,}{rate}"
 
 
 def test_a_range_across_parts_counts_each_event_once(opened):

@@ -14,12 +14,13 @@ import ppprof
 from benchmarks import cluster_job
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import LANGUAGES
-from ppprof.report.html import charts, render
+from ppprof.report.html import blocks, charts, render
 from ppprof.report.html.blocks import Words
 from ppprof.report.html.links import Links
-from ppprof.report.html.sections import _communication, _members
+from ppprof.report.html.sections import _communication, _members, sections
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
+from tests.fixtures.findings import computing
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.run_directories import run as of_job
 from tests.fixtures.run_directories import step_lines
@@ -189,6 +190,31 @@ def test_communication_is_drawn_by_the_axis(runs):
         assert drawn[f"{part}_ms"] == pytest.approx([steps[f"{part}_pp_ns"].mean() / 1e6])
 
 
+def introductions(path, *, ranks="all", language="en"):
+    """The introductions of the sections that show ranks along one axis of time."""
+    found = collect_report_data(open_run(path), ranks=ranks)
+    shown, _ = sections(found, Words.in_language(language), Links(found))
+    return [section.about for section in shown if section.key in ("pipeline", "timeline")]
+
+
+@pytest.mark.parametrize(
+    ("language", "unknown"),
+    [("en", "The clocks of ranks 0-3 are unknown"), ("zh", "rank 0-3 的时钟未知")],
+)
+def test_ranks_without_clocks_are_not_on_one_clock(runs, language, unknown):
+    """Nothing that these four ranks recorded bounds the differences of their clocks."""
+    texts = introductions(runs["run"], language=language)
+    assert [unknown in text for text in texts] == [True, True]
+    assert not [text for text in texts if "one clock" in text or "同一时钟" in text]
+
+
+def test_one_rank_or_ranks_with_clocks_are_on_one_clock(runs):
+    alone = introductions(runs["run"], ranks=3)
+    together = introductions(COMMITTED / "slow_rank_and_link")
+    assert (len(alone), len(together)) == (2, 2)
+    assert all("All times are on one clock." in text for text in alone + together)
+
+
 def test_a_large_group_is_shown_by_its_ends():
     assert _members("0,1,2,3,4,5,6,7") == "0,1,2,3,4,5,6,7"
     assert _members("0,1,2,3,4,5,6,7,9") == "0, 1, 2, 3, 4, 5 … 9"
@@ -296,6 +322,51 @@ def test_the_page_of_many_ranks_holds_a_part_of_their_events(tmp_path, cli, monk
     assert (tmp_path / "page.html").stat().st_size <= 15e6
 
 
+def shown_ranks(report, key):
+    """The ranks in the first column of a table of the page."""
+    shown, _ = sections(report, Words.in_language("en"), Links(report))
+    (table,) = (
+        block for section in shown for block in section.blocks if getattr(block, "key", "") == key
+    )
+    return [row[0].order for row in table.rows], table.left_out
+
+
+def test_of_too_many_ranks_the_slow_ones_stay_in_the_table(tmp_path, monkeypatch):
+    """Rank 6 is slow; of its equal peers, the first three are shown."""
+    peers = ",".join(map(str, range(8)))
+    threads = [computing(900 if rank == 6 else 500, peers=peers) for rank in range(8)]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", threads)))
+    monkeypatch.setattr(blocks, "MAX_ROWS", 4)
+    assert shown_ranks(found, "ranks") == ([0, 1, 2, 6], 4)
+
+
+def test_of_too_many_ranks_the_longest_steps_stay_in_the_table(tmp_path):
+    """301 ranks without traces, as many as a table shows and one more; rank 1 is the fastest."""
+    lines = [step_lines(19e6 if rank == 1 else 20e6, steps=4) for rank in range(301)]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", (), step_lines=lines)))
+    assert shown_ranks(found, "ranks") == ([0, *range(2, 301)], 1)
+
+
+def test_of_too_many_ranks_the_most_idle_devices_stay_in_the_table(tmp_path, monkeypatch):
+    """Each device works once a step; those of ranks 1 and 2 for the shortest times."""
+    threads = [
+        Thread(
+            1,
+            "main",
+            tuple(
+                span("ProfileStep", f"ProfileStep#{n}", start, start + 1_000_000).around(
+                    launch(start, start + 999, kernel("gemm", start + 2_000, start + 2_000 + busy))
+                )
+                for n, start in enumerate((0, 1_000_000, 2_000_000))
+            ),
+        )
+        for busy in (900_000, 800_000, 100_000, 850_000)
+    ]
+    found = collect_report_data(open_run(of_job(tmp_path / "run", threads)))
+    monkeypatch.setattr(blocks, "MAX_ROWS", 2)
+    assert shown_ranks(found, "queue") == ([1, 2], 2)
+
+
 def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
     path = pipeline(tmp_path / "run")
     broken = next(path.glob("raw/rank_00002*"))
@@ -314,6 +385,7 @@ def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
 def test_ranks_and_steps_can_be_chosen(runs):
     found = collect_report_data(ppprof.open(runs["run"]), ranks={"pp": 1}, steps="1:")
     assert (found.ranks, found.steps, sorted(found.details)) == ([1, 3], [1, 2], [1, 3])
+    assert sorted(set(found.step_times["rank"])) == [1, 3]
     with pytest.raises(UsageError, match="no step of 7"):
         collect_report_data(ppprof.open(runs["run"]), steps="7")
 

@@ -12,8 +12,10 @@ import pytest
 
 import ppprof
 from ppprof.analysis.profile.module_tree import OCCURRENCE, SEPARATOR
+from tests.fixtures.timeline import Thread, span, write
 from tests.fixtures.timeline_view import axe
-from tests.report.runs_and_pages import EVIL, TORCH, in_browser
+from tests.oracles.chromium import Opened
+from tests.report.runs_and_pages import EVIL, TORCH, in_browser, page_of
 
 pytestmark = in_browser
 
@@ -249,6 +251,42 @@ def test_a_table_is_saved_as_csv(opened):
     assert [float(row[2]) for row in rows] == [30_000, 19_000]
 
 
+def saved(page, key):
+    """The header and rows of a table's CSV file."""
+    table = page.locator(f'figure[data-table="{key}"]')
+    with page.expect_download() as download:
+        table.get_by_role("button", name="CSV").click()
+    text = download.value.path().read_text("utf-8-sig")
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_a_cell_of_several_numbers_is_saved_as_it_is_shown(opened):
+    """``12 / 3 / 4`` and ``3 (75%)`` are sorted by one of their numbers."""
+    page = opened("eight", accept_downloads=True).page
+    head, *rows = saved(page, "groups")
+    verdicts, last = head.index("Link / late / mixed"), head.index("Last to arrive")
+    shown = page.eval_on_selector_all(
+        "[data-table=groups] tbody tr",
+        "all => all.map(row => [...row.cells].map(cell => cell.textContent))",
+    )
+    assert rows
+    assert [(row[verdicts], row[last]) for row in rows] == [
+        (row[verdicts], row[last]) for row in shown
+    ]
+    assert re.fullmatch(r"\d+ / \d+ / \d+", rows[0][verdicts])
+    assert re.fullmatch(r"\d+ \(\d+%\)", rows[0][last])
+
+
+def test_the_overview_of_a_comparison_is_saved_with_its_units(opened):
+    """Its rows are times, bytes and ratios: no unit in the header fits all."""
+    page = opened("layer", accept_downloads=True).page
+    rows = {name: numbers for name, *numbers in saved(page, "change")[1:]}
+    assert all(re.fullmatch(r"[\d.]+ m?s", number) for number in rows["Mean step"][:2])
+    assert re.fullmatch(r"[▲▼]? ?'?[+-][\d.]+ m?s", rows["Mean step"][2])
+    assert re.fullmatch(r"[▲▼]? ?'?[+-][\d.]+%", rows["Mean step"][3])
+    assert rows["CPU utilisation"][0].endswith("%")
+
+
 def test_a_name_is_no_formula_in_a_spreadsheet(opened):
     page = opened("gpu").page
     texts = ["=1+1", "@sum", "-rpc", "-12.5", "a,b", 'a"b', "plain"]
@@ -428,6 +466,21 @@ def test_modules_are_walked_with_the_keyboard(opened):
     )
     page.keyboard.press("Escape")
     assert page.locator(".chip").count() == 0
+
+
+def test_modules_may_have_the_names_of_properties_of_objects(chromium, tmp_path):
+    layers = [
+        span("Forward", name, start, start + 40_000)
+        for name, start in (("Constructor", 0), ("__proto__", 50_000), ("Linear", 100_000))
+    ]
+    step = span("ProfileStep", "ProfileStep#0", 0, 150_000, *layers)
+    path = write(tmp_path / "names.pb", Thread(1, "main", (step,)))
+    found = Opened(chromium, page_of(tmp_path, "names", path))
+    found.draw_all()
+    boxes = found.page.locator('figure[data-chart="modules"] .module')
+    names = {box.inner_text() for box in boxes.all()}
+    assert {"Constructor", "__proto__", "Linear"} <= names
+    assert found.complaints == []
 
 
 def test_a_comparison_of_a_module_has_all_four_columns(opened):

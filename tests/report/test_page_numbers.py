@@ -163,6 +163,20 @@ def top_blocks(report: ReportData, kind: type[Block]) -> list[Block]:
     return [block for block in figures if isinstance(block, kind)]
 
 
+@pytest.mark.parametrize(
+    ("language", "one_core"), [("en", "100% is one core"), ("zh", "100% 表示一个核")]
+)
+def test_the_use_of_the_cpu_is_in_cores(runs, language, one_core):
+    """The recorder measured 1.371429: more than one core."""
+    words, report = Words.in_language(language), collect_report_data(open_run(runs["gpu"]))
+    (tiles,) = (
+        block for block in key_figures(report, words, Links(report)) if isinstance(block, Tiles)
+    )
+    (use,) = (tile.text for tile in tiles.tiles if tile.term == "cpu_utilization")
+    assert use == "137.1%"
+    assert one_core in words.texts["terms"]["cpu_utilization"][1]
+
+
 def test_parts_of_a_step_add_up(report):
     """Also where only some ranks know a part: they are means over the same ranks and steps."""
     (bar,) = top_blocks(report, Shares)

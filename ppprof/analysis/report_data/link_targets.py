@@ -41,13 +41,15 @@ def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.Dat
         matmul   ====   ======  =        one row: matmul, the second call
 
     An operator's longest event has the most device time, or without device events takes longest.
+    Operators, kernels and collectives outside steps do not count, as in the tables that lead here.
 
     Returns:
         Columns of `TARGETS`, one row per kind and name, on the rank's own clock.
     """
     hosts = profile.tree.hosts
     names = hosts["name"].cast(pl.String)
-    operators = np.flatnonzero((hosts["category"] == "Operator").to_numpy())
+    in_steps = profile.step.slice(0, hosts.height).is_not_null()
+    operators = np.flatnonzero(((hosts["category"] == "Operator") & in_steps).to_numpy())
     phases = np.flatnonzero(hosts["category"].is_in(PHASES).to_numpy())
     remote = np.flatnonzero(names.str.starts_with("rpc#").to_numpy())
     tables = [
@@ -130,7 +132,8 @@ def _shapes(profile: Profile) -> pl.DataFrame:
 
 
 def _kernels(profile: Profile, naming: Naming) -> pl.DataFrame:
-    kernels = profile.tree.devices.filter(is_kernel())
+    step = profile.step.gather(profile.tree.device_rows)
+    kernels = profile.tree.devices.filter(is_kernel() & step.is_not_null())
     return _of_times(
         "kernel",
         kernels.with_columns(event=pl.col("name"), name=naming.apply(kernels["name"])),
@@ -139,7 +142,7 @@ def _kernels(profile: Profile, naming: Naming) -> pl.DataFrame:
 
 
 def _collectives(profile: Profile) -> pl.DataFrame:
-    events = communication_events(profile)
+    events = communication_events(profile).drop_nulls("step")
     return _of_times(
         "collective", events.with_columns(event=pl.col("name"), name=name_collectives())
     )

@@ -116,9 +116,12 @@ class BaselineData(NamedTuple):
     """The result of `ppprof.analysis.profile.flame.flame`, on the rank's own clock."""
 
 
-def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
-    """Return the data of one rank's window of the baseline."""
-    profile = Profile(with_step(trace)).without_pauses
+def collect_baseline_data(
+    trace: Trace, naming: Naming, steps: StepRange | None = None
+) -> BaselineData:
+    """Return the data of one rank's window of the baseline. ``steps`` are those to keep."""
+    trace = with_step(trace)
+    profile = Profile(trace if steps is None else select_steps(trace, steps)).without_pauses
     work = module_work(profile, naming)
     return BaselineData(costs_of(profile, naming), work, len(profile.steps), flame(profile))
 

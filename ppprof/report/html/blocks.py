@@ -98,6 +98,8 @@ class Cell:
     href: str = ""
     """A link to the place in the timeline that the cell is about
     (`ppprof.report.html.links`); "" for none."""
+    is_text: bool = False
+    """Whether a number is copied and saved as ``text``: ``order`` only sorts it, or lacks its unit."""
 
 
 def cell(value: Any, kind: str) -> Cell:
@@ -165,15 +167,27 @@ class Table:
         return clocks if len(clocks) > 1 else []
 
 
-def table_of(label: str, table: pl.DataFrame, columns: Sequence[Column], **more: Any) -> Table:
-    """Return a table of the page with the first `MAX_ROWS` rows of ``table``.
+def table_of(
+    label: str,
+    table: pl.DataFrame,
+    columns: Sequence[Column],
+    *,
+    chosen_by: Sequence[pl.Expr] = (),
+    **more: Any,
+) -> Table:
+    """Return a table of the page with at most `MAX_ROWS` rows of ``table``, in their order.
 
-    A function as the source of a column may return a `Cell`. ``more``: further fields of
-    `Table`.
+    A function as the source of a column may return a `Cell`. ``chosen_by``: of more rows, those with
+    the largest values are shown; empty: the first rows. ``more``: further fields of `Table`.
     """
+    shown = table.head(MAX_ROWS)
+    if chosen_by and table.height > MAX_ROWS:
+        options = {"descending": True, "nulls_last": True, "maintain_order": True}
+        falling = table.with_row_index("place").sort(*chosen_by, **options)
+        shown = falling.head(MAX_ROWS).sort("place")
     rows = [
         [cell(column.value(row), column.kind) for column in columns]
-        for row in table.head(MAX_ROWS).rows(named=True)
+        for row in shown.rows(named=True)
     ]
     return Table(label, columns, rows, max(0, table.height - MAX_ROWS), **more)
 

@@ -227,15 +227,14 @@ def _overview(diff: Diff, words: Words) -> Table:
             continue
         kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in MORE_IS_BETTER
         is_clear = is_clear_in_overview(diff, row["metric"], row["delta"])
-        rows.append(
-            [
-                Cell(name, name),
-                cell(row["baseline"], kind),
-                cell(row["experiment"], kind),
-                change(row["delta"], kind, better, is_clear=is_clear),
-                change(row["delta_ratio"], "ratio", better, is_clear=is_clear),
-            ]
-        )
+        numbers = [
+            cell(row["baseline"], kind),
+            cell(row["experiment"], kind),
+            change(row["delta"], kind, better, is_clear=is_clear),
+            change(row["delta_ratio"], "ratio", better, is_clear=is_clear),
+        ]
+        with_units = (dataclasses.replace(number, is_text=True) for number in numbers)
+        rows.append([Cell(name, name), *with_units])
     terms = ("baseline", "experiment", "delta", "delta_ratio")
     columns = [Column("", term="name"), *(Column("", "number", term=term) for term in terms)]
     return Table(words("sections.change"), columns, rows, key="change")
@@ -251,7 +250,7 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         return [Note(f"{title}: {nothing}")]
     columns = [
         Column(linked_name(_TARGETS[view], links), term="name"),
-        Column(lambda row: Cell(_STATUS[row["status"]], row["status"]), term="status"),
+        Column(lambda row: _status(row, words), term="status"),
     ]
     by = diff.sort_value(kind)
     for value in VALUES[kind]:
@@ -263,10 +262,20 @@ def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Li
         for index, column in enumerate(columns)
         if (column.metric, column.term) == (shown, "delta")
     )
-    more = {"key": f"change_{kind}", "shown_metric": shown, "sorted_by": sort_column}
-    blocks: list[Block] = [table_of(title, table, columns, **more)]
+    whole = table_of(
+        *(title, table, columns),
+        key=f"change_{kind}",
+        shown_metric=shown,
+        sorted_by=sort_column,
+    )
+    blocks: list[Block] = [whole]
     num = num_left_out(diff, view, table, _SELECTION)
     return [*blocks, Note(words("about.unchanged", num=num))] if num else blocks
+
+
+def _status(row: Row, words: Words) -> str:
+    """Return whether only one run has a row: ``new`` or ``gone`` in the page's language, else ""."""
+    return "" if row["status"] == "both" else words(f"page.status_{row['status']}")
 
 
 def _is_used(table: pl.DataFrame, value: str) -> bool:
@@ -309,5 +318,3 @@ _TARGETS = {
     "shape": "shape",
 }
 """The kind of target (`ppprof.analysis.report_data.link_targets.TARGETS`) of a table's names, keyed by view."""
-
-_STATUS = {"both": "", "new": "new", "gone": "gone"}

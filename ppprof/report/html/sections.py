@@ -20,6 +20,7 @@ from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.profile.steps import UNMARKED
 from ppprof.analysis.profile.wholeness import NOTES
 from ppprof.analysis.ranks.collectives import to_reference_clock
+from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.report import ReportData
@@ -182,6 +183,7 @@ def label(report: ReportData, rank: int) -> str:
 
 def _ranks(report: ReportData, words: Words, links: Links) -> Content:
     table, columns = _rank_rows(report) if report.has_traces else _rank_times(report)
+    chosen_by = [pl.col("is_slow"), pl.col("own_ns")] if report.has_traces else [pl.col("step_ns")]
 
     def rank_of(row: Mapping[str, Any]) -> Cell:
         slow = bool(row.get("is_slow"))
@@ -192,7 +194,12 @@ def _ranks(report: ReportData, words: Words, links: Links) -> Content:
     columns = [Column(rank_of, term="rank"), *shown]
     return words("about.ranks"), [
         Chart("heat", words("about.heat"), "heat", min(640, 130 + 18 * table.height), HEAT_TERMS),
-        table_of(words("sections.ranks"), table, columns, key="ranks", sorted_by=0),
+        table_of(
+            *(words("sections.ranks"), table, columns),
+            chosen_by=chosen_by,
+            key="ranks",
+            sorted_by=0,
+        ),
         *_queue(report, words, links),
     ]
 
@@ -272,7 +279,8 @@ def _queue(report: ReportData, words: Words, links: Links) -> Sequence[Block]:
         return Cell(label(report, rank), rank, href=_step_of(report, rank, links))
 
     columns = [replace(QUEUE[0], source=rank_of), *QUEUE[1:]]
-    return [table_of(words("about.queue"), means, columns, key="queue")]
+    idle_ns = pl.sum_horizontal(f"{cause}_ns" for cause in CAUSES)
+    return [table_of(words("about.queue"), means, columns, chosen_by=[idle_ns], key="queue")]
 
 
 def _communication(report: ReportData, words: Words, links: Links) -> Content | str:
@@ -313,18 +321,27 @@ def _members(members: str) -> str:
 
 
 def _verdicts(row: Mapping[str, Any]) -> Cell:
-    return Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"])
+    return Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"], is_text=True)
 
 
 def _last(row: Mapping[str, Any]) -> Cell:
-    return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
+    return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"], is_text=True)
 
 
 def _pipeline(report: ReportData, words: Words, links: Links) -> Content | None:
     if not has_pipeline(report):
         return None
     chart = Chart("pipeline", words("sections.pipeline"), "lanes")
-    return words("about.pipeline", step=typical_step(report)), [chart]
+    clocks = _clocks(report, words)
+    return words("about.pipeline", step=typical_step(report), clocks=clocks), [chart]
+
+
+def _clocks(report: ReportData, words: Words) -> str:
+    """Return a sentence on the clocks of the drawn ranks; one rank alone needs none that is known."""
+    unknown = report.details.keys() - report.cluster.clocks.keys()
+    if not unknown or len(report.details) == 1:
+        return words("about.one_clock")
+    return words("about.own_clocks", ranks=words.ranks(sorted(unknown)))
 
 
 def _remote(report: ReportData, words: Words, links: Links) -> Content | None:
@@ -471,7 +488,8 @@ def _timeline(report: ReportData, words: Words, links: Links) -> Content:
             if report.manifest or any(map(_FOR_VISUALDL.search, report.sources.values()))
         ),
     ]
-    return words("about.timeline", ranks=words.ranks(report.details)), [
+    clocks = _clocks(report, words)
+    return words("about.timeline", ranks=words.ranks(report.details), clocks=clocks), [
         Chart("timeline", words("sections.timeline"), "timeline"),
         Note(words("about.full_timeline"), commands),
     ]

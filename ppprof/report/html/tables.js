@@ -122,7 +122,7 @@ class DataTable {
     this.filter();
   }
 
-  // The visible header and rows, with plain numbers.
+  // The visible header and rows, with plain numbers where a number is the whole cell.
   values() {
     const columns = this.heads.map((_, at) => at).filter((at) => this.shown[at]);
     const header = columns.map((at) => {
@@ -136,9 +136,10 @@ class DataTable {
     const rows = [...this.table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => columns.map((at) => {
       const cell = row.cells[at];
       const isNumber = this.heads[at].classList.contains("number");
-      const { order } = cell.dataset;
+      const { order, text } = cell.dataset;
       if (cell.textContent === "-") return "";
-      return isNumber && order !== undefined && order !== "None" ? String(Number(order)) : cell.title || cell.textContent;
+      const isPlain = isNumber && text === undefined && order !== undefined && order !== "None";
+      return isPlain ? String(Number(order)) : cell.title || cell.textContent;
     }));
     return [header, ...rows];
   }

@@ -95,7 +95,7 @@ function shadeOf(kind, tone = 1, dark = false) {
   const [hue, saturation, light, deep] = KIND_COLOURS[kind];
   return `hsl(${hue + 5 * (tone - 1.5)} ${saturation * (dark ? DARK_SATURATION : 1)}% ${(dark ? deep : light) + 2.4 * (tone - 1.5)}%)`;
 }
-const phaseOf = (name) => (name.toLowerCase() in KIND_COLOURS ? name.toLowerCase() : null);
+const phaseOf = (name) => (Object.hasOwn(KIND_COLOURS, name.toLowerCase()) ? name.toLowerCase() : null);
 
 // A number for a text, to choose a colour by.
 function hash(text) {

@@ -75,6 +75,23 @@ def test_the_longest_event_has_the_most_device_time(profile):
     }
 
 
+def test_calls_outside_steps_are_not_the_longest(tmp_path):
+    """The evaluation behind the steps calls matmul for longer; totals and means leave it out, too."""
+    evaluation = span("Forward", "Block", 2000 * US, 2100 * US, matmul(2000 * US, 10, 90, 70))
+    main = Thread(1, "main", (step(0), step(1), evaluation))
+    profile = Profile(with_step(read(write(tmp_path / "a.pb", main))))
+    longest = longest_events(profile, Naming(), breakdown(profile))
+    maxima = {
+        (row["kind"], row["name"]): (row["cpu_ns"], row["gpu_ns"])
+        for row in longest.filter(pl.col("kind").is_in(["operator", "kernel"])).rows(named=True)
+    }
+    assert maxima == {
+        ("operator", "matmul"): (25 * US, 25 * US),
+        ("operator", "sgd"): (10 * US, 0),
+        ("kernel", "gemm"): (None, 25 * US),
+    }
+
+
 def test_an_operator_belongs_to_the_innermost_module(profile):
     work = module_work(profile, Naming())
     rows = sorted(

@@ -42,21 +42,23 @@ async function eventsAround(store, event) {
 }
 
 // The device events that a launch, or the launches below a host event, started; at most MOST_LINKED,
-// and whether there are more.
+// and whether there are or may be more: the page may have left out some of them.
 async function startedBy(store, event) {
   const { rank } = event.track;
   if (event.place === PLACES.device) return { events: [], more: false };
+  const isThinned = rank.left_out > 0;
   const events = [];
   const firsts = event.place === PLACES.launch ? [[event.row, event.link]] : await launchesBelow(store, event);
   for (const [launch, first] of firsts) {
-    for (let row = first; row >= 0; row++) {
+    for (let row = first, missing = 0; row >= 0 && missing < MOST_LINKED; row++) {
       const found = await eventOfRow(store, rank, row, false);
-      if (!found || found.link !== launch) break;
-      events.push(found);
+      if (found ? found.link !== launch : !isThinned) break;
+      if (found) events.push(found);
+      else missing++;
       if (events.length === MOST_LINKED) return { events, more: true };
     }
   }
-  return { events, more: firsts.isCut === true };
+  return { events, more: isThinned || firsts.isCut === true };
 }
 
 async function launchesBelow(store, event) {
