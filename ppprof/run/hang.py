@@ -43,6 +43,8 @@ _log = logging.getLogger("ppprof")
 
 _SIZES_DIFFER = frozenset(["alltoall", "alltoall_single", "gather", "scatter"])
 """Collectives to which ranks may give tensors of different sizes."""
+_MOVES = _SIZES_DIFFER | POINT_TO_POINT | {"all_gather", "broadcast"}
+"""Operations that move bytes, whatever type each rank names them."""
 _MOST_OPERATIONS = 500_000
 """Operations to compare, of all ranks together: some 150 MB."""
 _LEAST_OPERATIONS = 64
@@ -647,8 +649,8 @@ def _mismatches(rings: Mapping[int, Ring]) -> list[Mismatch]:
 def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch | None:
     """Return the first calls of equal number that do not fit, and that the ranks have not left behind.
 
-    Calls that differ and that ended on all ranks are no cause, as where a pipeline's stages name a loss's dtype
-    differently in each step; unless from there on ranks call from other lines than each other, and did not before.
+    Calls that differ and that ended on all ranks are no cause, as where gloo reduces tensors of other sizes in
+    each step; unless from there on ranks call from other lines than each other, and did not before.
     """
     usual = set()
     numbers = sorted(by_sequence)
@@ -693,7 +695,10 @@ def _differences(calls: list[Operation]) -> tuple[str, ...]:
     elif all(each.name == first.name for each in calls):
         fields += ["dtype", "peer"]
         fields += [] if first.name in _SIZES_DIFFER else ["size"]
-    return tuple(name for name in fields if len({getattr(each, name) for each in calls}) > 1)
+    differs = tuple(name for name in fields if len({getattr(each, name) for each in calls}) > 1)
+    # As of the loss that Fleet's pipeline broadcasts: bfloat16 on the last stage, float16 on the others.
+    only_names_differ = differs == ("dtype",) and len({each.size for each in calls}) == 1
+    return () if only_names_differ and first.name in _MOVES else differs
 
 
 def _is_transfer(mismatch: Mismatch) -> bool:
