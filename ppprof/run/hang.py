@@ -110,9 +110,9 @@ class Departure(NamedTuple):
     usual_step: int
     """The earlier step that is alike for longest."""
     repeated: Operation
-    """The operation of which there are more or fewer."""
+    """The operation that the step calls fewer times than the earlier one; else ``called``."""
     num_now: int
-    """How often the step has called ``repeated``."""
+    """How often the step has called ``repeated``. A step that has not ended may call it again, unless there are fewer."""
     num_usual: int
     """How often the earlier step did."""
 
@@ -123,8 +123,9 @@ class Departure(NamedTuple):
 
     def text(self, ranks: Iterable[int]) -> str:
         """Return it in words, for the ranks whose departures are alike."""
-        if min(self.num_now, self.num_usual) > 0 and self.num_now != self.num_usual:
-            then = f" and then {_call(self.called)}" if self.repeated is not self.called else ""
+        is_fewer = self.repeated is not self.called
+        if is_fewer or self.num_now > self.num_usual > 0:
+            then = f" and then {_call(self.called)}" if is_fewer else ""
             return (
                 f"{_ranks(ranks)} called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
                 f"step {self.called.step}, but {Counted(self.num_usual):time|times} in step {self.usual_step}, "
@@ -612,11 +613,33 @@ def _departure(ring: Ring) -> list[Departure]:
     if same == len(current):
         return []
     earlier, called = steps[usual], current[same]
-    expected = earlier[same] if same < len(earlier) else None
-    has_called = expected is not None and any(each.way == expected.way for each in current)
-    repeated = expected if expected is not None and has_called else called
-    counts = tuple(sum(each.way == repeated.way for each in step) for step in (current, earlier))
-    return [Departure(ring.rank, called, expected, usual, repeated, *counts)]
+    rest = earlier[same:]
+    repeated = called
+    if _num_of(called, current) <= _num_of(called, earlier):
+        repeated = _called_fewer_times(current, rest, same) or called
+    counts = _num_of(repeated, current), _num_of(repeated, earlier)
+    return [Departure(ring.rank, called, rest[0] if rest else None, usual, repeated, *counts)]
+
+
+def _called_fewer_times(
+    current: Sequence[Operation], rest: Sequence[Operation], same: int
+) -> Operation | None:
+    """Return what a step repeats fewer times than an earlier one: it goes on with what came after the last time.
+
+    Args:
+        current: what the step has called.
+        rest: what the earlier step called behind what is alike.
+        same: how many calls are alike.
+    """
+    following = next((n for n, each in enumerate(rest) if each.way == current[same].way), None)
+    if following is None:
+        return None
+    is_last = not _num_of(rest[0], rest[following:]) and not _num_of(rest[0], current[same:])
+    return rest[0] if is_last and _num_of(rest[0], current) else None
+
+
+def _num_of(operation: Operation, calls: Iterable[Operation]) -> int:
+    return sum(each.way == operation.way for each in calls)
 
 
 def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:

@@ -180,3 +180,51 @@ def test_the_rank_that_departs_from_its_steps_is_named(
     assert {each.rank for each in hang.departures} == ({culprit} if departs else set())
     if departs:
         assert f"rank {culprit} called " in hang.verdict()
+
+
+RECEIVES, SENDS = Call(7, 1, "recv", 0), Call(9, 1, "send", 0)
+SUMS = Call(11, 1, "all_reduce")
+MICRO_BATCH = [RECEIVES, SENDS]
+
+
+@pytest.mark.parametrize(
+    ("usual", "last", "says"),
+    [
+        (  # a send is left out
+            [*MICRO_BATCH * 3, SUMS],
+            [RECEIVES, *MICRO_BATCH * 2, SUMS],
+            "recv at train.py:7 step in step 2, where step 1 called send at train.py:9 step",
+        ),
+        (
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH, RECEIVES, *MICRO_BATCH, SUMS],
+            "recv at train.py:7 step in step 2, where step 1 called send at train.py:9 step",
+        ),
+        (  # two micro-batches of three
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH * 2, SUMS],
+            "recv at train.py:7 step 2 times and then all_reduce at train.py:11 step in step 2, but 3 "
+            "times in step 1, as with another number of micro-batches",
+        ),
+        (  # two of three, and then what no earlier step calls
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH * 2, Call(13, 0, "barrier")],
+            "barrier at train.py:13 step in step 2, where step 1 called recv at train.py:7 step",
+        ),
+        (  # four of three, in a schedule that receives one ahead
+            [RECEIVES, *MICRO_BATCH * 2, SENDS, SUMS],
+            [RECEIVES, *MICRO_BATCH * 3, SENDS, SUMS],
+            "recv at train.py:7 step 4 times in step 2, but 3 times in step 1, as with another number "
+            "of micro-batches",
+        ),
+    ],
+)
+def test_what_a_stage_of_a_pipeline_calls_otherwise(
+    usual: list[Call], last: list[Call], says: str, tmp_path: Path
+) -> None:
+    """Rank 1 does; rank 0 does as before: it sends what rank 1 receives, and receives what it sends."""
+    others = {RECEIVES: Call(3, 1, "send", 1), SENDS: Call(5, 1, "recv", 1)}
+    first_stage = [others.get(call, call) for call in usual]
+    programs = [[first_stage] * 3, [usual, usual, last], [[]] * 3, [[]] * 3]
+    run(tmp_path, programs)
+    assert find_hang([tmp_path]).verdict().endswith(f"; rank 1 called {says}")
