@@ -273,12 +273,13 @@ class Hang:
                 "no rank waits: the sessions of all ranks have ended without an error, and nothing "
                 "is noted after that"
             )
+        text = "no rank waits in a communication operation that Python called"
         if not self.last:
-            return (
+            text = (
                 "unknown: no rank has called a communication operation from Python "
                 "(paddle.DataParallel communicates in C++)"
             )
-        return "no rank waits in a communication operation that Python called"
+        return "; ".join(filter(None, [text, self._states_of(sorted(self.states))]))
 
     def _on_complete(self, waiting: Waiting) -> str:
         """Return the cause where a rank waits in an operation that all have called."""
@@ -349,13 +350,15 @@ class Hang:
         return "its session has ended" if self.states else ""
 
     def _ended_among(self, ranks: Sequence[int]) -> str:
-        """Return which of some ranks have ended, and how; "" if none has, or if all ranks of the job have."""
-        ended = {rank: state.text for rank, state in self.states.items() if state.has_ended}
-        if ended.keys() >= set(self.ranks):
-            return ""
-        found = [f"rank {rank}: {ended[rank]}" for rank in ranks if rank in ended]
-        more = f"; and {Counted(len(found) - 2):more rank|more ranks}" if len(found) > 2 else ""
-        return "; ".join(found[:2]) + more
+        """Return which of some ranks have ended or are stopped, and how; "" if none, or if all of the job have ended."""
+        ended = {rank for rank, state in self.states.items() if state.has_ended}
+        return "" if ended >= set(self.ranks) else self._states_of(ranks)
+
+    def _states_of(self, ranks: Sequence[int]) -> str:
+        """Return how some ranks ended, or that they are stopped; "" if all run, as far as is known."""
+        known = [rank for rank in ranks if rank in self.states and self.states[rank].text]
+        more = f"; and {Counted(len(known) - 2):more rank|more ranks}" if len(known) > 2 else ""
+        return "; ".join(f"rank {rank}: {self.states[rank].text}" for rank in known[:2]) + more
 
 
 def find_hang(paths: Sequence[PathLike]) -> Hang:

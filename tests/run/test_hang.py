@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,52 @@ def kill(run: Path, rank: int) -> None:
     registry = LivenessRegistry(run, Topology.of(), rank)
     path = registry._entry.path
     path.rename(path.with_name(path.name.replace(f".{os.getpid()}.", f".{child.pid}.")))
+
+
+@pytest.fixture
+def stopped(job: Job) -> Iterator[int]:
+    """Rank 1 has an open session in a process that is stopped; and rank 0 in one that runs."""
+    LivenessRegistry(job.run, Topology.of(), 0)
+    child = subprocess.Popen(["sleep", "100"])
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    path = LivenessRegistry(job.run, Topology.of(), 1)._entry.path
+    path.write_text("")
+    path.rename(path.with_name(path.name.replace(f".{os.getpid()}.", f".{child.pid}.")))
+    yield 1
+    child.kill()
+    child.wait()
+
+
+def test_a_stopped_rank_is_named_where_all_wait(job: Job, stopped: int) -> None:
+    for rank in (0, stopped):
+        job.rank(rank, (1, "all_reduce"), waits=True)
+    assert job.hang().verdict() == (
+        "all ranks of the group of ranks 0-1 have called all_reduce at train.py:1 step, but rank 1: its "
+        "process is stopped, as by SIGSTOP or a debugger"
+    )
+
+
+def test_a_stopped_rank_is_named_where_none_waits(job: Job, stopped: int) -> None:
+    for rank in (0, stopped):
+        job.rank(rank)
+    assert job.hang().verdict() == (
+        "unknown: no rank has called a communication operation from Python (paddle.DataParallel "
+        "communicates in C++); rank 1: its process is stopped, as by SIGSTOP or a debugger"
+    )
+
+
+def test_failed_and_killed_ranks_are_named_where_none_waits(job: Job) -> None:
+    """All ranks have ended: rank 0 by an exception; nothing says which of the others was killed first."""
+    for rank in range(4):
+        job.rank(rank, (0, "all_reduce"))
+    LivenessRegistry(job.run, Topology.of(), 0).mark_failed(RuntimeError("boom"))
+    for rank in (1, 2, 3):
+        kill(job.run, rank)
+    assert job.hang().verdict() == (
+        "no rank waits in a communication operation that Python called; rank 0: failed: RuntimeError: "
+        "boom; rank 1: its process is gone: killed, or it crashed; and 2 more ranks"
+    )
 
 
 def test_a_rank_that_was_killed_while_it_waited_is_the_cause(job: Job) -> None:
