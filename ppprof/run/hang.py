@@ -118,22 +118,28 @@ class Departure(NamedTuple):
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What it has in common with departures that are alike."""
-        return self.called.way, self.expected and self.expected.way
+        """What it has in common with departures that are alike: its lines; at one line the operations.
 
-    def text(self, ranks: Iterable[int]) -> str:
-        """Return it in words, for the ranks whose departures are alike."""
+        In a hybrid job, an evaluation's line calls other groups, peers and operations on each rank.
+        """
+        called, expected = self.called, self.expected
+        places = called.place, expected and expected.place
+        return (called.way, expected.way) if expected and len({*places}) == 1 else places
+
+    @property
+    def text(self) -> str:
+        """What the rank did, in words."""
         is_fewer = self.repeated is not self.called
         if is_fewer or self.num_now > self.num_usual > 0:
             then = f" and then {_call(self.called)}" if is_fewer else ""
             return (
-                f"{_ranks(ranks)} called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
+                f"called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
                 f"step {self.called.step}, but {Counted(self.num_usual):time|times} in step {self.usual_step}, "
                 "as with another number of micro-batches"
             )
         usual = _call(self.expected) if self.expected else "nothing more"
         return (
-            f"{_ranks(ranks)} called {_call(self.called)} in step {self.called.step}, where step "
+            f"called {_call(self.called)} in step {self.called.step}, where step "
             f"{self.usual_step} called {usual}"
         )
 
@@ -233,10 +239,10 @@ class Hang:
 
     def verdict(self) -> str:
         """Return the cause in one sentence."""
-        alike: dict[tuple[object, ...], list[Departure]] = {}
+        alike: dict[str, list[int]] = {}
         for each in self.departures:
-            alike.setdefault(each.way, []).append(each)
-        ways = [ways[0].text([each.rank for each in ways]) for ways in alike.values()]
+            alike.setdefault(each.text, []).append(each.rank)
+        ways = [f"{_ranks(ranks)} {text}" for text, ranks in alike.items()]
         return "; ".join([self._cause(), *ways[:2]])
 
     def _cause(self) -> str:

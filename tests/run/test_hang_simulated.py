@@ -228,3 +228,32 @@ def test_what_a_stage_of_a_pipeline_calls_otherwise(
     programs = [[first_stage] * 3, [usual, usual, last], [[]] * 3, [[]] * 3]
     run(tmp_path, programs)
     assert find_hang([tmp_path]).verdict().endswith(f"; rank 1 called {says}")
+
+
+def test_an_evaluation_of_all_ranks_is_no_departure_in_a_hybrid_job(tmp_path: Path) -> None:
+    """Line 20 sums in groups 1 and 2, where a step sums at line 2; then rank 3 sleeps."""
+    groups, everyone = (1, 1, 2, 2), Call(4, 0, "barrier")
+    steps = [[Call(2, group, "all_reduce"), everyone] for group in groups]
+    evaluations = [[Call(20, group, "all_reduce"), everyone] for group in groups]
+    evaluations[3].pop()
+    run(tmp_path, [[step, step, last] for step, last in zip(steps, evaluations)])
+    hang = find_hang([tmp_path])
+    assert (hang.causes, hang.departures) == ((3,), ())
+
+
+def test_ranks_that_call_otherwise_at_one_line_depart_all(tmp_path: Path) -> None:
+    """As at the line that calls Fleet's ``train_batch``: no rank has left it."""
+    sends, receives = Call(7, 1, "send", 1), Call(7, 1, "recv", 1)
+    first_stage, last_stage = [sends, receives] * 3, [RECEIVES, Call(7, 1, "send", 0)] * 3
+    others = [sends] * 3 + [receives] * 3, [RECEIVES] * 4
+    programs = [[each, each, last] for each, last in zip((first_stage, last_stage), others)]
+    run(tmp_path, [*programs, [[]] * 3, [[]] * 3])
+    assert (
+        find_hang([tmp_path])
+        .verdict()
+        .endswith(
+            "; rank 0 called send at train.py:7 step in step 2, where step 1 called recv at train.py:7 step; "
+            "rank 1 called recv at train.py:7 step 4 times in step 2, but 3 times in step 1, as with another "
+            "number of micro-batches"
+        )
+    )
