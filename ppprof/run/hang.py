@@ -688,7 +688,8 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
     numbers = sorted(by_sequence)
     shared = [each for each in numbers if len(by_sequence[each]) > 1]
     lines_differ = {each for each in numbers if _lines_differ(by_sequence[each])}
-    last_alike = max((each for each in shared if each not in lines_differ), default=-1)
+    alike = [each for each in shared if each not in lines_differ]
+    last_alike = max(alike, default=-1)
     since = 0
     for sequence in numbers:
         since = since if sequence - 1 in lines_differ else sequence
@@ -704,7 +705,8 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
         shifts = since - 1 == last_alike
         if kind not in usual or shifts:
             group = next(rings[rank].groups[each.group] for rank, each in calls.items())
-            return Mismatch(group, sequence, calls, differs, since)
+            is_known = since == 1 or since - 1 in alike  # else it is where a ring begins
+            return Mismatch(group, sequence, calls, differs, since if is_known else sequence)
     return None
 
 

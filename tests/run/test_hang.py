@@ -184,6 +184,27 @@ def test_lines_that_always_differ_are_no_cause_where_a_ring_begins(job: Job) -> 
     assert job.hang().mismatches == ()
 
 
+@pytest.mark.parametrize(("first", "says"), [(1, "from number 1 on"), (2, "")])
+def test_where_a_ring_begins_is_not_where_lines_begin_to_differ(
+    job: Job, first: int, says: str
+) -> None:
+    """The ranks call from lines of their own from the first number on; number 4 is of another size."""
+    for rank in (0, 1):
+        ring = FlightRing(job.run, rank)
+        ring.group(1, GROUPS[1], None)
+        for sequence in range(first, 5):
+            place = ring.text(f"train.py:{rank} step")
+            texts = (ring.text("all_reduce"), ring.text("float32"), place, 0)
+            size = 8 << rank if sequence == 4 else 8
+            number = ring.add(1, sequence, 0, 10**18 + sequence, size, -1, *texts)
+            if sequence < 4:
+                ring.returned(number, 10**18 + sequence)
+    (mismatch,) = job.hang().mismatches
+    assert mismatch.sequence == 4
+    assert ("they call from different lines" in job.hang().verdict()) == bool(says)
+    assert says in job.hang().verdict()
+
+
 @pytest.mark.parametrize("stopped_at", [4, 5])
 def test_calls_that_differ_in_each_step_are_no_cause(job: Job, stopped_at: int) -> None:
     """Stages name the dtype of a sum differently; rank 0 sleeps in the third step."""
