@@ -21,6 +21,7 @@ from typing import NamedTuple
 from ppprof.errors import InputError
 from ppprof.messages import Counted
 from ppprof.paths import PathLike, is_remote, to_path
+from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.directories import find, newest
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
@@ -383,10 +384,15 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     most = max(_LEAST_OPERATIONS, _MOST_OPERATIONS // max(sum(map(_num_rings, runs)), 1))
     for run in runs:
         try:
-            readable, unreadable = read_rings(run, most)
+            states.update(rank_states(run))
+        except OSError as error:
+            raise InputError(f"{run}: cannot read which ranks run: {error}") from error
+    offsets_ns = _offsets_ns(runs, states)
+    for run in runs:
+        try:
+            readable, unreadable = read_rings(run, most, offsets_ns)
             rings.update(readable)
             problems.update(unreadable)
-            states.update(rank_states(run))
         except OSError as error:
             raise InputError(f"{run}: cannot read what ranks noted: {error}") from error
     if not rings and problems:
@@ -511,6 +517,18 @@ def _started(run: Path) -> float:
     with suppress(InputError, KeyError, ValueError, TypeError):
         return datetime.fromisoformat(read_manifest(run)["started"]).timestamp()
     return 0.0
+
+
+def _offsets_ns(runs: Sequence[Path], states: Mapping[int, RankState]) -> dict[int, int]:
+    """Return this machine's clock minus that of each rank; rank 0's if no rank with a known clock runs here."""
+    offsets_ns: dict[int, int] = {}
+    for run in runs:
+        with suppress(InputError):
+            clocks = read_clocks(run)
+            offsets_ns |= {rank: clock.readings[-1].offset_ns for rank, clock in clocks.items()}
+    own = (offsets_ns[rank] for rank in offsets_ns if rank in states and states[rank].pid)
+    own_ns = next(own, 0)
+    return {rank: offset_ns - own_ns for rank, offset_ns in offsets_ns.items()}
 
 
 class _Missing:

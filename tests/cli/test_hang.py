@@ -164,3 +164,11 @@ def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> N
     assert "waits for: perhaps rank 3" in shown.out
     waiting = json.loads(cli("hang", run, "--format", "json").out)["waiting"]
     assert {tuple(each["overwritten"]) for each in waiting} == {(3,)}
+
+
+def test_a_wait_by_a_clock_that_is_ahead_is_not_below_0(run: Path, cli: Cli) -> None:
+    ring_file(run, 0).unlink()
+    ring = FlightRing(run, 0)
+    ring.group(0, range(4), "dp")
+    ring.add(0, 2, 0, time.time_ns() + 3600 * 10**9, 0, -1, ring.text("barrier"), 0, 0, 0)
+    assert "rank 0 (step 0) for 0 s in barrier" in cli("hang", run).out

@@ -16,6 +16,7 @@ import pytest
 
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
+from ppprof.rundir.clocks import Reading, clocks_path, line_of
 from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
@@ -653,6 +654,43 @@ def test_a_clock_that_is_ahead_does_not_hide_how_long_ranks_wait(job: Job) -> No
     job._now = time.time_ns() + 3600 * 10**9
     job.rank(1, (1, "all_reduce"), waits=True)
     assert (job.hang().idle_s or 0) > 10**6
+
+
+def write_clock(run: Path, rank: int, offset_s: int) -> None:
+    """Note that rank 0's clock minus that of a rank was an hour, and is ``offset_s`` by now."""
+    path = run / clocks_path(rank)
+    path.parent.mkdir(exist_ok=True)
+    readings = Reading(1, 3600 * 10**9, 10), Reading(10**18, offset_s * 10**9, 10)
+    path.write_text("".join(map(line_of, readings)))
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_times_of_ranks_are_those_of_the_clock_that_is_read(job: Job, here: int) -> None:
+    """The clock of rank 1 is 40 s ahead; both have waited for 60 s, in a call and for its task."""
+    for rank, offset_s in ((0, 0), (1, -40)):
+        write_clock(job.run, rank, offset_s)
+    now_ns, ahead_ns = time.time_ns(), 40 * 10**9
+    for rank in (0, 1):
+        ring = FlightRing(job.run, rank)
+        ring.group(0, GROUPS[0], None)
+        own_ns = now_ns - 60 * 10**9 + (rank - here) * ahead_ns
+        number = ring.add(0, 1, 0, own_ns - rank * 10**9, 8, -1, *(ring.text("barrier"), 0, 0, 0))
+        if rank == 1:
+            ring.returned(number, own_ns - 1)
+            ring.waited(number, -own_ns)
+    LivenessRegistry(job.run, Topology.of(), here)
+    hang = job.hang()
+    assert {each.operation.pending_since_ns for each in hang.waiting} == {now_ns - 60 * 10**9}
+    assert hang.idle_s == pytest.approx(60, abs=20)
+
+
+def test_the_first_mismatch_is_the_first_by_one_clock(job: Job) -> None:
+    """The clocks of ranks 2 and 3 are 40 s behind; that machine sees none of the processes."""
+    for rank in range(4):
+        write_clock(job.run, rank, 40 if rank > 1 else 0)
+        job._now = 10**18 if rank < 2 else 10**18 - 30 * 10**9  # 10 s later
+        job.rank(rank, (rank // 2 + 1, ("barrier", "all_reduce")[rank % 2]), waits=True)
+    assert [[*each.group.ranks] for each in job.hang().mismatches] == [[0, 1], [2, 3]]
 
 
 def test_directories_of_two_starts_are_not_mixed(
