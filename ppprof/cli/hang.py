@@ -169,10 +169,12 @@ def _document(hang: Hang) -> str:
                 "rank": rank,
                 "step": hang.steps[rank],
                 "state": hang.states[rank].text if rank in hang.states else None,
+                "pid": hang.states[rank].pid if rank in hang.states else None,
                 "last": call(hang.last[rank]) if rank in hang.last else None,
             }
             for rank in hang.ranks
         ],
+        "stacks": {str(rank): stacks for rank, stacks in hang.stacks.items() if stacks},
         "causes": hang.causes,
         "absent": hang.absent,
         "circle": hang.circle,

@@ -102,7 +102,10 @@ def test_damaged_records_are_counted_or_left_alone(run: Path, cli: Cli, seed: in
     assert "verdict" in json.loads(out)
 
 
-def test_stacks_of_the_rank_that_does_not_come_are_asked_for(run: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_stacks_of_the_rank_that_does_not_come_are_asked_for(
+    run: Path, cli: Cli, form: str
+) -> None:
     requests: list[str] = []
 
     def answer() -> None:
@@ -122,9 +125,9 @@ def test_stacks_of_the_rank_that_does_not_come_are_asked_for(run: Path, cli: Cli
 
     thread = threading.Thread(target=answer)
     thread.start()
-    out, err = cli("hang", run, "--stacks")
+    out, err = cli("hang", run, "--stacks", "--format", form)
     thread.join()
-    assert "in wait_here" in out
+    assert "in wait_here" in (out if form == "table" else json.loads(out)["stacks"]["3"])
     assert err == ""
     assert requested_stacks(run, 3) == "", "the request is withdrawn"
 
