@@ -74,6 +74,15 @@ def format_value(name: str, value: str | float | None) -> str:
     return str(value)
 
 
+def without_cpp_stack(message: str) -> str:
+    r"""Return an error's message without the C++ stack that Paddle puts first with FLAGS_call_stack_level=2.
+
+    >>> without_cpp_stack("C++ Traceback: 0 Alloc<float16>\nError Message Summary: Fail to alloc memory")
+    ' Fail to alloc memory'
+    """
+    return message.rpartition("Error Message Summary:")[2]
+
+
 def escape_control_chars(text: str) -> str:
     r"""Escape characters that a terminal would execute, that reorder the text or that show nothing.
 

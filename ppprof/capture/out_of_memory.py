@@ -27,6 +27,7 @@ from ppprof.capture.recording.holders import allocator_bytes
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.steps.step_log import DeviceMemory
 from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.units import without_cpp_stack
 
 log = logging.getLogger("ppprof")
 
@@ -87,8 +88,9 @@ class OutOfMemoryPart(Part):
         device = self._device if on_device else "cpu"
         tensors = list(_once([*_walked(), *_local(lines)], on_device=on_device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
-        text = next((line for line in message.splitlines() if _REQUESTED.search(line)), "")
-        text = text or message.strip().partition("\n")[0]
+        summary = without_cpp_stack(message)
+        text = next((line for line in summary.splitlines() if _REQUESTED.search(line)), "")
+        text = text or summary.strip("- \n").partition("\n")[0]
         memory = DeviceMemory()
         if on_device and self._device_memory is not None:
             memory = self._device_memory()

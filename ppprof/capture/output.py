@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from ppprof.units import escape_control_chars
+from ppprof.units import escape_control_chars, without_cpp_stack
 
 
 class StderrHandler(logging.Handler):
@@ -95,7 +95,8 @@ def reason(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    lines = [line.strip() for line in text_of(error).splitlines() if line.strip(" -\t")]
+    text = without_cpp_stack(text_of(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
     return lines[0][:300] if lines else type(error).__name__
 
 

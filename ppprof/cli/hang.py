@@ -103,7 +103,7 @@ def _lines(hang: Hang) -> Iterator[str]:
         yield "\nWho waits:\n"
     for waiting in hang.waiting[:_MOST_WAITING]:
         call = waiting.operation
-        since = (hang.now_ns - call.pending_since_ns) / 1e9
+        since = max(0, hang.now_ns - call.pending_since_ns) / 1e9
         size = f", {call.size:,} bytes {call.dtype}" if call.size else ""
         yield (
             f"  rank {waiting.rank} (step {hang.steps[waiting.rank]}) for {since:.0f} s in {call.name} "
@@ -169,10 +169,12 @@ def _document(hang: Hang) -> str:
                 "rank": rank,
                 "step": hang.steps[rank],
                 "state": hang.states[rank].text if rank in hang.states else None,
+                "pid": hang.states[rank].pid if rank in hang.states else None,
                 "last": call(hang.last[rank]) if rank in hang.last else None,
             }
             for rank in hang.ranks
         ],
+        "stacks": {str(rank): stacks for rank, stacks in hang.stacks.items() if stacks},
         "causes": hang.causes,
         "absent": hang.absent,
         "circle": hang.circle,

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from ppprof.errors import InputError
 from ppprof.messages import Counted
 from ppprof.paths import PathLike, is_remote, to_path
+from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.directories import find, newest
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
@@ -43,6 +44,8 @@ _log = logging.getLogger("ppprof")
 
 _SIZES_DIFFER = frozenset(["alltoall", "alltoall_single", "gather", "scatter"])
 """Collectives to which ranks may give tensors of different sizes."""
+_MOVES = _SIZES_DIFFER | POINT_TO_POINT | {"all_gather", "broadcast"}
+"""Operations that move bytes, whatever type each rank names them."""
 _MOST_OPERATIONS = 500_000
 """Operations to compare, of all ranks together: some 150 MB."""
 _LEAST_OPERATIONS = 64
@@ -108,29 +111,36 @@ class Departure(NamedTuple):
     usual_step: int
     """The earlier step that is alike for longest."""
     repeated: Operation
-    """The operation of which there are more or fewer."""
+    """The operation that the step calls fewer times than the earlier one; else ``called``."""
     num_now: int
-    """How often the step has called ``repeated``."""
+    """How often the step has called ``repeated``. A step that has not ended may call it again, unless there are fewer."""
     num_usual: int
     """How often the earlier step did."""
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What it has in common with departures that are alike."""
-        return self.called.way, self.expected and self.expected.way
+        """What it has in common with departures that are alike: its lines; at one line the operations.
 
-    def text(self, ranks: Iterable[int]) -> str:
-        """Return it in words, for the ranks whose departures are alike."""
-        if min(self.num_now, self.num_usual) > 0 and self.num_now != self.num_usual:
-            then = f" and then {_call(self.called)}" if self.repeated is not self.called else ""
+        In a hybrid job, an evaluation's line calls other groups, peers and operations on each rank.
+        """
+        called, expected = self.called, self.expected
+        places = called.place, expected and expected.place
+        return (called.way, expected.way) if expected and len({*places}) == 1 else places
+
+    @property
+    def text(self) -> str:
+        """What the rank did, in words."""
+        is_fewer = self.repeated is not self.called
+        if is_fewer or self.num_now > self.num_usual > 0:
+            then = f" and then {_call(self.called)}" if is_fewer else ""
             return (
-                f"{_ranks(ranks)} called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
+                f"called {_call(self.repeated)} {Counted(self.num_now):time|times}{then} in "
                 f"step {self.called.step}, but {Counted(self.num_usual):time|times} in step {self.usual_step}, "
                 "as with another number of micro-batches"
             )
         usual = _call(self.expected) if self.expected else "nothing more"
         return (
-            f"{_ranks(ranks)} called {_call(self.called)} in step {self.called.step}, where step "
+            f"called {_call(self.called)} in step {self.called.step}, where step "
             f"{self.usual_step} called {usual}"
         )
 
@@ -230,10 +240,10 @@ class Hang:
 
     def verdict(self) -> str:
         """Return the cause in one sentence."""
-        alike: dict[tuple[object, ...], list[Departure]] = {}
+        alike: dict[str, list[int]] = {}
         for each in self.departures:
-            alike.setdefault(each.way, []).append(each)
-        ways = [ways[0].text([each.rank for each in ways]) for ways in alike.values()]
+            alike.setdefault(each.text, []).append(each.rank)
+        ways = [f"{_ranks(ranks)} {text}" for text, ranks in alike.items()]
         return "; ".join([self._cause(), *ways[:2]])
 
     def _cause(self) -> str:
@@ -270,12 +280,13 @@ class Hang:
                 "no rank waits: the sessions of all ranks have ended without an error, and nothing "
                 "is noted after that"
             )
+        text = "no rank waits in a communication operation that Python called"
         if not self.last:
-            return (
+            text = (
                 "unknown: no rank has called a communication operation from Python "
                 "(paddle.DataParallel communicates in C++)"
             )
-        return "no rank waits in a communication operation that Python called"
+        return "; ".join(filter(None, [text, self._states_of(sorted(self.states))]))
 
     def _on_complete(self, waiting: Waiting) -> str:
         """Return the cause where a rank waits in an operation that all have called."""
@@ -346,13 +357,15 @@ class Hang:
         return "its session has ended" if self.states else ""
 
     def _ended_among(self, ranks: Sequence[int]) -> str:
-        """Return which of some ranks have ended, and how; "" if none has, or if all ranks of the job have."""
-        ended = {rank: state.text for rank, state in self.states.items() if state.has_ended}
-        if ended.keys() >= set(self.ranks):
-            return ""
-        found = [f"rank {rank}: {ended[rank]}" for rank in ranks if rank in ended]
-        more = f"; and {Counted(len(found) - 2):more rank|more ranks}" if len(found) > 2 else ""
-        return "; ".join(found[:2]) + more
+        """Return which of some ranks have ended or are stopped, and how; "" if none, or if all of the job have ended."""
+        ended = {rank for rank, state in self.states.items() if state.has_ended}
+        return "" if ended >= set(self.ranks) else self._states_of(ranks)
+
+    def _states_of(self, ranks: Sequence[int]) -> str:
+        """Return how some ranks ended, or that they are stopped; "" if all run, as far as is known."""
+        known = [rank for rank in ranks if rank in self.states and self.states[rank].text]
+        more = f"; and {Counted(len(known) - 2):more rank|more ranks}" if len(known) > 2 else ""
+        return "; ".join(f"rank {rank}: {self.states[rank].text}" for rank in known[:2]) + more
 
 
 def find_hang(paths: Sequence[PathLike]) -> Hang:
@@ -371,10 +384,15 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     most = max(_LEAST_OPERATIONS, _MOST_OPERATIONS // max(sum(map(_num_rings, runs)), 1))
     for run in runs:
         try:
-            readable, unreadable = read_rings(run, most)
+            states.update(rank_states(run))
+        except OSError as error:
+            raise InputError(f"{run}: cannot read which ranks run: {error}") from error
+    offsets_ns = _offsets_ns(runs, states)
+    for run in runs:
+        try:
+            readable, unreadable = read_rings(run, most, offsets_ns)
             rings.update(readable)
             problems.update(unreadable)
-            states.update(rank_states(run))
         except OSError as error:
             raise InputError(f"{run}: cannot read what ranks noted: {error}") from error
     if not rings and problems:
@@ -501,6 +519,18 @@ def _started(run: Path) -> float:
     return 0.0
 
 
+def _offsets_ns(runs: Sequence[Path], states: Mapping[int, RankState]) -> dict[int, int]:
+    """Return this machine's clock minus that of each rank; rank 0's if no rank with a known clock runs here."""
+    offsets_ns: dict[int, int] = {}
+    for run in runs:
+        with suppress(InputError):
+            clocks = read_clocks(run)
+            offsets_ns |= {rank: clock.readings[-1].offset_ns for rank, clock in clocks.items()}
+    own = (offsets_ns[rank] for rank in offsets_ns if rank in states and states[rank].pid)
+    own_ns = next(own, 0)
+    return {rank: offset_ns - own_ns for rank, offset_ns in offsets_ns.items()}
+
+
 class _Missing:
     """Which members of an operation have not called it; asked for many ranks of one group."""
 
@@ -610,11 +640,33 @@ def _departure(ring: Ring) -> list[Departure]:
     if same == len(current):
         return []
     earlier, called = steps[usual], current[same]
-    expected = earlier[same] if same < len(earlier) else None
-    has_called = expected is not None and any(each.way == expected.way for each in current)
-    repeated = expected if expected is not None and has_called else called
-    counts = tuple(sum(each.way == repeated.way for each in step) for step in (current, earlier))
-    return [Departure(ring.rank, called, expected, usual, repeated, *counts)]
+    rest = earlier[same:]
+    repeated = called
+    if _num_of(called, current) <= _num_of(called, earlier):
+        repeated = _called_fewer_times(current, rest, same) or called
+    counts = _num_of(repeated, current), _num_of(repeated, earlier)
+    return [Departure(ring.rank, called, rest[0] if rest else None, usual, repeated, *counts)]
+
+
+def _called_fewer_times(
+    current: Sequence[Operation], rest: Sequence[Operation], same: int
+) -> Operation | None:
+    """Return what a step repeats fewer times than an earlier one: it goes on with what came after the last time.
+
+    Args:
+        current: what the step has called.
+        rest: what the earlier step called behind what is alike.
+        same: how many calls are alike.
+    """
+    following = next((n for n, each in enumerate(rest) if each.way == current[same].way), None)
+    if following is None:
+        return None
+    is_last = not _num_of(rest[0], rest[following:]) and not _num_of(rest[0], current[same:])
+    return rest[0] if is_last and _num_of(rest[0], current) else None
+
+
+def _num_of(operation: Operation, calls: Iterable[Operation]) -> int:
+    return sum(each.way == operation.way for each in calls)
 
 
 def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
@@ -647,14 +699,15 @@ def _mismatches(rings: Mapping[int, Ring]) -> list[Mismatch]:
 def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch | None:
     """Return the first calls of equal number that do not fit, and that the ranks have not left behind.
 
-    Calls that differ and that ended on all ranks are no cause, as where a pipeline's stages name a loss's dtype
-    differently in each step; unless from there on ranks call from other lines than each other, and did not before.
+    Calls that differ and that ended on all ranks are no cause, as where gloo reduces tensors of other sizes in
+    each step; unless from there on ranks call from other lines than each other, and did not before.
     """
     usual = set()
     numbers = sorted(by_sequence)
     shared = [each for each in numbers if len(by_sequence[each]) > 1]
     lines_differ = {each for each in numbers if _lines_differ(by_sequence[each])}
-    last_alike = max((each for each in shared if each not in lines_differ), default=-1)
+    alike = [each for each in shared if each not in lines_differ]
+    last_alike = max(alike, default=-1)
     since = 0
     for sequence in numbers:
         since = since if sequence - 1 in lines_differ else sequence
@@ -670,7 +723,8 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
         shifts = since - 1 == last_alike
         if kind not in usual or shifts:
             group = next(rings[rank].groups[each.group] for rank, each in calls.items())
-            return Mismatch(group, sequence, calls, differs, since)
+            is_known = since == 1 or since - 1 in alike  # else it is where a ring begins
+            return Mismatch(group, sequence, calls, differs, since if is_known else sequence)
     return None
 
 
@@ -693,7 +747,10 @@ def _differences(calls: list[Operation]) -> tuple[str, ...]:
     elif all(each.name == first.name for each in calls):
         fields += ["dtype", "peer"]
         fields += [] if first.name in _SIZES_DIFFER else ["size"]
-    return tuple(name for name in fields if len({getattr(each, name) for each in calls}) > 1)
+    differs = tuple(name for name in fields if len({getattr(each, name) for each in calls}) > 1)
+    # As of the loss that Fleet's pipeline broadcasts: bfloat16 on the last stage, float16 on the others.
+    only_names_differ = differs == ("dtype",) and len({each.size for each in calls}) == 1
+    return () if only_names_differ and first.name in _MOVES else differs
 
 
 def _is_transfer(mismatch: Mismatch) -> bool:

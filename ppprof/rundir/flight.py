@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -346,12 +347,16 @@ def answer_line(request: str) -> bytes:
     return f"Requested {request}\n".encode()
 
 
-def read_rings(run: Path, most: int = MOST_OPERATIONS) -> tuple[dict[int, Ring], dict[int, str]]:
+def read_rings(
+    run: Path, most: int = MOST_OPERATIONS, offsets_ns: Mapping[int, int] = MappingProxyType({})
+) -> tuple[dict[int, Ring], dict[int, str]]:
     """Return the rings of a run directory by rank, and what is wrong with those that are unreadable.
 
     Args:
         run: the run directory.
         most: how many operations of each ring to return, beside those in which the rank waits.
+        offsets_ns: what to add to the times of a rank's operations, which are of its wall clock; nothing
+            for ranks without.
 
     Returns:
         The rings; and for each rank with an unreadable one a message with its path.
@@ -365,7 +370,7 @@ def read_rings(run: Path, most: int = MOST_OPERATIONS) -> tuple[dict[int, Ring],
         try:
             with file.open() as opened:
                 data = opened.read(_SIZE)
-            rings[rank] = _parse(rank, data, most)
+            rings[rank] = _parse(rank, data, most, offsets_ns.get(rank, 0))
         except OSError as error:
             problems[rank] = f"{file}: {error.strerror or error}"
         except ValueError as error:
@@ -394,7 +399,7 @@ def ranks_with_rings(run: Path) -> list[int]:
     return [int(entry["rank"]) for entry in matches(run, "flight", _ENTRY)]
 
 
-def _parse(rank: int, data: bytes, most: int) -> Ring:
+def _parse(rank: int, data: bytes, most: int, offset_ns: int) -> Ring:
     if len(data) < _SIZE:
         raise ValueError(f"{len(data):,} bytes; expected at least {_SIZE:,}: the file is truncated")
     if not data.startswith((_MAGIC, _OLDER)):
@@ -419,6 +424,8 @@ def _parse(rank: int, data: bytes, most: int) -> Ring:
         is_pending = (whole["returned_ns"] == 0) | (whole["waited_ns"] < 0)
         is_left = is_pending & (since_ns < whole["called_ns"].max(initial=0))
         whole["returned_ns"][is_left] = -since_ns[is_left]
+    for times in (whole[name] for name in ("called_ns", "returned_ns", "waited_ns")):
+        times += np.sign(times) * offset_ns
     returned_ns = whole["returned_ns"]
     is_kept = (returned_ns == 0) | (whole["waited_ns"] < 0) & (returned_ns > 0)
     is_kept[-most:] = True

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from ppprof.messages import Counted
 from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
+from ppprof.units import without_cpp_stack
 
 _MAX_NAMED = 4
 """Most ranks that one message names. When a node dies, many ranks die."""
@@ -256,6 +257,6 @@ def _status(pid: int) -> list[str]:
 def _one_line(error: BaseException) -> str:
     text = ""
     with suppress(Exception):  # the exception's own __str__ may fail
-        text = str(error)
+        text = without_cpp_stack(str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -156,6 +156,18 @@ def test_a_worker_that_runs_out_of_memory_is_not_the_training(tmp_path: Path) ->
     assert noted(tmp_path, fails) is None
 
 
+def test_the_stack_of_c_plus_plus_does_not_say_what_was_asked_for(tmp_path: Path) -> None:
+    """It names ``Alloc<phi::dtype::float16>``."""
+    paddle.set_flags({"FLAGS_call_stack_level": 2})
+    try:
+        found = noted(tmp_path, lambda: paddle.ones([HUGE], "float16"))
+    finally:
+        paddle.set_flags({"FLAGS_call_stack_level": 1})
+    assert found is not None
+    assert found.requested_bytes == HUGE * 2
+    assert found.error.startswith("MemoryError: ResourceExhaustedError: Fail to alloc memory of ")
+
+
 def test_a_message_without_a_number_asks_for_an_unknown_size(tmp_path: Path) -> None:
     def fails() -> None:
         raise MemoryError("cannot allocate buffer.")

@@ -159,6 +159,12 @@ os._exit(0)
         (OSError(28, "No space left on device", "/data"), "No space left on device"),
         (OSError("gone"), "gone"),
         (RuntimeError("\n----\n  first line\nsecond"), "first line"),
+        (
+            RuntimeError(
+                "\n---\nC++ Traceback\n---\n0 f()\n\n---\nError Message Summary:\n---\nwhy"
+            ),
+            "why",
+        ),
         (MemoryError(), "MemoryError"),
     ],
 )

@@ -102,7 +102,10 @@ def test_damaged_records_are_counted_or_left_alone(run: Path, cli: Cli, seed: in
     assert "verdict" in json.loads(out)
 
 
-def test_stacks_of_the_rank_that_does_not_come_are_asked_for(run: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_stacks_of_the_rank_that_does_not_come_are_asked_for(
+    run: Path, cli: Cli, form: str
+) -> None:
     requests: list[str] = []
 
     def answer() -> None:
@@ -122,9 +125,9 @@ def test_stacks_of_the_rank_that_does_not_come_are_asked_for(run: Path, cli: Cli
 
     thread = threading.Thread(target=answer)
     thread.start()
-    out, err = cli("hang", run, "--stacks")
+    out, err = cli("hang", run, "--stacks", "--format", form)
     thread.join()
-    assert "in wait_here" in out
+    assert "in wait_here" in (out if form == "table" else json.loads(out)["stacks"]["3"])
     assert err == ""
     assert requested_stacks(run, 3) == "", "the request is withdrawn"
 
@@ -164,3 +167,11 @@ def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> N
     assert "waits for: perhaps rank 3" in shown.out
     waiting = json.loads(cli("hang", run, "--format", "json").out)["waiting"]
     assert {tuple(each["overwritten"]) for each in waiting} == {(3,)}
+
+
+def test_a_wait_by_a_clock_that_is_ahead_is_not_below_0(run: Path, cli: Cli) -> None:
+    ring_file(run, 0).unlink()
+    ring = FlightRing(run, 0)
+    ring.group(0, range(4), "dp")
+    ring.add(0, 2, 0, time.time_ns() + 3600 * 10**9, 0, -1, ring.text("barrier"), 0, 0, 0)
+    assert "rank 0 (step 0) for 0 s in barrier" in cli("hang", run).out

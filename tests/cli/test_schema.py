@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,10 @@ from ppprof.capture.doctor import Check
 from ppprof.choices import ALL_VIEWS
 from ppprof.cli import COMMANDS, command_parser
 from ppprof.cli.schema import DESCRIBED
-from ppprof.rundir.flight import FlightRing
+from ppprof.rundir.flight import FlightRing, open_stacks
+from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.topology import Topology
 from tests.conftest import Cli
 from tests.fixtures.findings import TRIGGERS
 from tests.fixtures.json_schemas import validate
@@ -206,9 +209,15 @@ def test_a_hang_matches(tmp_path: Path, cli: Cli) -> None:
             if sequence == 1:
                 ring.returned(number, 10**18 + 3)
                 ring.waited(number, 10**18 + 4)
+    LivenessRegistry(tmp_path, Topology.of(), 0)
+    fd = open_stacks(tmp_path, 3)
+    os.write(fd, b"Fatal Python error: Segmentation fault\n  in train\n")
+    os.close(fd)
     document = checked(cli, "hang", tmp_path)
     assert document["causes"] == [3]
     assert len(document["waiting"]) == 3
+    assert [each["pid"] for each in document["ranks"]] == [os.getpid(), None, None, None]
+    assert document["stacks"] == {"3": "Fatal Python error: Segmentation fault\n  in train"}
 
 
 def test_checks_of_a_machine_match(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:

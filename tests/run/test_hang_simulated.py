@@ -180,3 +180,80 @@ def test_the_rank_that_departs_from_its_steps_is_named(
     assert {each.rank for each in hang.departures} == ({culprit} if departs else set())
     if departs:
         assert f"rank {culprit} called " in hang.verdict()
+
+
+RECEIVES, SENDS = Call(7, 1, "recv", 0), Call(9, 1, "send", 0)
+SUMS = Call(11, 1, "all_reduce")
+MICRO_BATCH = [RECEIVES, SENDS]
+
+
+@pytest.mark.parametrize(
+    ("usual", "last", "says"),
+    [
+        (  # a send is left out
+            [*MICRO_BATCH * 3, SUMS],
+            [RECEIVES, *MICRO_BATCH * 2, SUMS],
+            "recv at train.py:7 step in step 2, where step 1 called send at train.py:9 step",
+        ),
+        (
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH, RECEIVES, *MICRO_BATCH, SUMS],
+            "recv at train.py:7 step in step 2, where step 1 called send at train.py:9 step",
+        ),
+        (  # two micro-batches of three
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH * 2, SUMS],
+            "recv at train.py:7 step 2 times and then all_reduce at train.py:11 step in step 2, but 3 "
+            "times in step 1, as with another number of micro-batches",
+        ),
+        (  # two of three, and then what no earlier step calls
+            [*MICRO_BATCH * 3, SUMS],
+            [*MICRO_BATCH * 2, Call(13, 0, "barrier")],
+            "barrier at train.py:13 step in step 2, where step 1 called recv at train.py:7 step",
+        ),
+        (  # four of three, in a schedule that receives one ahead
+            [RECEIVES, *MICRO_BATCH * 2, SENDS, SUMS],
+            [RECEIVES, *MICRO_BATCH * 3, SENDS, SUMS],
+            "recv at train.py:7 step 4 times in step 2, but 3 times in step 1, as with another number "
+            "of micro-batches",
+        ),
+    ],
+)
+def test_what_a_stage_of_a_pipeline_calls_otherwise(
+    usual: list[Call], last: list[Call], says: str, tmp_path: Path
+) -> None:
+    """Rank 1 does; rank 0 does as before: it sends what rank 1 receives, and receives what it sends."""
+    others = {RECEIVES: Call(3, 1, "send", 1), SENDS: Call(5, 1, "recv", 1)}
+    first_stage = [others.get(call, call) for call in usual]
+    programs = [[first_stage] * 3, [usual, usual, last], [[]] * 3, [[]] * 3]
+    run(tmp_path, programs)
+    assert find_hang([tmp_path]).verdict().endswith(f"; rank 1 called {says}")
+
+
+def test_an_evaluation_of_all_ranks_is_no_departure_in_a_hybrid_job(tmp_path: Path) -> None:
+    """Line 20 sums in groups 1 and 2, where a step sums at line 2; then rank 3 sleeps."""
+    groups, everyone = (1, 1, 2, 2), Call(4, 0, "barrier")
+    steps = [[Call(2, group, "all_reduce"), everyone] for group in groups]
+    evaluations = [[Call(20, group, "all_reduce"), everyone] for group in groups]
+    evaluations[3].pop()
+    run(tmp_path, [[step, step, last] for step, last in zip(steps, evaluations)])
+    hang = find_hang([tmp_path])
+    assert (hang.causes, hang.departures) == ((3,), ())
+
+
+def test_ranks_that_call_otherwise_at_one_line_depart_all(tmp_path: Path) -> None:
+    """As at the line that calls Fleet's ``train_batch``: no rank has left it."""
+    sends, receives = Call(7, 1, "send", 1), Call(7, 1, "recv", 1)
+    first_stage, last_stage = [sends, receives] * 3, [RECEIVES, Call(7, 1, "send", 0)] * 3
+    others = [sends] * 3 + [receives] * 3, [RECEIVES] * 4
+    programs = [[each, each, last] for each, last in zip((first_stage, last_stage), others)]
+    run(tmp_path, [*programs, [[]] * 3, [[]] * 3])
+    assert (
+        find_hang([tmp_path])
+        .verdict()
+        .endswith(
+            "; rank 0 called send at train.py:7 step in step 2, where step 1 called recv at train.py:7 step; "
+            "rank 1 called recv at train.py:7 step 4 times in step 2, but 3 times in step 1, as with another "
+            "number of micro-batches"
+        )
+    )

@@ -61,6 +61,21 @@ def test_what_is_noted_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_times_are_shifted_to_another_clock(tmp_path: Path) -> None:
+    """A time below 0 is the negative of one, and 0 stands for no time."""
+    ring = FlightRing(tmp_path, 3)
+    failed, waits = add(ring, 1), add(ring, 2)
+    ring.returned(failed, -2_000)
+    ring.returned(waits, 2_500)
+    ring.waited(waits, -2_600)
+    for offsets_ns, shift_ns in (({3: -70}, -70), ({2: 9}, 0)):
+        operations = read_rings(tmp_path, offsets_ns=offsets_ns)[0][3].operations
+        assert [(each.called_ns, each.returned_ns, each.waited_ns) for each in operations] == [
+            (1_001 + shift_ns, -2_000 - shift_ns, 0),
+            (1_002 + shift_ns, 2_500 + shift_ns, -2_600 - shift_ns),
+        ]
+
+
 def test_the_last_operations_stay(tmp_path: Path) -> None:
     ring = FlightRing(tmp_path, 0)
     first = add(ring, 1)

@@ -32,6 +32,13 @@ def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[by
     return process
 
 
+def test_of_a_failure_the_cause_is_named_and_not_the_stack_of_c_plus_plus(tmp_path: Path) -> None:
+    """Paddle puts it first with FLAGS_call_stack_level=2."""
+    text = "\n---\nC++ Traceback:\n---\n0 f()\n\n---\nError Message Summary:\n---\nNotFoundError: boom\n"
+    rosters(tmp_path)[5].mark_failed(ValueError(text))
+    assert liveness.rank_states(tmp_path)[5].text == "failed: ValueError: NotFoundError: boom"
+
+
 def test_the_first_to_fail_is_named_by_the_others_and_only_that_one(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
     assert everybody[5].mark_failed(BOOM) == ""
