@@ -16,7 +16,12 @@ from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
-from ppprof.analysis.efficiency.avoidable import fusible_chains, unused_rows, vocabulary_work
+from ppprof.analysis.efficiency.avoidable import (
+    fusible_chains,
+    thin_products,
+    unused_rows,
+    vocabulary_work,
+)
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
@@ -69,6 +74,9 @@ MOST_NAMES = 20
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
 """The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 
+_SUM = "^global_gradnodeaccumulation"
+"""The node that adds to the gradient of a parameter, in lower case."""
+
 _COPIES = "^gpumemcpysync"
 """Paddle's span around a copy for which the host waits (paddle/phi/core/memory/memcpy.cc)."""
 
@@ -105,6 +113,7 @@ STEPS = {
     "exposed_pageable_ns": pl.Int64,
     "exposed_reads_ns": pl.Int64,
     "accumulation_ns": pl.Int64,
+    "thin_ns": pl.Int64,
     "recompute_ns": pl.Int64,
     "optimizer_ns": pl.Int64,
     "optimizer_overhead_ns": pl.Int64,
@@ -129,7 +138,9 @@ STEPS = {
 - ``num_pageable_copies``, ``pageable_copies_ns``, ``exposed_pageable_ns``: copies to the device from
   memory that is not pinned; their time, and the part of it in which no kernel runs;
 - ``exposed_reads_ns``: the time of copies to such memory in which no kernel runs;
-- ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
+- ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them; on a
+  host, with that of the nodes that add to gradients of parameters, without communication and hooks;
+- ``thin_ns``: the time of products that mostly read their weights (`thin_products`);
 - ``recompute_ns``: the time of Forward events in a Backward; without device events, with the time
   in the gradient node around them in which nothing works;
 - ``optimizer_ns``: the time in Optimization phases;
@@ -445,6 +456,9 @@ class IndicatorBuilder:
         own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
         time_ns = of_steps["time_ns"].to_numpy()
+        backward = together(intervals_of(self.phase("Backward")))
+        lines = of_steps.filter(pl.Series(contains(backward, time_ns)))
+        self.add_names("backward", lines.select(*named, time_ns="dur_ns"))
         for axis, calls in self._communication():
             lines = of_steps.filter(pl.Series(contains(calls, time_ns)))
             self.add_names(f"communication {axis}", lines.select(*named, time_ns="dur_ns"))
@@ -697,7 +711,7 @@ class IndicatorBuilder:
     def gradient_columns(self) -> dict[str, Int64 | None]:
         """Return the columns of gradient accumulation and recomputation; adds gradient names."""
         if self.profile.unrecorded_device:
-            return {"accumulation_ns": None, "recompute_ns": None}
+            return {"accumulation_ns": None, "thin_ns": None, "recompute_ns": None}
         hosts = self.tree.hosts
         time = "device_ns" if self.on_device else "cpu_ns"
         local = hosts.filter(
@@ -709,7 +723,9 @@ class IndicatorBuilder:
             .filter((pl.col("category") == "Operator") & matching(hosts["name"], "^global_"))
             .join(local_times, left_on="row", right_on="parent")
             .with_columns(time_ns=(pl.col(time) - pl.col("local_ns")).clip(0))
+            .select("step", "name", "time_ns")
         )
+        nodes = pl.concat([nodes, self._sums()])
         self.add_names("accumulation", nodes)
         backward = self.phase("Backward")["row"].to_numpy()
         is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
@@ -721,10 +737,40 @@ class IndicatorBuilder:
             recomputed = recomputed.with_columns(pl.col("time_ns") + around)
         self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
         self._add_lines_of_layers(recomputed["name"], backward)
+        thin = thin_products(self.profile)
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
+            "thin_ns": self.sum_by_step(thin["step"], thin["time_ns"].to_numpy()),
             "recompute_ns": self.sum_by_step(recomputed["step"], recomputed["time_ns"].to_numpy()),
         }
+
+    def _sums(self) -> pl.DataFrame:
+        """Return the nodes in which a host adds to gradients of parameters; none with device events.
+
+        They run hooks, too: that of ``paddle.DataParallel`` communicates, and nodes with another line of
+        the user's than most are left out.
+
+        Returns:
+            step, name and time_ns, without communication.
+        """
+        hosts = self.tree.hosts.with_columns(step=self.step_of_host)
+        nodes = hosts.filter((pl.col("category") == "Operator") & matching(hosts["name"], _SUM))
+        if self.on_device:
+            nodes = nodes.clear()
+        communication = communication_of(self.profile)
+        times = communication.times(np.arange(len(communication.step)))
+        start, end = intervals_of(nodes)
+        sums = difference(together((start, end)), together(times))
+        nodes = nodes.with_columns(time_ns=covered_within(sums, start, end))
+        sampled = sampled_steps(self.profile)
+        if sampled is not None and nodes.height:
+            samples = samples_by_line(sampled).filter("is_step").drop_nulls("name")
+            samples = samples.filter(pl.Series(contains(sums, samples["time_ns"].to_numpy())))
+            usual = samples["name"].mode().sort().head(1).implode()
+            hooks = samples.filter(pl.col("name").is_in(usual).not_())["time_ns"].sort().to_numpy()
+            holds = np.searchsorted(hooks, end) > np.searchsorted(hooks, start)
+            nodes = nodes.filter(pl.Series(~holds))
+        return nodes.select("step", "name", "time_ns")
 
     def _around_recomputed(self, rows: Int64, backward: Int64) -> Int64:
         """Return the time of the gradient node around each recomputed layer outside all work in it.

@@ -671,17 +671,20 @@ def gradient_accumulation(evidence: Evidence) -> list[Finding]:
     """Report the accumulation of gradients, which is repeated for each micro-batch.
 
     The cost is the gain of half as many micro-batches of twice the size: half the accumulation
-    time, minus the bubble that fewer micro-batches add.
+    time, and half of products that take as long with twice as many rows, minus the bubble that fewer
+    micro-batches add.
     """
     batches = num_micro_batches(evidence)
     if batches < 2:
         return []
-    accumulation_ns = evidence.usual("accumulation_ns")
-    cost_ns = accumulation_ns / 2 - (scheduled_bubble(evidence) or 0.0)
+    accumulation_ns, thin_ns = evidence.usual("accumulation_ns"), evidence.usual("thin_ns")
+    cost_ns = (accumulation_ns + thin_ns) / 2 - (scheduled_bubble(evidence) or 0.0)
     size = evidence.number("Global.micro_batch_size")
     factor = next(number for number in range(2, batches + 1) if batches % number == 0)
     facts = {
         "accumulation_ns": accumulation_ns,
+        "thin_ns": thin_ns or None,
+        "line": evidence.first_name("backward"),
         "micro_batches": batches,
         "micro_batch_size": size,
         "proposed_micro_batch_size": None if size is None else factor * size,

@@ -12,9 +12,11 @@ from ppprof.analysis.efficiency.efficiency import operator_work
 from ppprof.analysis.efficiency.operator_formulas import LOSSES, MOST_DIMS
 from ppprof.analysis.efficiency.operator_work import (
     MOST_WORK,
+    Product,
     family_of,
     is_pointwise,
     item_bytes,
+    product_of,
     work_of_profile,
 )
 from ppprof.analysis.profile.profile import Profile
@@ -108,6 +110,51 @@ def _size(shapes: str) -> int | None:
         return None
     size = math.prod(tensors[0])
     return size if 0 <= size < MOST_WORK else None
+
+
+THIN = {"step": pl.Int64(), "time_ns": pl.Int64()}
+"""Columns of `thin_products`."""
+
+_MOST_THIN = 4
+"""Rows. A product of twice as many computes 4 operations for each byte of float32 that it reads: no
+current processor or device computes so few in the time of the byte."""
+
+
+def thin_products(profile: Profile) -> pl.DataFrame:
+    """Return the products of so few rows that they take as long with twice as many, and their gradients.
+
+    ::
+
+        matmul [1,1024] [1024,4096]     reads 4 M weights for one row
+
+    Returns:
+        step and time_ns of each, the share of it that its weights have of the bytes.
+    """
+    calls = profile.trace.events.select("step", "shapes", "attributes")
+    work = operator_work(profile).drop_nulls("shapes")
+    work = work.filter(pl.col("name").is_in(_products_in(work["name"])))
+    rows = work.select("row", "time_ns", "name").hstack(calls[work["row"]].cast(pl.String))
+    kinds = rows.select("name", "shapes", "attributes").unique()
+    shares = [
+        _share_of_weights(product_of(name.removesuffix("_grad"), *rest))
+        for name, *rest in kinds.rows()
+    ]
+    kinds = kinds.with_columns(share=pl.Series(shares, dtype=pl.Float64))
+    rows = rows.join(kinds, ["name", "shapes", "attributes"], nulls_equal=True)
+    thin = rows.drop_nulls("share").with_columns(pl.col("time_ns") * pl.col("share"))
+    return thin.select(pl.col(name).cast(dtype) for name, dtype in THIN.items()).drop_nulls()
+
+
+def _products_in(names: pl.Series) -> list[str]:
+    return [name for name in names.unique() if family_of(name) == "product"]
+
+
+def _share_of_weights(product: Product | None) -> float | None:
+    """Return the share of a matrix of weights in the elements of a product; None if it has many rows."""
+    if product is None or product.batch > 1 or not 0 < product.m <= _MOST_THIN:
+        return None
+    weights = product.k * product.n
+    return weights / (weights + product.m * (product.k + product.n))
 
 
 VOCABULARY = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}

@@ -1202,3 +1202,38 @@ def test_communication_has_the_line_that_calls_it(tmp_path):
     assert finding.place == ("train.py", 13)
     (row,) = finding_rows([finding], "en")
     assert row.what.endswith("waiting for the last rank (above all in train.py:13).")
+
+
+THIN = {"X0": [[1, 1024]], "X1": [[1024, 1024]]}
+
+
+def of_micro_batches(at, *, rows=1, num=4):
+    """A product and its gradient of 60 each, and 30 to add to the gradient of the weight."""
+    shapes = {**THIN, "X0": [[rows, 1024]]}
+    inputs = Shapes(shapes, {"X0": ["float32"], "X1": ["float32"]})
+    for begin in range(0, 200 * num, 200):
+        forward = op(at, begin, begin + 60, "matmul dygraph", inputs)
+        yield op(at, begin, begin + 60, "Linear", forward, category="Forward")
+        added = op(at, begin + 160, begin + 190, "Global_GradNodeAccumulation")
+        gradient = op(at, begin + 100, begin + 160, "Global_MatmulGradNode", inputs)
+        yield op(
+            at, begin + 90, begin + 200, "Gradient Backward", gradient, added, category="Backward"
+        )
+    yield op(at, 900, 990, "Optimization Step", category="Optimization")
+
+
+@pytest.mark.parametrize(("rows", "cost"), [(1, 4 * (30 + 120 * 1024 / 1026) / 2), (8, 4 * 30 / 2)])
+def test_micro_batches_of_few_rows_read_the_weights_each_time(tmp_path, rows, cost):
+    """A product of one row takes as long as one of two; what is added is added half as often."""
+    found = findings(tmp_path, threads=[thread(lambda at: of_micro_batches(at, rows=rows))])
+    finding = one("gradient-accumulation", found)
+    assert finding.facts["accumulation_ns"] == 4 * 30 * US
+    assert finding.cost_ns == pytest.approx(cost * US, rel=0.01)
+    (row,) = finding.evidence.rows()
+    assert row == ("Global_GradNodeAccumulation", 4, 4 * 30 * US)
+
+
+def test_a_single_backward_accumulates_nothing(tmp_path):
+    make = thread(lambda at: of_micro_batches(at, num=1))
+    rules = [finding.rule for finding in findings(tmp_path, threads=[make])]
+    assert "gradient-accumulation" not in rules
