@@ -37,7 +37,7 @@ from paddle.nn import Layer
 from ppprof.capture import process
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.ranks.flight_core import FlightCore
-from ppprof.capture.recording.collectives import METHODS, process_groups
+from ppprof.capture.recording.collectives import METHODS, data_of, process_groups
 from ppprof.capture.recording.patches import Patches, dtype_key
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.signals import end_process, pass_interruption
@@ -62,6 +62,8 @@ _MORE_METHODS = {
     "scatter_tensor": ("scatter", 0),
 }
 """As `METHODS`; None without data."""
+_SHARERS = 2
+"""Index of the argument of a ``partial`` method with the number of ranks that share the tensor."""
 _HOST_GROUP: tuple[type, ...] = tuple(filter(None, [getattr(core, "ProcessGroupGloo", None)]))
 _OTHER, _USERS, _LAYER = 1, 2, 3
 """Kinds of code; from 4 on the phases of `_PHASES`."""
@@ -182,7 +184,7 @@ class FlightRecorder(Part):
         self._ring.step(first_step, time.time_ns())
         self._answers: tuple[Callable[..., int], ...] = (
             *(self._address, self._kind, self._line, self._context),
-            *(self._dtype, self._size, self._started, self._waited),
+            *(self._dtype, self._size_of, self._started, self._waited),
         )
         """By the numbers of the questions of ``flight.c``."""
         if dtype_key is id:
@@ -251,13 +253,14 @@ class FlightRecorder(Part):
     ) -> Callable[..., Any]:
         """Return a method of a process group that calls ``method`` between two notes."""
         text, way = self._ring.text(name), _WAYS.get(name, 0)
+        sharers = _SHARERS if "partial" in method.__name__ else None
         if self._core is not None:
-            return self._core.noted(method, text, index, way)
+            return self._core.noted(method, text, index, way, sharers)
 
         def noted(group: Any, /, *args: Any, **kwargs: Any) -> Any:
             number = 0
             try:
-                number = self._note(text, index, way, group, args)
+                number = self._note(text, index, way, sharers, group, args)
             except Exception as error:  # other arguments than those that are known
                 pass_interruption(error)
             called_ns = time.time_ns()
@@ -280,7 +283,13 @@ class FlightRecorder(Part):
         return noted
 
     def _note(
-        self, text: int, index: int | None, way: int, process_group: Any, args: tuple[Any, ...]
+        self,
+        text: int,
+        index: int | None,
+        way: int,
+        sharers: int | None,
+        process_group: Any,
+        args: tuple[Any, ...],
     ) -> int:
         """Note a call of a method; return the operation's number, 0 if its group is unknown."""
         group = self._group(process_group)
@@ -292,7 +301,9 @@ class FlightRecorder(Part):
             key = 1 + args[1] + (len(group.ranks) if way == _RECEIVES else 0)
         elif way and type(args[1]) is int:
             peer = group.ranks[args[1]]
-        size = 0 if index is None else self._size(args[index])
+        size = 0 if index is None else self._size(data_of(index, args))
+        if sharers is not None:
+            size = (size >> 16) // args[sharers] << 16 | size & 0xFFFF
         place, context = self._origin()
         group.sequences[key] += 1
         return self._ring.add(
@@ -337,6 +348,10 @@ class FlightRecorder(Part):
             text = self._ring.text(str(tensor.dtype).rpartition(".")[2])
             self._dtypes[key] = tensor.element_size() << 16 | text
         return self._dtypes[key]
+
+    def _size_of(self, *args: Any) -> int:
+        """Return the size of an argument that is no tensor, as `_size`; the argument behind it may be the data."""
+        return self._size(data_of(0, args))
 
     def _size(self, data: Any) -> int:
         """Return the bytes of a tensor or of several, shifted by 16 bits, and the number of the text for the first one's type."""

@@ -90,7 +90,7 @@ METHODS = {
     "recv_partial": ("recv", 0),
 }
 """Methods of ``ProcessGroup``, which exist as ``..._on_calc_stream`` too: the operation's name in a
-trace, and the index of the argument that holds the data. In a send or recv, the argument after the
+trace, and the index of the argument that holds the data; see `data_of`. In a send or recv, the argument after the
 tensor is the peer. In a ``partial`` send or recv, the argument after the peer is the number of
 ranks that share the tensor."""
 
@@ -308,7 +308,8 @@ class Collectives(WindowObserver):
             group = self._group_of(process_group)
             peers = [group.ranks[args[1]]] if op in _PEER else group.ranks
             sharers = args[2] if "partial" in name else 1
-            return self._format_annotations(group, _tensors(args[index]), peers, sharers)
+            tensors = _tensors(data_of(index, args))
+            return self._format_annotations(group, tensors, peers, sharers)
         except Exception:
             return []
 
@@ -396,11 +397,19 @@ def _names_of(op: str, annotations: list[str]) -> _Names:
 
 def _method_key(op: str, index: int, method: _Function, group: Any, args: tuple[Any, ...]) -> Any:
     """Return what the names of a method's call depend on; None if that is more than one tensor."""
-    tensor = args[index]
+    tensor = data_of(index, args)
     if type(tensor) is not core.eager.Tensor:
         return None
-    others = args[1:3] if op in _PEER else ()  # the peer, and for a part the number of sharers
+    # The peer, and for a part the number of sharers.
+    others = args[1:3] if op in _PEER else args[2:3] if "partial" in method.__name__ else ()
     return method, group, others, dtype_key(tensor.dtype), *tensor.shape
+
+
+def data_of(index: int, args: Sequence[Any]) -> Any:
+    """Return the data of a method's call; behind a list of outputs, the tensor: ``all_gather(outputs, tensor)``."""
+    data, *after = args[index : index + 2]
+    is_output = isinstance(data, list) and bool(after) and isinstance(after[0], core.eager.Tensor)
+    return after[0] if is_output else data
 
 
 def process_groups() -> list[type]:

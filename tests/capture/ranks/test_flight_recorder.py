@@ -29,7 +29,7 @@ from paddle.distributed.fleet.utils import recompute  # noqa: E402
 from ppprof.capture.parts import Ending, FinishedStep  # noqa: E402
 from ppprof.capture.ranks import flight_recorder  # noqa: E402
 from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group, _Watch  # noqa: E402
-from ppprof.capture.recording.collectives import process_groups  # noqa: E402
+from ppprof.capture.recording.collectives import METHODS, process_groups  # noqa: E402
 from ppprof.rundir.flight import MOST_OPERATIONS, Operation, read_rings  # noqa: E402
 from ppprof.topology import Topology  # noqa: E402
 from ppprof.trace.fastpath import core as core_of_c  # noqa: E402
@@ -82,6 +82,15 @@ class Group:
     def scatter(self, tensors: list[Any], root: int) -> None:
         pass
 
+    def all_gather(self, outputs: Any, tensor: Any, sync_op: bool = True) -> None:
+        pass
+
+    def all_gather_partial(self, output: Any, tensor: Any, num: int, part: int) -> None:
+        pass
+
+    def send_partial(self, tensor: Any, receiver: int, num: int, part: int) -> None:
+        pass
+
     def barrier(self) -> None:
         pass
 
@@ -95,8 +104,8 @@ def group(recorder: FlightRecorder, monkeypatch: pytest.MonkeyPatch) -> Group:
     monkeypatch.setattr(flight_recorder, "_HOST_GROUP", (Group,))
     for name, method in list(vars(Group).items()):
         if not name.startswith("__"):
-            index = None if name == "barrier" else 0
-            monkeypatch.setattr(Group, name, recorder._noted(name, index, method))
+            op, index = {**METHODS, **flight_recorder._MORE_METHODS}[name]
+            monkeypatch.setattr(Group, name, recorder._noted(op, index, method))
     return group
 
 
@@ -152,6 +161,23 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         else:
             assert note.waited_ns == 0
     assert 0 < recorder.take_communication_ns() < end_ns - begin_ns
+
+
+def test_the_bytes_are_those_that_this_rank_gives(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    """Not those of all outputs, nor of the parts of a tensor that other ranks move."""
+    tensor, outputs = paddle.ones([2, 6]), [paddle.ones([2, 6]) for _ in range(3)]
+    group.all_gather(outputs, tensor)
+    group.all_gather(tensor, paddle.ones([6, 6]))
+    group.all_gather_partial(tensor, tensor, 3, 1)
+    group.send_partial(tensor, 2, 4, 0)
+    assert [(note.name, note.size, note.dtype) for note in operations_of(tmp_path)] == [
+        ("all_gather", 48, "float32"),
+        ("all_gather", 48, "float32"),
+        ("all_gather", 16, "float32"),
+        ("send", 12, "float32"),
+    ]
 
 
 def test_a_wait_for_a_device_does_not_say_that_the_operation_has_ended(

@@ -199,6 +199,11 @@ def test_a_method_of_a_process_group_is_annotated_like_its_function(
     assert spans._method_annotations("send", 0, "send_partial", half.process_group, args) == words(
         "axis=mp group=4 bytes=8 dtype=float32 peers=1"
     )
+    for outputs in ([FLOAT32, FLOAT32], []):
+        args = (outputs, FLOAT16, True)
+        assert spans._method_annotations(
+            "all_gather", 0, "all_gather", half.process_group, args
+        ) == words("axis=mp group=4 bytes=8 dtype=float16 peers=0,1")
     assert spans._method_annotations("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []
 
 

@@ -67,7 +67,7 @@ struct method {
         const char *doc;
     } definition;
     Object original;
-    int64_t name, index, way;
+    int64_t name, way, index, sharers;
     char text[64];
 };
 
@@ -141,13 +141,21 @@ static ONCE int64_t ask_once(Object key, uint64_t detail, int what, Object first
     return value;
 }
 
-/* Return the bytes of a tensor or of several, shifted by 16 bits, and the number of the text for their type. */
-static int64_t size_of(Object data)
+/* Return the bytes of an argument, shifted by 16 bits, and the number of the text for their type. Python knows that of several
+ * tensors, behind which another argument may be the data. */
+static int64_t size_of(Object args, int64_t index)
 {
+    Object data = python.argument(args, index);
+    if (!data)
+        return failed();
     Object type = python.type(data);
     python.release(type);
-    if (type != recorder.tensor && type != recorder.parameter)
-        return ask(SIZE, data, NULL, NULL);
+    if (type != recorder.tensor && type != recorder.parameter) {
+        Object after = python.argument(args, index + 1);
+        if (!after)
+            python.clear_error();
+        return ask(SIZE, data, after, NULL);
+    }
     Object dtype = python.attribute(data, recorder.dtype);
     if (!dtype)
         return failed();
@@ -242,10 +250,16 @@ static int64_t add(const struct method *method, Object args)
     }
     int64_t size = 0;
     if (method->index >= 0) {
-        Object data = python.argument(args, 1 + method->index);
-        size = data ? size_of(data) : failed();
+        size = size_of(args, 1 + method->index);
         if (size < 0)
             return size;
+    }
+    if (method->sharers >= 0) {
+        Object sharers = python.argument(args, 1 + method->sharers);
+        int64_t num = sharers ? python.as_integer(sharers) : FAILED;
+        if (num <= 0)
+            return failed();
+        size = (size >> 16) / num << 16 | (size & 0xFFFF);
     }
     int64_t texts = origin();
     if (texts < 0)
@@ -388,14 +402,14 @@ EXPORT int64_t ppprof_flight_spent(void)
 }
 
 /* Return a function of Python that notes calls of a method; of `wait` if `name` is below 0. */
-EXPORT Object ppprof_flight_method(int64_t number, const char *text, Object original, int64_t name, int64_t index,
-                                   int64_t way)
+EXPORT Object ppprof_flight_method(int64_t number, const char *text, Object original, int64_t name, int64_t way,
+                                   int64_t index, int64_t sharers)
 {
     if (number < 0 || number >= MOST_METHODS)
         return NULL;
     struct method *method = &methods[number];
     *method = (struct method){{method->text, name < 0 ? waited : noted, 1 | 2, NULL},
-                              original, name, index, way, ""};
+                              original, name, way, index, sharers, ""};
     strncpy(method->text, text, sizeof method->text - 1);
     python.keep(original); /* for ever: a caller may hold the function */
     Object self = python.integer(number);
