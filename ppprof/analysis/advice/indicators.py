@@ -53,7 +53,9 @@ TINY_NS = 10_000
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
 
 MOST_NAMES = 20
-"""Maximum number of names of one kind in `NAMES`; the names with the largest times are kept."""
+"""Maximum number of names of a kind of `_OF_MODEL` in `NAMES`; the names with the largest times are kept."""
+_OF_MODEL = frozenset(("gap", "kernel", "line", "operator", "module", "calling"))
+"""Kinds of which a large model has thousands of names. No rule adds up their times."""
 
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
 """The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
@@ -391,7 +393,7 @@ class IndicatorBuilder:
         return covered_within(instants, *self.extents)
 
     def add_names(self, kind: str, events: pl.DataFrame) -> None:
-        """Add the rows of one kind to ``names``, for the `MOST_NAMES` names with the largest times.
+        """Add the rows of one kind to ``names``; of a kind of `_OF_MODEL`, the `MOST_NAMES` names with the largest times.
 
         Args:
             kind: the value of the column what: ``copy``.
@@ -402,10 +404,12 @@ class IndicatorBuilder:
         rows = events.group_by("step", "name").agg(
             calls=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum()
         )
-        totals = rows.group_by("name").agg(pl.col("time_ns").sum())
-        largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)["name"]
-        chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
-        self.names.append(chosen.select(pl.lit(kind).alias("what"), pl.all()).select(*NAMES))
+        if kind in _OF_MODEL:
+            totals = rows.group_by("name").agg(pl.col("time_ns").sum())
+            largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)
+            rows = rows.join(largest, "name", "semi")
+        named = rows.sort("step", "name").with_columns(what=pl.lit(kind))
+        self.names.append(named.select(*NAMES))
 
     def add_samples(self) -> None:
         """Add the lines of the user's code by samples: of stepping threads, and of others that load."""
