@@ -771,3 +771,10 @@ def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
     assert "of it; the rest in other lines of loss.py, soften()" in "".join(
         render_findings(found, verbose=True)
     )
+    named = "30% in loss.py:3, soften() (and other lines of loss.py, soften())"
+    assert verdict(1000 * US, found) == (
+        f"recorded step 1 ms: {named}, 25% in train.py:15: log(step)"
+    )
+    assert "30% loss.py:3, soften()（以及 loss.py, soften() 的其他行）" in verdict(
+        1000 * US, found, "zh"
+    )
