@@ -778,3 +778,20 @@ def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
     assert "30% loss.py:3, soften()（以及 loss.py, soften() 的其他行）" in verdict(
         1000 * US, found, "zh"
     )
+
+
+def test_statements_that_call_the_same_line_keep_their_times(tmp_path: Path) -> None:
+    """Behind the training of 450: line 14 calls log() for 300, then line 15 for 250; the four reads of a step are of both."""
+    stacks = in_lines((450, FORWARD), (300, BACKWARD), (250, DUMPS))
+    rows = [*stacks.stacks]
+    rows[BACKWARD] = [*rows[DUMPS][:-1], 2]
+    ends = [EPOCH_NS + (1000 * n + end) * US for n in range(6) for end in (500, 600, 800, 900)]
+    reads = np.array([(1, end, US, LOGS, 0) for end in ends], np.int64)
+    stacks = dataclasses.replace(stacks, stacks=rows, reads=reads)
+    folder = run(tmp_path / "log", [training(450)], stacks=[stacks])
+    found = [f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training"]
+    assert [(each.cost_ns, each.facts["line"]) for each in found] == [
+        (300 * US, LOG),
+        (250 * US, LOG),
+    ]
+    assert [each.facts["num_reads"] for each in found] == [None, None]
