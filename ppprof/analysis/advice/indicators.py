@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.interpreter_lock import held_by_others
+from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import small_operators
@@ -163,7 +163,7 @@ which Python collects garbage), lock
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
-threads that end no steps, while data is loaded), sampler (likewise, of any thread, while Paddle's
+threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
 loader calls the line, but not to read or to collate samples), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
@@ -427,7 +427,10 @@ class IndicatorBuilder:
         self.add_names("read", self._reads(sampled))
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
-        self.add_names("loading", others.select(*named, time_ns="dur_ns"))
+        of_loaders = others.filter(pl.Series(_called_by(sampled, LOADERS)[others["stack"]]))
+        # Without any, the training has a thread of its own that loads; with some, others do something else.
+        loading = of_loaders if of_loaders.height else others
+        self.add_names("loading", loading.select(*named, time_ns="dur_ns"))
         samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
         own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
@@ -774,12 +777,12 @@ def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
 
 
-def _called_by(sampled: SampledSteps, package: str) -> Bool:
-    """Return in which stacks a package calls a line of the user's; False for no stack."""
+def _called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
+    """Return in which stacks a package, one of these, calls a line of the user's; False for no stack."""
     frames, called = sampled.stacks.frames, []
     for stack in sampled.stacks.stacks:
         first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
-        called.append(any(frames[row].module.startswith(package) for row in stack[first:]))
+        called.append(any(frames[row].module.startswith(packages) for row in stack[first:]))
     return np.array([*called, False])
 
 
