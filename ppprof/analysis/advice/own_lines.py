@@ -21,7 +21,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
-from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.analysis.profile.profile import PHASES, Profile, once
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
 from ppprof.analysis.profile.step_basis import SLOW
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
@@ -257,6 +257,19 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
     trained = together(others, *map(intervals_of, (forward, linked, unknown)))
     return difference(trained, together(_within_nodes(profile, own), runs)), without
+
+
+@once
+def starts_beside(profile: Profile) -> Bool:
+    """Return which host events of threads with steps start where these do not train; none without samples."""
+    hosts = profile.tree.hosts
+    beside = np.zeros(hosts.height, bool)
+    if sampled_steps(profile) is None:
+        return beside
+    thread, start = hosts["thread"].to_numpy(), hosts["start_ns"].to_numpy()
+    for number in stepping_threads(profile).tolist():
+        beside |= (thread == number) & ~contains(_training(profile, number)[0], start)
+    return beside
 
 
 def _is_ahead(spans: pl.DataFrame, backward: pl.DataFrame, chosen: Bool) -> pl.Series:

@@ -39,7 +39,7 @@ from tests.fixtures.findings import (
     training_step,
 )
 from tests.fixtures.run_directories import run, step_lines
-from tests.fixtures.timeline import EPOCH_NS, Span, Thread, span, write
+from tests.fixtures.timeline import EPOCH_NS, Shapes, Span, Thread, span, write
 
 LOG = "train.py:7, log(): file.write(json.dumps(weights))"
 NO_BUBBLES = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
@@ -302,6 +302,40 @@ def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     path = run(tmp_path / "log", [teaching(noise=250)], stacks=[stacks], calls=calls)
     (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+@pytest.mark.parametrize("of_a_line", [False, True])
+def test_a_teacher_that_loops_over_tokens_is_one_finding(tmp_path: Path, of_a_line: bool) -> None:
+    """TTFFBBU: 75 or 300 small operators in 300 without gradients, which line 15 calls."""
+    num = 300 if of_a_line else 75
+    stack = [Shapes({}, callstack='File "train.py", line 30, in forward')] * of_a_line
+    each = 300 // num
+
+    def make(at: int) -> Iterator[Span]:
+        parts = [op(at, each * i, each * (i + 1), "slice dygraph", *stack) for i in range(num)]
+        yield op(at, 0, 300, "Teacher", *parts, category="Forward")
+        yield op(at, 300, 500, "Net", op(at, 300, 500), category="Forward")
+        node = op(at, 500, 700, "Global_MatmulGradNode")
+        yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    times = [(each * i, each * (i + 1), 0) for i in range(num)]
+    times += [(300, 500, 1), (500, 700, 2)]
+    rows = [
+        (1, EPOCH_NS + (1000 * step + start) * US, EPOCH_NS + (1000 * step + end) * US, row, -1)
+        for step in range(6)
+        for start, end, row in times
+    ]
+    nodes = [
+        Backward(n * len(times) + num + 1, [Node("MatmulGradNode", n * len(times) + num, 1)])
+        for n in range(6)
+    ]
+    signatures = [Signature(name, {}, {}, {}) for name in ("slice", "matmul", RUN_BACKWARD)]
+    calls = OperatorCalls(signatures, [], np.array(rows, np.int64), nodes)
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    path = run(tmp_path / "log", [thread(make)], stacks=[stacks], calls=[calls])
+    found = [(f.rule, f.cost_ns) for f in ppprof.advise(ppprof.open(path)) if f.share]
+    assert found == [("without-gradients", pytest.approx(300 * US, rel=0.02))]
 
 
 def gradients(step: int, start: int, end: int) -> Span:
