@@ -229,23 +229,32 @@ def test_noted_clearing_of_gradients_trains_if_samples_miss_it(tmp_path: Path) -
     assert gaps(dataclasses.replace(stacks, clears=clears)).is_empty()
 
 
-def calling_dumps(function: str) -> PythonStacks:
+def calling_dumps(function: str, module: str = "json") -> PythonStacks:
     """The lines of `training` until 450, and log() from then on, which calls another function than dumps()."""
     stacks = in_lines((450, FORWARD), (550, DUMPS))
     frames = [
-        msgspec.structs.replace(each, function=function) if each.function == "dumps" else each
+        msgspec.structs.replace(each, module=module, function=function)
+        if each.function == "dumps"
+        else each
         for each in stacks.frames
     ]
     return dataclasses.replace(stacks, frames=frames)
 
 
 @pytest.mark.parametrize(
-    ("function", "remedy"), [("ProgramCache._build_once", "code-compile"), ("dumps", "code")]
+    ("function", "module", "remedy"),
+    [
+        ("ProgramCache._build_once", "paddle.jit.dy2static.program_translator", "code-compile"),
+        ("_build_once", "paddle.jit.dy2static.program_translator", "code-compile"),  # Python 3.10
+        ("_build_once", "setuptools.build", "code"),
+        ("dumps", "json", "code"),
+    ],
 )
 def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
-    tmp_path: Path, function: str, remedy: str
+    tmp_path: Path, function: str, module: str, remedy: str
 ) -> None:
-    folder = run(tmp_path / "log", [training(450)], stacks=[calling_dumps(function)])
+    stacks = [calling_dumps(function, module)]
+    folder = run(tmp_path / "log", [training(450)], stacks=stacks)
     first, *_ = ppprof.advise(ppprof.open(folder))
     assert (first.rule, first.facts["remedy"]) == ("beside-training", remedy)
 
@@ -253,7 +262,7 @@ def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
 def test_a_line_that_trains_is_named_for_the_time_in_which_it_compiles(tmp_path: Path) -> None:
     """The layers run until 450; from then on, in the same line, ``to_static`` compiles the next program."""
     stacks = in_lines((450, FORWARD), (550, DUMPS))
-    compiling = Frame("paddle.jit", "paddle/jit.py", "ProgramCache._build_once", 1, False)
+    compiling = Frame("paddle.jit.dy2static", "paddle/jit.py", "_build_once", 1, False)
     rows = [*stacks.stacks]
     rows[DUMPS] = (len(stacks.frames), *rows[FORWARD])
     stacks = dataclasses.replace(stacks, frames=[*stacks.frames, compiling], stacks=rows)
