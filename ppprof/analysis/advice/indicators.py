@@ -43,7 +43,7 @@ from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.rank_communication import communication_of
 from ppprof.analysis.ranks.step_breakdown import Breakdown, loading_intervals, waiting_intervals
 from ppprof.arrays import Bool, Int64
-from ppprof.trace import GARBAGE_COLLECTION
+from ppprof.trace import GARBAGE_COLLECTION, joined_source
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
@@ -320,7 +320,7 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         joined("wide", WIDE),
         joined("kept", KEPT),
         frozenset().union(*(part.doubts for part in parts)),
-        {file: lines for part in parts for file, lines in part.source.items()},
+        joined_source([part.source for part in parts]),
         parts[0].framework if parts else "",
     )
 
