@@ -1,6 +1,11 @@
-"""Versions of installed packages."""
+"""Installed packages: their paths and versions."""
 
 from __future__ import annotations
+
+import re
+
+INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
+"""Part of the path of an installed package's file, in any environment."""
 
 
 def installed_version(package: str) -> str | None:

@@ -238,7 +238,6 @@ def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
     frames: dict[Frame, int] = {}
     stacks: dict[tuple[int, ...], int] = {}
     rows: dict[str, list[Int64]] = {name: [] for name in ("samples", *NOTED)}
-    source: dict[str, Mapping[int, str]] = {}
     for part in parts:
         frame_of = [frames.setdefault(frame, len(frames)) for frame in part.frames]
         keys = [tuple(frame_of[row] for row in stack) for stack in part.stacks]
@@ -247,16 +246,25 @@ def joined_stacks(parts: Sequence[PythonStacks]) -> PythonStacks:
             own = getattr(part, name).copy()
             own[:, 3] = stack_of[own[:, 3]]
             every.append(own)
-        source.update(part.source)
     samples, reads, collections, evaluations, clears = (
         _sorted(np.concatenate(every)) for every in rows.values()
     )
     interval_ns = sum(part.interval_ns for part in parts) // len(parts)
+    source = joined_source([part.source for part in parts])
     return PythonStacks(
         *(interval_ns, list(frames), list(map(list, stacks)), samples, source),
         *(reads, collections, evaluations, clears),
         holders=[holder for part in parts for holder in part.holders],
     )
+
+
+def joined_source(parts: Sequence[Mapping[str, Mapping[int, str]]]) -> dict[str, dict[int, str]]:
+    """Return file -> line number -> text of all parts; of a line in several, that of the last one."""
+    source: dict[str, dict[int, str]] = {}
+    for part in parts:
+        for file, lines in part.items():
+            source.setdefault(file, {}).update(lines)
+    return source
 
 
 _NUMBER = re.compile(r"[0-9]{1,9}")

@@ -1,6 +1,6 @@
 """Read trace files into one columnar events table, and write them back.
 
-`Clock`, `Reading`, `Frame`, `PythonStacks` and `GARBAGE_COLLECTION` belong to `ppprof.rundir`. They are
+`Clock`, `Reading`, `Frame`, `PythonStacks`, `joined_source` and `GARBAGE_COLLECTION` belong to `ppprof.rundir`. They are
 exported here too, because `ppprof.analysis` needs them and may import only leaves and this package.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppprof.rundir import GARBAGE_COLLECTION
     from ppprof.rundir.clocks import Clock, Reading
-    from ppprof.rundir.python_stacks import Frame, PythonStacks
+    from ppprof.rundir.python_stacks import Frame, PythonStacks, joined_source
     from ppprof.trace.formats import read, write
     from ppprof.trace.kineto.writer import write_kineto_file
     from ppprof.trace.paddle.json_writer import write_paddle_json
@@ -27,6 +27,7 @@ __all__ = [
     "PythonStacks",
     "Reading",
     "Trace",
+    "joined_source",
     "read",
     "read_paddle_pb",
     "read_window",
@@ -41,6 +42,7 @@ _MODULES = {
     "Clock": "ppprof.rundir.clocks",
     "Frame": "ppprof.rundir.python_stacks",
     "PythonStacks": "ppprof.rundir.python_stacks",
+    "joined_source": "ppprof.rundir.python_stacks",
     "Reading": "ppprof.rundir.clocks",
     "Trace": "ppprof.trace.schema",
     "read": "ppprof.trace.formats",

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
+from ppprof.packages import INSTALLED
 from ppprof.paths import PathLike
 from ppprof.rundir.python_stacks import (
     Frame,
@@ -63,7 +64,7 @@ def frame_of_call(stack: str | None) -> Frame | None:
     'a.py:3'
     """
     frames = _FRAME.findall(stack or "")
-    own = [frame for frame in frames if "-packages" not in frame[0]] or frames
+    own = [frame for frame in frames if not INSTALLED.search(frame[0])] or frames
     if not own:
         return None
     file, line, function = own[-1]

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppprof.analysis.advice.indicators import concat_indicators
 from ppprof.rundir.python_stacks import (
     Frame,
     Holder,
     PythonStacks,
     ThreadTime,
+    joined_stacks,
     read_python_stacks,
     write_python_stacks,
 )
@@ -102,3 +104,18 @@ def test_numbers_that_no_sample_has_are_refused(tmp_path: Path, column: int) -> 
     file = written(tmp_path, PythonStacks(25, [LOOP], [[0], [0]], samples))
     with pytest.raises(ValueError, match="a number that no sample has"):
         read_python_stacks(file)
+
+
+def test_segments_and_windows_keep_all_lines_of_a_file() -> None:
+    """The second one has fewer lines of train.py: other lines took the time."""
+    first = {"train.py": {7: "    log(step)", 8: "    step += 1"}, "data.py": {3: "pass"}}
+    second = {"train.py": {41: "    save()"}}
+    parts = [PythonStacks(1, [], [], SAMPLES[:0], source) for source in (first, second)]
+    whole = {
+        "train.py": {7: "    log(step)", 8: "    step += 1", 41: "    save()"},
+        "data.py": {3: "pass"},
+    }
+    assert joined_stacks(parts).source == whole
+    empty = concat_indicators(())
+    windows = [empty._replace(source=source) for source in (first, second)]
+    assert concat_indicators(windows).source == whole

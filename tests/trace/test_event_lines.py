@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.trace import read
-from ppprof.trace.event_lines import with_lines
+from ppprof.trace.event_lines import frame_of_call, with_lines
 from tests.fixtures.timeline import EPOCH_NS, Shapes, Thread, span, write
 
 FRAMES = [Frame("m", "a.py", "f", 3, True), Frame("m", "b.py", "g", 7, True)]
@@ -46,6 +46,15 @@ def test_call_stacks_come_first_and_inner_events_have_them_too(tmp_path: Path) -
         ("relu compute", "c.py:9", False),
     ]
     assert lines(tmp_path, thread, None) == [("Net", None, None), *found[1:]]
+
+
+def test_a_project_in_a_folder_of_packages_is_the_users() -> None:
+    stack = (
+        'File "/me/python-packages/train.py", line 3, in f, File "/x/dist-packages/b.py", line 9'
+    )
+    frame = frame_of_call(stack)
+    assert frame is not None
+    assert frame.place == "/me/python-packages/train.py:3"
 
 
 def test_too_few_samples_and_other_threads_name_no_line(tmp_path: Path) -> None:

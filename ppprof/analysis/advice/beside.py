@@ -36,14 +36,18 @@ def beside_training(evidence: Evidence) -> list[Finding]:
         return []
     findings: list[Finding] = []
     reads, compiling = evidence.names("read", "calls"), evidence.names("compiling")
+    # Of a line that several statements call, it is unknown how many reads are whose.
+    shared = lines.filter(lines["name"].is_duplicated())
     for (statement,), own in lines.group_by("statement", maintain_order=True):
         time_ns, samples = float(own["time_ns"].sum()), int(own["samples"].sum())
         if time_ns < LEAST_BESIDE * evidence.step_ns:
             continue
         line = own["name"][0]
+        of_lines = reads.join(own, "name", "semi")
+        is_known = of_lines.join(shared, "name", "semi").is_empty()
         is_alone = own.height == 1
         facts: dict[str, Fact] = {
-            "num_reads": _sum_or_none(reads.join(own, "name", "semi")["calls"]),
+            "num_reads": _sum_or_none(of_lines["calls"]) if is_known else None,
             "line": line,
             "line_ns": None if is_alone else own["time_ns"][0],
             "statement": None if is_alone else str(statement),

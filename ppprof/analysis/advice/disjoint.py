@@ -32,6 +32,9 @@ IDLE = frozenset(
 HOST = frozenset(("garbage-collection", "beside-training", "without-gradients", "unexplained"))
 """Rules about the time of the host outside the training's operators, communication and data loading."""
 
+STATEMENT = "beside-training"
+"""The rule with a finding for each statement, which has the times of its lines."""
+
 LOCK = "interpreter-lock"
 """The rule about a thread that stands still, which may be in stretches without an event."""
 
@@ -71,6 +74,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     }
     kept = []
     claimed: dict[str, float] = {}
+    of_statements: list[Mapping[str, float]] = []
     for finding in replayed(list(findings), evidence):
         if finding.cost_ns is None or finding.share is None or finding.rule == BESIDE:
             kept.append(finding)
@@ -80,7 +84,7 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         left_ns = whole * step_ns
         if pool is not None and not finding.changes:
             left_ns = min(left_ns, pools[pool])
-        cost_ns = finding.cost_ns - sum(claimed.get(line, 0.0) for line in _lines_of(finding))
+        cost_ns = finding.cost_ns - _claimed_ns(finding, claimed, of_statements)
         share = min(cost_ns, left_ns) / step_ns
         if share < LEAST_RATIO:
             continue
@@ -97,8 +101,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             claimed.update(_of_reason(evidence, finding.facts))
         if finding.rule == LOCK:
             claimed[LOCK] = share * step_ns
-        if finding.rule == "beside-training":
-            claimed.update(finding.evidence.select("name", "time_ns").iter_rows())
+        if finding.rule == STATEMENT:
+            of_statements.append(dict(finding.evidence.select("name", "time_ns").iter_rows()))
         if share < finding.share:
             severity = max(severity_of(share), finding.severity, key=SEVERITIES.index)
             alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
@@ -198,12 +202,23 @@ def _waited_for_data_ns(evidence: Evidence, facts: Mapping[str, object]) -> floa
     return float(max(0.0, own[0] - least))
 
 
+def _claimed_ns(
+    finding: Finding, claimed: Mapping[str, float], of_statements: Sequence[Mapping[str, float]]
+) -> float:
+    """Return the time of a finding's lines that others claim.
+
+    Statements have no time in common, but may have lines: those of a function that they call.
+    """
+    claims = (claimed,) if finding.rule == STATEMENT else (claimed, *of_statements)
+    return sum(each.get(line, 0.0) for each in claims for line in _lines_of(finding))
+
+
 def _lines_of(finding: Finding) -> list[str]:
     """Return the names of lines, layers and rules whose time a finding contains, too.
 
     Time that ``unexplained`` reports contains that in which the thread waits for the interpreter's lock.
     """
-    if finding.rule == "beside-training":
+    if finding.rule == STATEMENT:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]

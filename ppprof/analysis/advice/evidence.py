@@ -313,8 +313,8 @@ class Evidence:
 
         Returns:
             name, calls and time_ns (float64, per typical step of an average rank), sorted by ``by``,
-            the largest first; at most `MOST_ROWS` rows. Places of unexplained time (kind ``gap``)
-            count if they are in at least half of the steps: elsewhere such time is chance.
+            the largest first. Places of unexplained time (kind ``gap``) count if they are in at least
+            half of the steps: elsewhere such time is chance.
         """
         named = self.named(self.typical_indicators, kind)
         num = self.num_steps
@@ -324,7 +324,7 @@ class Evidence:
             .filter(pl.col("is_usual") | (kind != "gap"))
             .drop("is_usual")
         )
-        return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
+        return sums.sort(by, "name", descending=[True, False])
 
     def named(self, indicators: Mapping[int, Indicators], kind: str) -> pl.DataFrame:
         """Return the names of one kind in each step: `NAMES`.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.interpreter_lock import held_by_others
+from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import small_operators
@@ -59,7 +59,7 @@ from ppprof.analysis.ranks.step_breakdown import (
     waiting_intervals,
 )
 from ppprof.arrays import Bool, Int64
-from ppprof.trace import GARBAGE_COLLECTION
+from ppprof.trace import GARBAGE_COLLECTION, joined_source
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
@@ -69,7 +69,9 @@ TINY_NS = 10_000
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
 
 MOST_NAMES = 20
-"""Maximum number of names of one kind in `NAMES`; the names with the largest times are kept."""
+"""Maximum number of names of a kind of `_OF_MODEL` in `NAMES`; the names with the largest times are kept."""
+_OF_MODEL = frozenset(("gap", "kernel", "line", "operator", "module", "calling"))
+"""Kinds of which a large model has thousands of names. No rule adds up their times."""
 
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
 """The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
@@ -183,7 +185,7 @@ which Python collects garbage), lock
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
-threads that end no steps, while data is loaded), sampler (likewise, of any thread, while Paddle's
+threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
 loader calls the line, but not to read or to collate samples), communication AXIS (likewise, of threads that end steps, while they communicate over
 an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
@@ -340,7 +342,7 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         joined("wide", WIDE),
         joined("kept", KEPT),
         frozenset().union(*(part.doubts for part in parts)),
-        {file: lines for part in parts for file, lines in part.source.items()},
+        joined_source([part.source for part in parts]),
         parts[0].framework if parts else "",
     )
 
@@ -419,7 +421,7 @@ class IndicatorBuilder:
         return covered_within(instants, *self.extents)
 
     def add_names(self, kind: str, events: pl.DataFrame) -> None:
-        """Add the rows of one kind to ``names``, for the `MOST_NAMES` names with the largest times.
+        """Add the rows of one kind to ``names``; of a kind of `_OF_MODEL`, the `MOST_NAMES` names with the largest times.
 
         Args:
             kind: the value of the column what: ``copy``.
@@ -430,10 +432,12 @@ class IndicatorBuilder:
         rows = events.group_by("step", "name").agg(
             calls=pl.col("calls").sum(), time_ns=pl.col("time_ns").sum()
         )
-        totals = rows.group_by("name").agg(pl.col("time_ns").sum())
-        largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)["name"]
-        chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
-        self.names.append(chosen.select(pl.lit(kind).alias("what"), pl.all()).select(*NAMES))
+        if kind in _OF_MODEL:
+            totals = rows.group_by("name").agg(pl.col("time_ns").sum())
+            largest = totals.sort("time_ns", "name", descending=[True, False]).head(MOST_NAMES)
+            rows = rows.join(largest, "name", "semi")
+        named = rows.sort("step", "name").with_columns(what=pl.lit(kind))
+        self.names.append(named.select(*NAMES))
 
     def add_samples(self) -> None:
         """Add the lines of the user's code by samples: of stepping threads, and of others that load."""
@@ -451,7 +455,10 @@ class IndicatorBuilder:
         self.add_names("read", self._reads(sampled))
         collections = self._noted(sampled, sampled.stacks.collections)
         self.add_names("collection", collections.fill_null(GARBAGE_COLLECTION))
-        self.add_names("loading", others.select(*named, time_ns="dur_ns"))
+        of_loaders = others.filter(pl.Series(_called_by(sampled, LOADERS)[others["stack"]]))
+        # Without any, the training has a thread of its own that loads; with some, others do something else.
+        loading = of_loaders if of_loaders.height else others
+        self.add_names("loading", loading.select(*named, time_ns="dur_ns"))
         samples_next = _called_by(sampled, "paddle.io") & ~_called_by(sampled, _FETCHER)
         own = samples.filter(pl.Series(loads & samples_next[samples["stack"].to_numpy()]))
         self.add_names("sampler", own.select(*named, time_ns="dur_ns"))
@@ -838,12 +845,12 @@ def _with_end(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
 
 
-def _called_by(sampled: SampledSteps, package: str) -> Bool:
-    """Return in which stacks a package calls a line of the user's; False for no stack."""
+def _called_by(sampled: SampledSteps, packages: str | tuple[str, ...]) -> Bool:
+    """Return in which stacks a package, one of these, calls a line of the user's; False for no stack."""
     frames, called = sampled.stacks.frames, []
     for stack in sampled.stacks.stacks:
         first = next((n for n, row in enumerate(stack) if frames[row].is_own), len(stack))
-        called.append(any(frames[row].module.startswith(package) for row in stack[first:]))
+        called.append(any(frames[row].module.startswith(packages) for row in stack[first:]))
     return np.array([*called, False])
 
 

@@ -17,7 +17,7 @@ from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
 LEAST_RUNNING = 0.5
 """Share of the time in which a thread is in the user's code that it has to be on a processor: a thread
 that sleeps, or waits for a file, holds no lock."""
-_LOADERS = ("paddle.io.", "torch.utils.data.")
+LOADERS = ("paddle.io.", "torch.utils.data.")
 """Beginnings of the modules that call the dataset."""
 
 
@@ -54,7 +54,7 @@ def held_by_others(profile: Profile, waits_ns: float) -> pl.DataFrame:
     still -= waits_ns
     lines = sample_lines(sampled)
     frames, stacks = sampled.stacks.frames, [*sampled.stacks.stacks, []]
-    reads = [any(frames[row].module.startswith(_LOADERS) for row in stack) for stack in stacks]
+    reads = [any(frames[row].module.startswith(LOADERS) for row in stack) for stack in stacks]
     others = others.with_columns(
         name=pl.Series([lines[row] for row in others["stack"]], dtype=pl.String),
         reads_ahead=pl.Series([reads[row] for row in others["stack"]], dtype=pl.Boolean),

@@ -21,7 +21,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, difference, together
-from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.analysis.profile.profile import PHASES, Profile, once
 from ppprof.analysis.profile.python_lines import SampledSteps, line_name, sampled_steps
 from ppprof.analysis.profile.step_basis import SLOW
 from ppprof.analysis.ranks.device_steps import host_steps, stepping_threads
@@ -45,8 +45,8 @@ _LEAST_LONG_NS = 500_000
 """Shorter stretches beside the training are hardly longer than a sample is late."""
 _CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
 """Ends of the names of functions that clear gradients: that has no event, and is a part of the training."""
-_COMPILES = "ProgramCache._build_once"
-"""Function of Paddle in which ``to_static`` compiles a program."""
+_COMPILES, _COMPILER = "_build_once", "paddle.jit."
+"""Function in which ``to_static`` compiles a program, without its class (Python 3.10 knows none), and its package."""
 _NODE = "^global_(?!gradnodeaccumulation)"
 """Names, in lower case, of nodes of the graph of gradients, but of those that add to a gradient: no operator is theirs."""
 _ANY_NODE = "^global_"
@@ -110,7 +110,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     due_ns = time_ns - late_ns
     stack = samples["stack"].to_numpy()
     clears = _in_function(sampled, _CLEARS)[stack]
-    compiles = _in_function(sampled, (_COMPILES,))[stack]
+    compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
     computes = np.zeros(samples.height, bool)
     evaluations, clears_ns = sampled.stacks.evaluations, noted(sampled.stacks.clears)
     waiting = together(
@@ -200,9 +200,12 @@ def named_by_lines(gaps: pl.DataFrame, samples: pl.DataFrame) -> pl.Series:
     return pl.Series(names, dtype=pl.String)
 
 
-def _in_function(sampled: SampledSteps, ends: tuple[str, ...]) -> Bool:
-    """Return which stacks are in a function, not the user's, whose name has one of these ends; False for no stack."""
-    is_in = [frame.function.endswith(ends) and not frame.is_own for frame in sampled.stacks.frames]
+def _in_function(sampled: SampledSteps, ends: tuple[str, ...], package: str = "") -> Bool:
+    """Return which stacks are in a function of a package, not the user's, whose name has one of these ends; False for no stack."""
+    is_in = [
+        frame.function.endswith(ends) and frame.module.startswith(package) and not frame.is_own
+        for frame in sampled.stacks.frames
+    ]
     of_stacks = [any(is_in[row] for row in stack) for stack in sampled.stacks.stacks]
     return np.array([*of_stacks, False])
 
@@ -257,6 +260,19 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
     trained = together(others, *map(intervals_of, (forward, linked, unknown)))
     return difference(trained, together(_within_nodes(profile, own), runs)), without
+
+
+@once
+def starts_beside(profile: Profile) -> Bool:
+    """Return which host events of threads with steps start where these do not train; none without samples."""
+    hosts = profile.tree.hosts
+    beside = np.zeros(hosts.height, bool)
+    if sampled_steps(profile) is None:
+        return beside
+    thread, start = hosts["thread"].to_numpy(), hosts["start_ns"].to_numpy()
+    for number in stepping_threads(profile).tolist():
+        beside |= (thread == number) & ~contains(_training(profile, number)[0], start)
+    return beside
 
 
 def _is_ahead(spans: pl.DataFrame, backward: pl.DataFrame, chosen: Bool) -> pl.Series:

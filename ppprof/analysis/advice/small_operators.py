@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.own_lines import line_of_operators
+from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
@@ -27,7 +27,9 @@ _MOSTLY = 0.5
 
 
 def small_operators(profile: Profile) -> pl.DataFrame:
-    """Return the lines and layers that call many small operators.
+    """Return the lines and layers that call many small operators, as a part of the training.
+
+    Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`.
 
     Returns:
         step; name, the layer's path and the line where these are known; calls (operators) and
@@ -53,7 +55,8 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     is_update = (tree.hosts["category"] == "Optimization").to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
     # Updates of many parameters are `optimizer-unfused`, and no loop of the user's.
-    outer = hosts.filter(tree.is_outermost_operator & (tree.enclosing(is_update) < 0))
+    is_training = ~starts_beside(profile)
+    outer = hosts.filter(tree.is_outermost_operator & (tree.enclosing(is_update) < 0) & is_training)
     dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
     following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
     is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(
@@ -106,7 +109,9 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     dur = pl.col("end_ns") - pl.col("start_ns")
     is_called = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM).not_()
-    own = hosts.filter(tree.is_outermost_operator).filter(is_called, pl.col("layer") >= 0)
+    is_training = ~starts_beside(profile)
+    own = hosts.filter(tree.is_outermost_operator & is_training)
+    own = own.filter(is_called, pl.col("layer") >= 0)
     sums = own.group_by("layer").agg(
         calls=pl.len().cast(pl.Int64), called_ns=dur.sum(), operators=pl.col("row")
     )

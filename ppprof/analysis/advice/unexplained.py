@@ -18,6 +18,7 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_steps import stepping_threads
+from ppprof.packages import INSTALLED
 from ppprof.trace import GARBAGE_COLLECTION
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.nesting import nest
@@ -208,7 +209,7 @@ def _functions_around(profile: Profile, gaps: pl.DataFrame) -> list[str]:
     functions = []
     for frame in above[frames.height :].tolist():
         while frame >= 0 and not (
-            _FUNCTION.match(names[frame]) and "-packages" not in names[frame]
+            _FUNCTION.match(names[frame]) and not INSTALLED.search(names[frame])
         ):
             frame = above[frame]
         functions.append(f" ({names[frame]})" if frame >= 0 else "")

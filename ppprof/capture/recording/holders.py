@@ -192,5 +192,6 @@ class _Namer:
             return None
         kind = type(owner)
         if issubclass(kind, ModuleType):
-            return f"{name}, {self._files[str(attributes.get('__file__'))][0]}"
+            file = attributes.get("__file__")  # __main__ has none in a notebook
+            return f"{name}, {self._files[file][0]}" if type(file) is str else name
         return f"{(owner if issubclass(kind, type) else kind).__qualname__}.{name}"

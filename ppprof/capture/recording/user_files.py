@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
+from ppprof.packages import INSTALLED
+
 TRAINERS = ("paddlenlp", "paddleformers", "paddlefleet")
 """Packages whose lines count as the user's: they have the loop of the training and the layers of its
 model, and all that a script has of both may be the one line ``trainer.train()``."""
@@ -27,20 +29,19 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
         own, *others = [Path(each.__file__ or "").resolve().parent for each in packages if each]
         self._harness = own / "train"
-        installed = {Path(paths[kind]).resolve() for kind in kinds}
-        self._foreign = {own, *others, *installed}
-        self._trainers = {folder / name for folder in installed for name in TRAINERS}
+        self._foreign = {own, *others, *(Path(paths[kind]).resolve() for kind in kinds)}
 
     def __missing__(self, file: str) -> tuple[str, bool]:
         path = Path(file)
         shown, is_own = file, False
         if not file.startswith("<"):
-            folders = (self.folder / path).resolve().parents
+            resolved = (self.folder / path).resolve()
+            folders = resolved.parents
             is_foreign = self._harness not in folders and self._foreign.intersection(folders)
-            is_own = not is_foreign and not _FOREIGN.search(file)
-            for trainer in self._trainers.intersection(folders):
-                shown = str((self.folder / path).resolve().relative_to(trainer.parent))
-                is_own = True
+            is_own = not (is_foreign or INSTALLED.search(file) or _GENERATED in file)
+            trainer = _OF_TRAINER.search(str(resolved))
+            if trainer:
+                shown, is_own = trainer["shown"], True
         with suppress(ValueError):
             shown = str((self.folder / path).relative_to(self.folder))
         self[file] = shown, is_own
@@ -97,7 +98,9 @@ def function_name(code: CodeType) -> str:
     return _INLINE.sub("", getattr(code, "co_qualname", code.co_name))
 
 
-_FOREIGN = re.compile("-packages|paddle/to_static_tmp/")
-"""Part of the paths of packages installed elsewhere, and of the code that ``to_static`` generates."""
+_GENERATED = "paddle/to_static_tmp/"
+"""Part of the paths of the code that ``to_static`` generates."""
+_OF_TRAINER = re.compile(rf"{INSTALLED.pattern}(?P<shown>(?:{'|'.join(TRAINERS)})/.*)")
+"""The path of a file of one of `TRAINERS`, in any environment: a user's packages are in another folder."""
 _INLINE = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>$")
 """What a comprehension adds to the name of its function."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+import numpy as np
 import polars as pl
 import pytest
 
@@ -885,6 +887,27 @@ def test_a_thread_that_runs_python_while_the_training_stands_still(
     assert [(each.cost_ns, each.facts["remedy"]) for each in found] == (
         [] if cost_us is None else [(pytest.approx(cost_us * US, abs=US), remedy)]
     )
+
+
+def test_a_thread_of_many_lines_costs_all_of_their_time(tmp_path):
+    """The training stands still for 500 of 1000, while another thread runs in 25 lines in turn."""
+    stacks = beside_a_reader()
+    reader = stacks.frames[-2]
+    lines = [msgspec.structs.replace(reader, line=number) for number in range(25)]
+    first, row = len(stacks.frames), len(stacks.stacks)
+    samples = stacks.samples.copy()
+    samples[samples[:, 0] == 2, 3] = row + np.arange((samples[:, 0] == 2).sum()) % 25
+    stacks = dataclasses.replace(
+        stacks,
+        frames=[*stacks.frames, *lines],
+        stacks=[*stacks.stacks, *([first + n, first - 1] for n in range(25))],
+        samples=samples,
+    )
+    path = run(tmp_path / "log", [training(999)], stacks=[stacks])
+    finding = one("interpreter-lock", ppprof.advise(ppprof.open(path)))
+    assert finding.cost_ns == pytest.approx(500 * US, abs=US)
+    assert finding.facts["remedy"] == "code-loading"
+    assert finding.evidence.height == MOST_ROWS
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import ppprof
 from ppprof.report.text.advice import finding_rows
 from ppprof.rundir.python_stacks import Frame
-from tests.fixtures.findings import FORWARD, US, in_lines, op, thread
+from tests.fixtures.findings import AFTER, FORWARD, US, in_lines, op, thread
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import span
 from tests.fixtures.torch_traces import TorchTrace, write_events
@@ -109,3 +109,39 @@ def test_a_slow_sampler_is_not_advised_to_have_workers(loader, sampling, is_samp
     (row,) = finding_rows([f for f in ppprof.advise(job) if f.rule == "input-bound"])
     assert row.do.startswith("Make data.py:29, pick() cheaper") == is_sampler
     assert ("most of it for the next samples" in row.what) == is_sampler
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("paddle.io.dataloader.fetcher", "data.py:9, __getitem__()"),
+        (
+            "threading",
+            "monitor.py:4, beat()",
+        ),  # either thread may load, and this one has more samples
+    ],
+)
+def test_a_thread_that_sleeps_while_another_loads_is_not_named(module, line, tmp_path):
+    """400 in the loader, whose thread reads samples; a thread of the user's sleeps all the time."""
+
+    def step(at):
+        yield op(at, 0, 400, "_DataLoaderIterSingleProcess", category="Dataloader")
+        yield op(at, 400, 1000)
+
+    own, reads = in_lines((400, AFTER), (600, FORWARD)), in_lines((300, 6), (700, -1))
+    frames = [
+        Frame("data", "data.py", "Words.__getitem__", 9, is_own=True),
+        Frame(module, "p.py", "fetch", 1, is_own=False),
+        Frame("monitor", "monitor.py", "beat", 4, is_own=True),
+    ]
+    reading, sleeping = reads.samples[reads.samples[:, 3] == 6], own.samples.copy()
+    reading[:, 0], sleeping[:, 0], sleeping[:, 3] = 2, 3, 7
+    stacks = dataclasses.replace(
+        own,
+        samples=np.concatenate([own.samples, reading, sleeping]),
+        frames=[*own.frames, *frames],
+        stacks=[*own.stacks, [6, 7], [8]],
+    )
+    job = ppprof.open(run(tmp_path, [thread(step)], stacks=[stacks]))
+    (found,) = [f for f in ppprof.advise(job) if f.rule == "input-bound"]
+    assert found.facts["line"] == line

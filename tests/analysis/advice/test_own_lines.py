@@ -39,7 +39,7 @@ from tests.fixtures.findings import (
     training_step,
 )
 from tests.fixtures.run_directories import run, step_lines
-from tests.fixtures.timeline import EPOCH_NS, Span, Thread, span, write
+from tests.fixtures.timeline import EPOCH_NS, Shapes, Span, Thread, span, write
 
 LOG = "train.py:7, log(): file.write(json.dumps(weights))"
 NO_BUBBLES = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
@@ -229,23 +229,32 @@ def test_noted_clearing_of_gradients_trains_if_samples_miss_it(tmp_path: Path) -
     assert gaps(dataclasses.replace(stacks, clears=clears)).is_empty()
 
 
-def calling_dumps(function: str) -> PythonStacks:
+def calling_dumps(function: str, module: str = "json") -> PythonStacks:
     """The lines of `training` until 450, and log() from then on, which calls another function than dumps()."""
     stacks = in_lines((450, FORWARD), (550, DUMPS))
     frames = [
-        msgspec.structs.replace(each, function=function) if each.function == "dumps" else each
+        msgspec.structs.replace(each, module=module, function=function)
+        if each.function == "dumps"
+        else each
         for each in stacks.frames
     ]
     return dataclasses.replace(stacks, frames=frames)
 
 
 @pytest.mark.parametrize(
-    ("function", "remedy"), [("ProgramCache._build_once", "code-compile"), ("dumps", "code")]
+    ("function", "module", "remedy"),
+    [
+        ("ProgramCache._build_once", "paddle.jit.dy2static.program_translator", "code-compile"),
+        ("_build_once", "paddle.jit.dy2static.program_translator", "code-compile"),  # Python 3.10
+        ("_build_once", "setuptools.build", "code"),
+        ("dumps", "json", "code"),
+    ],
 )
 def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
-    tmp_path: Path, function: str, remedy: str
+    tmp_path: Path, function: str, module: str, remedy: str
 ) -> None:
-    folder = run(tmp_path / "log", [training(450)], stacks=[calling_dumps(function)])
+    stacks = [calling_dumps(function, module)]
+    folder = run(tmp_path / "log", [training(450)], stacks=stacks)
     first, *_ = ppprof.advise(ppprof.open(folder))
     assert (first.rule, first.facts["remedy"]) == ("beside-training", remedy)
 
@@ -253,7 +262,7 @@ def test_a_line_in_which_to_static_compiles_again_has_a_proposal_of_its_own(
 def test_a_line_that_trains_is_named_for_the_time_in_which_it_compiles(tmp_path: Path) -> None:
     """The layers run until 450; from then on, in the same line, ``to_static`` compiles the next program."""
     stacks = in_lines((450, FORWARD), (550, DUMPS))
-    compiling = Frame("paddle.jit", "paddle/jit.py", "ProgramCache._build_once", 1, False)
+    compiling = Frame("paddle.jit.dy2static", "paddle/jit.py", "_build_once", 1, False)
     rows = [*stacks.stacks]
     rows[DUMPS] = (len(stacks.frames), *rows[FORWARD])
     stacks = dataclasses.replace(stacks, frames=[*stacks.frames, compiling], stacks=rows)
@@ -302,6 +311,40 @@ def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     path = run(tmp_path / "log", [teaching(noise=250)], stacks=[stacks], calls=calls)
     (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+@pytest.mark.parametrize("of_a_line", [False, True])
+def test_a_teacher_that_loops_over_tokens_is_one_finding(tmp_path: Path, of_a_line: bool) -> None:
+    """TTFFBBU: 75 or 300 small operators in 300 without gradients, which line 15 calls."""
+    num = 300 if of_a_line else 75
+    stack = [Shapes({}, callstack='File "train.py", line 30, in forward')] * of_a_line
+    each = 300 // num
+
+    def make(at: int) -> Iterator[Span]:
+        parts = [op(at, each * i, each * (i + 1), "slice dygraph", *stack) for i in range(num)]
+        yield op(at, 0, 300, "Teacher", *parts, category="Forward")
+        yield op(at, 300, 500, "Net", op(at, 300, 500), category="Forward")
+        node = op(at, 500, 700, "Global_MatmulGradNode")
+        yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    times = [(each * i, each * (i + 1), 0) for i in range(num)]
+    times += [(300, 500, 1), (500, 700, 2)]
+    rows = [
+        (1, EPOCH_NS + (1000 * step + start) * US, EPOCH_NS + (1000 * step + end) * US, row, -1)
+        for step in range(6)
+        for start, end, row in times
+    ]
+    nodes = [
+        Backward(n * len(times) + num + 1, [Node("MatmulGradNode", n * len(times) + num, 1)])
+        for n in range(6)
+    ]
+    signatures = [Signature(name, {}, {}, {}) for name in ("slice", "matmul", RUN_BACKWARD)]
+    calls = OperatorCalls(signatures, [], np.array(rows, np.int64), nodes)
+    stacks = in_lines((300, AFTER), (700, FORWARD))
+    path = run(tmp_path / "log", [thread(make)], stacks=[stacks], calls=[calls])
+    found = [(f.rule, f.cost_ns) for f in ppprof.advise(ppprof.open(path)) if f.share]
+    assert found == [("without-gradients", pytest.approx(300 * US, rel=0.02))]
 
 
 def gradients(step: int, start: int, end: int) -> Span:
@@ -771,3 +814,27 @@ def test_the_lines_of_a_function_are_one_finding_and_those_of_the_loop_are_not(
     assert "of it; the rest in other lines of loss.py, soften()" in "".join(
         render_findings(found, verbose=True)
     )
+    named = "30% in loss.py:3, soften() (and other lines of loss.py, soften())"
+    assert verdict(1000 * US, found) == (
+        f"recorded step 1 ms: {named}, 25% in train.py:15: log(step)"
+    )
+    assert "30% loss.py:3, soften()（以及 loss.py, soften() 的其他行）" in verdict(
+        1000 * US, found, "zh"
+    )
+
+
+def test_statements_that_call_the_same_line_keep_their_times(tmp_path: Path) -> None:
+    """Behind the training of 450: line 14 calls log() for 300, then line 15 for 250; the four reads of a step are of both."""
+    stacks = in_lines((450, FORWARD), (300, BACKWARD), (250, DUMPS))
+    rows = [*stacks.stacks]
+    rows[BACKWARD] = [*rows[DUMPS][:-1], 2]
+    ends = [EPOCH_NS + (1000 * n + end) * US for n in range(6) for end in (500, 600, 800, 900)]
+    reads = np.array([(1, end, US, LOGS, 0) for end in ends], np.int64)
+    stacks = dataclasses.replace(stacks, stacks=rows, reads=reads)
+    folder = run(tmp_path / "log", [training(450)], stacks=[stacks])
+    found = [f for f in ppprof.advise(ppprof.open(folder)) if f.rule == "beside-training"]
+    assert [(each.cost_ns, each.facts["line"]) for each in found] == [
+        (300 * US, LOG),
+        (250 * US, LOG),
+    ]
+    assert [each.facts["num_reads"] for each in found] == [None, None]

@@ -70,7 +70,7 @@ def test_a_gap_names_the_python_function_around_it(tmp_path):
     ::
 
         train.py(5): train         ##################     0 to 100 ms
-          train.py(31): wait           ########           30 to 70
+          wait.py(31): wait            ########           30 to 70
             installed, and sleep        ######            31 to 69
         operators                 ####        ####        0 to 30, 70 to 100; a short gap at 80
     """
@@ -81,7 +81,7 @@ def test_a_gap_names_the_python_function_around_it(tmp_path):
 
     frames = [
         event("python_function", "train.py(5): train", 0, 100),
-        event("python_function", "train.py(31): wait", 30, 70),
+        event("python_function", "/me/python-packages/wait.py(31): wait", 30, 70),
         event("python_function", "/lib/site-packages/torch/x.py(9): nap", 31, 69),
         event("python_function", "<built-in function sleep>", 32, 68),
         event("python_function", "train.py(60): log", 80, 80.4),
@@ -96,7 +96,7 @@ def test_a_gap_names_the_python_function_around_it(tmp_path):
     assert trace.frames["name"].cast(pl.String).to_list() == [frame["name"] for frame in frames[:4]]
     assert trace.ignored["python_function"] == 5
     assert gaps_in(path) == {
-        "step, after aten::mm, before aten::add (train.py(31): wait)": 40,
+        "step, after aten::mm, before aten::add (/me/python-packages/wait.py(31): wait)": 40,
         "step, after aten::add, before aten::exp (train.py(5): train)": 1,
     }
 

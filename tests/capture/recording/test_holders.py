@@ -18,6 +18,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 kept: list[Any] = []
 NUM = 9
+FOLDER = Path(__file__).parent
 
 
 class Trainer:
@@ -44,7 +45,7 @@ def found(frame: FrameType | None) -> dict[str, set[int]]:
     """Return the names of containers with tensors."""
     from ppprof.capture.recording.holders import find_holders
 
-    holders = find_holders(frame, UserFiles(Path(__file__).parent))
+    holders = find_holders(frame, UserFiles(FOLDER))
     return {each.name: set(each.addresses) for each in holders}
 
 
@@ -86,6 +87,15 @@ def test_variables_of_a_module() -> None:
     kept.extend(tensors())
     try:
         assert found(None)["kept, test_holders.py (list)"] == pointers(kept)
+    finally:
+        kept.clear()
+
+
+def test_variables_of_a_notebook_have_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(globals(), "__file__")
+    kept.extend(tensors())
+    try:
+        assert found(None)["kept (list)"] == pointers(kept)
     finally:
         kept.clear()
 

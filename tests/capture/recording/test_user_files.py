@@ -11,6 +11,11 @@ from ppprof.capture.recording.user_files import UserFiles
 
 GENERATED = "/home/me/.cache/paddle/to_static_tmp/17/Net_forwardky1eyryk.py"
 SITE = sysconfig.get_path("purelib")
+USER, DEBIAN = (
+    "/root/.local/lib/python3.10/site-packages",
+    "/usr/local/lib/python3.10/dist-packages",
+)
+"""Where pip installs for a user, and for all users of a system that a venv may see."""
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,11 @@ SITE = sysconfig.get_path("purelib")
         (f"{SITE}/numpy/core.py", f"{SITE}/numpy/core.py", False),
         (f"{SITE}/paddleformers/trainer/trainer.py", "paddleformers/trainer/trainer.py", True),
         (f"{SITE}/paddlenlp_tools/a.py", f"{SITE}/paddlenlp_tools/a.py", False),
+        ("/home/me/python-packages/x/train.py", "python-packages/x/train.py", True),
+        (f"{USER}/numpy/core.py", f"{USER}/numpy/core.py", False),
+        (f"{USER}/paddlenlp/trainer/trainer.py", "paddlenlp/trainer/trainer.py", True),
+        (f"{DEBIAN}/paddlefleet/layers.py", "paddlefleet/layers.py", True),
+        (f"{DEBIAN}/numpy/core.py", f"{DEBIAN}/numpy/core.py", False),
         (GENERATED, GENERATED[len("/home/me/") :], False),
         ("<string>", "<string>", False),
     ],
