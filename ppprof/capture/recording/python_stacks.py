@@ -262,7 +262,7 @@ class StackSampler(FileObserver["_Sampling"]):
             holders=stacks.holders,
         )
         if self._keeps_source:
-            source = _source(stacks, self._files.folder)
+            source = _source(stacks, self._files)
             stacks = dataclasses.replace(stacks, source=source)
         write_python_stacks(file, stacks)
 
@@ -558,7 +558,7 @@ class _LinesOfCode:
         return self._lines[number - 1] if number else code.co_firstlineno
 
 
-def _source(stacks: PythonStacks, folder: Path) -> Mapping[str, Mapping[int, str]]:
+def _source(stacks: PythonStacks, files: UserFiles) -> Mapping[str, Mapping[int, str]]:
     """Return the lines around the own ones with the most time, of files below the folder."""
     times: dict[tuple[str, int], int] = {}
     for row, dur_ns in stacks.samples[:, 3:1:-1].tolist():
@@ -570,7 +570,7 @@ def _source(stacks: PythonStacks, folder: Path) -> Mapping[str, Mapping[int, str
     source: dict[str, dict[int, str]] = {}
     for file, number in own_lines:
         if file not in texts:
-            texts[file] = _lines_of_file(file, folder)
+            texts[file] = _lines_of_file(file, files)
         lines = texts[file]
         for each in range(max(1, number - _LINES_AROUND), number + _LINES_AROUND + 1):
             if each <= len(lines):
@@ -579,12 +579,16 @@ def _source(stacks: PythonStacks, folder: Path) -> Mapping[str, Mapping[int, str
     return source
 
 
-def _lines_of_file(file: str, folder: Path) -> Sequence[str]:
-    """Return the lines of a regular file below a folder; empty for any other file."""
+def _lines_of_file(file: str, files: UserFiles) -> Sequence[str]:
+    """Return the lines of a regular file below the folder, as it was loaded; empty for any other file."""
     try:
-        path = (folder / file).resolve()
-        is_below = not Path(file).is_absolute() and folder.resolve() in path.parents
-        if not is_below or not path.is_file() or path.stat().st_size > _MOST_SOURCE_BYTES:
+        # Only a worker of a DataLoader may have run it.
+        path = files.places.get(file, (files.folder / file).resolve())
+        is_below = not Path(file).is_absolute() and files.folder.resolve() in path.parents
+        if not is_below or not path.is_file():
+            return ()
+        status = path.stat()
+        if status.st_size > _MOST_SOURCE_BYTES or status.st_mtime > files.since_s:
             return ()
         return path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

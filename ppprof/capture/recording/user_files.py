@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,6 +25,10 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.places: dict[str, Path] = {}
+        """Where the files are, by the paths that are shown."""
+        self.since_s = time.time()
+        """What is written later is another version than the one that runs."""
         paths = sysconfig.get_paths()
         kinds = ("stdlib", "platstdlib", "purelib", "platlib")
         packages = [sys.modules.get(name) for name in ("ppprof", "paddle")]
@@ -44,6 +49,7 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
                 shown, is_own = trainer["shown"], True
         with suppress(ValueError):
             shown = str((self.folder / path).relative_to(self.folder))
+        self.places[shown] = (self.folder / path).resolve()
         self[file] = shown, is_own
         return self[file]
 

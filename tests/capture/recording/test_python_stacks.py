@@ -220,6 +220,34 @@ def test_source_outside_the_working_directory_is_not_kept(
     assert str(tmp_path / "program.py") in {frame.file for frame in stacks.frames}
 
 
+def test_source_that_was_written_since_is_not_kept(tmp_path: Path, program: ModuleType) -> None:
+    """The user goes on with the script while it trains."""
+
+    def work() -> None:
+        program.wait()
+        (tmp_path / "program.py").write_text("x = 1\n" * 20, encoding="utf-8")
+        later = time.time() + 5
+        os.utime(tmp_path / "program.py", (later, later))
+
+    stacks = recorded(tmp_path, work, 1000)
+    assert "program.py" in {frame.file for frame in stacks.frames}
+    assert "program.py" not in stacks.source
+
+
+def test_source_of_an_installed_trainer_is_not_that_of_a_clone_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paddlenlp").mkdir()
+    (tmp_path / "paddlenlp/trainer.py").write_text("x = 1\n" * 20, encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "paddlenlp.trainer"}
+    installed = "/usr/lib/python3/site-packages/paddlenlp/trainer.py"
+    exec(compile(PROGRAM, installed, "exec"), names)  # noqa: S102
+    stacks = recorded(tmp_path, names["wait"], 1000)
+    assert "paddlenlp/trainer.py" in {frame.file for frame in stacks.frames}
+    assert "paddlenlp/trainer.py" not in stacks.source
+
+
 def test_a_link_out_of_the_working_directory_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
