@@ -192,9 +192,9 @@ def python_lines(profile: Profile) -> pl.DataFrame:
         One row per line and per function that a sample found. thread (``steps`` for the threads that
         end steps, ``others``); kind (``line`` or ``function``); file; line (null for a function);
         function; source (text of the line; null if it was not kept); samples (instants
-        at which it is on the stack); self_ratio and total_ratio, shares of the samples of threads with
+        at which it is on the stack; of other threads, samples); self_ratio and total_ratio, shares of the samples of threads with
         steps, which add up to 1; self_ns and total_ns, these shares of an average step; low_ratio and
-        high_ratio, the 95% interval of total_ratio. The function ``outside your code`` has no file:
+        high_ratio, the 95% interval of total_ratio, null for other threads. The function ``outside your code`` has no file:
         of other threads, such samples are left out. Threads with steps come first, then lines, the
         largest self_ns first.
 
@@ -203,8 +203,10 @@ def python_lines(profile: Profile) -> pl.DataFrame:
     sampled = sampled_steps(profile)
     if sampled is None:
         return pl.DataFrame(schema=PYTHON)
+    # Processes of a loader are sampled at an interval of their own.
+    samples = pl.when(pl.col("is_step").first()).then(sampled.instants.sum()).otherwise(pl.len())
     stacks = sampled.samples.group_by("is_step", "stack").agg(
-        samples=sampled.instants.sum(), weight_ns=pl.col("weight_ns").sum()
+        samples=samples, weight_ns=pl.col("weight_ns").sum()
     )
     rows = [
         (is_step, *place, samples, weight_ns * (number == 0), weight_ns)
@@ -229,7 +231,9 @@ def python_lines(profile: Profile) -> pl.DataFrame:
     )
     num = sampled.samples.filter("is_step").select(sampled.instants.sum()).item()
     low, high = _interval(table["total_ratio"].to_numpy(), num)
-    table = table.with_columns(low_ratio=low, high_ratio=high)
+    table = table.with_columns(low_ratio=low, high_ratio=high).with_columns(
+        pl.when("is_step").then(pl.col("low_ratio", "high_ratio"))
+    )
     order = ["is_step", "kind", "self_ns", "total_ns", "file", "line"]
     descending = [True, True, True, True, False, False]
     return table.sort(order, descending=descending, nulls_last=True).select(

@@ -442,7 +442,11 @@ _PYTHON = (
     Column("self_ratio", "ratio", header="Self(%)", width=8),
     Column("total_ratio", "ratio", header="Total(%)", width=8),
     Column(
-        lambda row: f"{row['low_ratio'] * 100:.1f} to {row['high_ratio'] * 100:.1f}",
+        lambda row: (
+            "-"
+            if row["low_ratio"] is None
+            else f"{row['low_ratio'] * 100:.1f} to {row['high_ratio'] * 100:.1f}"
+        ),
         header="95% of Total(%)",
         width=15,
     ),

@@ -71,8 +71,8 @@ def test_lines_and_functions_of_an_average_step(steps: Trace) -> None:
         ("steps", "function", "train.py", None, "log", 10, 0.5, 0.5),
         ("steps", "function", "", None, ELSEWHERE, 6, 0.3, 0.3),
         ("steps", "function", "train.py", None, "main", 14, 0.2, 0.7),
-        ("others", "line", "data.py", 3, "read", 5, 0.25, 0.25),
-        ("others", "function", "data.py", None, "read", 5, 0.25, 0.25),
+        ("others", "line", "data.py", 3, "read", 1, 0.25, 0.25),
+        ("others", "function", "data.py", None, "read", 1, 0.25, 0.25),
     ]
     assert table["self_ns"].to_list() == pytest.approx((table["self_ratio"] * 100).to_list())
     assert table["source"].to_list()[:2] == ["json.dumps(record)", None]
@@ -102,6 +102,19 @@ sample = st.tuples(
     st.integers(1, 50),
     st.integers(-1, len(STACKS) - 1),
 )
+
+
+def test_workers_have_no_share_of_the_steps_and_their_samples_count_once(steps: Trace) -> None:
+    """Four workers, each sampled every 20 ns, in a window that is sampled every 5: 400% of a step."""
+    workers = [(32, ns, 20, 0) for ns in range(0, 100, 20) for _ in range(4)]
+    table = python_lines(
+        with_samples(steps, *workers, *((31, ns, 5, 0) for ns in range(0, 100, 5)))
+    )
+    others = table.filter(thread="others", kind="line")
+    assert others["samples"].to_list() == [20] * others.height
+    assert others["total_ratio"].to_list() == [4.0] * others.height
+    assert others["low_ratio"].null_count() == others["high_ratio"].null_count() == others.height
+    assert table.filter(thread="steps")["low_ratio"].null_count() == 0
 
 
 @given(samples=st.lists(sample, min_size=1, max_size=40))
