@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is not None:
         from ppprof.config import load_profiler
 
-        log_dir = load_profiler(args.config).profiler.profiler_log
+        log_dir = load_profiler(args.config, needs_block=False).profiler.profiler_log
     if is_remote(log_dir):
         raise UsageError(f"{log_dir}: a training writes to a local directory; copy the run later")
     from ppprof.capture.doctor import PROBLEM, examine, measure_peaks, peak_checks

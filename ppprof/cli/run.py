@@ -223,7 +223,10 @@ def _recorder_options(args: argparse.Namespace) -> list[str]:
     own = [text.removeprefix("Profiler.") for text in args.override]
     keys = {re.split("[.=]", text, maxsplit=1)[0].strip() for text in own}
     has_steps = args.steps is not None or not keys.isdisjoint(_STEPS)
-    only_times = args.timer_only or "timer_only" in keys
+    values = {
+        name.strip(): value.strip().lower() for name, _, value in (t.partition("=") for t in own)
+    }
+    only_times = args.timer_only or values.get("timer_only") in ("true", "yes", "on")
     if not (args.config or only_times or has_steps):
         blocks += _SETTLED
     if not (args.config or only_times or args.tables) and keys.isdisjoint(_TABLES):

@@ -143,7 +143,11 @@ class Loaded:
 
 
 def load_profiler(
-    path: str | Path | None, overrides: Iterable[str] = (), world_size: int | None = None
+    path: str | Path | None,
+    overrides: Iterable[str] = (),
+    world_size: int | None = None,
+    *,
+    needs_block: bool = True,
 ) -> Loaded:
     """Load the ``Profiler`` block of a config. The other blocks are not checked.
 
@@ -153,6 +157,7 @@ def load_profiler(
         overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``; other keys are an error.
         world_size: number of processes, to check rank numbers with `check_rank_numbers`. None
             checks no rank numbers.
+        needs_block: whether a file without the block and its keys is an error.
 
     Raises:
         ConfigError: holds every problem, each with the place that set the key. If a file cannot be
@@ -165,7 +170,7 @@ def load_profiler(
         source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
     problems = Problems(source)
     overrides = list(overrides)
-    if path is not None and "Profiler" not in source.values:
+    if path is not None and needs_block and "Profiler" not in source.values:
         problems.add((), "expected a Profiler block, or its keys at the top level")
     if overrides:
         from ppprof.config.overrides import apply_overrides

@@ -45,7 +45,8 @@ def markdown(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[cell(column, row[column]) for column in columns] for row in rows]
     numeric = {column for row in rows for column in row if isinstance(row[column], (int, float))}
     sides = ["right" if column in numeric else "left" for column in columns]
-    text: str = tabulate(cells, columns, tablefmt="github", disable_numparse=True, colalign=sides)
+    align = sides if cells else None  # tabulate 0.9 aligns no column without a row
+    text: str = tabulate(cells, columns, tablefmt="github", disable_numparse=True, colalign=align)
     return text
 
 

@@ -40,8 +40,10 @@ _HEAD_BYTES = 1 << 18
 """torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
 ranks of many process groups it may itself have many KB."""
 _INFORMATION = rb'"distributedInfo"\s*:\s*\{[^{}]*?"%b"\s*:\s*([0-9]{1,6})\b'
-_RUNS = re.compile("run|exp|job|trial|node|host|machine|worker|pod", re.IGNORECASE)
-"""Names of folders that are separate runs or nodes, although they differ in their numbers only."""
+_RUNS = re.compile("run|exp|job|trial", re.IGNORECASE)
+"""Names of folders that are separate runs, although they differ in their numbers only."""
+_NODE = re.compile("(?:node|host|machine|worker|pod)[-_]?([0-9]+)", re.IGNORECASE)
+"""In the name of a folder: the number of a node."""
 _IN_NAME = r"rank[_-]?([0-9]{1,6})(?![0-9])"
 
 BY_CONTENT = "distributedInfo.rank in the files"
@@ -487,6 +489,8 @@ def _foreign_ranks(workers: Mapping[str, Path], first: int) -> tuple[dict[str, i
     folders = {path.parent for path in workers.values()}
     kinds = {re.sub("[0-9]+", "", str(folder)) for folder in folders}
     are_windows = len(kinds) == 1 and not any(_RUNS.search(folder.name) for folder in folders)
+    nodes = {match[1] for folder in folders if (match := _NODE.search(folder.name))}
+    are_windows = are_windows and len(nodes) < 2
     for source, rank_of in sources.items():
         ranks: dict[str, int] = {}
         taken: set[tuple[Path | None, int]] = set()

@@ -102,7 +102,7 @@ def notes(config: Config) -> list[str]:
         if config.Global.device == "cpu" and getattr(sharding, name):
             key = f"Distributed.sharding.{name}"
             warnings.append(str(config.problem(key, "has no effect on a CPU")))
-    for purpose in ("Train", "Eval"):
+    for purpose in config.Engine.purposes:
         key = f"Data.{purpose}.dataset"
         data: Any = (config.resolved.get("Data") or {}).get(purpose) or {}
         folder = (data.get("dataset") or {}).get("input_dir")

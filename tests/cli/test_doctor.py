@@ -125,11 +125,19 @@ def test_the_text(monkeypatch: pytest.MonkeyPatch, cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Model: {hidden_size: x}\nProfiler: {profiler_log: elsewhere}", "profiler_log: elsewhere"],
+    ("text", "folder"),
+    [
+        ("Model: {hidden_size: x}\nProfiler: {profiler_log: elsewhere}", "elsewhere"),
+        ("profiler_log: elsewhere", "elsewhere"),
+        ("Global: {device: cpu}", "profiler_log"),
+    ],
 )
 def test_the_directory_of_a_config(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = tmp_path / "profiler.yaml"
     config.write_text(text)
@@ -137,7 +145,7 @@ def test_the_directory_of_a_config(
     monkeypatch.setattr("ppprof.capture.doctor.examine", lambda *a: asked.append(a) or [_OK])
     assert main(["doctor", "-c", str(config)]) == 0
     assert main(["doctor", "here", "--nproc", "4"]) == 0
-    assert asked == [(Path("elsewhere"), 1), (Path("here"), 4)]
+    assert asked == [(Path(folder), 1), (Path("here"), 4)]
     assert "no problems, no warnings, 1 ok" in capsys.readouterr().out
 
 

@@ -92,6 +92,10 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
                 *("--", "train.py"),
             ],
         ),
+        (
+            "-o timer_only=False train.py",
+            [PROGRAM, *SETTLED, "-o", "Profiler.timer_only=False", "--", "train.py"],
+        ),
         ("--tables train.py", [PROGRAM, *SETTLED[:-2], "--", "train.py"]),
         (
             "--timer-only train.py",

@@ -27,3 +27,7 @@ def test_texts_that_look_like_numbers_are_printed_as_they_are():
         "| `1e5`  | 007    |       1 |",
         "| `x`    | 1_0    |      20 |",
     ]
+
+
+def test_a_table_without_rows_has_its_heads():
+    assert markdown(["name", "calls"], []).splitlines()[0] == "| name   | calls   |"

@@ -127,6 +127,19 @@ def test_folders_of_different_runs_are_refused(tmp_path: Path) -> None:
         resolve(*sorted(tmp_path.glob("[bc]/node0/*.json")))
 
 
+@pytest.mark.parametrize("name", ["8nodes_iter{}", "worker0_step{}", "iteration_{}"])
+def test_folders_that_differ_in_another_number_than_the_nodes_are_windows(
+    tmp_path: Path, name: str
+) -> None:
+    folders = [name.format(number) for number in (10, 20)]
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        for rank in range(2):
+            torch_trace(tmp_path / folder / f"rank{rank}.1.pt.trace.json", None)
+    expected = [(rank, window, folders[window]) for rank in (0, 1) for window in (0, 1)]
+    assert places(tmp_path) == expected
+
+
 @pytest.mark.parametrize("folder", ["node", "host-", "worker_"])
 def test_local_ranks_of_two_nodes_are_no_windows(tmp_path: Path, folder: str) -> None:
     for node in range(2):

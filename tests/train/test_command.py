@@ -142,6 +142,13 @@ def test_the_data_of_an_evaluation_counts_only_if_there_is_one() -> None:
     assert "Data.Eval.dataset.input" in str(problem)
 
 
+def test_a_folder_of_an_evaluation_that_does_not_run_is_no_warning() -> None:
+    overrides = ["Data.Eval.dataset={'input_dir': './data'}", "Engine.eval_freq=0"]
+    assert not notes(load_config(CONFIG, overrides, world_size=1))
+    read = notes(load_config(CONFIG, [overrides[0], "Engine.eval_freq=5"], world_size=1))
+    assert ["FleetX's token files" in each for each in read] == [True]
+
+
 def test_a_share_of_text_may_be_0() -> None:
     overrides = ["Data.Train.dataset.split=[1, 0, 0]", "Data.Eval.dataset.split=[0, 1, 0]"]
     assert preflight(load_config(CONFIG, overrides, world_size=1)) == []
