@@ -97,7 +97,8 @@ class Clock:
         """Return this clock with readings up to these times of its own, which nothing has compared.
 
         Beyond the readings, a known drift goes on, and an unknown one is at most `MOST_DRIFT`: the
-        error grows with the distance from the nearest reading. The reference clock has no error.
+        error grows with the distance from the nearest reading. The reference clock, all of whose
+        readings are exact, has no error.
 
         >>> Clock(3, (Reading(0, 800, 30),)).reaching(0, 1_000_000).readings[-1]
         Reading(at_ns=1000000, offset_ns=800, error_ns=130)
@@ -115,7 +116,8 @@ class Clock:
             )
 
         first, last = self.readings[0], self.readings[-1]
-        if self.method == "same":
+        is_reference = not any(each.offset_ns or each.error_ns for each in self.readings)
+        if self.method == "same" or is_reference:
             return self
         before = [moved(first, first_ns)] if first_ns < first.at_ns else []
         after = [moved(last, last_ns)] if last_ns > last.at_ns else []

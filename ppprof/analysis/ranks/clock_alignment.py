@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,9 @@ _SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "bar
 """Operations that no member leaves before all members have arrived."""
 
 _OF_TORCH = "(?i)^(c10d::|nccl:)_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier)"
-"""These in torch, by the times of their kernels: the host does not wait for them."""
+"""These in torch, by the times of their kernels: the host does not wait for them. Its traces do not name
+their hosts: these count only where they contradict one clock of all ranks, as the middle of wide bounds
+would move the ranks of one host."""
 
 _CUTS = (1, 2, 4, 8)
 """Numbers of readings that `align_clocks` tries for a window. A single reading has the tightest
@@ -132,9 +134,12 @@ def _synchronizing_collectives(
 
     The groups are texts such as ``0,4``, keyed by rank.
     """
-    bounds = pl.col("op").is_in(["send", *_SYNCHRONIZING])
-    bounds |= pl.col("is_on_device") & pl.col("op").str.contains(_OF_TORCH)
-    joined = match_collectives(tables, {}).filter(bounds)
+    every = match_collectives(tables, {})
+    is_of_torch = pl.col("is_on_device") & pl.col("op").str.contains(_OF_TORCH)
+    joined = every.filter(pl.col("op").is_in(["send", *_SYNCHRONIZING]))
+    of_torch = every.filter(is_of_torch)
+    if not _fit_one_clock(of_torch.partition_by("members")):
+        joined = pl.concat([joined, of_torch])
     by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
     groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
     return (
@@ -157,15 +162,18 @@ def _neighbours(
     for members in by_host.values():
         shared = {group for rank in members for group in groups.get(rank, ())}
         within = [by_members[group].filter(pl.col("rank").is_in(members)) for group in shared]
-        bounds = [
-            each for table in within for each in _bounds([table], int(table["rank"][0])).values()
-        ]
-        if all(
-            low.max(initial=0) <= _SAME_CLOCK_NS and high.min(initial=0) >= -_SAME_CLOCK_NS
-            for _, low, high in bounds
-        ):
+        if _fit_one_clock(within):
             neighbours.update(dict.fromkeys(members, members))
     return neighbours
+
+
+def _fit_one_clock(tables: Iterable[pl.DataFrame]) -> bool:
+    """Return whether the collectives of groups, a table each, fit ranks that have one clock."""
+    bounds = [each for table in tables for each in _bounds([table], int(table["rank"][0])).values()]
+    return all(
+        low.max(initial=0) <= _SAME_CLOCK_NS and high.min(initial=0) >= -_SAME_CLOCK_NS
+        for _, low, high in bounds
+    )
 
 
 def _reference_clock(rank: int, tables: Sequence[pl.DataFrame]) -> Clock:

@@ -108,6 +108,15 @@ def test_collectives_of_torch_bound_clocks_by_their_kernels(op):
     on_device = [table.with_columns(is_on_device=pl.lit(value=True)) for table in parts]
     clock = align_clocks(on_device)[1]
     assert abs(clock.offset_ns + 5 * MS) <= clock.error_ns < 10_000
+    # A rank that comes half a millisecond late is no other clock.
+    late = pl.col("start_ns") + MS // 2 * (pl.col("rank") == 1)
+    within = [
+        table.with_columns(
+            start_ns=late + (pl.col("rank") == 1) * -5 * MS, end_ns=pl.col("start_ns") + MS
+        )
+        for table in on_device
+    ]
+    assert list(align_clocks(within)) == [0]
     sends = [table.with_columns(op=pl.lit("c10d::send")) for table in on_device]
     assert list(align_clocks(sends)) == [0]
 
@@ -122,6 +131,8 @@ def test_a_clock_is_less_known_the_longer_ago_it_was_read():
     known = {0: Clock(0, (Reading(0, 0, 0),), "same"), 1: Clock(1, (Reading(0, 7, 10),))}
     clocks = align_clocks(parts, known)
     assert clocks[0] == known[0]
+    read = {**known, 0: Clock(0, (Reading(0, 0, 0),))}  # as rank 0 writes it
+    assert align_clocks(parts, read)[0] == read[0]
     assert clocks[1].error_ns == pytest.approx(0.72e9, rel=0.01)
     assert clocks[1].to_reference(np.array([hours])).tolist() == [hours + 7]
     # Two readings an hour apart show a drift of 20 ppm, which goes on.
