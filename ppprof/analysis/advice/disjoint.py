@@ -222,8 +222,8 @@ def _lines_of(finding: Finding) -> list[str]:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]
-    if finding.rule == "unused-rows":
-        return []  # its line only looks rows up
+    if finding.rule in ("unused-rows", "gradient-accumulation"):
+        return []  # the line only looks rows up, or calls the Backward
     lines = [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
     return [*lines, GARBAGE_COLLECTION] if finding.rule == "garbage-collection" else lines
 

@@ -142,7 +142,7 @@ STEPS = {
 - ``exposed_reads_ns``: the time of copies to such memory in which no kernel runs;
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them; on a
   host, with that of the nodes that add to gradients of parameters, without communication and hooks;
-- ``thin_ns``: the time of products that mostly read their weights (`thin_products`);
+- ``thin_ns``: on a host, the time of products that mostly read their weights (`thin_products`);
 - ``recompute_ns``: the time of Forward events in a Backward; without device events, with the time
   in the gradient node around them in which nothing works;
 - ``optimizer_ns``: the time in Optimization phases;
@@ -745,6 +745,8 @@ class IndicatorBuilder:
         self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
         self._add_lines_of_layers(recomputed["name"], backward)
         thin = thin_products(self.profile)
+        if self.on_device:
+            thin = thin.clear()  # `slow-product` reports them
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
             "thin_ns": self.sum_by_step(thin["step"], thin["time_ns"].to_numpy()),

@@ -121,7 +121,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     is_known = np.zeros(samples.height, bool)
     for number in stepping_threads(profile).tolist():
         own = thread == number
-        training, without_gradients = _training(profile, number)
+        training, without_gradients = _training_of_threads(profile)[number]
         training = together(difference(training, together(intervals_of(gaps))), clears_ns)
         trains[own] = contains(training, time_ns[own])
         evaluates = together(noted(evaluations[evaluations[:, 0] == number]))
@@ -215,6 +215,12 @@ def noted(rows: Int64) -> Intervals:
     return rows[:, 1] - rows[:, 2], rows[:, 1]
 
 
+@once
+def _training_of_threads(profile: Profile) -> Mapping[int, tuple[Intervals, Intervals]]:
+    """Return the result of `_training` of each thread with steps."""
+    return {thread: _training(profile, thread) for thread in stepping_threads(profile).tolist()}
+
+
 def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     """Return in which intervals a thread trains, and in which its layers compute no gradients before a Backward."""
     tree, events = profile.tree, profile.trace.events
@@ -264,14 +270,18 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
 
 @once
 def starts_beside(profile: Profile) -> Bool:
-    """Return which host events of threads with steps start where these do not train; none without samples."""
+    """Return which host events of threads with steps start where these do not train; none without samples.
+
+    Nodes of gradients are of the training, also where the user's code may run in them.
+    """
     hosts = profile.tree.hosts
     beside = np.zeros(hosts.height, bool)
     if sampled_steps(profile) is None:
         return beside
     thread, start = hosts["thread"].to_numpy(), hosts["start_ns"].to_numpy()
-    for number in stepping_threads(profile).tolist():
-        beside |= (thread == number) & ~contains(_training(profile, number)[0], start)
+    for number, (training, _) in _training_of_threads(profile).items():
+        beside |= (thread == number) & ~contains(training, start)
+    beside[matching(hosts["name"], _ANY_NODE).to_numpy()] = False
     return beside
 
 

@@ -13,8 +13,10 @@ import pytest
 
 import ppprof
 from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.own_lines import starts_beside
 from ppprof.analysis.advice.unexplained import host_time
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import sampled_steps
 from ppprof.report.text.advice import headline, render_findings, verdict
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 from ppprof.rundir.python_stacks import Frame, PythonStacks
@@ -838,3 +840,20 @@ def test_statements_that_call_the_same_line_keep_their_times(tmp_path: Path) -> 
         (250 * US, LOG),
     ]
     assert [each.facts["num_reads"] for each in found] == [None, None]
+
+
+def test_nodes_of_gradients_are_no_time_beside_the_training(tmp_path: Path) -> None:
+    """As Paddle records them, with the node's own computation inside: a PyLayer could run Python ahead of it."""
+
+    def make(at: int) -> Iterator[Span]:
+        yield op(at, 0, 300, "Net", op(at, 10, 290), category="Forward")
+        local = op(at, 420, 480, "Local_MatmulGradNode", category="OperatorInner")
+        node = op(at, 400, 500, "Global_MatmulGradNode", local)
+        yield op(at, 390, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 800, 900, "Optimization Step", category="Optimization")
+
+    stacks = [in_lines((450, FORWARD), (200, BACKWARD), (350, UPDATE))]
+    profile = Profile(ppprof.open(run(tmp_path / "log", [thread(make)], stacks=stacks)).trace(0))
+    names = profile.tree.hosts["name"].cast(pl.String)
+    assert not names.filter(pl.Series(starts_beside(profile))).str.contains("GradNode").any()
+    assert sampled_steps(profile) is not None
