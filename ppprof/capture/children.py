@@ -173,7 +173,8 @@ def _of_cgroup(own: Path, cgroups: Path) -> int | None:
         return None
     # The page cache counts as used, but is freed when memory is needed.
     stat = dict(line.split() for line in lines_of(folder / "memory.stat"))
-    return int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0))
+    cache = sum(int(stat.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+    return int(limit[0]) - int(used[0]) + cache
 
 
 def lines_of(file: Path) -> list[str]:

@@ -128,7 +128,7 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
 def limit(folder: Path, most: str) -> None:
     (folder / "memory.max").write_text(f"{most}\n")
     (folder / "memory.current").write_text(f"{7 * MIB}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {2 * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {MIB}\nactive_file {MIB}\n")
 
 
 def test_a_machine_says_what_it_has(machine: tuple[Path, Path]) -> None:

@@ -44,7 +44,10 @@ def refusal(*, loads: bool) -> str:
     Args:
         loads: whether to load the library if the process has not; without a library, return `MISSING`.
     """
-    cupti = _loaded() or (load_cupti(cupti_folders())[1] if loads else None)
+    try:
+        cupti = _loaded() or (load_cupti(cupti_folders())[1] if loads else None)
+    except OSError:  # replaced on disk, as by an update: Paddle keeps what it has loaded
+        return ""
     if cupti is None:
         return MISSING if loads else ""
     with suppress(AttributeError):  # no CUPTI in spite of its name
@@ -53,9 +56,18 @@ def refusal(*, loads: bool) -> str:
 
 
 def _loaded() -> Any:
-    """Return the CUPTI that this process has loaded; None without one."""
+    """Return the CUPTI that this process has loaded; None without one.
+
+    Raises:
+        OSError: its file has been removed, and its name is not that of the library.
+    """
     paths = [line.split(maxsplit=5)[-1] for line in lines_of(_MAPS) if "libcupti" in line]
-    return ctypes.CDLL(paths[0]) if paths else None
+    if not paths:
+        return None
+    path = paths[0].removesuffix(" (deleted)")
+    with suppress(OSError):
+        return ctypes.CDLL(Path(path).name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return ctypes.CDLL(path)
 
 
 def _refusal_of(cupti: Any, kind: int) -> str:

@@ -367,9 +367,11 @@ class Recorder:
 
     def close(self) -> None:
         """Drop an open window, and restore the functions of Paddle."""
-        self.discard()
-        if self._events is not None:
-            self._events.close()
+        try:
+            self.discard()
+        finally:
+            if self._events is not None:
+                self._events.close()
 
     def _release(self) -> None:
         if Recorder._guest is self:

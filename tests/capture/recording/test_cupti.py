@@ -129,3 +129,22 @@ def test_each_window_of_a_gpu_ends_so(library: ctypes.CDLL) -> None:
             recorder.take()
         recorder.close()
         assert counts(library) == (2,) * 4
+
+
+def test_a_library_that_was_replaced_on_disk_is_the_one_in_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ``pip install -U`` in a job of days: /proc/self/maps calls its file deleted."""
+    maps, path = tmp_path / "maps", tmp_path / "libcupti.so.77"
+    monkeypatch.setattr(cupti, "_MAPS", maps)
+    maps.write_text(f"7f2000-7f3000 r-xp 0 08:01 34  {path} (deleted)\n")
+    assert cupti.refusal(loads=True) == ""
+    build_library(
+        "int cuptiActivityEnable(int kind) { return 0; } int cuptiActivityDisable(int kind) { return 0; }",
+        path,
+        "-Wl,-soname,libcupti.so.77",
+    )
+    library = ctypes.CDLL(str(path))
+    path.unlink()
+    assert cupti._loaded()._handle == library._handle
+    assert cupti.refusal(loads=True) == ""
