@@ -104,6 +104,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
+    if args.num_after_dashes == 0 and len(args.sides) > 1:
+        raise UsageError("no run after --; expected BASELINE... -- EXPERIMENT...")
     num_experiments = args.num_after_dashes or len(args.sides) - 1
     baselines = args.sides[: len(args.sides) - num_experiments]
     args.sides = (baselines, args.sides[len(baselines) :])

@@ -282,6 +282,8 @@ def test_several_runs_need_dashes_and_step_times(several, cli):
     assert "3 runs; expected BASELINE EXPERIMENT, or BASELINE... -- EXPERIMENT..." in err
     _, err = cli("diff", "--", *base, code=2)
     assert "no run before --" in err
+    _, err = cli("diff", *base, "--", code=2)
+    assert "no run after --" in err
     options = ("--rank", "0", "--exact", "--format", "csv", "--fail-if", "ips < -5%")
     _, err = cli("diff", *options, *base, "--", *slow, code=2)
     for part in (

@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import PARTS_OF_STEP, Diff
 from ppprof.analysis.diff.several_runs import RunTime, runs_change, wait_difference
-from ppprof.analysis.diff.significance import Change, student
+from ppprof.analysis.diff.significance import BETWEEN_RUNS, Change, student
 from ppprof.analysis.diff.thresholds import COLUMNS, METRICS, Threshold
 from ppprof.errors import UsageError
 
@@ -74,11 +74,18 @@ def outcome_of(threshold: Threshold, diff: Diff) -> Outcome:
     if is_of_step_time:
         reason = diff.change.reason
     outcome = interval_outcome(threshold, change.value, change.low, change.high, reason)
-    if outcome.status == "fail" and is_of_step_time and diff.change.is_within_runs:
+    is_small = is_of_step_time and diff.change.is_within_runs
+    if outcome.status == "fail" and is_small and _is_small(threshold, diff):
         return outcome._replace(
             status="inconclusive", detail=f"{outcome.detail}; {diff.change.advice}"
         )
     return outcome
+
+
+def _is_small(threshold: Threshold, diff: Diff) -> bool:
+    """Return whether equal runs may differ so in a metric of the step: a rate may be of other batches, too."""
+    ratio = diff.overview.filter(metric=threshold.target)["delta_ratio"].item()
+    return ratio is not None and abs(ratio) <= BETWEEN_RUNS / (1 - BETWEEN_RUNS)
 
 
 def interval_outcome(
