@@ -17,6 +17,7 @@ from ppprof.analysis.profile.module_tree import SEPARATOR
 from ppprof.analysis.profile.runtime_calls import COPY, LAUNCH, kind_of_call
 from ppprof.arrays import Bool, Float64, Int64
 from ppprof.errors import UsageError
+from ppprof.trace.operator_inputs import operator_of_gradient
 
 WHAT_IF: dict[str, pl.DataType] = {
     "change": pl.String(),
@@ -31,9 +32,7 @@ WHAT_IF: dict[str, pl.DataType] = {
 
 _WORK = KINDS[: KINDS.index("launch latency")]
 """The kinds that a change of an operator, module, line or rank changes: the others are waits."""
-_STEM = re.compile(
-    r"^(aten::|global_|local_)|( compute| kernel launch|gradnode(final)?|backward\d*|_grad)$"
-)
+_STEM = re.compile(r"^aten::|( compute| kernel launch|_?backward\d*|_grad)$")
 
 
 def what_if(
@@ -158,8 +157,11 @@ def _stem(name: str) -> str:
 
     >>> _stem("matmul dygraph"), _stem("Global_MatmulGradNode"), _stem("pd_op.matmul_grad"), _stem("aten::mm")
     ('matmul', 'matmul', 'matmul', 'mm')
+    >>> _stem("Local_LayerNormGradNode"), _stem("aten::native_layer_norm_backward"), _stem("global_gather dygraph")
+    ('layer_norm', 'native_layer_norm', 'global_gather')
     """
-    stem = normalized(name).lower()
+    plain = normalized(name)
+    stem = (operator_of_gradient(plain.removeprefix("Local_")) or plain).lower()
     while (shorter := _STEM.sub("", stem)) != stem:
         stem = shorter
     return stem

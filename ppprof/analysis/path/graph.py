@@ -18,7 +18,7 @@ the same kinds of edges for one rank, with gaps that weigh nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -322,7 +322,8 @@ def job_graph(
         steps: the steps whose paths are asked for; None: all steps.
     """
     windows = sorted({window for _, window, _ in parts})
-    times, edges, labels, ends, calls = [], [], [_NO_LABELS], [], []
+    times, edges, labels, ends = [], [], [_NO_LABELS], []
+    calls: dict[int, list[pl.DataFrame]] = {window: [] for window in windows}
     num_nodes, num_labels = len(windows), 0  # each window begins at a node, and these are the first
     for rank, window, part in parts:
         clock = (clocks or {}).get(rank)
@@ -350,14 +351,14 @@ def job_graph(
             )
         )
         placed = part.collectives.with_columns(pl.col("start_node", "end_node") + num_nodes)
-        calls.append(with_rank(placed, rank))
+        calls[window].append(with_rank(placed, rank))
         num_nodes += len(part.time_ns)
         num_labels += part.labels.height
     root = np.repeat([windows.index(window) for _, window, _ in parts], list(map(len, times)))
     root_ns = np.full(len(windows), 2**63 - 1)
     np.minimum.at(root_ns, root, np.concatenate(times))
     time_ns = np.concatenate((root_ns, *times))
-    arrived_ns, meetings, meeting_labels = _meetings(calls, time_ns, topology, num_labels)
+    arrived_ns, meetings, meeting_labels = _meetings(calls.values(), time_ns, topology, num_labels)
     edges.append(meetings)
     not_recorded = _NO_LABELS.clear(1).with_columns(kind=pl.lit(NOT_RECORDED, LABELS["kind"]))
     source, target, least_ns, label = (np.concatenate(columns) for columns in zip(*edges))
@@ -383,20 +384,33 @@ _Edges = tuple[Array, Array, Int64, Array]
 
 
 def _meetings(
-    calls: Sequence[pl.DataFrame], time_ns: Int64, topology: Topology | None, first_label: int
+    windows: Iterable[Sequence[pl.DataFrame]],
+    time_ns: Int64,
+    topology: Topology | None,
+    first_label: int,
 ) -> tuple[Int64, _Edges, pl.DataFrame]:
     """Return the nodes at which all ranks of a collective have arrived, and the edges of these nodes.
+
+    Args:
+        windows: for each window, the collectives of its ranks: steps of two may have equal numbers.
+        time_ns: the time of each node so far.
+        topology: the ranks' coordinates; None if unknown.
+        first_label: the number of the first label.
 
     Returns:
         The time of each node, numbered after those of ``time_ns``; the edges from each rank's start and
         to its end; and their labels, numbered from ``first_label``.
     """
     # The nodes' times are on one clock already.
-    named = with_members(pl.concat(calls), topology)
-    matched = match_collectives([named], {})
+    matched = pl.concat(
+        match_collectives([with_members(pl.concat(calls), topology)], {}).with_columns(
+            window=pl.lit(window)
+        )
+        for window, calls in enumerate(windows)
+    )
     start, end = (matched[name].to_numpy() for name in ("start_node", "end_node"))
     is_first = matched.select(
-        pl.any_horizontal(pl.col(key).ne_missing(pl.col(key).shift()) for key in KEYS)
+        pl.any_horizontal(pl.col(key).ne_missing(pl.col(key).shift()) for key in ("window", *KEYS))
     ).to_series()
     first = np.flatnonzero(is_first.to_numpy())
     meeting = np.cumsum(is_first.to_numpy()) - 1

@@ -69,10 +69,26 @@ def slack_ns(graph):
     return np.array(until)[target] - graph.time_ns[graph.source] - graph.weight_ns
 
 
-def job(folder, *ranks, clocks=None, topology=None):
-    """The graph of a job: for each rank its threads, as `tests.fixtures.timeline` draws them."""
-    parts = [
-        (rank, 0, rank_graph(read(write(folder / f"{rank}.pb", *threads))))
+def job(folder, *ranks, clocks=None, topology=None, windows=1):
+    """The graph of a job: for each rank its threads, as `tests.fixtures.timeline` draws them.
+
+    Several windows are the same one again, an hour later each.
+    """
+    graphs = [
+        rank_graph(read(write(folder / f"{rank}.pb", *threads)))
         for rank, threads in enumerate(ranks)
+    ]
+    hour_ns = 3600 * 10**9
+    parts = [
+        (
+            rank,
+            window,
+            graph._replace(
+                time_ns=graph.time_ns + window * hour_ns,
+                steps=graph.steps.with_columns(pl.col("begin_ns") + window * hour_ns),
+            ),
+        )
+        for window in range(windows)
+        for rank, graph in enumerate(graphs)
     ]
     return job_graph(parts, clocks, topology)

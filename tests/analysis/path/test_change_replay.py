@@ -24,9 +24,10 @@ def replayed(graph, *changes, roles=None):
     return dict(table.select("change", "step_ns").rows())
 
 
-@pytest.fixture
-def two_ranks(tmp_path):
-    """
+@pytest.fixture(params=[1, 2])
+def two_ranks(request, tmp_path):
+    """One window, or two whose steps have the same number, as those of a trace without step numbers.
+
     ::
 
         rank 0   matmul    relu  [all_reduce    ] 10
@@ -50,7 +51,7 @@ def two_ranks(tmp_path):
         ranks.append(
             [Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 110, *inside))]
         )
-    return job(tmp_path, *ranks)
+    return job(tmp_path, *ranks, windows=request.param)
 
 
 def test_each_form_of_a_change(two_ranks):
@@ -129,7 +130,8 @@ def test_what_becomes_critical_then_is_not_won(two_ranks):
     assert table["on_path_ns"].to_list()[1:3] == [60, 100]
     assert table["saved_ns"].to_list()[1:3] == [60, 30]
     assert table["saved_ratio"][1] == pytest.approx(60 / 110)
-    assert table["low_ns"].null_count() == table.height, "a single step has no interval"
+    is_single = two_ranks.steps.height == 1
+    assert table["low_ns"].null_count() == table.height * is_single, "a single step has no interval"
 
 
 def test_a_graph_of_kernels_is_launched_at_once(tmp_path):
@@ -258,6 +260,20 @@ def test_a_planted_delay_is_what_the_replay_wins():
     names = table.filter(pl.col("on_path_ns") < pl.col("saved_ns") - 1e6)
     assert names.is_empty(), "nothing saves more than it has on the path"
     assert np.isfinite(table["saved_ratio"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(("change", "length"), [("layer_norm: 0", 30), ("gather: 0", 90)])
+def test_a_name_stands_for_its_gradients_and_for_no_other_name(change, length, tmp_path):
+    spans = [
+        ("layer_norm dygraph", 0, 30),
+        ("Global_LayerNormGradNode", 30, 70),
+        ("gather dygraph", 70, 80),
+        ("global_gather dygraph", 80, 100),
+    ]
+    inside = [span("Operator", *each) for each in spans]
+    step = span("ProfileStep", "ProfileStep#0", 0, 100, *inside)
+    graph = job(tmp_path, [Thread(1, "main", (step,))])
+    assert replayed(graph, change)[change] == length
 
 
 def test_no_interval_is_below_zero(tmp_path):
