@@ -12,7 +12,7 @@ from ppprof.capture.recording.user_files import UserFiles
 GENERATED = "/home/me/.cache/paddle/to_static_tmp/17/Net_forwardky1eyryk.py"
 SITE = sysconfig.get_path("purelib")
 USER, DEBIAN = (
-    "/root/.local/lib/python3.10/site-packages",
+    "/home/other/.local/lib/python3.10/site-packages",
     "/usr/local/lib/python3.10/dist-packages",
 )
 """Where pip installs for a user, and for all users of a system that a venv may see."""
