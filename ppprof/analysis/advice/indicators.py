@@ -269,7 +269,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         held = held_by_others(profile, waits_ns)
         builder.add_names("lock", held.drop("reads_ahead"))
         builder.add_names("reader", held.filter("reads_ahead").drop("reads_ahead"))
-        builder.add_names("small", small_operators(profile))
+        if not builder.on_device:
+            builder.add_names("small", small_operators(profile))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
@@ -745,8 +746,6 @@ class IndicatorBuilder:
         self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
         self._add_lines_of_layers(recomputed["name"], backward)
         thin = thin_products(self.profile)
-        if self.on_device:
-            thin = thin.clear()  # `slow-product` reports them
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
             "thin_ns": self.sum_by_step(thin["step"], thin["time_ns"].to_numpy()),

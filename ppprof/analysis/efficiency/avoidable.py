@@ -117,7 +117,7 @@ THIN = {"step": pl.Int64(), "time_ns": pl.Int64()}
 
 _MOST_THIN = 4
 """Rows. A product of twice as many computes 4 operations for each byte of float32 that it reads: no
-current processor or device computes so few in the time of the byte."""
+processor is that slow: it waits for memory."""
 
 
 def thin_products(profile: Profile) -> pl.DataFrame:
@@ -128,8 +128,11 @@ def thin_products(profile: Profile) -> pl.DataFrame:
         matmul [1,1024] [1024,4096]     reads 4 M weights for one row
 
     Returns:
-        step and time_ns of each, the share of it that its weights have of the bytes.
+        step and time_ns of each, the share of it that its weights have of the bytes. No rows in a trace
+        with device events: there, `ppprof.analysis.advice.products` compares products with the peak.
     """
+    if not profile.tree.devices.is_empty():
+        return pl.DataFrame(schema=THIN)
     calls = profile.trace.events.select("step", "shapes", "attributes")
     work = operator_work(profile).drop_nulls("shapes")
     work = work.filter(pl.col("name").is_in(_products_in(work["name"])))
