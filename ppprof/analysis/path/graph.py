@@ -64,8 +64,8 @@ class Graph:
         root: the node from which an edge is added to each node that no other edge leads to, shape
             (N,); -1 for a root itself. Its number is lower than the node's, and it is not later.
         labels: columns of `JOB_LABELS`; the last row is the label of the added edges.
-        ends: the nodes that end steps: rank, window, step, node, and begin_ns, the time at which the
-            step begins on the rank.
+        ends: the nodes that end steps: rank, window, step, node, begin_ns, the time at which the step
+            begins on the rank, and begin_node, the node with which it moves in a replay.
         of_steps: the steps whose paths are asked for; None: all steps.
     """
 
@@ -120,7 +120,9 @@ class Graph:
         binds = binding[binding >= 0]
         self.weight_ns[binds] = span_ns[binds]
         self._of_steps = of_steps or StepRange()
-        self._ends = ends.with_columns(node=pl.Series(position[ends["node"].to_numpy()]))
+        self._ends = ends.with_columns(
+            pl.Series(name, position[ends[name].to_numpy()]) for name in ("node", "begin_node")
+        )
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -146,9 +148,10 @@ class Graph:
 
     def _ended(self, time_ns: Int64) -> pl.DataFrame:
         """Return the steps of any rank for other times of the nodes, with the begin on the last rank."""
-        nodes = self._ends["node"].to_numpy()
+        nodes, begins = (self._ends[name].to_numpy() for name in ("node", "begin_node"))
+        moved_ns = pl.Series(time_ns[begins] - self.time_ns[begins])
         return (
-            self._ends.with_columns(end_ns=pl.Series(time_ns[nodes]))
+            self._ends.with_columns(pl.col("begin_ns") + moved_ns, end_ns=pl.Series(time_ns[nodes]))
             .sort("end_ns", "node")
             .group_by("window", "step")
             .agg(
@@ -189,10 +192,10 @@ class Graph:
             if (factors > 1).any() and changed_ns.sum() > _MOST_NS:
                 raise UsageError("the steps would take many years: expected smaller factors")
             weight_ns = changed_ns.astype(np.int64)
-        ends = self._ended(self.replayed(weight_ns)).select("window", "step", "end_ns")
-        before = ends.select("window", pl.col("step") + 1, last_ns="end_ns")
-        steps = self.steps.select("window", "step", "begin_ns")
-        for table in (ends, before):
+        ended = self._ended(self.replayed(weight_ns)).select("window", "step", "begin_ns", "end_ns")
+        before = ended.select("window", pl.col("step") + 1, last_ns="end_ns")
+        steps = self.steps.select("window", "step")
+        for table in (ended, before):
             steps = steps.join(table, ["window", "step"], "left", maintain_order="left")
         length = pl.col("end_ns") - pl.coalesce("last_ns", "begin_ns")
         step_ns: Int64 = steps.select(length).to_series().to_numpy()
@@ -348,6 +351,7 @@ def job_graph(
                 window=pl.lit(window, pl.Int64),
                 begin_ns=begin_ns,
                 node=pl.col("node") + num_nodes,
+                begin_node=pl.col("begin_node") + num_nodes,
             )
         )
         placed = part.collectives.with_columns(pl.col("start_node", "end_node") + num_nodes)

@@ -102,7 +102,8 @@ class RankGraph(NamedTuple):
     """Columns of `LABELS`."""
     steps: pl.DataFrame
     """The nodes that end a step: step and node, both int64; a step has one or two. And begin_ns, the
-    time at which it begins; is_paused, whether the training was paused in it."""
+    time at which it begins; begin_node, the node beside it, which it begins with in a replay; is_paused,
+    whether the training was paused in it."""
     collectives: pl.DataFrame
     """Columns of `ppprof.analysis.ranks.collectives.COLLECTIVES`, and start_node and end_node."""
     has_steps: bool
@@ -571,17 +572,26 @@ def modules_around(tree: Tree) -> Int32:
 
 
 def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataFrame:
-    """Return the nodes that end a step: the end of its ProfileStep, and of its last device event."""
+    """Return the columns of ``steps`` of a `RankGraph`.
+
+    A step ends with its ProfileStep and with its last device event. It begins beside the start of its
+    ProfileStep or of its first device event, whichever is nearer.
+    """
     hosts = events.host_rows("ProfileStep")
     devices = np.arange(events.first_device, events.events.height)
-    devices = devices[np.argsort(events.ends(devices), kind="stable")]
     devices = devices[events.step[devices] >= 0]
+    devices = devices[np.argsort(events.ends(devices), kind="stable")]
     rows = np.concatenate((hosts, devices))
-    ends = pl.DataFrame(
-        {"step": events.step[rows], "is_host": rows < events.num_hosts, "node": nodes.end[rows]},
-        {"step": pl.Int64, "is_host": pl.Boolean, "node": pl.Int64},
+    spans = pl.DataFrame(
+        {
+            "step": events.step[rows],
+            "is_host": rows < events.num_hosts,
+            "first_node": nodes.start[rows],
+            "node": nodes.end[rows],
+            "start_ns": events.start_ns[rows],
+        },
+        schema_overrides={"step": pl.Int64},
     ).filter(pl.col("node") >= 0)
-    ends = ends.group_by("step", "is_host").agg(pl.col("node").last())
     steps = steps_of_rank(profile)
     pauses = union(*intervals_of(profile.pauses))
     paused_ns = covered_within(pauses, *(steps[name].to_numpy() for name in ("start_ns", "end_ns")))
@@ -590,8 +600,14 @@ def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataF
         .group_by("step")
         .agg(begin_ns=pl.col("start_ns").min(), is_paused=(pl.col("paused_ns") > 0).any())
     )
-    columns = ("step", "node", "begin_ns", "is_paused")
-    return ends.join(begins, "step").sort("step", "node").select(columns)
+    ends = spans.group_by("step", "is_host").agg(
+        pl.col("node").last(), pl.col("first_node", "start_ns").sort_by("start_ns").first()
+    )
+    distance = (pl.col("start_ns") - pl.col("begin_ns")).abs()
+    begin_node = pl.col("first_node").sort_by(distance, "first_node").first().over("step")
+    columns = ("step", "node", "begin_node", "begin_ns", "is_paused")
+    ends = ends.join(begins, "step").with_columns(begin_node=begin_node)
+    return ends.sort("step", "node").select(columns)
 
 
 def _with_nodes(collectives: pl.DataFrame, events: EventArrays, nodes: _Nodes) -> pl.DataFrame:

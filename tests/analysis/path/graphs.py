@@ -12,7 +12,7 @@ from ppprof.trace import read
 from tests.fixtures.timeline import write
 
 ENDS = {
-    **dict.fromkeys(("rank", "window", "step", "node", "begin_ns"), pl.Int64),
+    **dict.fromkeys(("rank", "window", "step", "node", "begin_node", "begin_ns"), pl.Int64),
     "is_paused": pl.Boolean,
 }
 
@@ -50,7 +50,7 @@ def graph_of(times, edges, labels=None):
         np.arange(len(edges), dtype=np.int32),
         np.append(-1, np.zeros(last, np.int64)),
         labels,
-        pl.DataFrame([(0, 0, 0, last, times[0], False)], ENDS, orient="row"),
+        pl.DataFrame([(0, 0, 0, last, 0, times[0], False)], ENDS, orient="row"),
     )
 
 

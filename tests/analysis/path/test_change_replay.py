@@ -78,6 +78,29 @@ def test_each_form_of_a_change(two_ranks):
     }
 
 
+def test_a_step_after_a_lost_one_begins_earlier_by_what_was_saved_before_it(tmp_path):
+    """Step 2 is lost: what steps 1 and 2 save moves step 3, and is not saved in it again.
+
+    ::
+
+        step 1 [matmul  ]          (2)          step 3 [matmul  ]
+               0       30  50            100          100     130  150
+    """
+    steps = [
+        span("ProfileStep", f"ProfileStep#{step}", start, start + 50).around(
+            span("Operator", "matmul dygraph", start, start + 30)
+        )
+        for step, start in ((1, 0), (3, 100))
+    ]
+    graph = job(tmp_path, [Thread(1, "main").around(*steps)])
+    assert replayed(graph, "matmul: 0", "matmul: 2x") == {
+        "as recorded": 50,
+        "matmul: 0": 20,
+        "matmul: 2x": 80,
+        "all of these": 20,
+    }
+
+
 def test_a_module_has_the_modules_in_it(tmp_path):
     """
     ::
