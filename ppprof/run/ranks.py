@@ -69,6 +69,8 @@ def cluster_of(
         names = ", ".join(map(short_name, guessed["op"].unique().sort().head(_MOST_NAMES)))
         _log.warning("%s", Message("by_order", path=run.path, names=names))
     passes = with_windows(by_window(lambda analysis: analysis.passes))
+    # Of windows that repeat step numbers, the last: a step of two windows cannot be replayed.
+    passes = passes.filter(pl.col("window") == pl.col("window").max().over("step"))
     links = {
         result.recording.rank: result.value.link_bytes_per_s
         for result in windows

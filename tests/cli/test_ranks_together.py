@@ -27,8 +27,8 @@ def reduction(start, end):
     return span("Communication", name, start, end)
 
 
-def steps(work):
-    """Six steps: work, then an all-reduce that ends 5 ms after the last rank has come."""
+def steps(work, begin=0):
+    """Six steps, 0 to 5: work, then an all-reduce that ends 5 ms after the last rank has come."""
     done = WORK + LATE + REDUCE
     return [
         span("ProfileStep", f"ProfileStep#{number}", start, start + STEP).around(
@@ -41,7 +41,7 @@ def steps(work):
             ),
             reduction(start + work, start + done),
         )
-        for number, start in enumerate(range(0, 6 * STEP, STEP))
+        for number, start in enumerate(range(begin, begin + 6 * STEP, STEP))
     ]
 
 
@@ -191,6 +191,21 @@ def test_what_if_says_what_the_slow_rank_costs(run, cli):
     assert replayed["step_ns"] - ideal["step_ns"] == pytest.approx(LATE, rel=0.01)
     (slowest,) = table.filter(fixed="slowest").rows(named=True)
     assert (slowest["ranks"], slowest["share"]) == ("2", pytest.approx(1.0))
+
+
+def test_what_if_takes_the_last_of_windows_that_repeat_step_numbers(run, cli):
+    """As a profiler made anew for each window does: a step from one to the other took an hour."""
+    for rank in range(4):
+        name = TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 21, 15, 30), 1)
+        late = 2 * LATE if rank == 1 else 0
+        write(run / name.raw, Thread(1, "main", tuple(steps(WORK - LATE + late, 36_000 * STEP))))
+    table = ppprof.open(run).cluster().what_if
+    (slowest,) = table.filter(fixed="slowest").rows(named=True)
+    assert (slowest["ranks"], slowest["share"]) == ("1", pytest.approx(1.0))
+    recorded, replayed = (
+        table.filter(fixed=name)["step_ns"][0] for name in ("recorded", "nothing")
+    )
+    assert recorded == replayed == STEP
 
 
 def test_ranks_that_never_meet_have_no_such_table(run, cli, tmp_path):
