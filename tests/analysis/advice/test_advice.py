@@ -258,6 +258,20 @@ def test_rows_of_a_table_that_do_not_occur(calls, saved, remedy, tmp_path):
     assert sum(each.cost_ns for each in rows) == saved * US
 
 
+@pytest.mark.parametrize(("classes", "saved"), [(1023, 0), (1024, 112.5)])
+def test_a_product_of_few_classes_is_no_slow_lookup(classes, saved, tmp_path):
+    """A quarter of the rows may occur; the update of so small a table is not counted."""
+    ids, table, ones = [classes // 4], [classes, 768], [classes // 4, classes]
+    calls = (
+        ("one_hot", {"X0": [ids]}),
+        ("matmul", {"X0": [ones], "X1": [table]}),
+        ("Global_MatmulGradNode", {"X0": [ones], "X1": [table]}),
+        ("adam_", {"X0": [table], "X1": [table]}),
+    )
+    found = findings(tmp_path, threads=[called_on_tables(*calls)])
+    assert sum(each.cost_ns for each in found if each.rule == "unused-rows") == saved * US
+
+
 def test_gradients_of_a_table_are_cleared(tmp_path):
     """In 400; three quarters of what is cleared is the table's, and three quarters of its rows do not occur."""
     smaller = ("adam_", {"X0": [[16384, 256]], "X1": [[16384, 256]]})
