@@ -878,6 +878,17 @@ def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):
     assert (slow.facts["slow_steps"], slow.facts["part"]) == ("5", "exposed")
 
 
+@pytest.mark.parametrize(
+    ("collective", "remedy"),
+    [("alltoall_single", "config-experts"), ("all_gather", "config-other")],
+)
+def test_tokens_of_experts_have_their_own_proposal(collective, remedy, tmp_path):
+    thread = computing(800, collective=f"{collective}[")
+    found = one("exposed-communication", findings(tmp_path, [thread, thread]))
+    assert found.facts["remedy"] == remedy
+    assert ("experts" in render_findings([found])) == (remedy == "config-experts")
+
+
 def communication_of(path):
     findings = ppprof.advise(ppprof.open(path))
     return [finding for finding in findings if finding.rule == "exposed-communication"]
