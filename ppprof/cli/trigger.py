@@ -41,8 +41,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
-        "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
-        "happen and returns."
+        "on: at least 2 steps and half a second ahead, or a step with one process. Without "
+        "--wait it prints what will happen and returns."
     )
     parser.epilog = (
         "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
