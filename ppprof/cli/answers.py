@@ -123,7 +123,7 @@ class Answers:
     def findings(
         self, run: str = "", steps: str = "", language: str = "en", rows: int = 20
     ) -> dict[str, Any]:
-        """Call this first. What is slow in a run, the most costly first, and what to change.
+        """Call this first. What is slow in a run, the most severe first, and what to change.
 
         Each finding says what, where (rank, step, module, file, line, and a step that shows it), its cost
         in nanoseconds of a step, how sure that is, the rows that show it, and the proposal. ``recorded``

@@ -42,6 +42,7 @@ from ppprof.rundir.directories import (
     find_runs_below,
     newest,
     reject_symlinks,
+    runs_of,
 )
 from ppprof.rundir.manifest import (
     JobContext,
@@ -101,6 +102,7 @@ __all__ = [
     "read_manifest",
     "read_run_id",
     "reject_symlinks",
+    "runs_of",
     "scalars_path",
     "steps_path",
     "summary_files",
