@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 
 from ppprof.cli.answers import MOST_CHARACTERS, Answers, bounded, definitions
 from ppprof.errors import InputError, UsageError
-from tests.fixtures.findings import TRIGGERS, evaluating
+from tests.fixtures.findings import TRIGGERS, evaluating, thread
 from tests.fixtures.json_schemas import validate
 from tests.fixtures.run_directories import run
+from tests.fixtures.timeline import Thread, span, write
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests/fixtures/runs"
@@ -97,6 +98,73 @@ def test_a_timeline_shows_the_longest_events_in_order(slow_steps: Answers) -> No
     short = asked(slow_steps.timeline, step=place["step"], rows=1)
     assert short["num_shorter_events"] == 1
     assert asked(slow_steps.timeline)["step"] in (3, 6, 9)
+
+
+def add_window(path: Path, window: int, start: int, lengths: dict[int, int]) -> None:
+    """Add a window of steps to a run, number -> length in us, ``start`` us behind window 0's begin."""
+    steps, at = [], start * 1_000
+    for step, length in lengths.items():
+        steps.append(
+            span("ProfileStep", f"ProfileStep#{step}", at, at + length * 1_000).around(
+                span("Operator", f"of_window_{window}", at, at + length * 500)
+            )
+        )
+        at += length * 1_000
+    first = next((path / "raw").glob("rank_00000*_000.pb"))
+    write(first.with_name(first.name.replace("_000.pb", f"_{window:03}.pb")), Thread(1, "", steps))
+
+
+@pytest.fixture
+def three_windows(tmp_path: Path) -> Path:
+    """Window 0: steps 0 and 1 of 1 ms; 1: 20 and 21 of 2 and 3 ms, 100 ms later; 2: 40 of 1 ms, 200 ms later."""
+    path = run(tmp_path / "log", [thread(lambda at: (), num=2)])
+    add_window(path, 1, 100_000, {20: 2_000, 21: 3_000})
+    add_window(path, 2, 200_000, {40: 1_000})
+    return path
+
+
+def test_a_time_is_looked_for_in_every_window(three_windows: Path) -> None:
+    answers = Answers([str(three_windows)])
+    begin = asked(answers.timeline, step=0)["origin_ns"]
+    assert asked(answers.timeline)["step"] == 21  # the longest of all windows
+    time = {"start_ns": begin + 102_000_000, "end_ns": begin + 103_000_000}
+    answer = asked(answers.timeline, **time)
+    assert (answer["window"], answer["origin_ns"]) == (1, time["start_ns"])
+    shown = [(event["name"], event["start_ns"]) for event in answer["events"]]
+    assert shown == [("ProfileStep#21", 0), ("of_window_1", 0)]
+    with pytest.raises(UsageError) as error:
+        answers.timeline(start_ns=begin + 3_000_000, end_ns=begin + 4_000_000)
+    assert str(error.value) == (
+        f"no window from {begin + 3_000_000} to {begin + 4_000_000} ns; there are windows "
+        f"from {begin} to {begin + 2_000_000}, from {begin + 100_000_000} to {begin + 105_000_000}, "
+        f"from {begin + 200_000_000} to {begin + 201_000_000}"
+    )
+
+
+def test_an_unreadable_window_hides_no_other_one(three_windows: Path) -> None:
+    answers = Answers([str(three_windows)])
+    begin = asked(answers.timeline, step=0)["origin_ns"]
+    raws = sorted((three_windows / "raw").glob("rank_00000*.pb"))
+    raws[0].write_bytes(b"")
+    times = {"start_ns": begin + 100_000_000, "end_ns": begin + 102_000_000}
+    for place, step in (({"step": 20}, 20), (times, None), ({}, 21)):
+        answer = asked(answers.timeline, **place)
+        assert (answer["window"], answer["step"]) == (1, step)
+        assert any(str(raws[0]) in message for message in answer["messages"])
+    for raw in raws[1:]:
+        raw.write_bytes(b"")
+    with pytest.raises(InputError):
+        answers.timeline(step=20)
+
+
+def test_source_of_a_later_window_is_found(tmp_path: Path) -> None:
+    path = run(tmp_path / "log", **TRIGGERS["beside-training"][0])
+    for file in path.rglob("rank_00000*_000.*"):
+        file.rename(file.with_name(file.name.replace("_000.", "_001.")))
+    (later,) = (path / "raw").glob("rank_00000*.pb")
+    write(later.with_name(later.name.replace("_001.", "_000.")), thread(lambda at: (), num=2))
+    answer = asked(Answers([str(path)]).source, file="train.py", line=7, rows=1)
+    assert [line["text"].strip() for line in answer["lines"]] == ["file.write(json.dumps(weights))"]
 
 
 def test_source_lines_have_their_sampled_times(tmp_path: Path) -> None:
