@@ -273,7 +273,7 @@ class Answers:
             rank: of which rank; null for the first.
             step: of which step, as in a finding's where.time; null for the rank's longest step.
             start_ns: instead of a step: from this time on, as where.time.start_ns or origin_ns plus start_ns.
-            end_ns: until this time.
+            end_ns: until this time; with start_ns only.
             name: only events whose name has this text.
             rows: most events.
         """
@@ -282,6 +282,8 @@ class Answers:
         opened, between = self._open(run), None
         if start_ns is not None and end_ns is not None:
             between = (start_ns, end_ns)
+        elif start_ns is not None or end_ns is not None:
+            raise UsageError("a time needs both start_ns and end_ns")
         around = timeline_around(opened, rank, step, between, name, rows)
         return {
             **around.identity(),

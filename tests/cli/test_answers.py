@@ -189,6 +189,8 @@ def test_other_runs_ranks_and_steps_are_refused(slow_steps: Answers, tmp_path: P
         (slow_steps.diff, {"baseline": slow_steps.runs[0], "experiment": other}, "expected one of"),
         (slow_steps.timeline, {"step": 99}, "no step 99; there are steps 0-11"),
         (slow_steps.timeline, {"rank": 7}, "no rank 7"),
+        (slow_steps.timeline, {"start_ns": 1}, "a time needs both start_ns and end_ns"),
+        (slow_steps.timeline, {"end_ns": 1, "step": 3}, "a time needs both start_ns and end_ns"),
         (slow_steps.tables, {"view": "ops"}, "'ops': expected some of device, overview"),
         (slow_steps.ranks, {"by": "colour!"}, "'colour!': expected some of rank, step"),
         (slow_steps.ranks, {"rows": 0}, "rows 0: expected 1 to 200"),
