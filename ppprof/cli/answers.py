@@ -20,7 +20,6 @@ from ppprof.choices import (
     DIFF_VIEWS,
     GROUPS,
     PATH_GROUPS,
-    WAYS,
     SummaryOptions,
 )
 from ppprof.cli.options import names_in
@@ -200,9 +199,9 @@ class Answers:
         chosen: dict[str, Any] = {"steps": steps or None, "options": SummaryOptions(sorted_by)}
         tables: AcrossRanks | WindowTables
         if by:
-            (way,) = names_in(by, WAYS)[:1]
             ranks = None if rank is None else [rank]
-            tables = opened.across(names_in(view, ACROSS), way, window, ranks=ranks, **chosen)
+            number = opened.windows(rank)[0] if window is None else window
+            tables = opened.across(names_in(view, ACROSS), by, number, ranks=ranks, **chosen)
         else:
             first = opened.select(rank, window)[0]
             tables = opened.tables(names_in(view, ALL_VIEWS), first.rank, first.window, **chosen)

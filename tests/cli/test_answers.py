@@ -141,6 +141,15 @@ def test_a_time_is_looked_for_in_every_window(three_windows: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("by", ["name", "rank"])
+def test_tables_across_ranks_are_of_the_first_window(three_windows: Path, by: str) -> None:
+    tables = Answers([str(three_windows)]).tables
+    for window, first in (({}, 0), ({"window": 1}, 1)):
+        answer = asked(tables, by=by, view="op", **window)
+        assert answer["window"] == first
+    assert [row["name"] for row in answer["tables"]["op"]] == ["of_window_1"]
+
+
 def test_an_unreadable_window_hides_no_other_one(three_windows: Path) -> None:
     answers = Answers([str(three_windows)])
     begin = asked(answers.timeline, step=0)["origin_ns"]
@@ -192,6 +201,7 @@ def test_other_runs_ranks_and_steps_are_refused(slow_steps: Answers, tmp_path: P
         (slow_steps.timeline, {"start_ns": 1}, "a time needs both start_ns and end_ns"),
         (slow_steps.timeline, {"end_ns": 1, "step": 3}, "a time needs both start_ns and end_ns"),
         (slow_steps.tables, {"view": "ops"}, "'ops': expected some of device, overview"),
+        (slow_steps.tables, {"by": "rank,name"}, "'rank,name': expected rank or name"),
         (slow_steps.ranks, {"by": "colour!"}, "'colour!': expected some of rank, step"),
         (slow_steps.ranks, {"rows": 0}, "rows 0: expected 1 to 200"),
     ):
