@@ -10,6 +10,8 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ppprof.analysis.advice import RULES
@@ -40,6 +42,21 @@ MOST_ROWS = 200
 _MOST_TEXT = 1_000
 """Most characters of a text in an answer."""
 _MOST_KEYS = 200
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A list in an order of its own, of which `bounded` leaves off the least important items."""
+
+    items: Sequence[Any]
+    importance: Callable[[Any], int]
+
+    def most_important(self, num: int) -> list[Any]:
+        """Return at most ``num`` items, in the order of ``items``."""
+        order = sorted(
+            range(len(self.items)), key=lambda number: -self.importance(self.items[number])
+        )
+        return [self.items[number] for number in sorted(order[:num])]
 
 
 def bounded(answer: Mapping[str, Any], most_rows: int) -> str:
@@ -75,6 +92,9 @@ def _cut(value: Any, path: str, rows: int, left_off: dict[str, int]) -> Any:
         below = f"{path}." if path else ""
         pairs = list(value.items())[:_MOST_KEYS]
         return {str(key): _cut(each, f"{below}{key}", rows, left_off) for key, each in pairs}
+    if isinstance(value, _Ordered):
+        count(len(value.items) - rows)
+        value = value.most_important(rows)
     if isinstance(value, (list, tuple)):
         count(len(value) - rows)
         return [_cut(each, path, rows, left_off) for each in value[:rows]]
@@ -287,10 +307,13 @@ class Answers:
         return {
             **around.identity(),
             "about": "start_ns counts from origin_ns; self_ns is dur_ns without the host events inside",
-            "events": [
-                {key: value for key, value in event.items() if value is not None}
-                for event in around.events.iter_rows(named=True)
-            ],
+            "events": _Ordered(
+                [
+                    {key: value for key, value in event.items() if value is not None}
+                    for event in around.events.iter_rows(named=True)
+                ],
+                importance=itemgetter("dur_ns"),
+            ),
             "num_shorter_events": around.num_shorter,
         }
 
@@ -312,7 +335,10 @@ class Answers:
         lines = source_lines(self._open(run), rank, file, line)
         return {
             "file": file,
-            "lines": sorted(lines[:rows], key=lambda each: each["line"]),
+            "lines": _Ordered(
+                sorted(lines[:rows], key=itemgetter("line")),
+                importance=lambda each: -abs(each["line"] - line),
+            ),
             "num_further_lines": max(0, len(lines) - rows),
         }
 

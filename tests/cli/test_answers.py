@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as some
 
 from ppprof.cli.answers import MOST_CHARACTERS, Answers, bounded, definitions
 from ppprof.errors import InputError, UsageError
-from tests.fixtures.findings import TRIGGERS, evaluating, thread
+from tests.fixtures.findings import TRIGGERS, evaluating, op, thread
 from tests.fixtures.json_schemas import validate
 from tests.fixtures.run_directories import run
 from tests.fixtures.timeline import Thread, span, write
@@ -164,6 +165,36 @@ def test_an_unreadable_window_hides_no_other_one(three_windows: Path) -> None:
         raw.write_bytes(b"")
     with pytest.raises(InputError):
         answers.timeline(step=20)
+
+
+def test_the_shortest_events_are_left_off_a_long_timeline(tmp_path: Path) -> None:
+    """A step of 199 operators with long names, 1 to 199 us: of both ends, only the long ones fit."""
+    lengths = range(1, 200)
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    operators = [
+        op(0, start, start + length, f"{'x' * 400}{length}")
+        for start, length in zip(starts, lengths)
+    ]
+    path = run(tmp_path / "log", [thread(lambda at: operators, lengths=[sum(lengths)])])
+    answer = asked(Answers([str(path)]).timeline, rows=200)
+    shown = [int(event["name"].lstrip("x")) for event in answer["events"][1:]]
+    num_shown = 200 - answer["left_off"]["events"]
+    assert 1 < num_shown < 200
+    assert answer["events"][0]["name"] == "ProfileStep#0"
+    assert shown == list(range(200 - (num_shown - 1), 200))
+
+
+def test_the_farthest_lines_are_left_off_a_long_source(tmp_path: Path) -> None:
+    recorded = TRIGGERS["beside-training"][0]
+    (stacks,) = recorded["stacks"]
+    source = {"train.py": dict.fromkeys(range(1, 201), "x" * 900)}
+    path = run(tmp_path / "log", **{**recorded, "stacks": [replace(stacks, source=source)]})
+    answer = asked(Answers([str(path)]).source, file="train.py", line=180, rows=200)
+    shown = [line["line"] for line in answer["lines"]]
+    assert answer["left_off"]["lines"] == 200 - len(shown) > 0
+    assert shown == sorted(shown)
+    farthest = max(abs(number - 180) for number in shown)
+    assert {number for number in range(1, 201) if abs(number - 180) < farthest} <= set(shown)
 
 
 def test_source_of_a_later_window_is_found(tmp_path: Path) -> None:
