@@ -76,11 +76,11 @@ class Metrics(ABC):
         """
 
     def add(self, record: StepRecord) -> None:
-        """Add a step; publish if that is due."""
-        self._latest = record
+        """Add a step; publish if that is due. The training's first step has no part in times and rates."""
+        is_first, self._latest = self._latest is None, record
         if record.loss is not None:
             self._loss = record.loss
-        if record.window is None and not record.excluded:
+        if record.window is None and not record.excluded and not is_first:  # it compiles
             self._steps.append(record)
         now = self._clock()
         if now - self._published >= _EVERY_NS:

@@ -52,6 +52,28 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
     assert not path.exists()
 
 
+@pytest.mark.parametrize("first_step", [0, 500])
+def test_the_first_step_is_in_no_rate(tmp_path: Path, first_step: int) -> None:
+    """A minute of compilation, then 10 steps of 1 s with 2,000 tokens."""
+    file = RunFile(tmp_path, "metrics/rank_00000.prom")
+    metrics = MetricsFile(file, "log", 0, 1e9)
+    sizes = {"num_tokens": 2000, "num_samples": 2, "num_flops": 10**8}
+    first = {"batch_cost_ns": 60 * SECOND, "reader_cost_ns": 50 * SECOND}
+    metrics.add(record(first_step, **{**sizes, **first}))
+    assert metrics.numbers() == {"steps_total": first_step + 1, "host_peak_bytes": 7}
+    for step in range(first_step + 1, first_step + 11):
+        metrics.add(record(step, reader_cost_ns=SECOND // 4, **sizes))
+    assert metrics.numbers() == {
+        "steps_total": first_step + 11,
+        "step_seconds": 1,
+        "reader_seconds": 0.25,
+        "samples_per_second": 2,
+        "tokens_per_second": 2000,
+        "mfu_ratio": 0.1,
+        "host_peak_bytes": 7,
+    }
+
+
 def test_a_failure_is_said_once_and_the_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
