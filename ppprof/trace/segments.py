@@ -36,7 +36,7 @@ from ppprof.trace.steps import step_spans, steps_of
 
 OPENS_WINDOW, SAVES_SEGMENT = "profiler opens a window", "profiler saves a segment"
 """Names of the spans of `with_stalls`."""
-_FIRST_FREE_ID = 2**32
+_FIRST_FREE_ID, _NUM_FREE_IDS = 2**22, 2**30
 _LONGEST_STALL_NS = 86_400 * 10**9
 """A damaged log of steps can hold any time."""
 _UTILIZATIONS = ("Process Cpu Utilization", "System Cpu Utilization")
@@ -223,10 +223,10 @@ def free_id(key: str, used: set[int]) -> int:
     """Return an id of a track or device that is not among ``used``, and add it to ``used``.
 
     A key has the same id in each trace: segments and windows are read one by one, and shown together.
-    Ids begin above those of Linux' threads, and a viewer's float64 holds them.
+    Ids lie above those of Linux' threads, and below 2**31: Perfetto drops larger ones.
     """
     digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
-    first = _FIRST_FREE_ID + int.from_bytes(digest, "big")
+    first = _FIRST_FREE_ID + int.from_bytes(digest, "big") % _NUM_FREE_IDS
     id = next(number for number in count(first) if number not in used)
     used.add(id)
     return id
