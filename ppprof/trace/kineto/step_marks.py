@@ -238,13 +238,18 @@ def _of_spans(hosts: pl.DataFrame, launches: pl.DataFrame) -> _Steps | None:
 
     Of several kinds, that with the longest spans counts: it is around the others.
     """
-    is_span = (hosts["category"] == "PythonUserDefined").to_numpy()
-    names = Labels.of(hosts["name"])
-    kinds = np.array([_kind(name) for name in names.texts] + [""])[names.number]
+    spans = hosts.filter(pl.col("category") == "PythonUserDefined")
+    names = Labels.of(spans["name"])
+    numbers: dict[str, int] = {}  # of each kind
+    of_text = [numbers.setdefault(_kind(name), len(numbers)) for name in names.texts]
+    kinds = np.array([*of_text, len(numbers)])[names.number]  # the last one: without a name
+    counts = np.bincount(kinds, minlength=len(numbers) + 1)
     times = launches["start_ns"].to_numpy()
     best, longest = None, 0.0
-    for kind in np.unique(kinds[is_span]).tolist():
-        marks = _marks(hosts, is_span & (kinds == kind))
+    for kind in sorted(numbers):
+        if counts[numbers[kind]] < _LEAST_SPANS:
+            continue
+        marks = _marks(spans, kinds == numbers[kind])
         if marks.height < _LEAST_SPANS or not len(times):
             continue
         start, end = (marks[name].to_numpy() for name in ("start_ns", "end_ns"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ import ppprof
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import notes_on
 from ppprof.trace import Trace, read
+from ppprof.trace.kineto.step_marks import Device, with_marked_steps
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, spans, training, write_events
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -106,6 +109,37 @@ def test_layers_with_numbers_are_parts_of_steps(tmp_path):
 def test_spans_that_differ_in_numbers_only(tmp_path):
     path = write_events(tmp_path / "a.json", serving().events)
     assert steps_ms(path) == [10.0] * 19 + [9.9]
+
+
+def test_the_search_for_marks_takes_little_memory():
+    """A long name among the operators, of which there are millions, must not be copied for each."""
+    num_steps, num_operators = 10, 50_000
+    starts = [100 * step for step in range(num_steps)]
+    num_events = num_operators + num_steps
+    name = pl.Series(["gemm" * 40] * num_operators + ["step"] * num_steps, dtype=pl.Categorical)
+    category = ["Operator"] * num_operators + ["PythonUserDefined"] * num_steps
+    start_ns = pl.Series([*range(num_operators), *starts])
+    hosts = pl.DataFrame(
+        {
+            **{"name": name, "category": pl.Series(category, dtype=pl.Categorical)},
+            **{
+                key: pl.repeat(7, num_events, eager=True)
+                for key in ("index", "key", "thread", "process")
+            },
+            **{"start_ns": start_ns, "dur_ns": pl.repeat(90, num_events, eager=True)},
+            "end_ns": start_ns + 90,
+        }
+    )
+    launches = pl.DataFrame({"start_ns": starts})
+    columns = ("process", "thread", "name", "start_ns", "dur_ns", "correlation")
+    nothing = pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+    device = Device(nothing, nothing)
+    tracemalloc.start()
+    marked, _ = with_marked_steps(hosts, launches, None, device)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert marked.filter(category="ProfileStep")["start_ns"].to_list() == starts
+    assert peak < 50 * num_events
 
 
 def test_a_user_names_the_mark(tmp_path, cli):
