@@ -81,7 +81,7 @@ def with_marked_steps(
     else:
         steps = (
             _of_device(launches, device)
-            or _of_loader_or_optimizer(hosts)
+            or _of_loader_or_optimizer(hosts, launches, device)
             or _of_spans(hosts, launches)
         )
     if steps is None:
@@ -214,7 +214,9 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
     return _Steps(start, np.append(start[1:], last), marks)
 
 
-def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
+def _of_loader_or_optimizer(
+    hosts: pl.DataFrame, launches: pl.DataFrame, device: Device
+) -> _Steps | None:
     loads, updates = (
         _once_a_cycle(_marks(hosts, (hosts["category"] == category).to_numpy()), which)
         for category, which in (("Dataloader", 0), ("Optimization", -1))
@@ -222,7 +224,11 @@ def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     is_rarer = 0 < updates.height < loads.height - 1
     if loads.height >= _LEAST_STEPS and not is_rarer:
         # The call that finds no more batches begins no step.
-        if updates.height and loads["start_ns"][-1] >= updates["end_ns"][-1]:
+        if (
+            loads["start_ns"][-1] >= updates["end_ns"][-1]
+            if updates.height
+            else _is_idle_after(loads, hosts, launches, device)
+        ):
             start = loads["start_ns"].to_numpy()
             return _Steps(start[:-1], start[1:], loads)
         return _from_starts(loads, hosts)
@@ -231,6 +237,18 @@ def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     own = hosts.filter(pl.col("key") == updates["key"][0])
     end = updates["end_ns"].to_numpy()
     return _Steps(np.append(own["start_ns"].to_numpy().min(), end[:-1]), end, updates)
+
+
+def _is_idle_after(
+    marks: pl.DataFrame, hosts: pl.DataFrame, launches: pl.DataFrame, device: Device
+) -> bool:
+    """Return whether the marks' thread works, but calls and launches nothing after the last mark."""
+    launched = launches.join(device.events, "correlation", "semi")
+    work = pl.concat(
+        table.filter(pl.col("key") == marks["key"][0])["start_ns"]
+        for table in (hosts.filter(pl.col("category") == "Operator"), launched)
+    )
+    return len(work) > 0 and bool(work.max() < marks["end_ns"][-1])
 
 
 def _of_spans(hosts: pl.DataFrame, launches: pl.DataFrame) -> _Steps | None:

@@ -73,6 +73,19 @@ def test_the_call_that_finds_no_more_batches_begins_no_step(tmp_path):
     assert steps_ms(path) == [10.0] * 30
 
 
+@pytest.mark.parametrize("has_device", [True, False])
+def test_the_call_that_finds_no_more_batches_begins_no_step_of_inference(tmp_path, has_device):
+    trace = TorchTrace()
+    for begin in range(0, 100_000, 10_000):
+        trace.span("user_annotation", LOADER, begin, 400)
+        trace.op("aten::mm", begin + 2000, 100)
+        if has_device:
+            trace.launch(begin + 2020, "gemm", begin + 2040, 800)
+    trace.span("user_annotation", LOADER, 100_000, 50)
+    trace.span("cuda_runtime", "cudaDeviceSynchronize", 100_100, 2000, correlation=99)
+    assert steps_ms(write_events(tmp_path / "a.json", trace.events)) == [10.0] * 10
+
+
 def test_a_step_of_several_batches_ends_with_the_optimizer(tmp_path):
     path = write_events(tmp_path / "a.json", loop(30, num_batches=4).events)
     assert steps_ms(path) == [9.4] + [10.0] * 29
