@@ -56,7 +56,11 @@ class _Steps(NamedTuple):
 
 
 def with_marked_steps(
-    hosts: pl.DataFrame, launches: pl.DataFrame, pattern: str | None, device: Device
+    hosts: pl.DataFrame,
+    launches: pl.DataFrame,
+    pattern: str | None,
+    device: Device,
+    recorded: pl.Series,
 ) -> tuple[pl.DataFrame, tuple[Note, ...]]:
     """Return host events with ProfileSteps, and what to say about them.
 
@@ -67,13 +71,14 @@ def with_marked_steps(
         launches: reads key, thread, process, correlation, start_ns and dur_ns.
         pattern: a regular expression that the names of the marks contain; None to choose them here.
         device: has copies of the host's annotations, if the host's own are not in the file.
+        recorded: the names of ``hosts`` as in the file, which a pattern may mean, too.
 
     Raises:
         TraceError: no span has a name with the pattern.
     """
     is_step = hosts["category"] == "ProfileStep"
     if pattern is not None:
-        steps: _Steps | None = _of_pattern(hosts, pattern)
+        steps: _Steps | None = _of_pattern(hosts, pattern, recorded)
         plain = pl.lit("PythonUserDefined", pl.Categorical())
         hosts = hosts.with_columns(category=pl.when(is_step).then(plain).otherwise("category"))
     elif is_step.any():
@@ -155,9 +160,12 @@ def _are_long(marks: pl.DataFrame) -> bool:
     return len(start) > 1 and bool(2 * np.median(end - start) >= np.median(np.diff(start)))
 
 
-def _of_pattern(hosts: pl.DataFrame, pattern: str) -> _Steps:
-    names = Labels.of(hosts["name"])
-    marks = _marks(hosts, names.where(lambda name: re.search(pattern, name) is not None))
+def _of_pattern(hosts: pl.DataFrame, pattern: str, recorded: pl.Series) -> _Steps:
+    is_mark, is_recorded = (
+        Labels.of(names).where(lambda name: re.search(pattern, name) is not None)
+        for names in (hosts["name"], recorded)
+    )
+    marks = _marks(hosts, is_mark | is_recorded)
     if marks.is_empty():
         counts = hosts["name"].value_counts(sort=True).head(_MOST_NAMES)
         listed = ", ".join(f"{name} ({num})" for name, num in counts.iter_rows())

@@ -148,7 +148,7 @@ def test_the_search_for_marks_takes_little_memory():
     nothing = pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
     device = Device(nothing, nothing)
     tracemalloc.start()
-    marked, _ = with_marked_steps(hosts, launches, None, device)
+    marked, _ = with_marked_steps(hosts, launches, None, device, name)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert marked.filter(category="ProfileStep")["start_ns"].to_list() == starts
@@ -167,6 +167,21 @@ def test_a_user_names_the_mark(tmp_path, cli):
     cli("summary", path, "--step-mark", "train", code=3)
     cli("convert", path, tmp_path / "paddle.json")
     assert steps_ms(tmp_path / "paddle.json", step_mark="decode") == [9.9] * 16
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [
+        *((mark, [10.0] * 3) for mark in ("ProfilerStep#", "^ProfileStep#")),
+        *((mark, [8.0] * 3) for mark in (r"^nn\.Module: GPT_0$", "^GPT$")),
+    ],
+)
+def test_a_mark_has_the_name_in_the_file_or_that_in_our_tables(tmp_path, mark, expected):
+    trace = training(num_steps=3, num_kernels=2)
+    for step in range(3):
+        trace.span("python_function", "nn.Module: GPT_0", step * 10_000 + 10, 8000)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path, step_mark=mark) == expected
 
 
 @pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
