@@ -103,6 +103,23 @@ def test_devices_and_streams_have_the_numbers_in_their_ids(tmp_path, device, str
     assert kernels.select("device", "stream").unique().rows() == [(0, 7)]
 
 
+def test_an_intel_trace_is_whole(tmp_path, each_core):
+    """oneCCL's call is a host event; a wait for the device is no work."""
+    trace = training(num_steps=1, num_kernels=1)
+    for event in trace.events:
+        if event.get("cat") == "cuda_runtime":
+            event["cat"] = "xpu_runtime"
+    trace.span("collective_comm", "xccl::allreduce", 300, 200)
+    trace.span("xpu_sync", "zeEventHostSynchronize", 600, 100)
+    read_trace = read(write_events(tmp_path / "a.json", trace.events))
+    call = read_trace.events.filter(name="xccl::allreduce")
+    assert call.select("category", "dur_ns", "depth", "step").rows() == [
+        ("Communication", 200_000, 1, 0)
+    ]
+    assert read_trace.skipped == {}
+    assert read_trace.ignored["xpu_sync"] == 1
+
+
 def test_a_begin_without_an_end_is_counted(tmp_path):
     events = in_pairs(training(num_steps=1, num_kernels=2).events)
     lost = next(event for event in events if event["ph"] == "E" and event["name"] == "aten::mm")
