@@ -169,6 +169,7 @@ def kineto_trace(
         ignored=dict(columns.ignored),
         notes=notes + marks + _dropped(head),
         has_derived_steps=bool(marks),
+        has_format_of_kineto=True,
     )
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import ppprof
+from ppprof.analysis.profile.profile import Profile
 from ppprof.errors import TraceError
 from ppprof.trace import read
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, training, write_events
@@ -310,6 +311,27 @@ def test_a_trace_of_rocprof(tmp_path, each_core):
         ("gemm", "Kernel", 8480, 0, 1),
     ]
     assert devices["parent"].to_list() == [0, 1, 2]  # each has its launch
+
+
+def _rocprof_file(path: Path) -> Path:
+    path.write_text(json.dumps({"traceEvents": rocprof(), "otherData": {}}))
+    return path
+
+
+def _only_devices(path: Path) -> Path:
+    """As torch records with activities=[CUDA]: launches without host events."""
+    trace = TorchTrace()
+    for start in (0, 100):
+        trace.launch(start, "gemm", start + 20, 8.48)
+    return trace.write(path)
+
+
+@pytest.mark.parametrize("written", [_rocprof_file, _only_devices])
+def test_kernels_without_operators_count_where_a_launch_is_recorded(tmp_path, written):
+    """Two kernels of 8.48 us, launched outside host events."""
+    profile = Profile(read(written(tmp_path / "results.json")))
+    kernels = profile.tree.counted_devices.filter(category="Kernel")
+    assert kernels.select("name", "gpu_ns").cast({"name": str}).rows() == [("gemm", 8480)] * 2
 
 
 def in_tar(path: Path) -> bytes:
