@@ -349,17 +349,22 @@ class Trace:
     """What is wrong: device events are ``lost``, ``few``, ``cut`` or ``unlaunched``, or steps ``unmarked``."""
     has_derived_steps: bool = False
     """Whether the ProfileSteps were not recorded: they lie between other events."""
+    has_format_of_kineto: bool = False
+    """Whether the file is one of Kineto, or of a writer that is read as Kineto's, such as rocprof."""
 
     @cached_property
     def framework(self) -> str:
         """``torch`` or ``paddle``: whose profiler wrote the file, or whose operators it has.
 
-        Kineto adds an event of category Trace to each file.
+        Kineto adds an event of category Trace to each file. A file of its format without any operator
+        is torch's: files that were converted have those of Paddle.
         """
         if self.ignored.get("Trace"):
             return "torch"
         names = self.events.filter(pl.col("category") == "Operator")["name"].unique()
-        return "torch" if names.cast(pl.String).str.starts_with("aten::").any() else "paddle"
+        is_bare = self.has_format_of_kineto and names.is_empty()
+        is_torch = is_bare or names.cast(pl.String).str.starts_with("aten::").any()
+        return "torch" if is_torch else "paddle"
 
     @cached_property
     def used_devices(self) -> tuple[Mapping[str, object], ...]:

@@ -274,7 +274,7 @@ class Cluster:
         calls = pl.concat(
             [_NO_CALLS, *(table.select(*_NO_CALLS.columns) for table in self.collectives)]
         )
-        meeting = calls["members"].filter(calls["members"].str.contains(">", literal=True)).unique()
+        meeting = calls["members"].filter(calls["members"].str.contains(r"^\d+>\d+$")).unique()
         apart = {rank for members in meeting for rank in _ranks(members)}
         apart |= set(calls.filter(pl.col("op").str.contains(_TRANSFER))["rank"])
         if "communication_pp_ns" in self.steps.columns:
@@ -289,4 +289,4 @@ def _ranks(members: str) -> list[int]:
 
 _NO_CALLS = pl.DataFrame(schema={"rank": pl.Int64, "op": pl.String, "members": pl.String})
 _TRANSFER = "(?i)(^|:)i?(send|recv)"
-"""In the name of a transfer whose two ranks are not recorded, such as torch's ``c10d::send``."""
+"""In the name of a transfer, whose other rank may not be recorded, such as torch's ``c10d::send``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple, Optional
 
@@ -39,17 +40,22 @@ COLLECTIVES: dict[str, pl.DataType] = {
     "is_on_device": pl.Boolean(),
 }
 """Columns of `collectives`. ``members`` are global ranks: ``0,4`` for a group, ``0>2`` for a
-transfer from rank 0 to rank 2; null if they are not recorded, see `with_members`. ``axis`` is that
-of `ppprof.analysis.ranks.rank_communication.RankCommunication`. ``op`` is the name of the span, or ``send`` for every send and
-receive. ``index`` numbers the collectives of a step with equal members and op, from 0. ``is_on_device``:
-the times are those of kernels, not of the host."""
+transfer from rank 0 to rank 2, ``0>?`` if the other rank is not recorded; null if no members are
+recorded, see `with_members`. ``axis`` is that of
+`ppprof.analysis.ranks.rank_communication.RankCommunication`. ``op`` is the name of the span, or
+``send`` for every send and receive whose other rank is known, ``c10d::send`` for those of torch: a
+host may end them before the other rank begins. ``index`` numbers the collectives of a step with
+equal members and op, from 0. ``is_on_device``: the times are those of kernels, not of the host."""
 
 _PLACED = {**COLLECTIVES, "first_row": pl.Int64(), "last_row": pl.Int64()}
 
 KEYS = ("members", "op", "step", "index")
 """The columns that identify a collective: its rows have equal values there on all ranks."""
 
-_ROLES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
+_ROLE = re.compile(r"(?:\w+::?)?i?(send|recv)(?:_|_any_source_)?(?: .*)?")
+"""The names of sends and receives: Paddle's, ``c10d::recv_``, ``nccl:send 0->1``."""
+_PADDLE_TRANSFERS = ("send", "isend", "recv", "irecv")
+_UNKNOWN_PEER = "?"
 
 _UNKNOWN_RANK = -1
 
@@ -226,7 +232,7 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
         for role, one_peers, one_bytes in _transfers(name, peers, num_bytes)
     ]
     posts = _started_transfers(
-        _TransferSpan(row, name, peers, num_bytes, thread, start_ns, end_ns)
+        _TransferSpan(row, _in_paddle(name), peers, num_bytes, thread, start_ns, end_ns)
         for (name, peers, _, _, num_bytes), row, thread, start_ns, end_ns in zip(
             compress(texts, is_collective),
             spans.tolist(),
@@ -234,14 +240,14 @@ def _rows_and_posts(trace: Trace, rank: int) -> tuple[pl.DataFrame, dict[int, in
             events.start_ns[spans].tolist(),
             events.ends(spans).tolist(),
         )
-        if name in _ROLES
+        if _in_paddle(name) in _PADDLE_TRANSFERS
     )
     calls = [call for call in calls if call[-1][0] not in posts]
     indices: Counter[tuple[object, ...]] = Counter()
     rows = []
     for name, role, peers, axis, step, num_bytes, (row, start_ns, end_ns, has_time, *ends) in calls:
         members = {"send": f"{rank}>{peers}", "recv": f"{peers}>{rank}"}.get(role, peers)
-        op = "send" if role else name
+        op = _op(name, role, peers)
         index = indices[members, op, step]
         indices[members, op, step] += 1
         if has_time:
@@ -264,14 +270,37 @@ def _transfers(name: str, peers: str, num_bytes: int | None) -> Iterator[_Transf
     [('send', '1', 8), ('recv', '3', 4)]
     >>> list(_transfers("isend", "1", 8)), list(_transfers("all_reduce", "0,4", None))
     ([('send', '1', 8)], [('', '0,4', None)])
+
+    torch may record a group instead of the other rank:
+
+    >>> list(_transfers("c10d::recv_", "1", 8)), list(_transfers("c10d::recv_", "0,1", 8))
+    ([('recv', '1', 8)], [('recv', '?', 8)])
     """
-    role = _ROLES.get(name, "")
+    role = _role(name)
     for text in peers.split(",") if "<" in peers or ">" in peers else [peers]:
         if transfer := _TRANSFER.fullmatch(text):
             way, peer, size = transfer.groups()
             yield "send" if way == ">" else "recv", peer, int(size)
         else:
-            yield role, text, num_bytes
+            yield role, _UNKNOWN_PEER if role and not text.isdecimal() else text, num_bytes
+
+
+@lru_cache(1 << 10)
+def _role(name: str) -> str:
+    match = _ROLE.fullmatch(name)
+    return match[1] if match else ""
+
+
+def _in_paddle(name: str) -> str:
+    """Return the name of a transfer in Paddle: `ppprof.trace.kineto.writer` writes ``c10d::isend``."""
+    return name.replace("c10d::", "", 1)
+
+
+def _op(name: str, role: str, peer: str) -> str:
+    """Return the value of ``op`` in `COLLECTIVES`."""
+    if not role or peer == _UNKNOWN_PEER:
+        return name
+    return "c10d::send" if ":" in name else "send"
 
 
 _Transfer = tuple[str, str, Optional[int]]

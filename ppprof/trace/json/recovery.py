@@ -2,8 +2,8 @@
 
 A piece of text is decoded in one call. If that fails, it is split between two events, again and
 again, until only a single broken event is left. That event is repaired if possible. Typical damage:
-bytes that are not UTF-8, numbers that JSON does not have (inf, nan), and strings whose quotation
-marks were never escaped.
+bytes that are not UTF-8, numbers that JSON does not have (inf, nan), strings whose quotation marks
+were never escaped, and keys without a value.
 
 Every pattern here takes time linear in the text, whatever the text is. Patterns that only broken files
 need are text: `re` compiles one when it is first used, and keeps it.
@@ -46,6 +46,7 @@ _NON_NUMBER_BYTES = _NON_NUMBER.pattern.encode()
 _TEXT_START = r'"(?:name|callstack)"\s*:\s*"'
 _TEXT_END = rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})'
 _ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_NO_VALUE = r'([{,]\s*"[^"\\]*"\s*:)(?=\s*[,}])'  # some versions of Kineto write an empty text so
 _PAIR = r'"([^"]*)"\s*:\s*"(.*)"'
 _EXACT = msgspec.json.Encoder(decimal_format="number")
 _MAX_TEXTS = 4  # to escape in one event
@@ -328,6 +329,7 @@ class EventDecoder(Generic[Event]):
         candidates = [text, self._with_escaped_texts(text)]
         if not self._escapes and "\\" in text:
             candidates.reverse()  # as JSON, its texts have other characters
+        candidates.append(re.sub(_NO_VALUE, r"\1 null", text))
         for candidate in candidates:
             try:
                 loose = json.loads(candidate, strict=False, parse_float=_number)

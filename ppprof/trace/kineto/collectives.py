@@ -69,16 +69,18 @@ def rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
 
 _AXES = (
     (r"expert.*data|data.*expert|(^|_)edp(_|$)", "dp"),
+    (r"shard|(^|_)(e?fsdp|hsdp)(_|$)", "sharding"),
     (r"expert|(^|_)ep(_|$)", "ep"),
+    (r"tensor.*data", "mp"),
+    (r"data_parallel|(^|_)dp_cp(_|$)", "dp"),
     (r"context|sequence|(^|_)(cp|sp|sep)(_|$)", "sep"),
     (r"pipeline|(^|_)pp(_|$)", "pp"),
     (r"tensor|(^|_)(tp|mp)(_|$)|model_parallel", "mp"),
-    (r"shard|(^|_)(fsdp|hsdp)(_|$)", "sharding"),
-    (r"data_parallel|replicate|(^|_)(dp|ddp)(_|$)", "dp"),
+    (r"replicate|(^|_)(dp|ddp)(_|$)", "dp"),
 )
 """Pattern of a group's description in lower case -> axis; the first that fits. They are those of
 torch's DeviceMesh (mesh_dp, mesh_dp_shard), torchtitan, Megatron (TENSOR_MODEL_PARALLEL_GROUP) and
-DeepSpeed."""
+DeepSpeed. A group over two axes, as mesh_dp_shard_cp, has that of its collectives' purpose."""
 _OWN = re.compile(r"(dp|mp|pp|sharding|sep)(\+(dp|mp|pp|sharding|sep))*")
 
 

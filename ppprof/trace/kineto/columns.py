@@ -14,6 +14,7 @@ from ppprof.trace.kineto.event_fields import (
     ANNOTATION,
     ARGS,
     COLLECTIVE_CALL,
+    COLLECTIVE_SPAN,
     DETAILS,
     EMPTY,
     FRAME,
@@ -184,7 +185,11 @@ class KinetoColumns:
         if self._others is not None and self._others.add(position, event):
             return None
         if event.ph == "X":
-            if event.cat == FRAME and event.name.startswith(MODULE):
+            args = event.args or NO_ARGS
+            is_on_device = args.stream is not None or args.device is not None
+            if (event.cat == FRAME and event.name.startswith(MODULE)) or (
+                event.cat == COLLECTIVE_SPAN and not is_on_device
+            ):
                 return "hosts"
             if event.cat in IGNORED_SPANS:
                 self.ignored[event.cat] += 1
@@ -194,9 +199,7 @@ class KinetoColumns:
                     return "frames"
             elif not event.cat:
                 self.skipped["events without a category"] += 1
-            elif event.args is not None and (
-                event.args.stream is not None or event.args.device is not None
-            ):
+            elif is_on_device:
                 return "devices"
             else:
                 self.skipped[f"events of the unknown kind {event.cat}"] += 1

@@ -88,12 +88,14 @@ KINDS = {
     **dict.fromkeys(DEVICES, "devices"),
 }
 """``cat`` of a span -> kind of event."""
+COLLECTIVE_SPAN = "collective_comm"
+"""``cat`` of a library's own spans: oneCCL's ``xccl::allreduce`` on the host; others have a device."""
 ENQUEUE, DEQUEUE = "enqueue", "dequeue"
 """``cat`` of torch_npu's spans around a task that one thread puts into a queue, and another runs."""
 IGNORED_SPANS = frozenset(
     [
         *(ENQUEUE, DEQUEUE),
-        *(FRAME, ANNOTATION, "cuda_sync", "cuda_event", OVERHEAD, "Trace"),
+        *(FRAME, ANNOTATION, "cuda_sync", "xpu_sync", "cuda_event", OVERHEAD, "Trace"),
         *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
     ]
 )

@@ -111,10 +111,11 @@ def kineto_trace(
         *(tables.pop(kind) for kind in ("hosts", "launches", "memory"))
     )
     slack_ns = slack_of(hosts)
+    recorded = hosts["name"]
     hosts = categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     hosts, notes = single_steps(hosts)
     hosts, marks = with_marked_steps(
-        hosts, launches, step_mark, Device(devices, columns.annotations(base_ns))
+        hosts, launches, step_mark, Device(devices, columns.annotations(base_ns)), recorded
     )
     backward = backward_events(hosts, slack_ns)
     calls = backward_calls(backward, hosts)
@@ -168,6 +169,7 @@ def kineto_trace(
         ignored=dict(columns.ignored),
         notes=notes + marks + _dropped(head),
         has_derived_steps=bool(marks),
+        has_format_of_kineto=True,
     )
 
 

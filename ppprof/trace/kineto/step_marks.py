@@ -56,7 +56,11 @@ class _Steps(NamedTuple):
 
 
 def with_marked_steps(
-    hosts: pl.DataFrame, launches: pl.DataFrame, pattern: str | None, device: Device
+    hosts: pl.DataFrame,
+    launches: pl.DataFrame,
+    pattern: str | None,
+    device: Device,
+    recorded: pl.Series,
 ) -> tuple[pl.DataFrame, tuple[Note, ...]]:
     """Return host events with ProfileSteps, and what to say about them.
 
@@ -67,13 +71,14 @@ def with_marked_steps(
         launches: reads key, thread, process, correlation, start_ns and dur_ns.
         pattern: a regular expression that the names of the marks contain; None to choose them here.
         device: has copies of the host's annotations, if the host's own are not in the file.
+        recorded: the names of ``hosts`` as in the file, which a pattern may mean, too.
 
     Raises:
         TraceError: no span has a name with the pattern.
     """
     is_step = hosts["category"] == "ProfileStep"
     if pattern is not None:
-        steps: _Steps | None = _of_pattern(hosts, pattern)
+        steps: _Steps | None = _of_pattern(hosts, pattern, recorded)
         plain = pl.lit("PythonUserDefined", pl.Categorical())
         hosts = hosts.with_columns(category=pl.when(is_step).then(plain).otherwise("category"))
     elif is_step.any():
@@ -81,7 +86,7 @@ def with_marked_steps(
     else:
         steps = (
             _of_device(launches, device)
-            or _of_loader_or_optimizer(hosts)
+            or _of_loader_or_optimizer(hosts, launches, device)
             or _of_spans(hosts, launches)
         )
     if steps is None:
@@ -155,9 +160,12 @@ def _are_long(marks: pl.DataFrame) -> bool:
     return len(start) > 1 and bool(2 * np.median(end - start) >= np.median(np.diff(start)))
 
 
-def _of_pattern(hosts: pl.DataFrame, pattern: str) -> _Steps:
-    names = Labels.of(hosts["name"])
-    marks = _marks(hosts, names.where(lambda name: re.search(pattern, name) is not None))
+def _of_pattern(hosts: pl.DataFrame, pattern: str, recorded: pl.Series) -> _Steps:
+    is_mark, is_recorded = (
+        Labels.of(names).where(lambda name: re.search(pattern, name) is not None)
+        for names in (hosts["name"], recorded)
+    )
+    marks = _marks(hosts, is_mark | is_recorded)
     if marks.is_empty():
         counts = hosts["name"].value_counts(sort=True).head(_MOST_NAMES)
         listed = ", ".join(f"{name} ({num})" for name, num in counts.iter_rows())
@@ -214,7 +222,9 @@ def _of_device(launches: pl.DataFrame, device: Device) -> _Steps | None:
     return _Steps(start, np.append(start[1:], last), marks)
 
 
-def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
+def _of_loader_or_optimizer(
+    hosts: pl.DataFrame, launches: pl.DataFrame, device: Device
+) -> _Steps | None:
     loads, updates = (
         _once_a_cycle(_marks(hosts, (hosts["category"] == category).to_numpy()), which)
         for category, which in (("Dataloader", 0), ("Optimization", -1))
@@ -222,7 +232,11 @@ def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     is_rarer = 0 < updates.height < loads.height - 1
     if loads.height >= _LEAST_STEPS and not is_rarer:
         # The call that finds no more batches begins no step.
-        if updates.height and loads["start_ns"][-1] >= updates["end_ns"][-1]:
+        if (
+            loads["start_ns"][-1] >= updates["end_ns"][-1]
+            if updates.height
+            else _is_idle_after(loads, hosts, launches, device)
+        ):
             start = loads["start_ns"].to_numpy()
             return _Steps(start[:-1], start[1:], loads)
         return _from_starts(loads, hosts)
@@ -233,18 +247,35 @@ def _of_loader_or_optimizer(hosts: pl.DataFrame) -> _Steps | None:
     return _Steps(np.append(own["start_ns"].to_numpy().min(), end[:-1]), end, updates)
 
 
+def _is_idle_after(
+    marks: pl.DataFrame, hosts: pl.DataFrame, launches: pl.DataFrame, device: Device
+) -> bool:
+    """Return whether the marks' thread works, but calls and launches nothing after the last mark."""
+    launched = launches.join(device.events, "correlation", "semi")
+    work = pl.concat(
+        table.filter(pl.col("key") == marks["key"][0])["start_ns"]
+        for table in (hosts.filter(pl.col("category") == "Operator"), launched)
+    )
+    return len(work) > 0 and bool(work.max() < marks["end_ns"][-1])
+
+
 def _of_spans(hosts: pl.DataFrame, launches: pl.DataFrame) -> _Steps | None:
     """Return steps of the annotations of one kind that hold nearly all launches; None without any.
 
     Of several kinds, that with the longest spans counts: it is around the others.
     """
-    is_span = (hosts["category"] == "PythonUserDefined").to_numpy()
-    names = Labels.of(hosts["name"])
-    kinds = np.array([_kind(name) for name in names.texts] + [""])[names.number]
+    spans = hosts.filter(pl.col("category") == "PythonUserDefined")
+    names = Labels.of(spans["name"])
+    numbers: dict[str, int] = {}  # of each kind
+    of_text = [numbers.setdefault(_kind(name), len(numbers)) for name in names.texts]
+    kinds = np.array([*of_text, len(numbers)])[names.number]  # the last one: without a name
+    counts = np.bincount(kinds, minlength=len(numbers) + 1)
     times = launches["start_ns"].to_numpy()
     best, longest = None, 0.0
-    for kind in np.unique(kinds[is_span]).tolist():
-        marks = _marks(hosts, is_span & (kinds == kind))
+    for kind in sorted(numbers):
+        if counts[numbers[kind]] < _LEAST_SPANS:
+            continue
+        marks = _marks(spans, kinds == numbers[kind])
         if marks.height < _LEAST_SPANS or not len(times):
             continue
         start, end = (marks[name].to_numpy() for name in ("start_ns", "end_ns"))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+import ppprof
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
 from ppprof.analysis.ranks.passes import PASSES
@@ -21,6 +22,7 @@ from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.analysis.ranks.tables import collectives_of
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+from tests.fixtures.torch_traces import TorchTrace
 
 
 def sent(name, start, end, peer):
@@ -161,6 +163,47 @@ def test_against_counting(bubble, transfers, meetings):
         5 + len(met),
         len(in_bubble) - len(sent) - len(met),
     )
+
+
+def pipeline_of_torch(folder, *, has_other_rank):
+    """Rank 0 sends two activations to rank 1, which sends the gradients back; rank 1 comes 20 us later.
+
+    Args:
+        has_other_rank: whether the files name the other rank of each transfer, not only the group.
+    """
+    folder.mkdir()
+    for rank, names in enumerate(
+        (("send", "send", "recv", "recv"), ("recv", "recv", "send", "send"))
+    ):
+        trace = TorchTrace(device=rank, world_size=2)
+        trace.step(0, 0, 1000)
+        for number, name in enumerate(names):
+            side = {"Dst Rank" if name == "send" else "Src Rank": 1 - rank}
+            args = {
+                **{"Collective name": name, "In msg nelems": 16, "dtype": "Float"},
+                **{"Process Group Name": "1", "Process Group Ranks": "[0, 1]"},
+                **(side if has_other_rank else {}),
+            }
+            at = 100 + 100 * number + 20 * rank
+            trace.op({"send": "c10d::send", "recv": "c10d::recv_"}[name], at, 60)
+            trace.op("record_param_comms", at + 5, 50, **args)
+            trace.launch(at + 10, "ncclDevKernel_SendRecv", at + 20, 70 - 20 * rank, **args)
+        trace.write(folder / f"{rank}.json")
+    return ppprof.open(folder).cluster()
+
+
+def test_transfers_of_torch_meet_the_other_side(tmp_path):
+    """The k-th send of a rank was taken for the k-th send of the other, 200 us late."""
+    found = pipeline_of_torch(tmp_path / "a", has_other_rank=True)
+    table = found.arrivals.select("members", "op", "index", "last_rank", "wait_ns", "bytes")
+    assert table.rows() == [
+        (members, "c10d::send", index, 1, 10_000, 64)
+        for members in ("0>1", "1>0")
+        for index in (0, 1)
+    ]
+    without = pipeline_of_torch(tmp_path / "b", has_other_rank=False)
+    assert without.arrivals.is_empty()
+    assert without._roles == found._roles == {0: "rank 0", 1: "rank 1"}
 
 
 @pytest.mark.parametrize("op", ["c10d::send", "c10d::recv_", "nccl:send 1->2", "isend"])

@@ -16,6 +16,7 @@ from ppprof.trace import source as source_module
 from ppprof.trace.fastpath import core, ranges
 from ppprof.trace.fastpath.native import scanner
 from tests.fixtures.paddle_json import memcpy, operator, paddle, shapes
+from tests.fixtures.torch_traces import training
 
 CUT = "truncated end of file"
 NOT_JSON = "events that are not valid JSON"
@@ -195,6 +196,18 @@ def test_one_irreparable_event_costs_only_itself(reads):
     trace = reads('{"schemaVersion": "1.0.2", "traceEvents": [' + ", ".join(texts) + "]}")
     assert trace.skipped == {NOT_JSON: 1}
     assert names(trace) == [f"e{number}" for number in range(100) if number != 40]
+
+
+def test_keys_without_a_value_cost_no_event(reads, each_core):
+    """As torch wrote the collectives of a group that has a name and an empty description."""
+    trace = training(num_steps=2, num_kernels=2)
+    for kernel in trace.kernels():
+        kernel["args"].update({"Process Group Description": "", "Process Group Ranks": "[0, 1]"})
+    text = json.dumps({"schemaVersion": 1, "traceEvents": trace.events})
+    text = text.replace('"Process Group Description": "",', '"Process Group Description": ,')
+    events = reads(text).events.filter(category="Kernel")
+    assert events["step"].to_list() == [0, 0, 1, 1]
+    assert reads(text).skipped == {}
 
 
 def test_values_of_other_types_cost_only_themselves(reads):

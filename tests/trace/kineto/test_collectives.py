@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from ppprof.trace.kineto.collectives import _Collective, collective_args
+from ppprof.trace.kineto.collectives import (
+    _Collective,
+    axis_of_description,
+    collective_args,
+)
 
 
 def args_of(groups: dict[int, tuple[int, ...]] | None = None, **values: Any) -> dict[str, Any]:
@@ -72,3 +76,24 @@ def test_long_lists_of_ranks_are_cut_as_torch_does() -> None:
     args = args_of(name="all_reduce", peers=long)
     assert args["Process Group Ranks"] == f"[{', '.join(map(str, range(29)))}, ..., 30]"
     assert args["Group size"] == 31
+
+
+@pytest.mark.parametrize(
+    ("description", "axis"),
+    [
+        *(("TENSOR_MODEL_PARALLEL_GROUP", "mp"), ("PIPELINE_MODEL_PARALLEL_GROUP", "pp")),
+        *(("MODEL_PARALLEL_GROUP", "mp"), ("CONTEXT_PARALLEL_GROUP", "sep")),
+        *(("DATA_PARALLEL_GROUP", "dp"), ("DATA_PARALLEL_GROUP_WITH_CP", "dp")),
+        ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "dp"),
+        *(("TENSOR_AND_DATA_PARALLEL_GROUP", "mp"), ("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "sep")),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", "mp"),
+        *(("EXPERT_MODEL_PARALLEL_GROUP", "ep"), ("EXPERT_DATA_PARALLEL_GROUP", "dp")),
+        *(("mesh_dp", "dp"), ("mesh_dp_replicate", "dp"), ("mesh_dp_shard", "sharding")),
+        *(("mesh_dp_shard_cp", "sharding"), ("mesh_fsdp", "sharding"), ("mesh_dp_cp", "dp")),
+        *(("mesh_dp_shard_in_ep", "sharding"), ("mesh_ep", "ep"), ("mesh_efsdp", "sharding")),
+        *(("mesh_cp", "sep"), ("mesh_tp", "mp"), ("mesh_pp", "pp"), ("default_pg", None)),
+    ],
+)
+def test_groups_of_megatron_and_torchtitan_have_axes(description: str, axis: str | None) -> None:
+    """Over two axes: gradients are reduced over dp and cp, and parameters are sharded over both."""
+    assert axis_of_description(description) == axis

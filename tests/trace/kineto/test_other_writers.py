@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import ppprof
+from ppprof.analysis.profile.profile import Profile
 from ppprof.errors import TraceError
 from ppprof.trace import read
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, training, write_events
@@ -101,6 +102,23 @@ def test_devices_and_streams_have_the_numbers_in_their_ids(tmp_path, device, str
         kernel.update(pid=device, tid=stream)
     kernels = read(write_events(tmp_path / "a.json", trace.events)).events.filter(ppprof_device())
     assert kernels.select("device", "stream").unique().rows() == [(0, 7)]
+
+
+def test_an_intel_trace_is_whole(tmp_path, each_core):
+    """oneCCL's call is a host event; a wait for the device is no work."""
+    trace = training(num_steps=1, num_kernels=1)
+    for event in trace.events:
+        if event.get("cat") == "cuda_runtime":
+            event["cat"] = "xpu_runtime"
+    trace.span("collective_comm", "xccl::allreduce", 300, 200)
+    trace.span("xpu_sync", "zeEventHostSynchronize", 600, 100)
+    read_trace = read(write_events(tmp_path / "a.json", trace.events))
+    call = read_trace.events.filter(name="xccl::allreduce")
+    assert call.select("category", "dur_ns", "depth", "step").rows() == [
+        ("Communication", 200_000, 1, 0)
+    ]
+    assert read_trace.skipped == {}
+    assert read_trace.ignored["xpu_sync"] == 1
 
 
 def test_a_begin_without_an_end_is_counted(tmp_path):
@@ -293,6 +311,27 @@ def test_a_trace_of_rocprof(tmp_path, each_core):
         ("gemm", "Kernel", 8480, 0, 1),
     ]
     assert devices["parent"].to_list() == [0, 1, 2]  # each has its launch
+
+
+def _rocprof_file(path: Path) -> Path:
+    path.write_text(json.dumps({"traceEvents": rocprof(), "otherData": {}}))
+    return path
+
+
+def _only_devices(path: Path) -> Path:
+    """As torch records with activities=[CUDA]: launches without host events."""
+    trace = TorchTrace()
+    for start in (0, 100):
+        trace.launch(start, "gemm", start + 20, 8.48)
+    return trace.write(path)
+
+
+@pytest.mark.parametrize("written", [_rocprof_file, _only_devices])
+def test_kernels_without_operators_count_where_a_launch_is_recorded(tmp_path, written):
+    """Two kernels of 8.48 us, launched outside host events."""
+    profile = Profile(read(written(tmp_path / "results.json")))
+    kernels = profile.tree.counted_devices.filter(category="Kernel")
+    assert kernels.select("name", "gpu_ns").cast({"name": str}).rows() == [("gemm", 8480)] * 2
 
 
 def in_tar(path: Path) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ import ppprof
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import notes_on
 from ppprof.trace import Trace, read
+from ppprof.trace.kineto.step_marks import Device, with_marked_steps
 from tests.fixtures.torch_traces import BASE_US, Event, TorchTrace, spans, training, write_events
 
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -70,6 +73,19 @@ def test_the_call_that_finds_no_more_batches_begins_no_step(tmp_path):
     assert steps_ms(path) == [10.0] * 30
 
 
+@pytest.mark.parametrize("has_device", [True, False])
+def test_the_call_that_finds_no_more_batches_begins_no_step_of_inference(tmp_path, has_device):
+    trace = TorchTrace()
+    for begin in range(0, 100_000, 10_000):
+        trace.span("user_annotation", LOADER, begin, 400)
+        trace.op("aten::mm", begin + 2000, 100)
+        if has_device:
+            trace.launch(begin + 2020, "gemm", begin + 2040, 800)
+    trace.span("user_annotation", LOADER, 100_000, 50)
+    trace.span("cuda_runtime", "cudaDeviceSynchronize", 100_100, 2000, correlation=99)
+    assert steps_ms(write_events(tmp_path / "a.json", trace.events)) == [10.0] * 10
+
+
 def test_a_step_of_several_batches_ends_with_the_optimizer(tmp_path):
     path = write_events(tmp_path / "a.json", loop(30, num_batches=4).events)
     assert steps_ms(path) == [9.4] + [10.0] * 29
@@ -108,6 +124,37 @@ def test_spans_that_differ_in_numbers_only(tmp_path):
     assert steps_ms(path) == [10.0] * 19 + [9.9]
 
 
+def test_the_search_for_marks_takes_little_memory():
+    """A long name among the operators, of which there are millions, must not be copied for each."""
+    num_steps, num_operators = 10, 50_000
+    starts = [100 * step for step in range(num_steps)]
+    num_events = num_operators + num_steps
+    name = pl.Series(["gemm" * 40] * num_operators + ["step"] * num_steps, dtype=pl.Categorical)
+    category = ["Operator"] * num_operators + ["PythonUserDefined"] * num_steps
+    start_ns = pl.Series([*range(num_operators), *starts])
+    hosts = pl.DataFrame(
+        {
+            **{"name": name, "category": pl.Series(category, dtype=pl.Categorical)},
+            **{
+                key: pl.repeat(7, num_events, eager=True)
+                for key in ("index", "key", "thread", "process")
+            },
+            **{"start_ns": start_ns, "dur_ns": pl.repeat(90, num_events, eager=True)},
+            "end_ns": start_ns + 90,
+        }
+    )
+    launches = pl.DataFrame({"start_ns": starts})
+    columns = ("process", "thread", "name", "start_ns", "dur_ns", "correlation")
+    nothing = pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+    device = Device(nothing, nothing)
+    tracemalloc.start()
+    marked, _ = with_marked_steps(hosts, launches, None, device, name)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert marked.filter(category="ProfileStep")["start_ns"].to_list() == starts
+    assert peak < 50 * num_events
+
+
 def test_a_user_names_the_mark(tmp_path, cli):
     path = write_events(tmp_path / "a.json", serving().events)
     assert steps_ms(path, step_mark=r"^step\[") == [9.9] * 20
@@ -120,6 +167,21 @@ def test_a_user_names_the_mark(tmp_path, cli):
     cli("summary", path, "--step-mark", "train", code=3)
     cli("convert", path, tmp_path / "paddle.json")
     assert steps_ms(tmp_path / "paddle.json", step_mark="decode") == [9.9] * 16
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [
+        *((mark, [10.0] * 3) for mark in ("ProfilerStep#", "^ProfileStep#")),
+        *((mark, [8.0] * 3) for mark in (r"^nn\.Module: GPT_0$", "^GPT$")),
+    ],
+)
+def test_a_mark_has_the_name_in_the_file_or_that_in_our_tables(tmp_path, mark, expected):
+    trace = training(num_steps=3, num_kernels=2)
+    for step in range(3):
+        trace.span("python_function", "nn.Module: GPT_0", step * 10_000 + 10, 8000)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path, step_mark=mark) == expected
 
 
 @pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
