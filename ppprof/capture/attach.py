@@ -39,7 +39,7 @@ from ppprof.capture.signals import pass_interruption
 from ppprof.capture.step_states import StepStates
 from ppprof.capture.steps.device_timer import DeviceEvents, DeviceStepTimer
 from ppprof.capture.steps.lasting_cost import LastingCost
-from ppprof.capture.steps.metrics import Metrics, MetricsFile
+from ppprof.capture.steps.metrics import Metrics, MetricsFile, remove_ended
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog, host_peak_allocated_bytes, memory_reader
 from ppprof.capture.steps.timer import StepTimer
@@ -427,10 +427,12 @@ def _metrics(
     profiler: ProfilerConfig, job: Job, run: Path, peak_flops: float | None
 ) -> Metrics | None:
     if profiler.export == "prometheus":
-        # One folder for all runs of a log directory: a collector's path stays, and each run replaces the last one's.
+        # One folder for all runs of a log directory: a collector's path stays.
         is_first = run == Path(profiler.profiler_log).absolute()
-        log_dir = run if is_first else run.parent
-        file = RunFile(log_dir, rundir.metrics_path(job.rank))
+        log_dir, later_run = (run, "") if is_first else (run.parent, run.name)
+        if job.rank == 0:
+            remove_ended(log_dir)
+        file = RunFile(log_dir, rundir.metrics_path(job.rank, later_run))
         return MetricsFile(file, run.name, job.rank, peak_flops)
     if profiler.export == "otlp":
         effect = 'Profiler.export has no effect (pip install "ppprof[otlp]")'

@@ -65,7 +65,24 @@ def open_window() -> OpenWindow | None:
 
     None without a session, after its end, in a forked child, and while this rank records no window.
     """
-    if _latest is None or _latest.windows is None or not _latest.session.is_active:
+    attached = _recording()
+    if attached is None or attached.windows is None:
         return None
-    calls = _latest.windows.calls
-    return OpenWindow(_latest.session.rank, calls, _latest.settings) if calls else None
+    calls = attached.windows.calls
+    return OpenWindow(attached.session.rank, calls, attached.settings) if calls else None
+
+
+def open_calls_folder(path: str) -> RunFile | None:
+    """Return the folder for remote calls with this path; None if it is of no segment of an open window.
+
+    A segment's folder is open until the window ends: a call may return in a later segment, or while
+    a segment is saved.
+    """
+    attached = _recording()
+    folders = attached.windows.call_folders if attached and attached.windows else ()
+    return next((folder for folder in folders if str(folder) == path), None)
+
+
+def _recording() -> Attached | None:
+    is_active = _latest is not None and _latest.session.is_active
+    return _latest if is_active else None

@@ -41,7 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.attached import open_window
+from ppprof.capture.attached import open_calls_folder, open_window
 from ppprof.capture.output import log_to_stderr
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 from ppprof.rundir.run_file import RunFile
@@ -147,8 +147,8 @@ class _Origin:
     """The data that a worker needs about the caller; it is pickled with the call."""
 
     scope: str
-    """Path of the calls folder of the caller's window. For a call that a remote call sends, the id
-    of that remote call."""
+    """Path of the calls folder of the caller's segment of its window. For a call that a remote call
+    sends, the id of that remote call."""
     parent: str | None
     """Id of the remote call that makes this one; None if the recorded rank itself makes it."""
     caller: str
@@ -173,7 +173,7 @@ _scopes: dict[str, _Scope] = {}
 """Remote calls that run in this process, keyed by id. The remote calls that they make may be
 answered in any thread."""
 _sent: set[str] = set()
-"""Calls folders of this process's windows that have sent remote calls."""
+"""Calls folders of the segments of windows in which this process has sent remote calls."""
 _warned: set[str] = set()
 
 
@@ -324,15 +324,15 @@ def _store_calls(scope_id: str, calls: tuple[Recorded, ...]) -> None:
             return
         if scope_id not in _sent:  # this process only forwards the answer
             return
-        window = open_window()
+        folder = open_calls_folder(scope_id)
         first = calls[0][0]
-        if window is None or str(window.calls) != scope_id:
+        if folder is None:
             _warn_once(f"{first.span}: skipped: it returned after its window had closed")
             return
         for call, raw in calls:
-            if has_call(window.calls, call):  # an answer can be fetched twice
+            if has_call(folder, call):  # an answer can be fetched twice
                 continue
-            write_call(window.calls, call, raw)
+            write_call(folder, call, raw)
             if call.note:
                 _warn_once(f"{call.span}: only its times were recorded: {call.note}")
     except Exception as error:

@@ -151,7 +151,7 @@ class Results(Part):
         elif self.summary.has_table and (self.brief or not has_windows):
             lines.append(f"rank {self.rank}: {self.summary.verdict()}")
         if self.brief and has_windows:
-            lines.append(f"all tables: ppprof summary {run}")
+            lines.append(f"all tables: ppprof summary {run} --views all")
         lines.append(f"all ranks, as a page: ppprof report {run}")
         lines.append(f"what to change: ppprof advise {run}")
         print_result("".join(f"{line}\n" for line in lines))

@@ -26,9 +26,9 @@ EXAMPLES = {
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Prints what costs a run its time, the most costly first: each finding with the time it "
-        "would save per step, how certain that is, the rows that show it, and the config key "
-        "or code to change."
+        "Prints what costs a run its time, the most severe and most costly first: each finding "
+        "with the time it would save per step, how certain that is, the rows that show it, and "
+        "the config key or code to change."
     )
     add = parser.add_argument
     add_paths(parser)

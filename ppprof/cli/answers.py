@@ -10,6 +10,8 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ppprof.analysis.advice import RULES
@@ -20,7 +22,6 @@ from ppprof.choices import (
     DIFF_VIEWS,
     GROUPS,
     PATH_GROUPS,
-    WAYS,
     SummaryOptions,
 )
 from ppprof.cli.options import names_in
@@ -41,6 +42,21 @@ MOST_ROWS = 200
 _MOST_TEXT = 1_000
 """Most characters of a text in an answer."""
 _MOST_KEYS = 200
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A list in an order of its own, of which `bounded` leaves off the least important items."""
+
+    items: Sequence[Any]
+    importance: Callable[[Any], int]
+
+    def most_important(self, num: int) -> list[Any]:
+        """Return at most ``num`` items, in the order of ``items``."""
+        order = sorted(
+            range(len(self.items)), key=lambda number: -self.importance(self.items[number])
+        )
+        return [self.items[number] for number in sorted(order[:num])]
 
 
 def bounded(answer: Mapping[str, Any], most_rows: int) -> str:
@@ -76,6 +92,9 @@ def _cut(value: Any, path: str, rows: int, left_off: dict[str, int]) -> Any:
         below = f"{path}." if path else ""
         pairs = list(value.items())[:_MOST_KEYS]
         return {str(key): _cut(each, f"{below}{key}", rows, left_off) for key, each in pairs}
+    if isinstance(value, _Ordered):
+        count(len(value.items) - rows)
+        value = value.most_important(rows)
     if isinstance(value, (list, tuple)):
         count(len(value) - rows)
         return [_cut(each, path, rows, left_off) for each in value[:rows]]
@@ -123,7 +142,7 @@ class Answers:
     def findings(
         self, run: str = "", steps: str = "", language: str = "en", rows: int = 20
     ) -> dict[str, Any]:
-        """Call this first. What is slow in a run, the most costly first, and what to change.
+        """Call this first. What is slow in a run, the most severe first, and what to change.
 
         Each finding says what, where (rank, step, module, file, line, and a step that shows it), its cost
         in nanoseconds of a step, how sure that is, the rows that show it, and the proposal. ``recorded``
@@ -200,9 +219,9 @@ class Answers:
         chosen: dict[str, Any] = {"steps": steps or None, "options": SummaryOptions(sorted_by)}
         tables: AcrossRanks | WindowTables
         if by:
-            (way,) = names_in(by, WAYS)[:1]
             ranks = None if rank is None else [rank]
-            tables = opened.across(names_in(view, ACROSS), way, window, ranks=ranks, **chosen)
+            number = opened.windows(rank)[0] if window is None else window
+            tables = opened.across(names_in(view, ACROSS), by, number, ranks=ranks, **chosen)
         else:
             first = opened.select(rank, window)[0]
             tables = opened.tables(names_in(view, ALL_VIEWS), first.rank, first.window, **chosen)
@@ -273,7 +292,7 @@ class Answers:
             rank: of which rank; null for the first.
             step: of which step, as in a finding's where.time; null for the rank's longest step.
             start_ns: instead of a step: from this time on, as where.time.start_ns or origin_ns plus start_ns.
-            end_ns: until this time.
+            end_ns: until this time; with start_ns only.
             name: only events whose name has this text.
             rows: most events.
         """
@@ -282,14 +301,19 @@ class Answers:
         opened, between = self._open(run), None
         if start_ns is not None and end_ns is not None:
             between = (start_ns, end_ns)
+        elif start_ns is not None or end_ns is not None:
+            raise UsageError("a time needs both start_ns and end_ns")
         around = timeline_around(opened, rank, step, between, name, rows)
         return {
             **around.identity(),
             "about": "start_ns counts from origin_ns; self_ns is dur_ns without the host events inside",
-            "events": [
-                {key: value for key, value in event.items() if value is not None}
-                for event in around.events.iter_rows(named=True)
-            ],
+            "events": _Ordered(
+                [
+                    {key: value for key, value in event.items() if value is not None}
+                    for event in around.events.iter_rows(named=True)
+                ],
+                importance=itemgetter("dur_ns"),
+            ),
             "num_shorter_events": around.num_shorter,
         }
 
@@ -311,7 +335,10 @@ class Answers:
         lines = source_lines(self._open(run), rank, file, line)
         return {
             "file": file,
-            "lines": sorted(lines[:rows], key=lambda each: each["line"]),
+            "lines": _Ordered(
+                sorted(lines[:rows], key=itemgetter("line")),
+                importance=lambda each: -abs(each["line"] - line),
+            ),
             "num_further_lines": max(0, len(lines) - rows),
         }
 

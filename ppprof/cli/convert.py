@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppprof.choices import suffix_of
 from ppprof.cli.options import Checks, add_selection, add_workers
@@ -14,6 +15,10 @@ from ppprof.cli.terminal import ProgressBar, log
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.units import format_omitted, format_ranges, format_skipped, format_unusable
+
+if TYPE_CHECKING:
+    from ppprof.rundir.python_stacks import PythonStacks
+    from ppprof.trace import Trace
 
 EXAMPLES = {
     "ppprof convert broken.json mended.json": "a trace that every viewer opens",
@@ -156,16 +161,21 @@ def _to_kineto(args: argparse.Namespace) -> int:
     return 0
 
 
+def _stacks_of(trace: Trace) -> PythonStacks | None:
+    return trace.stacks
+
+
 def _to_stacks(args: argparse.Namespace) -> int:
     from ppprof.cli.runs import open_run
     from ppprof.run.convert import STACK_FORMATS
 
     run = open_run(args.source, reading=args.reading)
-    windows = {}
-    for recording in run.select_ranks(args.rank, args.window):
-        stacks = run.reader.trace(recording)[1].stacks
-        if stacks is not None and len(stacks.samples):
-            windows[f"rank {recording.rank}, window {recording.window}"] = stacks
+    works = dict.fromkeys(run.select_ranks(args.rank, args.window), _stacks_of)
+    windows = {
+        f"rank {result.recording.rank}, window {result.recording.window}": result.value
+        for result in run.reader.map_works(works)
+        if result.value is not None and len(result.value.samples)
+    }
     if not windows:
         raise InputError(
             f"{args.source}: no samples of Python stacks; expected a run that was recorded with "

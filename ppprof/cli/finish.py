@@ -16,11 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof import rundir
 from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import PpprofError, UsageError
-from ppprof.messages import Message
 from ppprof.paths import is_remote
 
 if TYPE_CHECKING:
@@ -44,7 +42,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "For every raw capture in RUN: write the trace in the configured formats and the "
         "tables as data, print the configured tables, and remove the raw file unless the "
-        "formats keep pb. A capture does this itself; run it after a job was killed."
+        "formats keep pb. A capture does this itself; run it after a job was killed. Of a log "
+        "directory with several runs, it finishes all that are unfinished."
     )
     add = parser.add_argument
     add(
@@ -96,36 +95,42 @@ def _command(text: str) -> Sequence[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when every capture was finished, or none was left; 3 when none could be."""
-    from ppprof.run.finish import finish
+    from ppprof.run.finish import finish, unfinished_runs
 
-    run = Path(args.run) if args.serve is not None else _unfinished(Path(args.run))
-    finish_captures = partial(
-        finish,
-        run,
-        partial(_print, run),
-        rank=args.rank,
-        window=args.window,
-        command=args.then,
-    )
     verdicts: list[str] = []
-    if args.verdict or args.serve is None:
-        finish_captures.keywords["conclude"] = partial(_conclude, run, verdicts, args.verdict)
+
+    def captures_of(run: Path) -> Callable[..., None]:
+        concludes = args.verdict or args.serve is None
+        return partial(
+            finish,
+            run,
+            partial(_print, run),
+            rank=args.rank,
+            window=args.window,
+            command=args.then,
+            conclude=partial(_conclude, run, verdicts, args.verdict) if concludes else None,
+        )
+
+    given = Path(args.run)
     if args.serve is not None:
-        _serve(finish_captures, verdicts, args.seconds, args.serve)
-    else:
-        with _limited(args.seconds):
-            finish_captures()
-        print(*(f"{verdict}\n" for verdict in verdicts), sep="", end="")
+        _serve(captures_of(given), verdicts, args.seconds, args.serve)
+        return 0
+    runs = unfinished_runs(given)
+    num_failed = 0
+    with _limited(args.seconds):
+        for run in runs:
+            if run != given:
+                log.info("%s: looking for raw captures", run)
+            try:
+                captures_of(run)()
+            except PpprofError as error:
+                num_failed += 1
+                if num_failed == len(runs):
+                    raise
+                log.error("%s", error)
+            print(*(f"{verdict}\n" for verdict in verdicts), sep="", end="", flush=True)
+            verdicts.clear()
     return 0
-
-
-def _unfinished(run: Path) -> Path:
-    """Return the newest run of a log directory whose first run has nothing left to finish."""
-    latest = rundir.newest(run)
-    if latest == run or rundir.raw_files(run) or rundir.cut_captures(run):
-        return run
-    log.info("%s", Message("newest", given=run, path=latest))
-    return latest
 
 
 @contextmanager

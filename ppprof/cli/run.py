@@ -76,7 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="set a key of the Profiler block, such as profile_memory=False; repeatable",
     )
     add("--timer-only", action="store_true", help="measure step times alone, write no trace")
-    add("--tables", action="store_true", help="print all tables too, not only the largest parts")
+    add("--tables", action="store_true", help="print all nine tables instead of the largest parts")
     add("--log", metavar="DIR", help="write to this directory; default: profiler_log")
     add("--report", type=to_path, metavar="PAGE", help="afterwards, write a page as report does")
     add("--force", action="store_true", help="replace PAGE where it exists")
@@ -146,10 +146,11 @@ def check(args: argparse.Namespace) -> None:
         checks.problems.append(
             f"--steps {steps_text}: expected an end, as in {args.steps.start}:20"
         )
-    if args.steps is not None and args.timer_only:
-        checks.problems.append("--steps: has no effect beside --timer-only; give one of them")
-    if args.report is not None and args.timer_only:
-        checks.problems.append("--report: has no effect beside --timer-only; give one of them")
+    checks.problems += [
+        f"--{name}: has no effect beside --timer-only; give one of them"
+        for name in ("steps", "report", "tables")
+        if args.timer_only and getattr(args, name)
+    ]
     if args.report is not None:
         problem = problem_of_output(args.report, (), args.force)
         checks.problems += [f"--report {args.report}: {problem}"] if problem else []
@@ -229,7 +230,9 @@ def _recorder_options(args: argparse.Namespace) -> list[str]:
     only_times = args.timer_only or values.get("timer_only") in ("true", "yes", "on")
     if not (args.config or only_times or has_steps):
         blocks += _SETTLED
-    if not (args.config or only_times or args.tables) and keys.isdisjoint(_TABLES):
+    if args.tables:
+        blocks += ["brief=False", "detailed=True"]
+    elif not (args.config or only_times) and keys.isdisjoint(_TABLES):
         blocks.append("brief=True")
     if args.steps is not None:
         blocks.append(f"scheduler=[{args.steps.start}, {args.steps.stop}]")

@@ -41,8 +41,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
-        "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
-        "happen and returns."
+        "on: at least 2 steps and half a second ahead, or a step with one process. Without "
+        "--wait it prints what will happen and returns."
     )
     parser.epilog = (
         "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
@@ -90,7 +90,7 @@ def _seconds(text: str) -> float:
         seconds = math.nan
     if not seconds >= 0:
         raise UsageError(f"{text!r}: expected a number of seconds")
-    return seconds or math.inf
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -227,7 +227,7 @@ def _wait_for_files(run: Path, window: int, missing: set[int], deadline: float) 
         if not missing:
             return 0
         now, ranks = time.monotonic(), format_ranges("rank", missing)
-        if now > deadline:
+        if now >= deadline:
             log.warning("%s: no files of %s yet; the window goes on", run, ranks)
             return 1
         if ended is None and 0 not in live_ranks(run):
@@ -241,12 +241,13 @@ def _wait_for_files(run: Path, window: int, missing: set[int], deadline: float) 
 
 
 def _answer(run: Path, request: str, deadline: float) -> TriggerResponse | None:
-    while time.monotonic() <= deadline:
+    while True:
         is_alive = 0 in live_ranks(run)  # first: it answers before it ends
         answer = read_response(run, request)
         if answer is not None:
             return answer
         if not is_alive:
             raise InputError(f"{run}: the job ended without reading the request")
+        if time.monotonic() >= deadline:
+            return None
         time.sleep(_POLL_SECONDS)
-    return None

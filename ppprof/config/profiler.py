@@ -198,8 +198,9 @@ class ProfilerConfig:
     the training waits for it."""
     max_trace_mb: Optional[float] = knob(None, above=0)
     """Disk limit for the traces of one rank and run, in MB of 10^6 bytes; the first window may
-    exceed it a little. Blank: no limit if the ``scheduler`` has a last window, else 10 GB or a
-    tenth of the free space, whichever is less, divided by the recording ranks."""
+    exceed it a little. Blank: no limit if the ``scheduler`` has a last window, or is blank beside a
+    ``trigger``; else 10 GB or a tenth of the free space, whichever is less, divided by the recording
+    ranks."""
     on_window_end: Union[str, tuple[str, ...], None] = None
     """A command that each recording rank runs when the files of a window are complete, with their
     names as last arguments. A list of words, or text that is split as by a shell; no shell is

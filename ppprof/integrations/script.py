@@ -253,6 +253,8 @@ class _ScriptSession:
         self._run: Path | None = None
         """The session's directory: `rundir.newest` may be that of another job."""
         self._has_begun = self._has_own_session = self._has_hooks = False
+        self._awaits_hooks = False
+        """Whether `_begin` has opened the session, and no hooks of a Trainer have taken it over."""
         self._steps: OptimizerSteps | None = None
         self.exit_code: object = None
         """What the script has called ``sys.exit`` with. The exception itself holds its frames."""
@@ -324,8 +326,14 @@ class _ScriptSession:
                 has_own = any(
                     isinstance(each, hooks) for each in trainer.callback_handler.callbacks
                 )
-                if not has_own and (steps.is_closed or not self._has_begun):
-                    trainer.add_callback(hooks(self._profiler, self._open_session))
+                takes_over = not (has_own or self._has_own_session)
+                if takes_over and self._num_steps:
+                    log.info(
+                        "the Trainer's hooks are left out, since an optimizer has stepped before "
+                        "train(): tokens are unknown, evaluations and checkpoints count in steps"
+                    )
+                elif takes_over:
+                    trainer.add_callback(hooks(self._profiler, self._session_of_hooks))
                     steps.close()
                     self._has_hooks = True
             return train(trainer, *args, **kwargs)
@@ -340,7 +348,20 @@ class _ScriptSession:
             log.info("the script calls ppprof.attach() itself: its own session records")
         else:
             self._open_session(self._profiler)
+            self._awaits_hooks = True
         return True
+
+    def _session_of_hooks(self, profiler: ProfilerConfig, first_step: int = 0) -> ProfilerSession:
+        """Return the session that began before ``train()``, if it did: its steps count from 0."""
+        if not self._awaits_hooks:
+            return self._open_session(profiler, first_step)
+        self._awaits_hooks = False
+        if first_step:
+            log.info(
+                f"step {first_step} of the Trainer is step 0 here: an optimizer was made, or a "
+                "layer called, before train()"
+            )
+        return self._session
 
     def _open_session(self, profiler: ProfilerConfig, first_step: int = 0) -> ProfilerSession:
         self._has_begun = True

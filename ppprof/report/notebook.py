@@ -55,23 +55,28 @@ def register(formatters: Mapping[Any, Any]) -> None:
 
 
 def run_html(run: Run) -> str:
-    """Return a run as a table: where it is, its ranks, windows, steps and step time."""
+    """Return a run as a table: where it is, its ranks, windows, steps and step time.
+
+    A run without windows has the ranks that wrote step times.
+    """
     import polars as pl
 
     from ppprof.units import format_value
 
-    facts: dict[str, object] = {"run": run, "ranks": run.name_ranks(run.ranks)}
-    facts["windows"] = len(run.windows())
+    times = run.step_times
+    ranks = run.ranks or sorted(times["rank"].unique())
+    windows = {recording.window for recording in run.recordings}
+    facts = {"run": run, "ranks": run.name_ranks(ranks), "windows": len(windows)}
     if run.topology is not None:
         degrees = {axis: run.topology.degree(axis) for axis in run.topology.order}
         parts = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
         facts["topology"] = " x ".join(parts) or "one rank"
-    times = run.step_times
     if times.height:
         facts["steps"] = times["step"].n_unique()
         median = times.select(pl.col("batch_cost_ns").median()).item()
         facts["median step"] = format_value("step_ns", median)
-    hint = "ppprof.advise(run), ppprof.write_report(run), run.summary('op')"
+    hint = "ppprof.advise(run), ppprof.write_report(run)"
+    hint += ", run.summary('op')" if windows else ""
     return _table([], [[name, str(value)] for name, value in facts.items()]) + _code(hint)
 
 

@@ -84,7 +84,7 @@ def collect_evidence_of_run(
         graphs.append(result.map(graph))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
     of_ranks = {rank: concat_indicators(parts) for rank, parts in indicators.items()}
-    return collect_evidence(run, cluster, of_ranks, graph_of_job(run, cluster, graphs))
+    return collect_evidence(run, cluster, of_ranks, graph_of_job(run, cluster, graphs), ranks)
 
 
 def analyze(trace: Trace, most_nodes: int = 0) -> tuple[RankAnalysis, Indicators, RankGraph | None]:
@@ -130,6 +130,7 @@ def collect_evidence(
     cluster: Cluster | None,
     indicators_by_rank: Mapping[int, Indicators],
     graph: Graph | None = None,
+    ranks: RankSelector = "all",
 ) -> Evidence:
     """Return the data that the rules look at, from windows that are already analyzed.
 
@@ -139,7 +140,12 @@ def collect_evidence(
         indicators_by_rank: the indicators of each rank, its windows concatenated. This function
             cuts them to the steps of ``cluster``.
         graph: the graph of these ranks; None if it cannot be made.
+        ranks: the selection of these ranks; "all" for step times of all ranks, also of those without
+            a window.
     """
+    times = run.step_times
+    if ranks != "all":
+        times = times.filter(pl.col("rank").is_in(list(indicators_by_rank)))
     indicators = dict(indicators_by_rank)
     if cluster is not None:
         steps = cluster.steps["step"].unique().to_list()
@@ -153,7 +159,7 @@ def collect_evidence(
     paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
     version = str(paddle) if paddle else None
     of_job = graph if are_all_ranks(run, indicators) else None
-    return Evidence(cluster, run.step_times, indicators, config, run.topology, version, of_job)
+    return Evidence(cluster, times, indicators, config, run.topology, version, of_job)
 
 
 def _evidence_of_step_times(

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import VIEWS, SummaryOptions
 from ppprof.config import ProfilerConfig
-from ppprof.errors import InputError, TraceError
+from ppprof.errors import InputError, PpprofError, TraceError
 from ppprof.run.summary import WindowTables, tables_of_profile
 from ppprof.run.traces import ProblemLog, notes_on, read_first_readable, with_job_context
 from ppprof.rundir import (
@@ -51,6 +52,31 @@ Conclude = Callable[[Recording, Profile, ProfilerConfig], None]
 """Called with a window once all its files are written."""
 
 
+def unfinished_runs(log_dir: Path) -> list[Path]:
+    """Return the runs of a log directory that have captures to finish, oldest first; else the newest run.
+
+    Raises:
+        InputError: there is no run.
+    """
+    runs = rundir.runs_of(log_dir)
+    return [run for run in runs if _is_unfinished(run)] or runs[-1:]
+
+
+def _is_unfinished(run: Path) -> bool:
+    """Return whether tables or traces of a raw capture are missing: a finished one may be kept."""
+    if rundir.cut_captures(run):
+        return True
+    try:
+        formats = _profiler(run, read_manifest(run)).formats
+    except PpprofError:  # `finish` raises it
+        return True
+    return any(
+        not (run / file).exists()
+        for name, _ in raw_files(run)
+        for file in (name.summary, *(name.trace(fmt) for fmt in formats if fmt != "pb"))
+    )
+
+
 def finish(
     run: Path,
     show: ShowTables,
@@ -76,9 +102,7 @@ def finish(
             the last reason; other reasons are logged, each once.
     """
     manifest = read_manifest(run)
-    if not isinstance(manifest.get("profiler"), Mapping):
-        raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
-    profiler = ProfilerConfig.from_mapping(manifest["profiler"])
+    profiler = _profiler(run, manifest)
     job = job_context_of(manifest)
     captures = _captures(run, rank, window)
     rundir.reject_symlinks(run)
@@ -105,6 +129,12 @@ def finish(
         _log.error("%s", why)
     if all_failed:
         raise InputError(reasons[-1])
+
+
+def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
+    if not isinstance(manifest.get("profiler"), Mapping):
+        raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
+    return ProfilerConfig.from_mapping(manifest["profiler"])
 
 
 def _captures(run: Path, rank: int | None, window: int | None) -> list[list[TraceName]]:

@@ -21,6 +21,7 @@ from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import join_ranks
+from ppprof.analysis.ranks.unrecorded import unrecorded_ranks
 from ppprof.analysis.report_data.report import (
     PHASE_TIMES,
     RANK_FLAME,
@@ -42,7 +43,7 @@ from ppprof.run.advise import (
     graph_of_job,
 )
 from ppprof.run.diff import RunSide, compare, costs_of_run, naming_for
-from ppprof.run.ranks import cluster_of
+from ppprof.run.ranks import cluster_of, roles_without_window
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult, sample_of_segments
 from ppprof.rundir.recordings import Recording
@@ -115,7 +116,7 @@ def _of_traces(
     indicators = {result.recording.rank: result.value.indicators for result in results}
     graphs = [result.map(result.value.graph) for result in results]
     graph = graph_of_job(run, cluster, graphs, steps)
-    evidence = collect_evidence(run, cluster, indicators, graph)
+    evidence = collect_evidence(run, cluster, indicators, graph, ranks)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,
@@ -290,21 +291,22 @@ def _rank_data(
 def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
     """Return the ranks whose timelines are drawn: all of ``ranks``, but at most `_MOST_DRAWN`.
 
-    If there are more, these are the first ranks at position 0 of the axes mp and sep. Without a
-    topology, or without such ranks, these are the first ranks.
+    If there are more, these are the ranks that are slow by their step times, then the first ranks at
+    position 0 of the axes mp and sep, then the first ranks.
     """
     if len(ranks) <= _MOST_DRAWN:
         return list(ranks)
     topology = run.topology
-    if topology is None:
-        return list(ranks[:_MOST_DRAWN])
+    times = unrecorded_ranks(run.step_times, roles_without_window(run))
+    slow = times.filter("is_slow", pl.col("rank").is_in(list(ranks)))["rank"].to_list()
     firsts = [
         rank
         for rank in ranks
-        if rank < topology.world_size
+        if topology is not None
+        and rank < topology.world_size
         and all(topology.coordinate(rank)[axis] == 0 for axis in ("mp", "sep"))
     ]
-    return (firsts or list(ranks))[:_MOST_DRAWN]
+    return sorted(list(dict.fromkeys((*slow, *(firsts or ranks))))[:_MOST_DRAWN])
 
 
 def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:

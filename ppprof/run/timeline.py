@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from ppprof.run.run import Run
 from ppprof.rundir.recordings import Recording
 from ppprof.trace.schema import Trace
 from ppprof.units import format_ranges
+
+_log = logging.getLogger("ppprof")
 
 _MOST_NAMED = 20
 """Most files that a message names."""
@@ -69,24 +72,24 @@ def timeline_around(
     Args:
         run: the run.
         rank: the rank; None: the first.
-        step: the step; None: the rank's longest step.
-        between: start and end in ns on the clock of the rank's trace, instead of a step.
+        step: the step, in the first window that has it; None: the rank's longest step.
+        between: start and end in ns on the clock of the rank's trace, instead of a step; the
+            first window that has a part of this time is read.
         name: only events whose name has this text.
         most: most events.
 
     Raises:
-        UsageError: no such rank or step; the message names the existing ones.
-        InputError: the run has no readable window, or no event in it.
+        UsageError: no such rank, step or time; the message names the existing ones.
+        InputError: the rank has no readable window, or no event.
     """
-    recording, trace = _window(run, rank, step)
-    if trace.events.is_empty():
-        raise InputError(f"{run}: no event in window {recording.window} of rank {recording.rank}")
-    events = _with_own_time(trace.events)
-    start_ns, end_ns = between or (0, 0)
     if between is None:
-        step, start_ns, end_ns = _extent(events, step)
+        recording, step, between = _longest_step(run, rank, step)
+    else:
+        recording, step = _window_at(run, rank, between), None
+    start_ns, end_ns = between
+    trace = with_step(run.reader.trace(recording)[1])
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("dur_ns")
-    inside = events.filter(start < end_ns, end > start_ns)
+    inside = _with_own_time(trace.events).filter(start < end_ns, end > start_ns)
     if name:
         inside = inside.filter(pl.col("name").str.contains(name, literal=True))
     longest = inside.sort("dur_ns", descending=True).head(most).sort("start_ns", "depth")
@@ -104,13 +107,17 @@ def source_lines(run: Run, rank: int | None, file: str, line: int) -> list[dict[
 
     Raises:
         UsageError: no such rank, or no source of the file was recorded; the message names the files.
-        InputError: the run has no readable window.
+        InputError: the rank has no readable window.
     """
-    _, trace = _window(run, rank, None)
-    sources: Mapping[str, Mapping[int, str]] = {} if trace.stacks is None else trace.stacks.source
-    if file not in sources:
-        known = ", ".join(sorted(sources)[:_MOST_NAMED]) or "none"
-        raise UsageError(f"{file}: no source of it was recorded; recorded: {known}")
+    known: set[str] = set()
+    for _, trace in _windows(run, rank):
+        sources = {} if trace.stacks is None else trace.stacks.source
+        if file in sources:
+            break
+        known |= set(sources)
+    else:
+        named = ", ".join(sorted(known)[:_MOST_NAMED]) or "none"
+        raise UsageError(f"{file}: no source of it was recorded; recorded: {named}")
     sampled = python_lines(Profile(trace)).filter(file=file)
     sums = sampled.group_by("line").agg(pl.col("self_ns", "total_ns").sum())
     times = {row.pop("line"): row for row in sums.rows(named=True)}
@@ -120,17 +127,66 @@ def source_lines(run: Run, rank: int | None, file: str, line: int) -> list[dict[
     ]
 
 
-def _window(run: Run, rank: int | None, step: int | None) -> tuple[Recording, Trace]:
-    """Return the first window of a rank, of those with the step if it is given."""
+def _windows(run: Run, rank: int | None) -> Iterator[tuple[Recording, Trace]]:
+    """Yield the readable windows of a rank, the first rank for None; log an error for each other window.
+
+    Raises:
+        UsageError: no such rank.
+        InputError: no window can be read.
+    """
+    recordings = run.select(run.ranks[0] if rank is None and run.ranks else rank)
+    num_unreadable = 0
+    for recording in recordings:
+        try:
+            trace = run.reader.trace(recording)[1]
+        except InputError as error:
+            num_unreadable += 1
+            if num_unreadable == len(recordings):
+                raise
+            _log.warning("%s", error)
+        else:
+            yield recording, with_step(trace)
+
+
+def _window_at(run: Run, rank: int | None, between: tuple[int, int]) -> Recording:
+    """Return the first window of a rank that has a part of a time."""
+    times = []
+    for recording, trace in _windows(run, rank):
+        if trace.events.height:
+            start_ns, end_ns = _ends(trace.events)
+            if between[0] < end_ns and between[1] > start_ns:
+                return recording
+            times.append(f"from {start_ns} to {end_ns}")
+    asked, known = f"from {between[0]} to {between[1]} ns", ", ".join(times[:_MOST_NAMED]) or "none"
+    raise UsageError(f"no window {asked}; there are windows {known}")
+
+
+def _longest_step(
+    run: Run, rank: int | None, step: int | None
+) -> tuple[Recording, int, tuple[int, int]]:
+    """Return window, number, and start and end of a rank's longest step; of ``step`` if it is given."""
+    found: list[tuple[Recording, int, tuple[int, int]]] = []
     known: set[int] = set()
-    first = run.ranks[0] if rank is None and run.ranks else rank
-    for recording in run.select(first):
-        trace = with_step(run.reader.trace(recording)[1])
-        steps = set(trace.events["step"].drop_nulls())
-        if step is None or step in steps:
-            return recording, trace
-        known |= steps
-    raise UsageError(f"no step {step}; there are {format_ranges('step', sorted(known))}")
+    for recording, trace in _windows(run, rank):
+        steps = trace.events.filter(category="ProfileStep").drop_nulls("step")
+        known.update(steps["step"])
+        chosen = steps if step is None else steps.filter(step=step)
+        longest = chosen.sort("dur_ns", descending=True, maintain_order=True)[:1]
+        if longest.height:
+            found.append((recording, longest["step"][0], _ends(longest)))
+        if found and step is not None:
+            break
+    if not known:
+        raise InputError(f"{run}: no event in the windows of rank {rank}")
+    if not found:
+        raise UsageError(f"no step {step}; there are {format_ranges('step', sorted(known))}")
+    return max(found, key=lambda place: place[2][1] - place[2][0])
+
+
+def _ends(events: pl.DataFrame) -> tuple[int, int]:
+    """Return where the first event begins and the last one ends."""
+    start, end = events["start_ns"], events["start_ns"] + events["dur_ns"]
+    return cast(int, start.min()), cast(int, end.max())
 
 
 def _with_own_time(events: pl.DataFrame) -> pl.DataFrame:
@@ -144,15 +200,3 @@ def _with_own_time(events: pl.DataFrame) -> pl.DataFrame:
         *("depth", "thread", "device", "stream", "step"),
         pl.col("line").cast(pl.String),
     )
-
-
-def _extent(events: pl.DataFrame, step: int | None) -> tuple[int | None, int, int]:
-    """Return number, start and end of a step, the longest one for None; of all events without steps."""
-    steps = events.filter(category="ProfileStep").sort("dur_ns", descending=True)
-    if step is not None:
-        steps = steps.filter(step=step)
-    if steps.is_empty():
-        ends = events["start_ns"] + events["dur_ns"]
-        return step, cast(int, events["start_ns"].min()), cast(int, ends.max())
-    longest = steps.row(0, named=True)
-    return longest["step"], longest["start_ns"], longest["start_ns"] + longest["dur_ns"]

@@ -18,7 +18,7 @@
       nodes/00000.node7               host name of the machine that rank 0 ran on
       clocks/rank_00000.jsonl         offsets between rank 0's clock and this rank's (clocks.py)
       devices/node7.json              whether the profiler of a node's devices works (device_probes.py)
-      metrics/rank_00000.prom         numbers for Prometheus
+      metrics/rank_00000.prom         numbers for Prometheus; of a later run: run_002_rank_00000.prom
       trigger/                        requests for windows during the run (triggers.py)
       alive/, failed/                 ranks with an open session, and failed ranks (liveness.py)
       run_002/                        a later run, with the same layout
@@ -42,6 +42,7 @@ from ppprof.rundir.directories import (
     find_runs_below,
     newest,
     reject_symlinks,
+    runs_of,
 )
 from ppprof.rundir.manifest import (
     JobContext,
@@ -101,6 +102,7 @@ __all__ = [
     "read_manifest",
     "read_run_id",
     "reject_symlinks",
+    "runs_of",
     "scalars_path",
     "steps_path",
     "summary_files",

@@ -228,10 +228,25 @@ def newest(path: PathLike, listing: Listing | None = None) -> Path:
     Raises:
         InputError: neither ``path`` nor a ``run_NNN`` in it has a manifest.
     """
+    return runs_of(path, listing)[-1]
+
+
+def runs_of(path: PathLike, listing: Listing | None = None) -> list[Path]:
+    """Return the run directories in a log directory, oldest first: ``path`` itself, and each ``run_NNN``.
+
+    Only directories with a manifest count.
+
+    Args:
+        path: the log directory, or a run directory without later runs.
+        listing: a listing to look directories up in; None lists them anew.
+
+    Raises:
+        InputError: neither ``path`` nor a ``run_NNN`` in it has a manifest.
+    """
     runs = [run for _, run in _runs(path, listing) if has_manifest(run)]
     if not runs:
         raise InputError(f"{to_path(path)}: no run here: expected a directory with a {MANIFEST}")
-    return runs[-1]
+    return runs
 
 
 def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:

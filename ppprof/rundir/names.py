@@ -165,13 +165,17 @@ def steps_path(rank: int) -> str:
     return f"steps/rank_{rank:05d}.jsonl"
 
 
-def metrics_path(rank: int) -> str:
+def metrics_path(rank: int, later_run: str = "") -> str:
     """Return the path of a rank's metrics for Prometheus, relative to the log directory.
 
-    >>> metrics_path(3)
-    'metrics/rank_00003.prom'
+    Args:
+        rank: the rank.
+        later_run: name of the run directory in the log directory; "" if that is the run directory.
+
+    >>> metrics_path(3), metrics_path(3, "run_002")
+    ('metrics/rank_00003.prom', 'metrics/run_002_rank_00003.prom')
     """
-    return f"metrics/rank_{rank:05d}.prom"
+    return f"metrics/{later_run}{'_' * bool(later_run)}rank_{rank:05d}.prom"
 
 
 def scalars_path(rank: int, *, is_first: bool) -> str:

@@ -28,7 +28,7 @@ from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
-from ppprof.trace.segments import concatenated
+from ppprof.trace.segments import concatenated, free_id
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -106,14 +106,18 @@ def _aligned_calls(calls: list[RemoteCall]) -> list[_AlignedCall]:
 
 
 class _FreeIds:
-    """Ids of tracks, devices and correlations that the trace does not use, each returned once."""
+    """Ids of tracks, devices and correlations that the trace does not use, each returned once.
+
+    Those of a worker's tracks and devices derive from the worker: segments and windows, each of which
+    is read alone, have one id for one worker.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.process = _first(trace.events["process"])
         self.tracks: dict[str, str] = {}
         """Id of a new track -> name, as in `Trace.extra_info`."""
-        self._next_thread = max(_next_id(trace.events["thread"]), _next_id(trace.memory["thread"]))
-        self._next_device = _next_id(trace.events["device"])
+        self._used_threads = set(_values(trace.events["thread"], trace.memory["thread"]))
+        self._used_devices = set(_values(trace.events["device"]))
         self._next_correlation = _next_id(trace.events["correlation_id"])
         self._lanes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._threads: dict[tuple[str, int], int] = {}
@@ -129,7 +133,8 @@ class _FreeIds:
             if last_ns <= start_ns:
                 lanes[index] = (thread, end_ns)
                 return thread
-        thread = self._new_track(worker if not lanes else f"{worker} ({len(lanes) + 1})")
+        name = worker if not lanes else f"{worker} ({len(lanes) + 1})"
+        thread = self._new_track(name, name)
         lanes.append((thread, end_ns))
         return thread
 
@@ -137,15 +142,14 @@ class _FreeIds:
         """Return the track for a thread of the call's worker other than the call's own thread."""
         key = (call.process, thread)
         if key not in self._threads:
-            self._threads[key] = self._new_track(f"{call.worker} thread {thread}")
+            self._threads[key] = self._new_track(repr(key), f"{call.worker} thread {thread}")
         return self._threads[key]
 
     def device(self, call: RemoteCall, device: int) -> int:
         """Return the id that a device of the call's worker has in the trace."""
         key = (call.process, device)
         if key not in self._devices:
-            self._devices[key] = self._next_device
-            self._next_device += 1
+            self._devices[key] = free_id(repr(key), self._used_devices)
         return self._devices[key]
 
     def correlations(self, above: int) -> int:
@@ -154,9 +158,8 @@ class _FreeIds:
         self._next_correlation += above
         return first
 
-    def _new_track(self, name: str) -> int:
-        thread = self._next_thread
-        self._next_thread += 1
+    def _new_track(self, key: str, name: str) -> int:
+        thread = free_id(key, self._used_threads)
         self.tracks[str(thread)] = name
         return thread
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import accumulate, count
 
 import numpy as np
@@ -35,6 +36,7 @@ from ppprof.trace.steps import step_spans, steps_of
 
 OPENS_WINDOW, SAVES_SEGMENT = "profiler opens a window", "profiler saves a segment"
 """Names of the spans of `with_stalls`."""
+_FIRST_FREE_ID, _NUM_FREE_IDS = 2**22, 2**30
 _LONGEST_STALL_NS = 86_400 * 10**9
 """A damaged log of steps can hold any time."""
 _UTILIZATIONS = ("Process Cpu Utilization", "System Cpu Utilization")
@@ -156,9 +158,7 @@ def with_stalls(trace: Trace, stalls: Mapping[int, int]) -> Trace:
     start_ns = pl.max_horizontal(pl.col("start_ns") - stall_ns, pl.col("end_ns").shift(1))
     is_first = pl.int_range(pl.len()) == 0
     threads, process = set(trace.events["thread"].drop_nulls()), trace.events["process"].min()
-    thread = max(threads, default=-1) + 1
-    if thread == 2**63:  # beyond int64
-        thread = next(number for number in count() if number not in threads)
+    thread = free_id("profiler", threads)
     spans = steps.select(
         name=pl.when(is_first).then(pl.lit(OPENS_WINDOW)).otherwise(pl.lit(SAVES_SEGMENT)),
         category=pl.lit("PythonUserDefined"),
@@ -217,3 +217,16 @@ def concatenated(parts: Sequence[Trace]) -> Trace:
         memsets=side("memsets"),
         devices=tuple(device for part in parts for device in part.devices),
     )
+
+
+def free_id(key: str, used: set[int]) -> int:
+    """Return an id of a track or device that is not among ``used``, and add it to ``used``.
+
+    A key has the same id in each trace: segments and windows are read one by one, and shown together.
+    Ids lie above those of Linux' threads, and below 2**31: Perfetto drops larger ones.
+    """
+    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
+    first = _FIRST_FREE_ID + int.from_bytes(digest, "big") % _NUM_FREE_IDS
+    id = next(number for number in count(first) if number not in used)
+    used.add(id)
+    return id

@@ -59,6 +59,43 @@ def test_of_several_runs_the_newest_is_finished(tmp_path: Path, cli) -> None:
     assert not (later / name(0).raw).exists()
 
 
+def test_all_unfinished_runs_of_a_log_directory_are_finished(tmp_path: Path, cli) -> None:
+    """The first run keeps its raw capture, the second was killed, the third is finished."""
+    first = killed_run(tmp_path, ranks=1, formats=["json", "pb"])
+    cli("finish", first)
+    second, third = killed_run(tmp_path, ranks=1), killed_run(tmp_path, ranks=1)
+    cli("finish", third)
+    assert [(run / name(0).raw).exists() for run in (first, second, third)] == [True, True, False]
+    printed = cli("finish", first)
+    assert printed.err == f"{second}: looking for raw captures\n"
+    assert printed.out.count("Overview Summary") == 1
+    assert (second / name(0).summary).exists()
+    assert not (second / name(0).raw).exists()
+    assert cli("finish", first).err == (
+        f"{third}: looking for raw captures\n"
+        f"{third}: nothing left to finish; tables as data: {third}/summary\n"
+    )
+
+
+def test_a_trace_that_is_missing_is_written_again(tmp_path: Path, cli) -> None:
+    """A rank was killed between its tables and its trace."""
+    first = killed_run(tmp_path, ranks=1, formats=["json", "pb"])
+    cli("finish", first)
+    killed_run(tmp_path, ranks=0)
+    (first / name(0).trace("json")).unlink()
+    cli("finish", first)
+    assert (first / name(0).trace("json")).exists()
+
+
+def test_an_unreadable_run_does_not_keep_others_from_being_finished(tmp_path: Path, cli) -> None:
+    first = killed_run(tmp_path, ranks=1)
+    (first / name(0).raw).write_bytes(b"\x0f" * 64)
+    second = killed_run(tmp_path, ranks=1)
+    assert f"{first / name(0).raw}: " in cli("finish", first).err
+    assert (second / name(0).summary).exists()
+    assert f"{first / name(0).raw}: " in cli("finish", first, code=3).err
+
+
 def test_every_rank_gets_what_the_config_asks_for(tmp_path: Path, cli) -> None:
     run = killed_run(tmp_path, formats=["json", "json.gz"], summary={"op": False})
     printed = cli("finish", run).out

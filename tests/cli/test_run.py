@@ -96,7 +96,21 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
             "-o timer_only=False train.py",
             [PROGRAM, *SETTLED, "-o", "Profiler.timer_only=False", "--", "train.py"],
         ),
-        ("--tables train.py", [PROGRAM, *SETTLED[:-2], "--", "train.py"]),
+        (
+            "--tables train.py",
+            [
+                *(PROGRAM, *SETTLED[:-2], "-o", "Profiler.brief=False"),
+                *("-o", "Profiler.detailed=True", "--", "train.py"),
+            ],
+        ),
+        # Also of a config that chooses other tables.
+        (
+            "--tables -c profiler.yaml train.py",
+            [
+                *(PROGRAM, "-o", "Profiler.enable=True", "-o", "Profiler.brief=False"),
+                *("-o", "Profiler.detailed=True", "-c", "profiler.yaml", "--", "train.py"),
+            ],
+        ),
         (
             "--timer-only train.py",
             [
@@ -170,10 +184,11 @@ def test_the_page_is_where_the_user_asked_for_it(started: list[list[str]], tmp_p
             ["--nproc: the same as --nproc_per_node; give one of them"],
         ),
         (
-            "--timer-only --steps 1:2 --report page.html train.py",
+            "--timer-only --steps 1:2 --report page.html --tables train.py",
             [
                 "--steps: has no effect beside --timer-only; give one of them",
                 "--report: has no effect beside --timer-only; give one of them",
+                "--tables: has no effect beside --timer-only; give one of them",
             ],
         ),
         ("--optimizer " + 5000 * "1" + " train.py", None),

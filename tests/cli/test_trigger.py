@@ -133,6 +133,12 @@ def test_waiting_for_an_answer_ends_in_time(tmp_path: Path, cli, kind: str) -> N
     )
 
 
+def test_a_timeout_of_0_looks_once(tmp_path: Path, cli) -> None:
+    run = job(tmp_path)
+    err = cli("trigger", run, "--wait", "--timeout", "0", code=1).err
+    assert "no answer yet; the request stays" in err
+
+
 def test_an_answer_of_odd_values_is_none(tmp_path: Path) -> None:
     run = job(tmp_path)
     whole = {"why": "x", "request": "r", "window": 1, "start": 2, "steps": 3, "ranks": [0]}

@@ -217,14 +217,52 @@ def test_hooks_of_a_trainer_end_its_steps(monkeypatch, session, trainer, caplog)
     assert caplog.text == ""
 
 
-def test_a_trainer_with_its_own_hooks_and_one_that_trains_already_get_no_others(session, trainer):
+def test_a_trainer_with_its_own_hooks_and_one_that_trains_already_get_no_others(
+    session, trainer, caplog
+):
+    caplog.set_level("INFO", "ppprof")
     watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
     trainer(TrainerHooks({"enable": False})).train()
     watched._steps.begin()
-    trainer().train()
     watched._steps.step()
+    trainer().train()
     watched.close()
     assert session.calls == ["step", "closed None"]
+    assert "the Trainer's hooks are left out, since an optimizer has stepped" in caplog.text
+
+
+def test_hooks_take_over_a_session_that_began_before_the_training(
+    monkeypatch, session, trainer, caplog
+):
+    """A layer was called, as by an evaluation, once there was an optimizer: no step has ended."""
+    caplog.set_level("INFO", "ppprof")
+    first_steps = []
+
+    def attach(profiler: object, config: object, first_step: int) -> RecordingSession:
+        first_steps.append(first_step)
+        return session
+
+    monkeypatch.setattr(script, "attach", attach)
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+    watched._steps.begin()
+    trainer().train()
+    assert session.calls == [24, "closed None"]
+    assert "step 4 of the Trainer is step 0 here" in caplog.text
+    trainer().train()
+    watched.close()
+    assert first_steps == [0, 4]
+    assert watched._steps.is_closed
+
+
+def test_a_session_of_the_script_gets_no_hooks(monkeypatch, session, trainer):
+    watched = script._ScriptSession(
+        ProfilerConfig.from_mapping({"enable": True}), {}, 1, yields=True
+    )
+    monkeypatch.setattr(script, "is_attached", lambda: True)
+    watched._steps.begin()
+    trainer().train()
+    watched.close()
+    assert session.calls == []
 
 
 @pytest.mark.parametrize("lacks", ["add_callback", "train"])

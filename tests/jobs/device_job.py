@@ -5,7 +5,7 @@
 ``FOLDER`` is the run directory, KEYs are those of the ``Profiler`` block, and ``steps``, ``matmuls``,
 ``fails`` (the step before which the training raises an exception), ``refuses`` (the step before which the
 device's profiler begins to refuse), ``reads`` (whether each step
-reads its result), ``aside`` (the step before which a stream of its own gets a product that no step needs) and
+reads its result), ``returns`` (whether the current device is the CPU between two steps), ``aside`` (the step before which a stream of its own gets a product that no step needs) and
 ``patience`` (for how many seconds the device may be asked where a window ends). Prints ``step N`` after each step and the true time of a step at the end.
 """
 
@@ -28,7 +28,7 @@ def main(folder: str, *settings: str) -> None:
     values = {key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)}
     steps, matmuls = values.pop("steps", 8), values.pop("matmuls", 3)
     fails, reads = values.pop("fails", None), values.pop("reads", False)
-    refuses = values.pop("refuses", None)
+    refuses, returns = values.pop("refuses", None), values.pop("returns", False)
     aside, patience = values.pop("aside", None), values.pop("patience", None)
     if patience is not None:
         recorder.LEAST_PATIENCE_SECONDS = recorder.LAST_PATIENCE_SECONDS = patience
@@ -51,7 +51,10 @@ def main(folder: str, *settings: str) -> None:
                 product = paddle.matmul(matrix, matrix)
             if reads:
                 product.numpy()
+            if returns:
+                paddle.set_device("cpu")
             session.step(num_samples=1)
+            paddle.set_device(device.NAME)
             print(f"step {step}", flush=True)
         paddle.device.current_stream().synchronize()
         print(f"true step {(time.perf_counter() - start) / max(1, steps)} s", flush=True)

@@ -49,6 +49,16 @@ def test_a_device_is_recorded(tmp_path: Path, test_device: Variables) -> None:
 
 
 @pytest.mark.jobs
+def test_a_window_that_ends_while_the_cpu_is_the_current_device_is_recorded(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    printed, recorded = trained(tmp_path, "returns=True", "sync_steps=True", **test_device())
+    assert "is not recorded" not in printed
+    assert recorded.summary("kernel").select("calls").rows() == [(9,)]
+    assert recorded.step_times["step"].to_list() == list(range(8))
+
+
+@pytest.mark.jobs
 def test_each_window_of_a_device_has_its_kernels(tmp_path: Path, test_device: Variables) -> None:
     """Paddle's profiler is created and released for each of them."""
     settings = "scheduler={closed: 1, ready: 1, record: 2, repeat: 2}"

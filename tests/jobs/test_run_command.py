@@ -188,7 +188,7 @@ def test_a_run_on_a_terminal_prints_a_verdict_the_largest_parts_and_the_next_com
     assert sum(float(share[:-1]) for share in shares) == pytest.approx(100, abs=0.5)
     assert len([line for line in lines[first:] if "step " in line and "ms" in line]) == 1
     assert lines[-3:] == [
-        "all tables: ppprof summary profiler_log",
+        "all tables: ppprof summary profiler_log --views all",
         "all ranks, as a page: ppprof report profiler_log",
         "what to change: ppprof advise profiler_log",
     ]
@@ -208,6 +208,8 @@ def test_tables_are_printed_on_request_and_end_in_three_lines(tmp_path: Path, co
     assert code == 0
     assert "\x1b" not in text
     assert "CPU Total / Avg / Max / Min / Ratio(%)" in text
+    for table in ("Device Summary", "Overview Summary", "Model Summary", "Memory Summary"):
+        assert table in text
     verdict, report, advise = text.splitlines()[-3:]
     assert verdict.startswith("rank 0, window 0: recorded step ")
     assert report == "all ranks, as a page: ppprof report profiler_log"

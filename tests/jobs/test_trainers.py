@@ -111,6 +111,22 @@ def test_ppprof_run_takes_the_hooks_of_the_trainer(
     assert python_lines(Profile(recorded.trace(0)))["total_ns"].max() < 1_000_000_000
 
 
+@pytest.mark.parametrize("by", ["ppprof run", "tools/attach.py"])
+def test_hooks_take_over_where_the_optimizer_is_older_than_the_training(
+    interpreter: str, package: str, tmp_path: Path, by: str
+) -> None:
+    command = ("-m", "ppprof", "run") if by == "ppprof run" else (ROOT / "tools/attach.py",)
+    options = [
+        f"-oProfiler.{key}" for key in ("enable=True", "scheduler=[5, 7]", "profiler_log=log")
+    ]
+    train(interpreter, package, tmp_path, "early", *command, *options)
+    lines = steps(tmp_path)
+    assert [line["step"] for line in lines] == list(range(10))
+    assert {line["num_tokens"] for line in lines} == {32}
+    # An evaluation takes 4 s.
+    assert max(line["batch_cost_ns"] for line in lines[1:]) < 4_000_000_000
+
+
 def test_a_resumed_training_goes_on_with_its_global_steps(
     interpreter: str, package: str, losses: str, tmp_path: Path
 ) -> None:

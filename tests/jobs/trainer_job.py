@@ -1,6 +1,7 @@
 """A tiny random Llama in the Trainer of a package: ``trainer_job.py PACKAGE FOLDER [MODE]``.
 
-MODE is ``off`` (no callback), ``on``, ``stop`` (``stop_training``), ``accumulate``, ``fail`` or
+MODE is ``off`` (no callback), ``early`` (no callback, and a call of the model with its optimizer ahead of the
+training), ``on``, ``stop`` (``stop_training``), ``accumulate``, ``fail`` or
 ``resume`` (from the checkpoint of another mode after step 4).
 Leaves ``losses`` in FOLDER, and its run directory ``log``.
 """
@@ -87,7 +88,7 @@ arguments = trainer.TrainingArguments(
 )
 watch = Watch()
 callbacks = [watch]
-if MODE != "off":
+if MODE not in ("off", "early"):
     PpprofCallback = import_module(f"ppprof.integrations.{PACKAGE}").PpprofCallback
     block = {
         "enable": True,
@@ -96,11 +97,16 @@ if MODE != "off":
         "stop_training": MODE == "stop",
     }
     callbacks.append(PpprofCallback(block))
+optimizer = None
+if MODE == "early":
+    optimizer = paddle.optimizer.AdamW(parameters=model.parameters())
+    model(paddle.to_tensor(Tokens()[0]["input_ids"][None]))
 trainer.Trainer(
     model=model,
     args=arguments,
     train_dataset=Tokens(),
     eval_dataset=Tokens(),
     callbacks=callbacks,
+    optimizers=(optimizer, None),
 ).train(resume_from_checkpoint=str(FOLDER / "out/checkpoint-4") if MODE == "resume" else None)
 (FOLDER / "losses").write_text("\n".join(watch.losses))

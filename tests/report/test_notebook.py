@@ -12,6 +12,9 @@ import pytest
 
 import ppprof
 from ppprof.report import notebook
+from ppprof.topology import Topology
+from tests.fixtures.run_directories import run as run_of
+from tests.fixtures.run_directories import step_lines
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests/fixtures/runs"
@@ -61,6 +64,22 @@ def test_the_page_in_a_cell_is_the_page_that_is_written(tmp_path: Path) -> None:
     assert page.html == (tmp_path / "page.html").read_text(encoding="utf-8")
     (source,) = re.findall(r'srcdoc="([^"]*)"', page._repr_html_())
     assert html.unescape(source) == page.html
+
+
+def test_a_run_without_windows_is_shown_by_its_step_times(tmp_path: Path) -> None:
+    lines = step_lines(2_000_000, steps=5, noise=0)
+    path = run_of(tmp_path / "log", [], topology=Topology.of(dp=2), step_lines=[lines, lines])
+    shown = notebook.run_html(ppprof.open(path))
+    rows = dict(re.findall(r"<td>(.*?)\s*</td><td.*?>(.*?)\s*</td>", shown))
+    assert rows == {
+        "run": str(path),
+        "ranks": "ranks 0-1",
+        "windows": "0",
+        "topology": "dp 2",
+        "steps": "5",
+        "median step": "2 ms",
+    }
+    assert "ppprof.advise(run), ppprof.write_report(run)<" in shown
 
 
 def test_names_from_a_trace_are_no_markup() -> None:

@@ -59,3 +59,21 @@ def test_a_run_without_samples_is_an_error(tmp_path, cli) -> None:
     folder = run(tmp_path / "log", [training(450)])
     _, err = cli("convert", folder, tmp_path / "out", "--to", "collapsed", code=3)
     assert "no samples of Python stacks" in err
+
+
+def test_an_unreadable_rank_is_a_warning_and_the_others_are_written(tmp_path, cli) -> None:
+    folder = run(tmp_path / "log", [training(450)] * 3, stacks=[logging()] * 3)
+    raws = sorted((folder / "raw").glob("*.pb"))
+    target = tmp_path / "out"
+    raws[1].write_bytes(b"")
+    _, err = cli("convert", folder, target, "--to", "collapsed")
+    warning, written = err.splitlines()
+    assert str(raws[1]) in warning
+    assert "240 samples" in written
+    windows = {line.partition(";")[0] for line in target.read_text(encoding="utf-8").splitlines()}
+    assert windows == {"rank 0, window 0", "rank 2, window 0"}
+    for raw in raws:
+        raw.write_bytes(b"")
+    _, err = cli("convert", folder, tmp_path / "none", "--to", "collapsed", code=3)
+    assert all(str(raw) in err for raw in raws)
+    assert not (tmp_path / "none").exists()

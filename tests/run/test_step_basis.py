@@ -8,8 +8,11 @@ import pytest
 
 import ppprof
 from ppprof.errors import UsageError
+from ppprof.run.advise import collect_evidence_of_run
 from ppprof.run.report import collect_report_data
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_directories import run as run_directory
+from tests.fixtures.run_directories import step_lines
 from tests.fixtures.timeline import write
 from tests.jobs.launching import ROOT
 
@@ -62,3 +65,30 @@ def test_a_baseline_without_the_steps_is_rejected(tmp_path: Path) -> None:
     early = ppprof.open(write(tmp_path / "early.pb", *gpu_traces.training()))
     with pytest.raises(UsageError, match=r"early\.pb: no step of 12:"):
         collect_report_data(late, baseline=early, steps="12:")
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Path:
+    """Each step takes 10 ms; rank 2 works longer than the others, which wait for it."""
+    lines = [
+        [
+            {**line, "communication_ns": (1 if rank == 2 else 3) * 1_000_000}
+            for line in step_lines(10_000_000, noise=0)
+        ]
+        for rank in range(4)
+    ]
+    return run_directory(tmp_path / "log", [gpu_traces.training()] * 4, step_lines=lines)
+
+
+def test_findings_of_some_ranks_read_the_step_times_of_these(four_ranks: Path) -> None:
+    opened = ppprof.open(four_ranks)
+    for ranks, expected in ((1, [1]), ([0, 3], [0, 3]), ("all", [0, 1, 2, 3])):
+        evidence = collect_evidence_of_run(opened, ranks)
+        assert evidence.step_times["rank"].unique().sort().to_list() == expected
+
+
+def test_of_too_many_timelines_those_of_slow_ranks_are_drawn(
+    four_ranks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppprof.run.report._MOST_DRAWN", 2)
+    assert list(collect_report_data(ppprof.open(four_ranks)).details) == [0, 2]

@@ -11,6 +11,7 @@ import pytest
 
 from ppprof.rundir.remote_calls import RemoteCall, aligned, write_call
 from ppprof.trace import Trace, read, read_window, write_paddle_json
+from ppprof.trace.segments import join_segments
 from tests.fixtures.run_files import run_file
 from tests.fixtures.timeline import (
     EPOCH_NS,
@@ -83,6 +84,12 @@ def rows(trace: Trace) -> list[tuple[object, ...]]:
     )
 
 
+def track(trace: Trace, name: str) -> int:
+    """Return the id of the only track with a name."""
+    (id,) = (id for id, text in trace.extra_info.items() if text == name)
+    return int(id)
+
+
 def skewed(start: int) -> int:
     return start + SKEW_NS
 
@@ -90,13 +97,13 @@ def skewed(start: int) -> int:
 def test_a_call_and_the_events_in_it(tmp_path: Path) -> None:
     """::
 
-    100          ProfileStep#3 ...............................................
+    main         ProfileStep#3 ...............................................
                    relu
-    101  w1           rpc#f ............
+    w1                rpc#f ............
                         f ...........
                           Linear ...    (a Forward there)
                             gemm
-    102  w1 thread 7        load
+    w1 thread 7             load
     stream                  relu_kernel; gemm_kernel on a device of its own
     """
     ahead = SKEW_NS
@@ -115,31 +122,31 @@ def test_a_call_and_the_events_in_it(tmp_path: Path) -> None:
     )
     trace = read_window(window(tmp_path, (call("a", 100, 130, 190, 230), there)))
     inside = f"{F}#remote_op: "
+    w1, load = track(trace, "w1"), track(trace, "w1 thread 7")
+    own, gpu = (device["id"] for device in trace.devices)
+    assert own == 0
     assert rows(trace) == [
         ("ProfileStep#3", "ProfileStep", 0, 1000, None, 0, 100, None, 3),
         ("relu", "Operator", 10, 30, 0, 1, 100, None, 3),
-        (F, "PythonUserDefined", 100, 130, None, 0, 101, None, 3),
-        (f"{inside}f", "PythonUserDefined", 130, 60, 2, 1, 101, None, 3),
-        (f"{inside}Linear", "PythonUserDefined", 140, 40, 3, 2, 101, None, 3),
-        (f"{inside}gemm", "Operator", 150, 20, 4, 3, 101, None, 3),
-        (f"{inside}load", "UserDefined", 145, 10, None, 0, 102, None, 3),
+        (F, "PythonUserDefined", 100, 130, None, 0, w1, None, 3),
+        (f"{inside}f", "PythonUserDefined", 130, 60, 2, 1, w1, None, 3),
+        (f"{inside}Linear", "PythonUserDefined", 140, 40, 3, 2, w1, None, 3),
+        (f"{inside}gemm", "Operator", 150, 20, 4, 3, w1, None, 3),
+        (f"{inside}load", "UserDefined", 145, 10, None, 0, load, None, 3),
         ("cudaLaunchKernel", "CudaRuntime", 12, 3, 1, None, 100, None, 3),
-        (f"{inside}cudaLaunchKernel", "CudaRuntime", 151, 1, 5, None, 101, None, 3),
+        (f"{inside}cudaLaunchKernel", "CudaRuntime", 151, 1, 5, None, w1, None, 3),
         ("relu_kernel", "Kernel", 20, 40, 7, None, None, 0, 3),
-        (f"{inside}gemm_kernel", "Kernel", 155, 10, 8, None, None, 1, 3),
+        (f"{inside}gemm_kernel", "Kernel", 155, 10, 8, None, None, gpu, 3),
     ]
     assert set(trace.events["process"].drop_nulls()) == {PROCESS_ID}
     assert trace.events["correlation_id"].drop_nulls().to_list() == [1, 3, 1, 3]
-    assert {"100": "MainThread", "101": "w1", "102": "w1 thread 7"}.items() <= (
-        trace.extra_info.items()
-    )
+    assert trace.extra_info["100"] == "MainThread"
     assert trace.kernels["event"].to_list() == [9, 10]
-    assert [device["id"] for device in trace.devices] == [0, 1]
     memory = trace.memory.with_columns(
         pl.col("time_ns") - EPOCH_NS, pl.col("place").cast(pl.String)
     )
     assert memory.select("time_ns", "event", "thread", "place").rows() == [
-        (160, 5, 101, "Place(gpu:0) of w1")
+        (160, 5, w1, "Place(gpu:0) of w1")
     ]
     assert trace.skipped == {}
 
@@ -160,8 +167,8 @@ def memcpy_launch():
 def test_calls_that_overlap_get_tracks_of_their_own_and_others_share(tmp_path: Path) -> None:
     """::
 
-    101  w1      a ......      c ...
-    102  w1 (2)      b ......
+    w1      a ......      c ...
+    w1 (2)      b ......
     """
     trace = read_window(
         window(
@@ -172,8 +179,40 @@ def test_calls_that_overlap_get_tracks_of_their_own_and_others_share(tmp_path: P
         )
     )
     calls = trace.events.filter(pl.col("name").cast(pl.String) == F).sort("start_ns")
-    assert calls["thread"].to_list() == [101, 102, 101]
-    assert trace.extra_info["102"] == "w1 (2)"
+    first, second = track(trace, "w1"), track(trace, "w1 (2)")
+    assert calls["thread"].to_list() == [first, second, first]
+
+
+def test_a_worker_has_one_track_and_one_device_in_all_segments(tmp_path: Path) -> None:
+    """::
+
+    segment     0        1
+    called      w1 w2    w2 w3 w1, and a thread of the rank has begun: 101
+    """
+    segments = []
+    for number, workers in enumerate(([1, 2], [2, 3, 1])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        calls = []
+        for worker in workers:
+            at = 100 * len(calls)
+            there = far(span("Operator", "gemm", skewed(at + 50), skewed(at + 70), memcpy_launch()))
+            place = {"worker": f"w{worker}", "process": f"host:{worker}"}
+            calls.append((call(f"{worker}", at, at + 30, at + 80, at + 99, **place), (there,)))
+        raw = window(folder, *calls)
+        write(raw, OWN, *[Thread(101, "later")] * number, devices=[0])
+        segments.append(read_window(raw))
+    joined = join_segments(segments)
+    called = joined.events.with_columns(pl.col("name").cast(pl.String)).filter(
+        pl.col("name").str.starts_with("rpc#")
+    )
+    worker = pl.col("name").str.extract(r"-> (w\d)\)")
+    tracks = called.filter(pl.col("depth") == 0).select(worker, "thread").unique().sort("name")
+    assert tracks.rows() == [(name, track(joined, name)) for name in ("w1", "w2", "w3")]
+    assert joined.extra_info["101"] == "later"
+    devices = called.drop_nulls("device").select(worker, "device").unique().sort("name")
+    ids = {str(device["name"]): device["id"] for device in joined.devices}
+    assert devices.rows() == [(f"w{n}", ids[f"Imaginary GPU 0 of w{n}"]) for n in (1, 2, 3)]
 
 
 def test_a_call_in_a_call_goes_over_both_clocks(tmp_path: Path) -> None:

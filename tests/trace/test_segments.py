@@ -137,15 +137,31 @@ def test_a_stall_is_a_span_that_ends_with_its_step_and_changes_no_other_event(
     ]
     trace = read(write(tmp_path / "a.pb", Thread(31, "main", tuple(steps))))
     changed = with_stalls(trace, {7: 30, 9: 150, 12: 5})
-    added = changed.events.filter(pl.col("thread") == 32)
+    (thread,) = (int(id) for id, name in changed.extra_info.items() if name == "profiler")
+    added = changed.events.filter(pl.col("thread") == thread)
     assert added.select("name", pl.col("start_ns") - EPOCH_NS, "dur_ns", "depth").rows() == [
         (OPENS_WINDOW, 970, 30, 0),
         (SAVES_SEGMENT, 1200, 100, 0),
     ]
-    rest = dataclasses.replace(changed, events=changed.events.filter(pl.col("thread") != 32))
+    rest = dataclasses.replace(changed, events=changed.events.filter(pl.col("thread") != thread))
     assert_frame_equal(timeline(rest), timeline(trace))
     assert changed.memory["event"].to_list() == trace.memory["event"].to_list()
     assert with_stalls(trace, {12: 5}) is trace
+
+
+def test_stalls_have_one_track_in_windows_with_other_threads(tmp_path: Path) -> None:
+    """A thread that begins in window 1 has the number behind the last one of window 0."""
+    step = span("ProfileStep", "ProfileStep#7", 1000, 1100)
+    later = Thread(32, "later", (span("UserDefined", "load", 1010, 1020),))
+    windows = [
+        write(tmp_path / "a.pb", Thread(31, "main", (step,))),
+        write(tmp_path / "b.pb", Thread(31, "main", (step,)), later),
+    ]
+    tracks = []
+    for window in windows:
+        names = with_stalls(read(window), {7: 30}).extra_info
+        tracks.append({name: id for id, name in names.items() if name in ("profiler", "later")})
+    assert tracks[1] == {**tracks[0], "later": "32"}
 
 
 def test_stalls_of_any_length_and_threads_of_any_number_give_spans(tmp_path: Path) -> None:
@@ -156,7 +172,7 @@ def test_stalls_of_any_length_and_threads_of_any_number_give_spans(tmp_path: Pat
     trace = read(write(tmp_path / "a.pb", Thread(31, "main", tuple(steps))))
     events = trace.events.with_columns(thread=pl.lit(2**63 - 1, pl.Int64))
     changed = with_stalls(dataclasses.replace(trace, events=events), {7: 2**63 - 1, 8: -5})
-    (added,) = changed.events.filter(pl.col("thread") == 0).to_dicts()
+    (added,) = changed.events.filter(pl.col("thread") < 2**63 - 1).to_dicts()
     assert added["name"] == OPENS_WINDOW
     assert added["start_ns"] + added["dur_ns"] == EPOCH_NS + 1000
     assert 0 < added["start_ns"] < EPOCH_NS

@@ -23,7 +23,7 @@ from ppprof.analysis.advice.small_operators import (
     SMALL_NS,
 )
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
-from ppprof.analysis.efficiency.avoidable import LEAST_WORDS
+from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
 from ppprof.analysis.profile.steps import UNMARKED
@@ -134,7 +134,11 @@ RULES: tuple[Rule, ...] = (
         products.wide_vocabulary,
         thresholds={"least_ratio": products.LEAST_WIDE, "least_words": LEAST_WORDS},
     ),
-    Rule("unused-rows", products.unused_rows, thresholds={**_TIME, "least_words": LEAST_WORDS}),
+    Rule(
+        "unused-rows",
+        products.unused_rows,
+        thresholds={**_TIME, "least_words": LEAST_WORDS, "least_classes": LEAST_CLASSES},
+    ),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("gradients-again", memory.gradients_again, thresholds=_TIME),

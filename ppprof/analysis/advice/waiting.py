@@ -260,7 +260,7 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
         rows = ranks.sort(exposed, "rank", descending=[True, False])
     slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    on_axis = axis if axis in _AXES else "other"
+    on_axis = axis if axis in _AXES else _kind_of(evidence.typical.arrivals, axis)
     facts: dict[str, Fact] = {
         "axis": axis,
         "line": evidence.first_name(f"communication {axis}"),
@@ -291,12 +291,21 @@ def _settings_of_sharding(evidence: Evidence) -> dict[str, Fact]:
     }
 
 
+def _kind_of(arrivals: pl.DataFrame, axis: str) -> str:
+    """Return "experts" if most communication over an axis exchanges tokens, all to all; else "other"."""
+    took = pl.col("wait_ns") + pl.col("transfer_ns")
+    ops = arrivals.filter(pl.col("axis") == axis).group_by("op").agg(took.sum().alias("took_ns"))
+    longest = ops.sort("took_ns", "op")["op"].tail(1).str.contains("(?i)all_?to_?all")
+    return "experts" if longest.any() else "other"
+
+
 _BLOCKS = {
     "dp": ("Global", "Engine", "Distributed"),
     "mp": ("Distributed",),
     "sharding": ("Distributed",),
     "sep": ("Distributed",),
     "pp": ("Model",),
+    "experts": (),
     "other": (),
 }
 """Axis -> blocks with the keys that its proposal names."""

@@ -165,6 +165,8 @@ VOCABULARY = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}
 
 LEAST_WORDS = 8192
 """Fewer classes are no vocabulary."""
+LEAST_CLASSES = 1024
+"""With fewer classes, the product of a ``one_hot`` may be as fast as a lookup."""
 
 _SHAPE = re.compile(r"\[([0-9]{1,18}(?:,[0-9]{1,18})*)\]")
 _Shape = tuple[int, ...]
@@ -239,6 +241,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     lookups = _lookups(kinds)
     others = {kind: each for kind, each in kinds.items() if kind not in lookups}
     tables = {table for kind, (table, _) in lookups.items() if "_grad " in kind}
+    of_one_hots = {kind for kind in lookups if not kind.startswith("embedding")}
     for kind, (name, shapes) in others.items():
         if "_grad " in kind or family_of(name) == "product":
             tables -= {shape for each in shapes for shape in (each, each[::-1])}
@@ -258,7 +261,7 @@ def unused_rows(profile: Profile) -> pl.DataFrame:
     wide = [
         (kind, str([*table]).replace(" ", ""), table[0], *rest)
         for kind, table, *rest in rows
-        if table in tables and table[0] >= LEAST_WORDS
+        if table in tables and table[0] >= (LEAST_CLASSES if kind in of_one_hots else LEAST_WORDS)
     ]
     schema = {
         **dict.fromkeys(("name", "table"), pl.String()),

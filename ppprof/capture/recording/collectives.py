@@ -84,6 +84,8 @@ METHODS = {
     "all_to_all": ("alltoall", 1),
     "all_to_all_tensor": ("alltoall", 1),
     "all_to_all_single": ("alltoall_single", 1),
+    "alltoall": ("alltoall", 0),
+    "alltoall_single": ("alltoall_single", 0),
     "send": ("send", 0),
     "send_partial": ("send", 0),
     "recv": ("recv", 0),

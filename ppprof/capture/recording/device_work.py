@@ -63,10 +63,13 @@ class DeviceWork:
 
     Args:
         tasks: returns the communication of the device that the training has not waited for.
+        device: Paddle's name of the device on whose current stream the training computes, such as
+            "npu:0".
     """
 
-    def __init__(self, tasks: Callable[[], Iterable[Any]] = tuple) -> None:
+    def __init__(self, tasks: Callable[[], Iterable[Any]] = tuple, device: str = "") -> None:
         self._tasks = tasks
+        self._device = device
         self._context = Context()
         self.is_known = self._context.is_cuda
         """Whether `is_done` asks all streams."""
@@ -78,7 +81,7 @@ class DeviceWork:
                 thread = process.start_thread(self._context.synchronize, "device")
                 thread.join(patience_s)
                 return not thread.is_alive()
-        events = [*_marks(), *self._tasks()]
+        events = [*_marks(self._device), *self._tasks()]
         waiting = [getattr(each, "query", None) or each.is_completed for each in events]
         deadline = time.monotonic() + patience_s
         while True:
@@ -91,10 +94,15 @@ class DeviceWork:
             time.sleep(_POLL_SECONDS)
 
 
-def _marks() -> list[Any]:
+def _marks(device: str) -> list[Any]:
     """Record an event on each stream that is known, after the work that the stream has now."""
     marks = []
-    for stream in (paddle.device.current_stream(), *_streams):
+    streams = list(_streams)
+    with suppress(
+        TypeError
+    ):  # a CPU, or a device whose streams this version of Paddle does not know
+        streams.append(paddle.device.current_stream(device or None))
+    for stream in streams:
         try:
             event = paddle.device.Event()
             event.record(stream)

@@ -33,6 +33,7 @@ from ppprof.capture import process
 from ppprof.capture.output import reason
 from ppprof.capture.recording import cupti
 from ppprof.capture.signals import is_ending
+from ppprof.capture.steps.device_timer import holds_cuda
 from ppprof.rundir import device_probes
 from ppprof.rundir.device_probes import DeviceProbe
 
@@ -55,8 +56,8 @@ class Targets:
         wanted: ``Profiler.targets``: names of targets, or "auto" for the host and the training's
             device.
         run: the run directory, through which the ranks of a node share one probe. None for a window
-            that cannot wait, such as that of a remote call: until the probe has ended, only the host
-            is recorded.
+            that cannot wait, such as that of a remote call: until the probe has ended, and in a process
+            that does not use its GPU, only the host is recorded.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Targets:
         self._run = run
         self._device = paddle.device.get_device()
         self._names = _usable(wanted, self._device)
+        if run is None and "gpu" in self._names and not holds_cuda():
+            self._names = ["cpu"]
         self.is_gpu = "gpu" in self._names
         """Whether windows record an NVIDIA GPU."""
         self._is_decided = self.is_gpu
@@ -94,6 +97,15 @@ class Targets:
         self._warns = is_first
         if is_first and not self.is_gpu:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
+
+    @property
+    def device(self) -> str:
+        """Paddle's name of the current device or, if that is the CPU, of the one that `attach` saw.
+
+        "" for a training on the CPU. Some trainings compute on the CPU in between, as in an evaluation.
+        """
+        names = (paddle.device.get_device(), self._device)
+        return next((name for name in names if not name.startswith("cpu")), "")
 
     @property
     def seconds_left(self) -> float:

@@ -127,6 +127,8 @@ class Windows:
         self._created = time.monotonic()
         self._first_step = first_step
         self._open: _OpenSegment | None = None
+        self.call_folders: tuple[RunFile, ...] = ()
+        """The folders for remote calls of the segments of the open window, also while one is saved."""
         self._length = SegmentLength()
 
     @property
@@ -219,6 +221,7 @@ class Windows:
                 self._is_set_up = True
             if opens:
                 name = self._store.new_name(transition.window)
+                self.call_folders = (self._store.calls(name),)
                 self._open = _OpenSegment(name, transition.step, after is State.PROVISIONAL)
                 with process.without_collection():
                     for observer in self._observers:
@@ -273,12 +276,14 @@ class Windows:
                 f"rank {self._store.rank}: window {segment.name.window} was cut short: {_IN_USE}; "
                 f"steps recorded: {segment.window_steps}; {_ONE}"
             )
+            self.call_folders = ()
             self._uninstall()
             self._store.cut.add(segment.name.window)
             self._store.end_window()
             self._note_release()
             return False
         self._open = segment.next()
+        self.call_folders += (self._store.calls(self._open.name),)
         self._recorder.start()
         for observer in self._observers:
             observer.started()
@@ -453,14 +458,14 @@ class Windows:
 
     def _abandon(self) -> None:
         """Do not save the open window, if there is one."""
-        segment, self._open = self._open, None
+        segment, self._open, self.call_folders = self._open, None, ()
         self._uninstall()
         if segment is not None:
             self._lose(segment.name)
 
     def _keep_in_memory(self) -> None:
         """Close the window of the provisional steps; do nothing if it is closed already."""
-        segment, self._open = self._open, None
+        segment, self._open, self.call_folders = self._open, None, ()
         if segment is None:
             return
         name = segment.name
@@ -490,6 +495,8 @@ class Windows:
         segment, self._open = self._open, None
         if segment is None:
             return
+        if is_last:
+            self.call_folders = ()
         try:
             with self._losing(segment.name, segment.num_steps):
                 self._before_stop(uninstalls=is_last)

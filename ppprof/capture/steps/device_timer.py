@@ -19,6 +19,7 @@ from ppprof.capture.steps.timer import StepCost, StepTime, StepTimer
 
 log = logging.getLogger("ppprof")
 
+_DRIVER = "libcuda.so.1"
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h."""
 
@@ -131,7 +132,7 @@ class Context:
         self._context = ctypes.c_void_p()
         self._driver: Any = None
         with suppress(OSError, AttributeError):
-            driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             if driver.cuCtxGetCurrent(ctypes.byref(self._context)) == 0 and self._context:
                 self._driver = driver
 
@@ -152,6 +153,22 @@ class Context:
         """Wait for all work of the context, without Python's lock."""
         self.use()
         self._driver.cuCtxSynchronize()
+
+
+def holds_cuda() -> bool:
+    """Return whether this process holds a context on any GPU: a first one would take 0.5 GB there."""
+    flags, is_active, device = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    num = ctypes.c_int()
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        if driver.cuDeviceGetCount(ctypes.byref(num)):  # also if no call has initialised the driver
+            return False
+        for number in range(num.value):
+            driver.cuDeviceGet(ctypes.byref(device), number)
+            state = ctypes.byref(flags), ctypes.byref(is_active)
+            if not driver.cuDevicePrimaryCtxGetState(device, *state) and is_active.value:
+                return True
+    return False
 
 
 MOST_PENDING = 1024

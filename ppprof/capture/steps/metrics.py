@@ -12,16 +12,20 @@ Source: Prometheus, "Exposition formats", text-based format, version 0.0.4.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import isfinite
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from ppprof.capture.steps.step_log import StepRecord
-from ppprof.rundir.run_file import RunFile
+from ppprof.rundir.liveness import live_ranks
+from ppprof.rundir.run_file import RunFile, matches
 
 log = logging.getLogger("ppprof")
 
@@ -44,6 +48,9 @@ HELP = {
     "loss_is_finite": "1 if that loss is finite, 0 if it is NaN or infinite.",
 }
 """Names of the metrics, after ``ppprof_``, and what they are."""
+
+
+_FILE = re.compile(r"(?:(run_[0-9]{3,6})_)?rank_([0-9]{5,6})\.prom")
 
 
 class Metrics(ABC):
@@ -76,11 +83,11 @@ class Metrics(ABC):
         """
 
     def add(self, record: StepRecord) -> None:
-        """Add a step; publish if that is due."""
-        self._latest = record
+        """Add a step; publish if that is due. The training's first step has no part in times and rates."""
+        is_first, self._latest = self._latest is None, record
         if record.loss is not None:
             self._loss = record.loss
-        if record.window is None and not record.excluded:
+        if record.window is None and not record.excluded and not is_first:  # it compiles
             self._steps.append(record)
         now = self._clock()
         if now - self._published >= _EVERY_NS:
@@ -165,6 +172,22 @@ class MetricsFile(Metrics):
             yield f"# HELP ppprof_{name} {HELP[name]}\n"
             yield f"# TYPE ppprof_{name} {kind}\n"
             yield f"ppprof_{name}{self._labels} {value}\n"
+
+
+def remove_ended(log_dir: Path) -> None:
+    """Remove the files of ranks that have no open session: a killed process leaves its file.
+
+    Args:
+        log_dir: the log directory, which has the files of all its runs.
+    """
+    live: dict[str, set[int]] = {}
+    for match in matches(log_dir, "metrics", _FILE):
+        run, rank = match[1] or "", int(match[2])
+        if run not in live:
+            live[run] = live_ranks(log_dir / run)
+        if rank not in live[run]:
+            with suppress(OSError):
+                RunFile(log_dir, f"metrics/{match[0]}").remove()
 
 
 def _escaped(text: str) -> str:

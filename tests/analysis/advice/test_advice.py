@@ -259,6 +259,20 @@ def test_rows_of_a_table_that_do_not_occur(calls, saved, remedy, tmp_path):
     assert sum(each.cost_ns for each in rows) == saved * US
 
 
+@pytest.mark.parametrize(("classes", "saved"), [(1023, 0), (1024, 112.5)])
+def test_a_product_of_few_classes_is_no_slow_lookup(classes, saved, tmp_path):
+    """A quarter of the rows may occur; the update of so small a table is not counted."""
+    ids, table, ones = [classes // 4], [classes, 768], [classes // 4, classes]
+    calls = (
+        ("one_hot", {"X0": [ids]}),
+        ("matmul", {"X0": [ones], "X1": [table]}),
+        ("Global_MatmulGradNode", {"X0": [ones], "X1": [table]}),
+        ("adam_", {"X0": [table], "X1": [table]}),
+    )
+    found = findings(tmp_path, threads=[called_on_tables(*calls)])
+    assert sum(each.cost_ns for each in found if each.rule == "unused-rows") == saved * US
+
+
 def test_gradients_of_a_table_are_cleared(tmp_path):
     """In 400; three quarters of what is cleared is the table's, and three quarters of its rows do not occur."""
     smaller = ("adam_", {"X0": [[16384, 256]], "X1": [[16384, 256]]})
@@ -863,6 +877,17 @@ def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):
     assert (finding.share, finding.facts["exposed_ns"]) == (0.2, 200 * US)
     (slow,) = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "slow-steps"]
     assert (slow.facts["slow_steps"], slow.facts["part"]) == ("5", "exposed")
+
+
+@pytest.mark.parametrize(
+    ("collective", "remedy"),
+    [("alltoall_single", "config-experts"), ("all_gather", "config-other")],
+)
+def test_tokens_of_experts_have_their_own_proposal(collective, remedy, tmp_path):
+    thread = computing(800, collective=f"{collective}[")
+    found = one("exposed-communication", findings(tmp_path, [thread, thread]))
+    assert found.facts["remedy"] == remedy
+    assert ("experts" in render_findings([found])) == (remedy == "config-experts")
 
 
 def communication_of(path):

@@ -434,3 +434,15 @@ def test_a_group_without_a_number_is_searched_for_once_while_it_lives(
     assert len(searches) == 1
     del group
     assert not recorder._groups
+
+
+def test_every_method_of_a_process_group_that_communicates_is_known() -> None:
+    """Such a method returns a task; Paddle's MoE layers call the old names ``alltoall``."""
+    known = {*METHODS, *flight_recorder._MORE_METHODS}
+    returning = {
+        name.removesuffix("_on_calc_stream")
+        for name, method in vars(core.ProcessGroup).items()
+        if (method.__doc__ or "").rstrip().endswith("ProcessGroup::Task")
+    }
+    assert {"all_reduce", "alltoall"} <= returning
+    assert returning <= known

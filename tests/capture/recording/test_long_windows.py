@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppprof.capture import attached, profiled_calls
 from ppprof.capture.parts import Part, RecordingPart, StepsPart
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.segments import STALL_SECONDS, SegmentLength
@@ -23,6 +25,7 @@ from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.rundir import raw_files, steps_path
 from ppprof.rundir.recordings import scan
+from ppprof.rundir.remote_calls import RemoteCall, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from tests.capture.fake_recorder import Recorder
@@ -242,3 +245,56 @@ def test_a_window_whose_last_step_begins_waits_for_the_device(tmp_path: Path) ->
     training.recorder.probe_seconds_left = 1e-9
     training.go(10)
     assert training.segments() == ["7"]
+
+
+def test_a_call_that_returns_in_a_later_segment_is_in_the_segment_that_sent_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two calls are sent in the first segment, and one in the second::
+
+    segment     0: step 1    saved    1: step 2 ...
+    early       sent ........ returned
+    late        sent ................... returned
+    last                                sent ........ after the window: skipped
+    """
+    training = Training(tmp_path, [100], Schedule.of((1, 3)))
+    monkeypatch.setattr(training.windows._length, "is_reached", lambda *_: True)
+    session: Any = training.session
+    monkeypatch.setattr(attached, "_latest", attached.Attached(session, training.windows, {}))
+    answers = {}
+    take = training.recorder.take
+
+    def answered_meanwhile(brief: bool = False) -> Any:
+        if "early" in answers:
+            pickle.loads(answers.pop("early"))  # noqa: S301
+        return take(brief)
+
+    training.recorder.take = answered_meanwhile  # type: ignore[method-assign]
+    training.go(1)
+    answers["early"], answers["late"] = answer("early"), answer("late")
+    training.go(1)
+    answers["last"] = answer("last")
+    pickle.loads(answers["late"])  # noqa: S301
+    assert not caplog.records
+    training.go(1)
+    pickle.loads(answers["last"])  # noqa: S301
+    training.session.close()
+    (recording,) = scan([tmp_path])
+    assert len(recording.segments) == 2
+    folders = [files[0].with_suffix(".calls") for files in recording.segments]
+    names = [
+        {call.name for call in read_calls(RunFile(folder.parent, folder.name))[0]}
+        for folder in folders
+    ]
+    assert names == [{"early", "late"}, set()]
+    assert [record.message for record in caplog.records] == [
+        "rpc#last(worker0 -> worker1): skipped: it returned after its window had closed"
+    ]
+
+
+def answer(name: str) -> bytes:
+    """Send a call to another process, and return its answer, as a carrier has it."""
+    origin = profiled_calls._current_origin(None)
+    times = {"sent_ns": 1, "arrived_ns": 2, "began_ns": 3, "ended_ns": 4, "left_ns": 5}
+    call = RemoteCall(name, None, name, "worker0", "worker1", "host:1", 1, **times, received_ns=0)
+    return pickle.dumps(profiled_calls.RemoteResult(None, origin, ((call, b""),)))

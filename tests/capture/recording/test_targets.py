@@ -17,6 +17,7 @@ from ppprof.capture import probe as probing  # noqa: E402
 from ppprof.capture.probe import Probe  # noqa: E402
 from ppprof.capture.recording import cupti, targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
+from ppprof.capture.steps import device_timer  # noqa: E402
 from ppprof.rundir import device_probes  # noqa: E402
 from tests.fixtures.c_libraries import build_library  # noqa: E402
 
@@ -245,6 +246,30 @@ def test_the_cupti_that_the_process_has_loaded_is_asked_not_the_first_on_the_pat
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu", "gpu"]
     gpu.write_text("")
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
+
+
+DRIVER = """
+int used = -1;
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number + 10; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *active = device == used; return 0; }
+"""
+
+
+def test_a_remote_call_records_a_gpu_only_if_its_process_uses_one(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paddle's profiler would make a context: 0.5 GB of the GPU for each worker that computes on the CPU."""
+    load(gpu, 0)
+    path = tmp_path / "libcuda.so.1"
+    build_library(DRIVER, path)
+    monkeypatch.setattr(device_timer, "_DRIVER", str(path))
+    assert Targets("auto").decide() == ["cpu"]
+    driver = ctypes.CDLL(str(path))
+    assert Targets("auto").decide() == ["cpu"]
+    ctypes.c_int.in_dll(driver, "used").value = 11
+    assert Targets("auto").decide() == ["cpu", "gpu"]
 
 
 def test_a_plugin_that_uses_a_cupti_is_asked_after_its_probe(

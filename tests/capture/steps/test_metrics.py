@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,10 @@ from ppprof.capture.parts import StepsPart
 from ppprof.capture.steps.metrics import MetricsFile
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.config import ProfilerConfig
+from ppprof.rundir import metrics_path
+from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
+from ppprof.topology import Topology
 from tests.fixtures.metrics import SECOND, record, values
 
 
@@ -52,6 +56,28 @@ def test_the_values_are_of_the_latest_steps_outside_windows(tmp_path: Path) -> N
     assert not path.exists()
 
 
+@pytest.mark.parametrize("first_step", [0, 500])
+def test_the_first_step_is_in_no_rate(tmp_path: Path, first_step: int) -> None:
+    """A minute of compilation, then 10 steps of 1 s with 2,000 tokens."""
+    file = RunFile(tmp_path, "metrics/rank_00000.prom")
+    metrics = MetricsFile(file, "log", 0, 1e9)
+    sizes = {"num_tokens": 2000, "num_samples": 2, "num_flops": 10**8}
+    first = {"batch_cost_ns": 60 * SECOND, "reader_cost_ns": 50 * SECOND}
+    metrics.add(record(first_step, **{**sizes, **first}))
+    assert metrics.numbers() == {"steps_total": first_step + 1, "host_peak_bytes": 7}
+    for step in range(first_step + 1, first_step + 11):
+        metrics.add(record(step, reader_cost_ns=SECOND // 4, **sizes))
+    assert metrics.numbers() == {
+        "steps_total": first_step + 11,
+        "step_seconds": 1,
+        "reader_seconds": 0.25,
+        "samples_per_second": 2,
+        "tokens_per_second": 2000,
+        "mfu_ratio": 0.1,
+        "host_peak_bytes": 7,
+    }
+
+
 def test_a_failure_is_said_once_and_the_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,10 +109,10 @@ def test_a_signal_leaves_no_values_of_a_job_that_has_ended(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("log", "run", "expected"),
     [
-        (".", ".", "."),
-        ("run_002", "run_002", "run_002"),
-        ("run_002", "run_002/run_002", "run_002"),
-        ("log", "log/run_003", "log"),
+        (".", ".", "metrics/rank_00000.prom"),
+        ("run_002", "run_002", "run_002/metrics/rank_00000.prom"),
+        ("run_002", "run_002/run_002", "run_002/metrics/run_002_rank_00000.prom"),
+        ("log", "log/run_003", "log/metrics/run_003_rank_00000.prom"),
     ],
 )
 def test_all_runs_of_a_log_directory_have_one_folder_in_it(
@@ -98,4 +124,29 @@ def test_all_runs_of_a_log_directory_have_one_folder_in_it(
     directory.mkdir(parents=True, exist_ok=True)
     metrics = _metrics(profiler, SimpleNamespace(rank=0), directory, None)
     metrics.publish()
-    assert (tmp_path / expected / "metrics/rank_00000.prom").exists()
+    assert (tmp_path / expected).exists()
+
+
+def test_an_attach_removes_the_files_of_ended_ranks_only(tmp_path: Path) -> None:
+    """Of run 1, ranks 0 and 1 run and rank 2 was killed; all of run 2 was killed."""
+    runs = [tmp_path, tmp_path / "run_002", tmp_path / "run_003"]
+    for run, ranks in zip(runs, (3, 2, 0)):
+        run.mkdir(exist_ok=True)
+        for rank in range(ranks):
+            LivenessRegistry(run, Topology.of(dp=3), rank)
+            name = metrics_path(rank, "" if run == tmp_path else run.name)
+            RunFile(tmp_path, name).write(b"")
+    killed = [*runs[0].glob("alive/00002.*"), *runs[1].glob("alive/*")]
+    for entry in killed:
+        entry.rename(entry.with_name(entry.name.replace(f".{os.getpid()}.", ".9999999999.")))
+    (tmp_path / "metrics/of_another_tool.prom").touch()
+    profiler = ProfilerConfig(export="prometheus", profiler_log=str(tmp_path))
+    for rank in (1, 0):  # only rank 0 looks at all files
+        names = sorted(path.name for path in (tmp_path / "metrics").iterdir())
+        assert len(names) == 6
+        _metrics(profiler, SimpleNamespace(rank=rank), runs[2], None)
+    assert sorted(path.name for path in (tmp_path / "metrics").iterdir()) == [
+        "of_another_tool.prom",
+        "rank_00000.prom",
+        "rank_00001.prom",
+    ]

@@ -126,7 +126,6 @@ def test_a_loss_that_is_not_finite_is_sent_as_such_without_a_message(
     ((_, request),) = received
     assert points(request) == {
         "ppprof_steps_total": 1,
-        "ppprof_step_seconds": 1,
         "ppprof_host_peak_bytes": 7,
         "ppprof_loss_is_finite": 0,
     }
