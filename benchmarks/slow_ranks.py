@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 import ppprof
 from benchmarks.trace_reading import machine
-from ppprof.analysis.ranks.unrecorded import own_times, roles_of_ranks
+from ppprof.analysis.ranks.unrecorded import own_by_step, roles_of_ranks, steps_outside_windows
 from ppprof.slow_ranks import SlowRanks
 
 ROOT = Path(__file__).parents[1]
@@ -69,9 +69,11 @@ def record(folder: Path, slow_s: float, steps: int) -> None:
 def read(folder: Path) -> tuple[Own, float, list[str]]:
     """Return the own work of a run, its median step and the role of each rank."""
     run = ppprof.open(folder / "profiler_log")
-    own, step_ns, ranks = own_times(run.step_times)
+    steps = steps_outside_windows(run.step_times)
+    ranks, own = own_by_step(steps)
     roles = roles_of_ranks(run.topology, ranks)
-    return own[np.isfinite(own).all(axis=1)], step_ns, [roles[rank] for rank in ranks]
+    whole = own[np.isfinite(own).all(axis=1)]
+    return whole, steps["step_ns"].median(), [roles[rank] for rank in ranks]
 
 
 def alarms(own: Iterator[Own], step_ns: float, roles: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -159,7 +159,7 @@ def collect_evidence(
     paddle = versions.get("paddle") if isinstance(versions, Mapping) else None
     version = str(paddle) if paddle else None
     of_job = graph if are_all_ranks(run, indicators) else None
-    return Evidence(cluster, indicators, times, config, run.topology, version, of_job)
+    return Evidence(cluster, times, indicators, config, run.topology, version, of_job)
 
 
 def _evidence_of_step_times(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import beside, launches, memory, products, slow_steps, trust, waiting
-from ppprof.analysis.advice.disjoint import disjoint
+from ppprof.analysis.advice.disjoint import IDLE, disjoint
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -210,19 +210,14 @@ _OF_LENGTHS = frozenset(
 _OF_WINDOW = frozenset(("warm-up", "short-window"))
 """Rules about which steps are in a window."""
 
-_OF_QUEUE = frozenset(
-    ("host-bound", "allocation", "blocking-copies", "optimizer-unfused", "tiny-kernels")
-)
-"""Rules about devices that are idle with an empty queue."""
-
 _UNDERMINED = {
     CUT: _OF_LENGTHS,
-    UNLAUNCHED: _OF_QUEUE,
+    UNLAUNCHED: IDLE,
     UNMARKED: frozenset[str](),
     LOST: _OF_WINDOW,
     FEW: frozenset(rule.name for rule in RULES if rule.about != "memory")
     - {"input-bound", "no-device-events"},
-    UNSTEADY: _OF_QUEUE,
+    UNSTEADY: IDLE,
 }
 """Doubt about a recording (`ppprof.trace.schema.Trace.doubts`) -> rules whose findings it undermines.
 Input is waited for by the host, and what it waits is measured on whole steps."""

@@ -39,25 +39,6 @@ from ppprof.topology import Topology
 _MOST_OUTSIDE = 200
 """Steps outside windows that are compared with those inside."""
 
-STEP_TIMES = {
-    "rank": pl.Int64,
-    "step": pl.Int64,
-    "batch_cost_ns": pl.Int64,
-    "reader_cost_ns": pl.Int64,
-    "excluded": pl.Boolean,
-    "stall_ns": pl.Int64,
-    "window": pl.Int64,
-    "device_timed": pl.Boolean,
-    "device_peak_bytes": pl.Int64,
-    "device_peak_reserved_bytes": pl.Int64,
-    "device_total_bytes": pl.Int64,
-    "processor_wait_ns": pl.Int64,
-    "processors_busy_ratio": pl.Float64,
-    "others_ratio": pl.Float64,
-    "communication_ns": pl.Int64,
-}
-"""The columns of a run's step times that the rules read."""
-
 SKIPPED_STEPS = 10
 """Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
 typical."""
@@ -83,11 +64,10 @@ class Evidence:
 
     cluster: Cluster | None
     """The analysis of all ranks' traces; None if the run has only step times."""
+    step_times: pl.DataFrame
+    """Columns of `ppprof.rundir.step_times.STEP_TIMES`; no rows if the run has no step times."""
     indicators: Mapping[int, Indicators] = field(default_factory=dict)
     """The indicators of each rank, keyed by rank, for all steps of ``cluster``."""
-    step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
-    """One row per rank and step: the columns of `STEP_TIMES`, and others. No rows if the run has no
-    step times."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The job's config, with ``_base_`` files and overrides applied; empty if unknown."""
     topology: Topology | None = None
@@ -100,7 +80,7 @@ class Evidence:
     def setting(self, key: str) -> Any:
         """Return the value of a dotted key in the config; None if the key is missing.
 
-        >>> Evidence(None, config={"Global": {"seed": 2}}).setting("Global.seed")
+        >>> Evidence(None, pl.DataFrame(), config={"Global": {"seed": 2}}).setting("Global.seed")
         2
         """
         value: Any = self.config
@@ -124,7 +104,7 @@ class Evidence:
     def remedy(self, *blocks: str) -> str:
         """Return what a finding proposes to change: ``config`` if that has the blocks, else ``code``.
 
-        >>> Evidence(None, config={"Profiler": {}}).remedy("Data")
+        >>> Evidence(None, pl.DataFrame(), config={"Profiler": {}}).remedy("Data")
         'code'
         """
         return (

@@ -672,47 +672,41 @@ class IndicatorBuilder:
             step, name, time_ns and end_ns. name is that of the operator around the call; without one,
             the call's own name.
         """
-        hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
-        spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
-        rows = np.flatnonzero(spans.to_numpy())
-        above = hosts["parent"].fill_null(-1).to_numpy()
-        launches = self.tree.launches
-        is_copy = is_of_kind(Labels.of(launches["name"]), COPY)
-        copying = launches.filter(pl.Series(is_copy))["host"].drop_nulls().unique()
-        waits = pl.Series(is_of_kind(Labels.of(launches["name"]), WAIT))
+        hosts, launches = self.tree.hosts, self.tree.launches
+        is_own = pl.col("thread").is_in(self.steps["thread"].unique().implode())
+        spans = hosts.filter(matching(hosts["name"], _COPIES), is_own)
+        kinds = Labels.of(launches["name"])
+        is_copy, waits = (pl.Series(is_of_kind(kinds, kind)) for kind in (COPY, WAIT))
+        copying = launches.filter(is_copy)["host"].drop_nulls().unique()
         of_copy = launches["host"].is_in(copying.implode()).fill_null(value=False)
         works = covered_within(union(*intervals_of(self.tree.devices)), *intervals_of(launches))
         waits &= of_copy | pl.Series(works > 0)
-        calls = launches.filter(
-            (pl.Series(matching(launches["name"], _SYNCHRONOUS)) | waits)
-            & pl.col("thread").is_in(threads)
-        ).filter(pl.col("host").is_in(pl.Series(rows).implode()).not_() | pl.col("host").is_null())
+        waits |= matching(launches["name"], _SYNCHRONOUS)
+        calls = launches.filter(waits, is_own)
+        calls = calls.join(spans, left_on="host", right_on="row", how="anti", maintain_order="left")
+        names = pl.Series(map(name_of_call, calls["name"].cast(pl.String)), dtype=pl.String)
+        name, is_first = pl.col("name").cast(pl.String), pl.col("host").is_first_distinct()
+        copies = pl.concat(
+            [
+                spans.select("start_ns", "end_ns", host="parent", name=name, is_first=False),
+                calls.select("start_ns", "end_ns", "host", name=names, is_first=is_first),
+            ]
+        )
         # torch's .item() waits in the copy that it then synchronises with.
         dur = pl.col("end_ns") - pl.col("start_ns")
-        queued = launches.filter(pl.Series(is_copy) & (dur >= LONG_CALL_NS)).drop_nulls("host")
-        copied = calls.select("host", first=pl.col("host").is_first_distinct()).join(
-            queued.group_by("host").agg(copy_ns=dur.sum()), "host", "left", maintain_order="left"
+        queued = launches.filter(is_copy & (dur >= LONG_CALL_NS)).drop_nulls("host")
+        queued = queued.group_by("host").agg(copy_ns=dur.sum())
+        copy_ns = pl.when("is_first").then("copy_ns").fill_null(0)
+        callers = hosts.filter(pl.col("category").is_in(CONTAINERS).not_())
+        copies = (
+            copies.with_columns(step=self.step_at(copies["start_ns"].to_numpy()))
+            .join(queued, "host", "left", maintain_order="left")
+            .join(callers.select(host="row", caller=name), "host", "left", maintain_order="left")
+            .select(
+                "step", name=pl.coalesce("caller", "name"), time_ns=dur + copy_ns, end_ns="end_ns"
+            )
+            .drop_nulls("step")
         )
-        copy_ns = copied.select(pl.when("first").then("copy_ns").fill_null(0)).to_series()
-        callers = np.concatenate((above[rows], calls["host"].fill_null(-1).to_numpy()))
-        is_plain = hosts["category"].is_in(CONTAINERS).to_numpy()[callers]
-        callers = np.where(is_plain, -1, callers)
-        names = hosts["name"].cast(pl.String).gather(np.maximum(callers, 0))
-        of_calls = map(name_of_call, calls["name"].cast(pl.String))
-        own = [*hosts["name"].cast(pl.String).gather(rows), *of_calls]
-        start, end = (
-            np.concatenate((hosts[name].to_numpy()[rows], calls[name].to_numpy()))
-            for name in ("start_ns", "end_ns")
-        )
-        named = np.where(callers < 0, own, names.to_list()).tolist()
-        copies = pl.DataFrame(
-            {
-                "step": self.step_at(start),
-                "name": pl.Series(named, dtype=pl.String),
-                "time_ns": end - start + np.append(np.zeros(len(rows), np.int64), copy_ns),
-                "end_ns": end,
-            }
-        ).drop_nulls("step")
         self.add_names("copy", copies)
         return copies
 

@@ -12,7 +12,7 @@ from ppprof.analysis.advice.beside import LEAST_BESIDE, LONGER_TURNS
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
 from ppprof.analysis.advice.trust import warm_ups
-from ppprof.analysis.advice.waiting import ALL_OF_IT, step_waits, waits_again
+from ppprof.analysis.advice.waiting import ALL_OF_IT, loading, longest_waits, waits_again
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.analysis.ranks.step_breakdown import PARTS
 
@@ -41,12 +41,12 @@ def slow_steps(evidence: Evidence) -> list[Finding]:
     Warm-ups, and steps that wait for data again and again, are reported by other rules. Steps that wait
     for a processor are left out.
     """
-    steps, basis = step_waits(evidence), evidence.basis
+    steps, basis = longest_waits(loading(evidence)), evidence.basis
     if evidence.unrecorded["step"].n_unique() >= MANY_STEPS:
         times = evidence.unrecorded.select(
             pl.lit(0).alias("window"), "rank", "step", "step_ns", loading_ns="reader_cost_ns"
         )
-        steps = _longest(times)
+        steps = longest_waits(times)
         basis = NOT_RECORDED if basis == RECORDED else basis
     elif not evidence.all_steps.is_empty():
         steps = steps.join(warm_ups(evidence), ["window", "step"], "anti")
@@ -136,10 +136,6 @@ def _worst(every: int | None, *, is_long: bool, num: int) -> str:
     if every is not None:
         return "major"
     return ("major" if num > 1 else "moderate") if is_long else "minor"
-
-
-def _longest(times: pl.DataFrame) -> pl.DataFrame:
-    return times.group_by("window", "step").agg(pl.col("step_ns", "loading_ns").max()).sort("step")
 
 
 def _place(evidence: Evidence, reported_ns: float) -> dict[str, Fact]:

@@ -54,12 +54,8 @@ def loading(evidence: Evidence) -> pl.DataFrame:
     )
 
 
-def step_waits(evidence: Evidence) -> pl.DataFrame:
+def longest_waits(table: pl.DataFrame) -> pl.DataFrame:
     """Return the longest loading_ns and step_ns of any rank: window, step, loading_ns and step_ns."""
-    return _longest_waits(loading(evidence))
-
-
-def _longest_waits(table: pl.DataFrame) -> pl.DataFrame:
     longest = table.group_by("window", "step").agg(pl.col("loading_ns", "step_ns").max())
     return longest.sort("window", "step")
 
@@ -79,7 +75,7 @@ def waits_again(slow: pl.DataFrame, typical: pl.DataFrame) -> bool:
 
 def _counted(table: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of a table of `loading` that count: of typical steps, or all if `waits_again`."""
-    longest = _longest_waits(table)
+    longest = longest_waits(table)
     typical = without_slow(longest)
     keys = ["window", "step"]
     if waits_again(longest.join(typical, keys, "anti"), typical):
@@ -150,8 +146,8 @@ def input_bound(evidence: Evidence) -> list[Finding]:
             table, basis = known, NOT_RECORDED
     if table.is_empty():
         return []
-    cost_ns, step_ns = mean_of(_longest_waits(table), "loading_ns"), mean_of(table, "step_ns")
-    recorded_ns = mean_of(_longest_waits(recorded), "loading_ns")
+    cost_ns, step_ns = mean_of(longest_waits(table), "loading_ns"), mean_of(table, "step_ns")
+    recorded_ns = mean_of(longest_waits(recorded), "loading_ns")
     differs = abs(cost_ns - recorded_ns) > DIFFERENT * max(cost_ns, recorded_ns)
     ranks = (
         table.group_by("rank")

@@ -455,26 +455,20 @@ def _without_unknown_parts(
 
     Known are the step and the data loading if both runs have a value of them.
     """
-
-    def is_unknown(value: str) -> pl.Expr:
-        labels = pl.concat(
-            side.filter(pl.col(f"{value}_ns").is_null())["label"] for side in (one, other)
+    parts = ("own", "step", "data_loading")
+    unknown = {
+        part: pl.concat(
+            each.filter(pl.col(f"{part}_ns").is_null())["label"] for each in (one, other)
         )
-        return pl.col("label").is_in(labels.implode())
-
-    values = {
-        "own": [
-            name
-            for name in table.columns
-            if name not in ("label", "status")
-            and "_step" not in name
-            and "_data_loading" not in name
-        ],
-        "step": [name for name in table.columns if "_step" in name],
-        "data_loading": [name for name in table.columns if "_data_loading" in name],
+        for part in parts
     }
-    for value, columns in values.items():
-        table = table.with_columns(pl.when(~is_unknown(value)).then(pl.col(columns)))
+
+    def known(name: str) -> pl.Expr:
+        part = next((part for part in parts[1:] if f"_{part}" in name), "own")
+        return pl.when(~pl.col("label").is_in(unknown[part].implode())).then(name)
+
+    values = [name for name in table.columns if name not in ("label", "status")]
+    table = table.with_columns(map(known, values))
     has_time = pl.any_horizontal(pl.col("^(baseline|experiment)_.*_ns$").is_not_null())
     return table.filter(has_time)
 

@@ -177,7 +177,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
         logs = [np.log(np.maximum(draw, _SHORTEST_NS)) for draw in draws]
         ends = np.quantile(logs[1] - logs[0], [tail, 1 - tail])
         low, high = min(low, float(ends[0])), max(high, float(ends[1]))
-    noise = max(_drift(side) for side in sides)
+    noise, lasting = map(max, zip(*map(_drifts, sides)))
     # Few blocks underestimate the variance: widen by Student's factor.
     num_blocks = min(number // _block(number) for number in num)
     few = student(num_blocks - 1) / student(None) * math.sqrt(num_blocks / (num_blocks - 1))
@@ -193,7 +193,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
             log_ratio,
             below if ratio > 0 else above,
             drifted,
-            student(2 * (_PARTS - 1)) * max(_lasting_drift(side) for side in sides),
+            student(2 * (_PARTS - 1)) * lasting,
             min(num),
         ),
     )
@@ -280,29 +280,20 @@ def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Flo
     return random.choice(np.concatenate(means), _REPLICATES)
 
 
-def _drift(times: Float64) -> float:
-    """Return the standard deviation of the mean step times of a run's quarters, over its mean.
+def _drifts(times: Float64) -> tuple[float, float]:
+    """Return the drift of a run, and the part of it that lasts: what more steps would not shrink.
 
-    Runs of fewer than 8 steps have fewer parts, of at least 2 steps; 0 if there is only one part.
-    """
-    medians = np.nanmedian(times, axis=0)
-    num_parts = min(_PARTS, len(medians) // 2)
-    quarters = [part.mean() for part in np.array_split(medians, num_parts)]
-    return float(np.std(quarters, ddof=1) / medians.mean()) if len(quarters) > 1 else 0.0
-
-
-def _lasting_drift(times: Float64) -> float:
-    """Return the part of `_drift` that is more than chance: what more steps would not shrink.
-
-    Means of parts differ by chance, too, by the variance of their steps over their number. The drift
-    lasts if its variance is `_CHANCE` times that.
+    The drift is the standard deviation of the mean step times of the run's quarters, over its mean. Runs
+    of fewer than 8 steps have fewer parts, of at least 2 steps. Means of parts differ by chance, too, by
+    the variance of their steps over their number: the drift lasts if its variance is `_CHANCE` times that.
     """
     medians = np.nanmedian(times, axis=0)
     parts = np.array_split(medians, min(_PARTS, len(medians) // 2))
-    variances = [float(part.var(ddof=1)) / len(part) for part in parts if len(part) > 1]
-    chance = float(np.mean(variances)) / medians.mean() ** 2 if variances else 0.0
-    drift = _drift(times) ** 2
-    return math.sqrt(drift - chance) if drift > _CHANCE * chance else 0.0
+    drift = float(np.std([part.mean() for part in parts], ddof=1) / medians.mean())
+    chance = float(np.mean([float(part.var(ddof=1)) / len(part) for part in parts]))
+    chance /= medians.mean() ** 2
+    lasting = math.sqrt(drift**2 - chance) if drift**2 > _CHANCE * chance else 0.0
+    return drift, lasting
 
 
 def student(freedom: int | None) -> float:

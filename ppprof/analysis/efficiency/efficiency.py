@@ -183,8 +183,7 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     unknown = calls.filter(pl.col("flops").is_null()).select(_TOTALS)
     unknown = unknown.filter(pl.col("calls") > 0)
     return pl.concat([rows, unknown], how="diagonal").select(
-        (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in EFFICIENCY.items()
+        pl.col(name).cast(dtype) for name, dtype in EFFICIENCY.items()
     )
 
 
@@ -209,9 +208,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
     compute_ns = pl.col("flops").cast(pl.Float64) * calls_ns / pl.lit(half, pl.Float64)
     # float32 in half of the bytes
     memory_ns = pl.col("bytes").cast(pl.Float64) / 2 * calls_ns / roof.bytes_per_s
-    rows = rows.with_columns(
-        half_ns=pl.when(compute_ns.is_not_null()).then(pl.max_horizontal(compute_ns, memory_ns))
-    )
+    rows = rows.with_columns(half_ns=_larger(compute_ns, memory_ns))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
@@ -305,17 +302,13 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame
     computes = pl.col("flops") > 0
     compute_ns = pl.when(computes).then(pl.col("flops") * 1e9 / peak).otherwise(0.0)
     memory_ns = pl.col("bytes") * 1e9 / pl.lit(roof.bytes_per_s, pl.Float64)
-    is_launch = pl.lit(has_device) & (pl.max_horizontal(compute_ns, memory_ns) < LEAST_KERNEL_NS)
+    least_ns = _larger(compute_ns, memory_ns)
     rows = rows.with_columns(
         peak_dtype=pl.col("dtype").replace_strict(
             peak_dtypes, default=None, return_dtype=pl.String
         ),
-        least_ns=pl.when(compute_ns >= memory_ns)
-        .then(compute_ns)
-        .when(compute_ns < memory_ns)
-        .then(memory_ns)
-        * pl.col("calls"),
-        bound=pl.when((compute_ns + memory_ns).is_not_null() & is_launch)
+        least_ns=least_ns * pl.col("calls"),
+        bound=pl.when(pl.lit(has_device) & (least_ns < LEAST_KERNEL_NS))
         .then(pl.lit("launch"))
         .when(compute_ns >= memory_ns)
         .then(pl.lit("compute"))
@@ -326,6 +319,11 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame
         roof_ratio=pl.col("least_ns") / pl.col("time_ns"),
         above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0),
     )
+
+
+def _larger(one: pl.Expr, other: pl.Expr) -> pl.Expr:
+    """Return the larger of two columns; null where either is null."""
+    return pl.when(one >= other).then(one).when(one < other).then(other)
 
 
 def _shown(name: str) -> str:
@@ -566,17 +564,9 @@ def _without_nested(profile: Profile, work: pl.DataFrame) -> Int64:
 
 def _peak(profile: Profile) -> float | None:
     """Return the peak FLOP/s for the dtype of the operators that do most of the work."""
-    work = (
-        _calls(profile)
-        .drop_nulls(["flops", "dtypes"])
-        .group_by("dtypes")
-        .agg(pl.col("flops").sum())
-    )
-    by_dtype: dict[str, int] = {}
-    for dtypes, flops in work.rows():
-        dtype = dtype_as_shown(dtypes)
-        if dtype is not None:
-            by_dtype[dtype] = by_dtype.get(dtype, 0) + flops
-    if not by_dtype:
+    flops = (pl.col("flops") * pl.col("calls")).sum()
+    work = _kinds(profile).drop_nulls("dtype").group_by("dtype", maintain_order=True).agg(flops)
+    if work.is_empty():
         return None
-    return roof_of_profile(profile).flops(max(by_dtype, key=by_dtype.__getitem__))
+    most = work.sort("flops", descending=True, maintain_order=True)["dtype"][0]
+    return roof_of_profile(profile).flops(most)

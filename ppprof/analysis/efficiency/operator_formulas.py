@@ -204,12 +204,15 @@ def _conv(inputs: Inputs) -> tuple[int, Shape]:
 
 def attention(inputs: Inputs, causal: int = 6) -> tuple[int, Shape]:
     """Count scaled dot-product attention of query and key: (batch, length, heads, width) each."""
-    query, key = inputs.shape(0, "q"), inputs.shape(1, "k")
+    is_causal = inputs.attribute(causal, "causal") is True
+    return _attended(inputs.shape(0, "q"), inputs.shape(1, "k"), 2, is_causal)
+
+
+def _attended(query: Shape, key: Shape, num_products: int, is_causal: bool) -> tuple[int, Shape]:
     if len(query) != 4 or len(key) != 4:
         raise UnknownError
     batch, length, heads, width = query
-    flops = 4 * batch * heads * length * key[1] * width
-    is_causal = inputs.attribute(causal, "causal") is True
+    flops = 2 * num_products * batch * heads * length * key[1] * width
     return (_causal(flops, length, key[1]) if is_causal else flops), query
 
 
@@ -228,13 +231,10 @@ def _torch_attention(first: int, causal: int, num_products: int) -> Formula:
     """Return the formula of an operator of ``aten::_flash_attention_forward`` or ``_backward``."""
 
     def formula(inputs: Inputs) -> tuple[int, Shape]:
-        query, key = inputs.shape(first), inputs.shape(first + 1)
-        if len(query) != 4 or len(key) != 4 or f"X{causal}" not in inputs.attributes:
+        if f"X{causal}" not in inputs.attributes:
             raise UnknownError
-        batch, length, heads, width = query
-        flops = 2 * num_products * batch * heads * length * key[1] * width
         is_causal = inputs.attributes[f"X{causal}"] is True
-        return (_causal(flops, length, key[1]) if is_causal else flops), query
+        return _attended(inputs.shape(first), inputs.shape(first + 1), num_products, is_causal)
 
     return formula
 
@@ -342,68 +342,60 @@ def _copy(inputs: Inputs) -> tuple[int, Shape]:
     return 0, [0]
 
 
-_FORMULAS: dict[str, Formula] = {
-    **dict.fromkeys(("matmul", "matmul_v2", "bmm", "mv", "matmul_with_flatten"), _matmul),
-    **dict.fromkeys(("conv2d", "conv3d", "depthwise_conv2d"), _conv),
-    "flash_attn": attention,
-    "flash_attn_v3": partial(attention, causal=8),
-    **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum"), elementwise),
-    **dict.fromkeys(("elementwise_add", "elementwise_mul", "elementwise_div"), elementwise),
-    # The operators of collectives. A reduction adds once for each element of a rank's tensor.
-    **dict.fromkeys(
-        ("all_reduce", "c_allreduce_sum", "mp_allreduce_sum", "reduce"), _per_element(1)
-    ),
-    **dict.fromkeys(("broadcast", "c_identity", "all_to_all"), movement),
-    **dict.fromkeys(("all_gather", "c_concat", "c_split", "c_scatter"), _unknown_result),
-    "c_embedding": _rows(0, 1),
-    **dict.fromkeys(("equal", "not_equal", "greater_than", "less_than"), _comparison),
-    **dict.fromkeys(("greater_equal", "less_equal", "logical_and", "logical_or"), _comparison),
-    "where": elementwise,
-    **dict.fromkeys(("relu", "leaky_relu", "relu6", "silu", "abs", "square"), _per_element(1)),
-    **dict.fromkeys(("scale", "pow", "clip", "sqrt", "rsqrt", "exp", "log"), _per_element(1)),
-    **dict.fromkeys(("tanh", "sigmoid"), _per_element(1)),
-    "gelu": _per_element(5),
-    **dict.fromkeys(("softmax", "log_softmax"), _per_element(3)),
-    **dict.fromkeys(
-        ("cross_entropy_with_softmax", "c_softmax_with_cross_entropy"), _per_element(3)
-    ),
-    **dict.fromkeys(("layer_norm", "batch_norm", "batch_norm_"), _per_element(8)),
-    **dict.fromkeys(("rms_norm", "fused_rms_norm"), _per_element(5)),
-    "swiglu": _swiglu,
-    **dict.fromkeys(
-        ("sum", "mean", "mean_all", "max", "min", "argmax", "squared_l2_norm"), reduction
-    ),
-    **dict.fromkeys(("adamw", "adam", "fused_adam"), _optimizer(14)),
-    "sgd": _optimizer(2, gradient=2),
-    "momentum": _optimizer(4),
-    "embedding": EMBEDDING,
-    "gather": _rows(0, 1, axis=2),
-    "cast": _cast,
-    **dict.fromkeys(("reshape", "transpose", "concat", "split", "stack", "flatten"), movement),
-    **dict.fromkeys(("unsqueeze", "squeeze", "assign", "dropout", "split_with_num"), movement),
-    **dict.fromkeys(("tril", "triu", "roll"), movement),
-    **dict.fromkeys(("slice", "strided_slice", "set_value", "scatter"), _unknown_result),
-    **dict.fromkeys(("expand", "tile", "pad", "pad3d", "one_hot"), _unknown_result),
-}
+def _by_name(*rows: tuple[Formula, str]) -> dict[str, Formula]:
+    return {name: formula for formula, names in rows for name in names.split()}
 
-_TORCH: dict[str, Formula] = {
-    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _matmul),
-    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
-    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "where"), elementwise),
-    **dict.fromkeys(("relu", "silu", "abs", "pow", "sqrt", "rsqrt", "exp", "log"), _per_element(1)),
-    **dict.fromkeys(("tanh", "sigmoid", "neg", "clamp_min"), _per_element(1)),
-    "gelu": _per_element(5),
-    **dict.fromkeys(("_softmax", "_log_softmax"), _per_element(3)),
-    "native_layer_norm": _per_element(8),
-    **dict.fromkeys(("sum", "mean", "max", "min", "argmax"), reduction),
-    "cat": movement,
-    **dict.fromkeys(("fill_", "zero_"), _writing),
-    "index_select": _rows(0, 2, axis=1),
-    "copy_": _copy,
-    "cudnn_convolution": _cudnn_conv,
-    "_flash_attention_forward": _torch_attention(0, 8, 2),
-    "_flash_attention_backward": _torch_attention(1, 11, 5),
-}
+
+_FORMULAS = _by_name(
+    (_matmul, "matmul matmul_v2 bmm mv matmul_with_flatten"),
+    (_conv, "conv2d conv3d depthwise_conv2d"),
+    (attention, "flash_attn"),
+    (partial(attention, causal=8), "flash_attn_v3"),
+    (elementwise, "add subtract multiply divide maximum minimum where"),
+    (elementwise, "elementwise_add elementwise_mul elementwise_div"),
+    # The operators of collectives. A reduction adds once for each element of a rank's tensor.
+    (_per_element(1), "all_reduce c_allreduce_sum mp_allreduce_sum reduce"),
+    (movement, "broadcast c_identity all_to_all"),
+    (_unknown_result, "all_gather c_concat c_split c_scatter"),
+    (_rows(0, 1), "c_embedding"),
+    (_comparison, "equal not_equal greater_than less_than greater_equal less_equal"),
+    (_comparison, "logical_and logical_or"),
+    (_per_element(1), "relu leaky_relu relu6 silu abs square scale pow clip sqrt rsqrt exp log"),
+    (_per_element(1), "tanh sigmoid"),
+    (_per_element(5), "gelu rms_norm fused_rms_norm"),
+    (_per_element(3), "softmax log_softmax"),
+    (_per_element(3), "cross_entropy_with_softmax c_softmax_with_cross_entropy"),
+    (_per_element(8), "layer_norm batch_norm batch_norm_"),
+    (_swiglu, "swiglu"),
+    (reduction, "sum mean mean_all max min argmax squared_l2_norm"),
+    (_optimizer(14), "adamw adam fused_adam"),
+    (_optimizer(2, gradient=2), "sgd"),
+    (_optimizer(4), "momentum"),
+    (EMBEDDING, "embedding"),
+    (_rows(0, 1, axis=2), "gather"),
+    (_cast, "cast"),
+    (movement, "reshape transpose concat split stack flatten unsqueeze squeeze assign dropout"),
+    (movement, "split_with_num tril triu roll"),
+    (_unknown_result, "slice strided_slice set_value scatter expand tile pad pad3d one_hot"),
+)
+
+_TORCH = _by_name(
+    (_matmul, "mm bmm mv dot"),
+    (_addmm, "addmm baddbmm"),
+    (elementwise, "add sub mul div maximum minimum where"),
+    (_per_element(1), "relu silu abs pow sqrt rsqrt exp log tanh sigmoid neg clamp_min"),
+    (_per_element(5), "gelu"),
+    (_per_element(3), "_softmax _log_softmax"),
+    (_per_element(8), "native_layer_norm"),
+    (reduction, "sum mean max min argmax"),
+    (movement, "cat"),
+    (_writing, "fill_ zero_"),
+    (_rows(0, 2, axis=1), "index_select"),
+    (_copy, "copy_"),
+    (_cudnn_conv, "cudnn_convolution"),
+    (_torch_attention(0, 8, 2), "_flash_attention_forward"),
+    (_torch_attention(1, 11, 5), "_flash_attention_backward"),
+)
 """By the name after ``aten::``, only operators that call no other ones: those would count twice."""
 
 

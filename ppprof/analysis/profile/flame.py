@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
@@ -62,15 +61,9 @@ def flame(profile: Profile) -> pl.DataFrame:
     samples = sampled.samples.filter("is_step")
     own = [_path(frames) or [ELSEWHERE] for frames in sampled.own]
     keys = {_name(frame): _key(sampled.stacks, frame) for frame in sampled.stacks.frames}
-    columns = (
-        *samples.select("stack", "time_ns", "weight_ns"),
-        samples.select(sampled.instants).to_series(),
-    )
+    columns = samples.select("stack", "time_ns", "weight_ns", num=sampled.instants)
     root = _Node()
-    for (stack, time_ns, weight_ns, num), operator in zip(
-        zip(*columns),
-        _operators(profile, samples["thread"].to_numpy(), samples["time_ns"].to_numpy()),
-    ):
+    for stack, time_ns, weight_ns, num, operator in zip(*columns, _operators(profile, samples)):
         path = own[stack] if operator is None else [*own[stack], operator]
         node = root
         for name in (None, *path):
@@ -110,22 +103,20 @@ def _key(stacks: PythonStacks, frame: Frame) -> str:
     return _name(frame) if source is None else f"{frame.function} ({frame.file}: {source})"
 
 
-def _operators(
-    profile: Profile,
-    thread: np.ndarray[tuple[int], np.dtype[np.int64]],
-    time_ns: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> Sequence[str | None]:
-    """Return the name of the outermost operator of a thread at each instant; None outside operators."""
+def _operators(profile: Profile, samples: pl.DataFrame) -> pl.Series:
+    """Return the name of the outermost operator of a thread at each sample; null outside operators."""
     tree = profile.tree
-    hosts = tree.hosts.filter(tree.is_outermost_operator)
-    found: list[str | None] = [None] * len(thread)
-    for number in np.unique(thread).tolist():
-        outer = hosts.filter(pl.col("thread") == number).sort("start_ns")
-        start, end = outer["start_ns"].to_numpy(), outer["end_ns"].to_numpy()
-        names = outer["name"].cast(pl.String).to_list()
-        rows = np.flatnonzero(thread == number)
-        last = np.searchsorted(start, time_ns[rows], "right") - 1
-        for row, operator in zip(rows.tolist(), last.tolist()):
-            if operator >= 0 and time_ns[row] < end[operator]:
-                found[row] = names[operator].removesuffix(" dygraph")
-    return found
+    name = pl.col("name").cast(pl.String).str.strip_suffix(" dygraph")
+    outer = tree.hosts.filter(tree.is_outermost_operator).select(
+        "thread", "start_ns", "end_ns", operator=name
+    )
+    within = samples.select("thread", "time_ns").with_row_index().sort("time_ns")
+    within = within.join_asof(
+        outer.sort("start_ns"),
+        left_on="time_ns",
+        right_on="start_ns",
+        by="thread",
+        check_sortedness=False,
+    )
+    is_inside = pl.col("time_ns") < pl.col("end_ns")
+    return within.sort("index").select(pl.when(is_inside).then("operator")).to_series()

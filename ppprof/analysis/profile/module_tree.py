@@ -235,16 +235,8 @@ def _with_paths(nodes: pl.DataFrame, is_inside: Bool) -> pl.DataFrame:
         "is_inside", pl.when("is_inside").then("start_ns"), "row"
     )
     columns = (
-        "row",
-        "above",
-        "gradient_of",
-        "step",
-        "is_step",
-        "is_backward",
-        "is_inside",
-        "name",
-        "repeats",
-        "is_of_program",
+        *("row", "above", "gradient_of", "step", "is_step", "is_backward", "is_inside", "name"),
+        *("repeats", "is_of_program"),
     )
     for (
         *(row, above, module, step, is_step, is_backward, inside, name, repeats, is_of_program),

@@ -145,7 +145,8 @@ def with_step(trace: Trace) -> Trace:
     )
     is_own = (pl.col("thread") == thread) & pl.col("depth").is_not_null()
     is_launched = pl.col("device").is_null() | pl.col("parent").is_not_null()
-    row = _rows_after_insertion(first, events.height)
+    row = np.arange(events.height, dtype=np.int32)
+    row = np.append(row + (row >= first), np.int32(-1))
     moved = events.with_columns(
         parent=pl.when(is_own & (pl.col("depth") == 0))
         .then(first)
@@ -163,13 +164,6 @@ def with_step(trace: Trace) -> Trace:
         kernels=_renumber_events(trace.kernels, row),
         memsets=_renumber_events(trace.memsets, row),
     )
-
-
-def _rows_after_insertion(first: int, num_events: int) -> Int32:
-    """Return the new row of each event if a row is inserted at ``first``; the last element is -1."""
-    rows = np.arange(num_events, dtype=np.int32)
-    inserted: Int32 = np.append(rows + (rows >= first), np.int32(-1))
-    return inserted
 
 
 def select_events(trace: Trace, keep: Bool, keep_memory: pl.Series | Bool) -> Trace:
@@ -190,13 +184,16 @@ def select_events(trace: Trace, keep: Bool, keep_memory: pl.Series | Bool) -> Tr
     depth = np.zeros(len(parent), np.int32)
     for level, nodes in enumerate(levels(parent[is_host])):
         depth[nodes] = level
+    if events["forward"].count():
+        forward = events["forward"].fill_null(-1).to_numpy()
+        forward = np.where(np.append(keep, False)[forward], row[forward], np.int32(-1))
+        events = events.with_columns(forward=nullable(forward))
     return dataclasses.replace(
         trace,
         unrecorded_device=unrecorded_device(trace),
         events=events.with_columns(
             parent=nullable(parent),
             depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
-            **_new_forwards(events["forward"], row, keep),
         ),
         memory=_renumber_events(trace.memory.filter(keep_memory), row),
         kernels=_renumber_events(
@@ -227,18 +224,6 @@ def _new_rows(parent: Int32, keep: Bool) -> Int32:
     new = np.cumsum(keep, dtype=np.int32) - np.int32(1)
     rows: Int32 = np.append(np.where(keep, new, np.int32(-1)), np.int32(-1))[nearest]
     return rows
-
-
-def _new_forwards(forward: pl.Series, row: Int32, keep: Bool) -> Mapping[str, pl.Series]:
-    """Return the column ``forward`` with new row numbers, keyed by its name.
-
-    Returns:
-        Empty if ``forward`` is null in every row: the column then needs no change.
-    """
-    if forward.null_count() == len(forward):
-        return {}
-    rows = forward.fill_null(-1).to_numpy()
-    return {"forward": nullable(np.where(np.append(keep, False)[rows], row[rows], np.int32(-1)))}
 
 
 def _renumber_events(table: pl.DataFrame, row: Int32) -> pl.DataFrame:

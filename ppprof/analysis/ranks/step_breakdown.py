@@ -61,6 +61,7 @@ from ppprof.analysis.profile.intervals import (
     covered_within,
     difference,
     intersection,
+    pieces_inside,
     together,
     union,
 )
@@ -128,12 +129,17 @@ def breakdown(profile: Profile) -> Breakdown:
         ProfileStep has a number. If the trace lacks the events of its device, only step and
         data_loading have rows: the host's other times are of launches.
     """
-    if profile.unrecorded_device:
-        return _breakdown_of_launches(profile)
-    on_device = profile.tree.events.has_devices
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
     pauses = union(*intervals_of(profile.pauses))
+    step_ns = end - start - covered_within(pauses, start, end)
+    times: list[tuple[str, str | None, Int64]] = [("step", None, step_ns)]
+    if profile.unrecorded_device:
+        loading = difference(loading_intervals(profile), pauses)
+        times.append(("data_loading", None, covered_within(loading, start, end)))
+        nothing = (pl.DataFrame(schema=columns) for columns in (STRETCHES, QUEUE, SLICES))
+        return Breakdown(_sum_by_step(steps["step"], times), *nothing)
+    on_device = profile.tree.events.has_devices
     computation = computation_of(profile)
     waiting = waiting_intervals(profile) if on_device else None
     communication, is_pipeline, bubble = bubble_of(
@@ -144,8 +150,6 @@ def breakdown(profile: Profile) -> Breakdown:
         for axis in sorted(communication.axis.used(), key=axis_position)
     }
 
-    step_ns = end - start - covered_within(pauses, start, end)
-    times: list[tuple[str, str | None, Int64]] = [("step", None, step_ns)]
     taken = pauses
     edges = _edges(start, end)
     in_slices: list[tuple[str, Int64]] = []
@@ -190,19 +194,6 @@ def breakdown(profile: Profile) -> Breakdown:
     )
 
 
-def _breakdown_of_launches(profile: Profile) -> Breakdown:
-    steps = steps_of_rank(profile)
-    start, end = intervals_of(steps)
-    pauses = union(*intervals_of(profile.pauses))
-    loading = difference(loading_intervals(profile), pauses)
-    times: list[tuple[str, str | None, Int64]] = [
-        ("step", None, end - start - covered_within(pauses, start, end)),
-        ("data_loading", None, covered_within(loading, start, end)),
-    ]
-    nothing = (pl.DataFrame(schema=columns) for columns in (STRETCHES, QUEUE, SLICES))
-    return Breakdown(_sum_by_step(steps["step"], times), *nothing)
-
-
 def _middle(num_steps: int) -> slice:
     """Return the rows of the steps that are sliced."""
     first = max(0, num_steps - _MOST_SLICED) // 2
@@ -244,15 +235,9 @@ def _slices(steps: pl.Series, edges: Int64, in_slices: Sequence[tuple[str, Int64
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
     """Return the pieces of ``instants``, a union, inside each step: columns of `STRETCHES`."""
-    start, end = instants
-    nothing = np.empty(0, np.int64)
-    cut = [(nothing, nothing, nothing)]
-    for step, first, last in steps.select("step", "start_ns", "end_ns").iter_rows():
-        inside = slice(np.searchsorted(end, first, "right"), np.searchsorted(start, last))
-        within = start[inside].clip(first)
-        cut.append((np.full(len(within), step), within, end[inside].clip(max=last)))
-    columns = (np.concatenate(column) for column in zip(*cut))
-    return pl.DataFrame(dict(zip(STRETCHES, columns)), STRETCHES)
+    row, (start, end) = pieces_inside(intervals_of(steps), instants)
+    step = steps["step"].gather(row)
+    return pl.DataFrame({"step": step, "start_ns": start, "end_ns": end}, STRETCHES)
 
 
 def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:

@@ -53,28 +53,6 @@ def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int,
     return roles
 
 
-def own_times(times: pl.DataFrame) -> tuple[Float64, float, list[int]]:
-    """Return the time that each rank worked itself in each step outside windows.
-
-    ::
-
-                 computes   communicates (waits)
-        rank 0   # # # #    . . . . . .            both steps take 10; own 4 and 7
-        rank 1   # # # # # # #    . . .
-
-    Args:
-        times: the columns of `ppprof.rundir.step_times.STEP_TIMES`.
-
-    Returns:
-        float64[steps, ranks] in nanoseconds, NaN where it is unknown; the median step in nanoseconds; and the
-        ranks. No steps if it is known of no step.
-    """
-    steps = _steps(times)
-    ranks, own = _by_step(steps)
-    step_ns = steps["step_ns"].median() if steps.height else 0.0
-    return own, float(step_ns), ranks  # type: ignore[arg-type]
-
-
 def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
     """Return how each rank spends its steps outside windows, and whether it is slower than its peers.
 
@@ -97,14 +75,14 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
         Steps count that are neither in a window nor excluded, whose communication is known, and that were timed on the host: on a device that queues its work,
         the time in calls says little about waiting. No rows without such steps.
     """
-    steps = _steps(times)
+    steps = steps_outside_windows(times)
     if steps.is_empty():
         return pl.DataFrame(schema=RANKS)
     medians = steps.group_by("rank").agg(
         pl.len().alias("num_steps"),
         pl.col("step_ns", "communication_ns", "reader_ns", "own_ns").median(),
     )
-    ranks, own = _by_step(steps)
+    ranks, own = own_by_step(steps)
     numbers = steps["step"].unique().sort().to_list()
     test = SlowRanks([roles.get(rank, "") for rank in ranks])
     for each in own:
@@ -135,7 +113,8 @@ def notes_communication(table: pl.DataFrame) -> bool:
     return ratio is not None and ratio >= LEAST_COMMUNICATION
 
 
-def _steps(times: pl.DataFrame) -> pl.DataFrame:
+def steps_outside_windows(times: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of step times that count in `unrecorded_ranks`, with step_ns, reader_ns and own_ns."""
     steps = times.filter(
         pl.col("window").is_null()
         & ~pl.col("excluded").fill_null(False)
@@ -147,7 +126,15 @@ def _steps(times: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(own_ns=pl.max_horizontal(own, 0))
 
 
-def _by_step(steps: pl.DataFrame) -> tuple[list[int], Float64]:
+def own_by_step(steps: pl.DataFrame) -> tuple[list[int], Float64]:
+    """Return the ranks, and the own work of each in each step, shape (steps, ranks); NaN if unknown.
+
+    ::
+
+                 computes   communicates (waits)
+        rank 0   # # # #    . . . . . .            both steps take 10; own 4 and 7
+        rank 1   # # # # # # #    . . .
+    """
     ranks, column = np.unique(steps["rank"].to_numpy(), return_inverse=True)
     numbers, row = np.unique(steps["step"].to_numpy(), return_inverse=True)
     own = np.full((len(numbers), len(ranks)), np.nan)

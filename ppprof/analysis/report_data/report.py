@@ -314,25 +314,17 @@ def module_work(profile: Profile, naming: Naming) -> pl.DataFrame:
     operators = operator_calls(profile, naming).drop_nulls("step")
     kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_not_null())
     kernel_rows = kernels.select(
-        name=naming.apply(kernels["name"]),
-        calls=pl.lit(1, pl.Int64),
-        cpu_total_ns=pl.lit(0, pl.Int64),
-        cpu_self_ns=pl.lit(0, pl.Int64),
-        gpu_total_ns="gpu_ns",
-        gpu_self_ns=pl.lit(0, pl.Int64),
+        name=naming.apply(kernels["name"]), calls=pl.lit(1, pl.Int64), gpu_total_ns="gpu_ns"
     )
     tables = [
         with_path(operators, operators["row"]).with_columns(kind=pl.lit("operators")),
         with_path(kernel_rows, kernels["host"]).with_columns(kind=pl.lit("kernels")),
     ]
-    keys = list(MODULE_WORK)[:3]
-    return pl.concat(
-        [
-            table.group_by(keys, maintain_order=True)
-            .agg(pl.col(_VALUES).sum().cast(pl.Float64))
-            .select(*MODULE_WORK)
-            for table in tables
-        ]
+    return (
+        pl.concat(tables, how="diagonal")
+        .group_by(list(MODULE_WORK)[:3], maintain_order=True)
+        .agg(pl.col(_VALUES).sum().cast(pl.Float64))
+        .select(*MODULE_WORK)
     )
 
 

@@ -137,23 +137,13 @@ def _groups(events: pl.DataFrame) -> pl.DataFrame:
 
 def _kinds(table: pl.DataFrame) -> Int64:
     """Return the index in `KINDS` of each row; a device event of an unknown category is a kernel."""
-    numbers = {category: KINDS.index(kind) for category, kind in _KIND_OF_CATEGORY.items()}
-    other = (
-        pl.when(pl.col("place") == 2)
-        .then(KINDS.index("kernel"))
-        .otherwise(
-            pl.when(pl.col("place") == 1)
-            .then(KINDS.index("runtime"))
-            .otherwise(KINDS.index("span"))
-        )
+    kinds = {0: "span", 1: "runtime", 2: "kernel"}
+    other = pl.col("place").replace_strict(kinds, return_dtype=pl.String)
+    kind = pl.col("category").replace_strict(_KIND_OF_CATEGORY, default=other)
+    kind = pl.when("communicates").then(pl.lit("communication")).otherwise(kind)
+    return (
+        table.select(kind.cast(pl.Enum(KINDS)).to_physical().cast(pl.Int64)).to_series().to_numpy()
     )
-    listed = pl.col("category").replace_strict(numbers, default=None, return_dtype=pl.Int64)
-    kind = (
-        pl.when("communicates")
-        .then(KINDS.index("communication"))
-        .otherwise(pl.coalesce(listed, other))
-    )
-    return table.select(kind.cast(pl.Int64)).to_series().to_numpy()
 
 
 def _with_work(table: pl.DataFrame) -> pl.DataFrame:

@@ -22,14 +22,15 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.event_tree import Tree, filled
 from ppprof.analysis.profile.profile import Communication, Profile
 from ppprof.analysis.ranks.collectives import linked_rows
 from ppprof.analysis.report_data.signatures import KINDS, Signatures, signatures, with_python
-from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.arrays import Array, Bool, Int64
 from ppprof.remote_names import REMOTE
-from ppprof.trace.communication_names import communicates
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import Trace
+from ppprof.trace.tree_arrays import pre_order, subtree_sizes
 
 CHUNK_EVENTS = 8192
 """Events of a chunk: a browser unpacks it in 2 ms."""
@@ -130,7 +131,7 @@ def timeline(profile: Profile, budget: int, overview_budget: int) -> Timeline:
     frames = python_frames(trace)
     if len(frames.names):
         table = with_python(table, frames.names)
-    events = _columns(trace, table.of_event, profile.whole_tree.size, frames)
+    events = _columns(profile.whole_tree, table.of_event, frames)
     kept, below_ns = _kept(events, table, budget)
     base_ns = int(events.start.min()) if len(events.start) else 0
     orders = list(_orders(trace, events, kept, frames))
@@ -178,33 +179,31 @@ class _Columns(NamedTuple):
     is_launch: Bool
 
 
-def _columns(trace: Trace, signature: Int64, size: Int32, frames: PythonFrames) -> _Columns:
+def _columns(tree: Tree, signature: Int64, frames: PythonFrames) -> _Columns:
     """Return the columns of the events, and behind them those of frames."""
-    events = trace.events
-    num = events.height
-    num_hosts, num_devices = events["depth"].count(), events["device"].count()
-    parent = events["parent"].fill_null(-1).to_numpy()
-    depth = events["depth"].fill_null(-1).to_numpy().astype(np.int64)
-    launches = slice(num_hosts, num - num_devices)
+    events, launches, devices = tree.events, tree.events.launches, tree.events.devices
+    hosts = slice(0, events.num_hosts)
+    parent = events.parent
+    depth = filled(events.events["depth"]).astype(np.int64)
     depth[launches] = np.append(depth, -1)[parent[launches]] + 1
-    link = np.full(num, -1, np.int64)
-    link[:num_hosts] = events["forward"].fill_null(-1).to_numpy()[:num_hosts]
-    launched = np.arange(num - num_devices, num)
-    link[launched] = parent[launched]
-    first_first = launched[::-1]  # of several device events of a launch, the first one stays
-    launchers = parent[first_first]
+    link = np.full(len(parent), -1, np.int64)
+    link[hosts] = filled(events.events["forward"])[hosts]
+    link[devices] = parent[devices]
+    first_first = np.arange(events.first_device, len(parent))[::-1]
+    launchers = parent[first_first]  # of several device events of a launch, the first one stays
     link[launchers[launchers >= 0]] = first_first[launchers >= 0]
-    is_launch = np.zeros(num, bool)
+    is_launch = np.zeros(len(parent), bool)
     is_launch[launches] = True
     none = np.full(len(frames.names), -1)
-    step = events["step"].fill_null(-1).to_numpy()
+    size = np.zeros(len(parent), np.int64)
+    size[hosts] = tree.size
     return _Columns(
-        np.append(events["start_ns"].to_numpy(), frames.start_ns),
-        np.append(events["dur_ns"].to_numpy(), frames.dur_ns),
+        np.append(events.start_ns, frames.start_ns),
+        np.append(events.dur_ns, frames.dur_ns),
         np.append(depth, frames.depth),
         signature,
-        np.append(np.where(step < _STEPS_END, step, -1), none),
-        np.concatenate((size, np.zeros(num - len(size), np.int64), frames.size)),
+        np.append(np.where(events.step < _STEPS_END, events.step, -1), none),
+        np.append(size, frames.size),
         np.append(link, none),
         np.append(parent, none),
         np.append(is_launch, none == 0),
@@ -213,30 +212,21 @@ def _columns(trace: Trace, signature: Int64, size: Int32, frames: PythonFrames) 
 
 def _communicating(profile: Profile) -> Bool:
     """Return whether each event is communication, shape (events,)."""
-    trace, tree = profile.whole, profile.whole_tree
+    tree, events = profile.whole_tree, profile.whole_tree.events
     communication = (
         profile.communication
         if tree is profile.tree
         else Communication.from_tree(tree, is_recorded=not profile.unrecorded_device)
     )
-    events = trace.events
     rows = communication.host_rows
     # The prefix "rpc#" of operators of remote calls is no sign of communication.
-    is_remote = events["category"].gather(rows) == "Operator"
-    is_remote &= events["name"].gather(rows).cast(pl.String).str.contains(REMOTE, literal=True)
-    rows = rows[~is_remote.to_numpy()]
-    result = np.zeros(events.height, bool)
+    is_remote = events.names.take(rows).where(lambda name: REMOTE in name)
+    rows = rows[~(is_remote & events.categories.take(rows).is_one_of("Operator"))]
+    result = np.zeros(len(events.parent), bool)
     result[rows] = True
-    below = tree.below(rows)
-    below[rows] = True
-    num_devices = events["device"].count()
-    first = events.height - num_devices
-    parent = events["parent"].fill_null(-1).to_numpy()
-    host = np.append(parent, -1)[parent[first:]]  # of the launch
-    named = communicates(events["name"].slice(first), trace.communicates).to_numpy()
-    result[first:] = (named | np.append(below, False)[host]) & (
-        ~events["category"].slice(first).is_in(["Memcpy", "Memset"]).to_numpy()
-    )
+    below = np.append(tree.below(rows) | result[: events.num_hosts], False)
+    is_named = events.names.take(events.devices).where(events.communicates)
+    result[events.devices] = (is_named | below[events.host_of_device]) & events.is_kernel
     return result
 
 
@@ -323,11 +313,8 @@ def _nested(events: _Columns, rows: Int64) -> tuple[Int64, Int64]:
     """
     is_launch = events.is_launch[rows]
     hosts, launches = rows[~is_launch], rows[is_launch]
-    start = events.start[hosts]
-    key = np.concatenate(
-        (np.maximum.accumulate(start) if len(start) else start, events.start[launches])
-    )
-    order = np.concatenate((hosts, launches))[np.argsort(key, kind="stable")]
+    key = np.append(np.maximum.accumulate(events.start[hosts]), events.start[launches])
+    order = np.append(hosts, launches)[np.argsort(key, kind="stable")]
     return order, events.depth[order]
 
 
@@ -445,16 +432,14 @@ def python_frames(trace: Trace) -> PythonFrames:
     )
     thread, start, end = (cut[name].to_numpy() for name in ("thread", "start_ns", "end_ns"))
     parent = nest(thread, start, end)
-    depth = np.zeros(len(parent), np.int64)
-    size = np.zeros(len(parent), np.int64)
-    for row in range(len(parent)):  # a caller stands before what it calls
-        if parent[row] >= 0:
-            depth[row] = depth[parent[row]] + 1
-    for row in range(len(parent) - 1, -1, -1):
-        if parent[row] >= 0:
-            size[parent[row]] += size[row] + 1
+    depth = pre_order(parent)[1]
     return PythonFrames(
-        cut["name"].cast(pl.String), thread, start.astype(np.int64), end - start, depth, size
+        cut["name"].cast(pl.String),
+        thread,
+        start.astype(np.int64),
+        end - start,
+        depth.astype(np.int64),
+        subtree_sizes(parent, depth).astype(np.int64),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.operators import with_remote_calls
 from ppprof.analysis.summaries.views import summarize
 from ppprof.remote_names import REMOTE
 
@@ -43,20 +44,10 @@ def self_time(profile: Profile) -> pl.DataFrame:
 
     Source: ``self_cpu_time_total`` of ``torch.autograd.profiler``, where children are operators.
     """
-    return pl.concat(
-        [
-            _self_time(profile),
-            *(
-                _self_time(call_profile).with_columns(
-                    name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
-                )
-                for call, call_profile in profile.remote.items()
-            ),
-        ]
-    )
+    return with_remote_calls(profile, _self_time)
 
 
-def _self_time(profile: Profile) -> pl.DataFrame:
+def _self_time(profile: Profile, _: str | None) -> pl.DataFrame:
     tree, hosts = profile.tree, profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
     own_ns = tree.own("cpu_ns", is_operator, tree.enclosing(is_operator))

@@ -78,10 +78,10 @@ def operators(profile: Profile) -> pl.DataFrame:
         rows, and if the FLOPs of one call are unknown, as in a trace without shapes (Paddle's own
         table then has 0).
     """
-    return _with_remote_calls(profile, _operators)
+    return with_remote_calls(profile, _operators)
 
 
-def _with_remote_calls(
+def with_remote_calls(
     profile: Profile, table_of: Callable[[Profile, str | None], pl.DataFrame]
 ) -> pl.DataFrame:
     """Return the rows of the rank's own events, then those of each remote call."""
@@ -292,7 +292,7 @@ def user_defined(profile: Profile) -> pl.DataFrame:
     no steps, cpu_ratio is null and gpu_ratio 0. Sorted by the sort key. With ``thread_sep``, the first column is
     thread, and each thread has a block of rows.
     """
-    return _with_remote_calls(profile, _user_defined)
+    return with_remote_calls(profile, _user_defined)
 
 
 def _user_defined(profile: Profile, node: str | None) -> pl.DataFrame:
@@ -349,15 +349,10 @@ def memory(profile: Profile) -> pl.DataFrame:
         reserved memory changed has no rows.
     """
     records = profile.whole.memory.filter(pl.col("event").is_not_null())
-    num_hosts = profile.whole_tree.events.num_hosts
-    hosts = pl.DataFrame(
-        [profile.whole.events[name].head(num_hosts) for name in ("parent", "name", "category")]
-    )
-    visit = pl.Series("visit", profile.whole_tree.visit)
+    every = slice(0, profile.whole_tree.events.num_hosts)
+    hosts = profile.whole_tree.hosts_at(every, "parent", "name", "category", "visit")
     own_host = hosts.select(pl.all().gather(records["event"]))
-    around = own_host["parent"]
-    above = hosts.select(pl.all().gather(around)).with_columns(visit.gather(around))
-    own_host = own_host.with_columns(visit.gather(records["event"]))
+    above = hosts.select(pl.all().gather(own_host["parent"]))
     records = records.hstack(own_host).with_columns(
         above=above["name"], above_is=above["category"], above_visit=above["visit"]
     )

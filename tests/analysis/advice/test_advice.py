@@ -22,6 +22,7 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
+from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
     AFTER,
@@ -619,14 +620,14 @@ def test_doubt_comes_first_only_if_it_is_major():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advice, "RULES", rules)
-        found = advise(Evidence(None))
+        found = advise(Evidence(None, pl.DataFrame(schema=STEP_TIMES)))
     assert [finding.rule for finding in found] == words(
         "runs-ahead slow-rank input-bound host-bound short-window"
     )
 
 
 def test_empty_evidence_has_no_findings():
-    assert advise(Evidence(None)) == []
+    assert advise(Evidence(None, pl.DataFrame(schema=STEP_TIMES))) == []
 
 
 def waited(reader_cost_ns, step_ns):
