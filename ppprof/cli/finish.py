@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppprof import rundir
-from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
+from ppprof.cli.options import Checks, add_run, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import PpprofError, UsageError
 from ppprof.messages import Message
@@ -46,14 +46,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "tables as data, print the configured tables, and remove the raw file unless the "
         "formats keep pb. A capture does this itself; run it after a job was killed."
     )
+    add_run(parser)
     add = parser.add_argument
-    add(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default=DEFAULT_RUN,
-        help=f"run directory; default: {DEFAULT_RUN}",
-    )
     add("--rank", metavar="R", help="only this rank's captures")
     add("--window", metavar="W", help="only this window, counted from 0")
     add(
