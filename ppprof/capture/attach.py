@@ -51,7 +51,6 @@ from ppprof.units import MEGABYTE, format_bytes
 
 if TYPE_CHECKING:
     from ppprof.capture.ranks.clock_sync import ClockSync
-    from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.capture.ranks.flight_recorder import FlightRecorder
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.observers import WindowObserver
@@ -356,21 +355,19 @@ def _triggers(
     if profiler.trigger is None:
         return None
     from ppprof.capture.ranks.control_channel import (
+        ControlChannel,
         CoordinatorChannel,
-        LocalChannel,
         WorkerChannel,
     )
     from ppprof.capture.ranks.triggers import Triggers
 
     world_size = job.topology.world_size
     with _without(job.rank, "windows on demand are off"):
-        channel: ControlChannel
-        if world_size == 1:
-            channel = LocalChannel()
-        elif job.rank == 0:
-            channel = CoordinatorChannel(job.hosts[0], world_size, job_store(), f"{key}/trigger")
-        else:
+        channel = ControlChannel()
+        if job.rank:
             channel = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
+        elif world_size > 1:
+            channel = CoordinatorChannel(job.hosts[0], world_size, job_store(), f"{key}/trigger")
         return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, channel)
     return None
 

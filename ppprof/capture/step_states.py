@@ -10,38 +10,12 @@ Two steps are recorded, and this rank runs out of disk space after the first::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppprof.capture.schedule import FOREVER, Schedule, State
 
 if TYPE_CHECKING:
-    from ppprof.capture.schedule import Plan
-
-
-class OnDemandWindows(Protocol):
-    """The window that the ranks have agreed on while they train, if there is one."""
-
-    @property
-    def first_free(self) -> int:
-        """The lowest number that the next window may have."""
-
-    @property
-    def cut_short(self) -> Plan | None:
-        """The window for settled step times, if the training ended before it or within it.
-
-        Only rank 0 knows it, when it closes.
-        """
-
-    @property
-    def is_member(self) -> bool:
-        """Whether this rank records the agreed window."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the agreed window may be deleted once it is recorded."""
-
-    def state(self, step: int) -> State:
-        """Return the job's state at a step; CLOSED if the ranks have agreed on no window."""
+    from ppprof.capture.ranks.triggers import Triggers
 
 
 class Transition(NamedTuple):
@@ -95,7 +69,7 @@ class StepStates:
     def __init__(
         self,
         schedule: Schedule,
-        on_demand: OnDemandWindows | None = None,
+        on_demand: Triggers | None = None,
         timer_only: bool = False,
     ) -> None:
         self.schedule = schedule

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
+from ppprof.cli.options import Checks, add_run, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import PpprofError, UsageError
 from ppprof.paths import is_remote
@@ -45,14 +45,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "formats keep pb. A capture does this itself; run it after a job was killed. Of a log "
         "directory with several runs, it finishes all that are unfinished."
     )
+    add_run(parser)
     add = parser.add_argument
-    add(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default=DEFAULT_RUN,
-        help=f"run directory; default: {DEFAULT_RUN}",
-    )
     add("--rank", metavar="R", help="only this rank's captures")
     add("--window", metavar="W", help="only this window, counted from 0")
     add(

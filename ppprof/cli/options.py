@@ -128,6 +128,12 @@ def add_paths(
     parser.add_argument("paths", metavar=metavar, nargs="*", default=[DEFAULT_RUN], help=text)
 
 
+def add_run(parser: argparse.ArgumentParser, explanation: str = "run directory") -> None:
+    """Add the path of one run directory; ``explanation`` as for `add_paths`."""
+    text = f"{explanation}; default: {DEFAULT_RUN}"
+    parser.add_argument("run", metavar="RUN", nargs="?", default=DEFAULT_RUN, help=text)
+
+
 def add_output(
     parser: argparse.ArgumentParser, explanation: str = "write to FILE instead of stdout"
 ) -> None:

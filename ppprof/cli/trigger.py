@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof.choices import MOST_TRIGGERED_STEPS
-from ppprof.cli.options import DEFAULT_RUN, Checks, whole_number
+from ppprof.cli.options import Checks, add_run, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
@@ -48,13 +48,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
         "took longer; 2 bad usage; 3 no such run, or it has ended."
     )
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default=DEFAULT_RUN,
-        help=f"run directory of rank 0's node; default: {DEFAULT_RUN}",
-    )
+    add_run(parser, "run directory of rank 0's node")
     parser.add_argument(
         "--steps", metavar="N", help="steps of the window; default: Profiler.trigger.steps"
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.cli.options import DEFAULT_RUN, Checks, add_layout
+from ppprof.cli.options import Checks, add_layout, add_run
 from ppprof.cli.trigger import request_window
 from ppprof.errors import PpprofError
 from ppprof.rundir import nodes
@@ -42,13 +42,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "It reads RUN only, and writes into it only the request for a window. A rank writes its steps "
         "every 10 seconds. Without a terminal, it prints one screen."
     )
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default=DEFAULT_RUN,
-        help=f"run directory (the newest run in it); default: {DEFAULT_RUN}",
-    )
+    add_run(parser, "run directory (the newest run in it)")
     parser.add_argument("--once", action="store_true", help="print one screen and end")
     add_layout(parser, tables=False)
     parser.set_defaults(format="text")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppprof.config.profiler import ProfilerConfig, check_rank_numbers, check_ranks, read_profiler
+from ppprof.config.profiler import ProfilerConfig, check_ranks, read_profiler
 from ppprof.config.training import (
     BLOCKS,
     DataConfig,
@@ -155,7 +155,7 @@ def load_profiler(
         path: a YAML file with a ``Profiler`` block, or with the keys of a ``Profiler`` block at its
             top level. None uses the overrides alone.
         overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``; other keys are an error.
-        world_size: number of processes, to check rank numbers with `check_rank_numbers`. None
+        world_size: number of processes, to check rank numbers with `check_ranks`. None
             checks no rank numbers.
         needs_block: whether a file without the block and its keys is an error.
 
@@ -183,7 +183,8 @@ def load_profiler(
                 problems.errors.append(Problem(f"-o {text}", name, message))
     profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
     if world_size is not None and profiler.enable and not problems.errors:
-        check_rank_numbers(profiler, world_size, problems)
+        topology = Topology.of(dp=world_size)
+        check_ranks(profiler, topology, problems, has_axes=False)
     if problems.errors:
         raise ConfigError(sorted(problems.errors, key=_place))
     return Loaded(profiler, source.values, tuple(problems.warnings))

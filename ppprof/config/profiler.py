@@ -236,15 +236,10 @@ class ProfilerConfig:
 
         Rank selectors stay as written.
         """
-        values = dataclasses.asdict(self)
-        if isinstance(self.scheduler, tuple):
-            values["scheduler"] = list(self.scheduler)
-        values["formats"] = list(self.formats)
-        if self.targets != "auto":
-            values["targets"] = list(self.targets)
-        if isinstance(self.on_window_end, tuple):
-            values["on_window_end"] = list(self.on_window_end)
-        return values
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -327,7 +322,9 @@ def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> 
     return {**equivalent, **explicit, "profiler_options": options_text(options)}
 
 
-def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) -> None:
+def check_ranks(
+    config: ProfilerConfig, topology: Topology, problems: Problems, *, has_axes: bool = True
+) -> None:
     """Add an error for each rank selector with a rank, position or axis outside the topology.
 
     The rank selectors are ``ranks``, ``print_ranks`` and ``trigger.ranks``. ``trigger.ranks`` must
@@ -337,47 +334,24 @@ def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) 
         config: the block; its selectors have a valid form.
         topology: the ranks of the job and their coordinates.
         problems: gets the errors.
+        has_axes: whether the coordinates are known. If not, selectors with coordinates are not
+            checked. If ``ranks`` has coordinates, no selector is checked then.
     """
-    for key, selector in _selectors(config):
-        _check_selected_ranks(config, key, selector, topology, problems)
-
-
-def check_rank_numbers(config: ProfilerConfig, world_size: int, problems: Problems) -> None:
-    """Add an error for each rank selector with a rank that does not exist.
-
-    For a job whose topology is unknown; otherwise see `check_ranks`. Selectors with coordinates are
-    not checked. If ``ranks`` has coordinates, no selector is checked.
-
-    Args:
-        config: the block; its selectors have a valid form.
-        world_size: the number of ranks.
-        problems: gets the errors.
-    """
-    topology = Topology.of(dp=world_size)
-    for key, selector in _selectors(config):
-        if not isinstance(selector, Mapping) and not isinstance(config.ranks, Mapping):
-            _check_selected_ranks(config, key, selector, topology, problems)
-
-
-def _selectors(config: ProfilerConfig) -> list[tuple[Key, RankSelector]]:
     selectors: list[tuple[Key, RankSelector]] = [
         (("ranks",), config.ranks),
         (("print_ranks",), config.print_ranks),
     ]
     if config.trigger is not None:
         selectors.append((("trigger", "ranks"), config.trigger.ranks))
-    return selectors
-
-
-def _check_selected_ranks(
-    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, problems: Problems
-) -> None:
-    try:
-        selected = topology.select(selector)
-        if key[0] == "trigger" and not selected & topology.select(config.ranks):
-            problems.add(("Profiler", *key), f"{selector!r}: none of them is in ranks")
-    except UsageError as error:
-        problems.add(("Profiler", *key), str(error))
+    for key, selector in selectors:
+        if not has_axes and any(isinstance(each, Mapping) for each in (selector, config.ranks)):
+            continue
+        try:
+            selected = topology.select(selector)
+            if key[0] == "trigger" and not selected & topology.select(config.ranks):
+                problems.add(("Profiler", *key), f"{selector!r}: none of them is in ranks")
+        except UsageError as error:
+            problems.add(("Profiler", *key), str(error))
 
 
 _RANGES = re.compile(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*")

@@ -143,6 +143,7 @@ TEXT: Mapping[str, Callable[[Any, Time], str]] = {
     "ms": lambda value, time: time(value),
     "change": lambda value, time: painted(f"{'-' if value < 0 else '+'}{time(abs(value))}", value),
     "change in %": lambda value, _: painted(f"{100 * value:+.2f}", value),
+    "change of mean": lambda value, _: painted(f"{value:+g}", value),
     "whole ns": lambda value, time: time(round(value)),
     "GB/s": lambda value, _: f"{value / 1e9:.3g}",
     "GFLOP": lambda value, _: f"{value / 1e9:.3g}",

@@ -59,69 +59,61 @@ def merge_ranks(
     held: dict[Recording, Trace] = {}
     if clocks is None:
         clocks = _clocks_of(run, recordings, held)
-    windows = _Windows(run, recordings, steps, clocks, held)
+    written: list[int] = []
+    errors: list[str] = []
+    windows = _windows(run, recordings, steps, clocks, held, written, errors)
     recorded = {recording.rank for recording in recordings if recording.files}
-    num_events = write_merged(iter(windows), path, ranks=recorded, min_dur_ns=min_dur_ns)
-    for error in windows.errors:
+    num_events = write_merged(windows, path, ranks=recorded, min_dur_ns=min_dur_ns)
+    for error in errors:
         _log.warning("%s", error)
-    unaligned = [rank for rank in windows.written if rank not in clocks and rank != 0]
-    if unaligned and len(windows.written) > 1:
+    unaligned = [rank for rank in written if rank not in clocks and rank != 0]
+    if unaligned and len(written) > 1:
         _log.warning(
             "%s: no clock offset is known for %s; their events keep their machine's clock and may "
             "be misaligned with ranks on other hosts",
             run,
             run.name_ranks(unaligned),
         )
-    return Merged(to_path(path), tuple(windows.written), num_events)
+    return Merged(to_path(path), tuple(written), num_events)
 
 
-class _Windows:
-    """The windows to write; memory holds one of them at a time, and the traces in ``held`` until written."""
+def _windows(
+    run: BaseRun,
+    recordings: Sequence[Recording],
+    steps: StepRange | None,
+    clocks: Clocks,
+    held: dict[Recording, Trace],
+    written: list[int],
+    errors: list[str],
+) -> Iterator[Window]:
+    """Yield the windows to write; memory holds one of them at a time, and the traces in ``held`` until written.
 
-    def __init__(
-        self,
-        run: BaseRun,
-        recordings: Sequence[Recording],
-        steps: StepRange | None,
-        clocks: Clocks,
-        held: dict[Recording, Trace],
-    ) -> None:
-        self._run = run
-        self._recordings = recordings
-        self._steps = steps
-        self._clocks = clocks
-        self._held = held
-        self.written: list[int] = []
-        """The ranks that were written, ascending."""
-        self.errors: list[str] = []
-        """Messages about windows that were left out because they are unreadable."""
-
-    def __iter__(self) -> Iterator[Window]:
-        existing: set[int] = set()
-        hosts = dict(self._run.coordinates.select("rank", "host").iter_rows())
-        for recording in self._recordings:
-            try:
-                trace = self._held.pop(recording, None) or self._run.reader.trace(recording)[1]
-            except InputError as error:
-                self.errors.append(f"rank {recording.rank} is left out: {error}")
+    ``written`` receives the ranks of the windows, ascending; ``errors`` a message for each unreadable window.
+    """
+    existing: set[int] = set()
+    hosts = dict(run.coordinates.select("rank", "host").iter_rows())
+    for recording in recordings:
+        rank = recording.rank
+        try:
+            trace = held.pop(recording, None) or run.reader.trace(recording)[1]
+        except InputError as error:
+            errors.append(f"rank {rank} is left out: {error}")
+            continue
+        existing.update(trace.events["step"].drop_nulls().unique().to_list())
+        if steps is not None:
+            trace = select_steps(trace, steps)
+            if trace.events.is_empty():
                 continue
-            existing.update(trace.events["step"].drop_nulls().unique().to_list())
-            if self._steps is not None:
-                trace = select_steps(trace, self._steps)
-                if trace.events.is_empty():
-                    continue
-            rank = recording.rank
-            trace = with_stalls(trace, self._run.stalls.get((rank, recording.window), {}))
-            if rank not in self.written:
-                self.written.append(rank)
-            name = _process_name(self._run, recording, hosts)
-            yield Window(rank, recording.window, name, trace, self._clocks.get(rank))
-            del trace
-        if self.errors and not self.written and not existing:
-            raise InputError("\n".join(self.errors))
-        if not self.written:
-            steps = format_ranges("step", existing)
-            raise UsageError(f"{self._run}: no step of {self._steps}; it has {steps}")
+        trace = with_stalls(trace, run.stalls.get((rank, recording.window), {}))
+        if rank not in written:
+            written.append(rank)
+        name = _process_name(run, recording, hosts)
+        yield Window(rank, recording.window, name, trace, clocks.get(rank))
+        del trace
+    if errors and not written and not existing:
+        raise InputError("\n".join(errors))
+    if not written:
+        raise UsageError(f"{run}: no step of {steps}; it has {format_ranges('step', existing)}")
 
 
 def _clocks_of(

@@ -139,34 +139,28 @@ def resolve_each(
         is the InputError if these paths cannot be read: it is returned, not raised.
     """
     listing = Listing()
-    groups: dict[object, list[_Lookup | InputError]] = {}
+    groups: dict[object, list[_Lookup]] = {}
+    errors: dict[object, InputError] = {}
     given: dict[object, list[str]] = {}
     for number, path in enumerate(paths):
         key: object = number
-        lookup: _Lookup | InputError
         try:
             lookup = _look(path, listing)
             run_ids = {listing.run_id(directory) for directory in lookup.directories}
             if len(run_ids) == 1:
                 key = run_ids.pop() or number
+            groups.setdefault(key, []).append(lookup)
         except InputError as error:
-            lookup = error
-        groups.setdefault(key, []).append(lookup)
+            errors[key] = error
         given.setdefault(key, []).append(str(path))
     results: list[tuple[tuple[str, ...], RunLocation | InputError]] = []
-    for key, lookups in groups.items():
-        errors = [lookup for lookup in lookups if isinstance(lookup, InputError)]
+    for key, of_run in given.items():
+        location: RunLocation | InputError
         try:
-            location: RunLocation | InputError = (
-                errors[0]
-                if errors
-                else _combined(
-                    [lookup for lookup in lookups if isinstance(lookup, _Lookup)], listing
-                )
-            )
+            location = errors.get(key) or _combined(groups[key], listing)
         except InputError as error:
             location = error
-        results.append((tuple(given[key]), location))
+        results.append((tuple(of_run), location))
     return results
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ppprof import rundir
 from ppprof.capture.parts import Part, RecordingPart, StepsPart, TriggersPart
-from ppprof.capture.ranks.control_channel import LocalChannel
+from ppprof.capture.ranks.control_channel import ControlChannel
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.recording.store import WindowStore
@@ -57,7 +57,7 @@ class Training:
         assert config is not None
         schedule = Schedule.of(None, on_demand=True)
         topology = Topology.of(dp=1)
-        triggers = Triggers(config, schedule, 0, topology, [0], run, LocalChannel())
+        triggers = Triggers(config, schedule, 0, topology, [0], run, ControlChannel())
         states = StepStates(schedule, triggers)
         self.recorder = Recorder()
         made: Any = SimpleNamespace(

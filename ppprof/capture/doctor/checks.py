@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppprof.capture.child_programs import child_command
 from ppprof.capture.children import Ended, available_bytes, run
-from ppprof.capture.doctor.child_programs import child_command
 from ppprof.capture.postprocess import helper_bytes
 from ppprof.packages import installed_version
 

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ppprof.capture.child_programs import child_command, cupti_folders
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check, answer_of
-from ppprof.capture.doctor.child_programs import child_command, cupti_folders
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
 from ppprof.units import format_time
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,10 +36,9 @@ _LIFETIME_SECONDS = 30.0
 """For how long rank 0 sends a message again until it is confirmed."""
 
 
-class ControlChannel(ABC):
-    """One rank's end of the channel, open during the rank's session."""
+class ControlChannel:
+    """One rank's end of the channel, open during the rank's session; without other ranks, it does nothing."""
 
-    @abstractmethod
     def read(self) -> list[Message]:
         """Return the messages that have arrived since the last call, without waiting.
 
@@ -49,8 +47,8 @@ class ControlChannel(ABC):
         Raises:
             OSError: the socket is broken.
         """
+        return []
 
-    @abstractmethod
     def send(self, message: Message) -> None:
         """Send a message without waiting: rank 0 to all other ranks, any other rank to rank 0.
 
@@ -68,23 +66,8 @@ class ControlChannel(ABC):
         """Return the ranks that have not confirmed rank 0's last message; empty on other ranks."""
         return []
 
-    @abstractmethod
     def close(self, seconds: float = 0) -> None:
         """Close the channel; rank 0 first waits up to ``seconds`` for confirmations."""
-
-
-class LocalChannel(ControlChannel):
-    """The channel of a job with one rank."""
-
-    def read(self) -> list[Message]:
-        """Return an empty list, since there is no other rank."""
-        return []
-
-    def send(self, message: Message) -> None:
-        """Do nothing, since there is no other rank."""
-
-    def close(self, seconds: float = 0) -> None:
-        """Do nothing, since there is no socket to close."""
 
 
 @dataclass

@@ -116,31 +116,6 @@ class RunningSteps:
         return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns
 
 
-class LatestSteps:
-    """The durations of the latest steps of the job, on one rank."""
-
-    def __init__(self) -> None:
-        self.unrecorded = RunningSteps()
-        """Steps outside windows: a step is slow by comparison with these."""
-        self.pace = self.unrecorded
-        """Steps that show how fast steps pass, and whether their times have settled."""
-
-    def count_provisional_steps(self) -> None:
-        """Let provisional steps count in the pace.
-
-        Recording makes provisional steps longer, by about as much each: whether they are alike does
-        not change. And the steps that pass while a message is on its way are provisional as well.
-        """
-        self.pace = RunningSteps()
-
-    def add(self, duration_ns: int, *, is_provisional: bool) -> None:
-        """Add a step that includes no stall, and is provisional or outside windows."""
-        if not is_provisional:
-            self.unrecorded.add(duration_ns)
-        if self.pace is not self.unrecorded:
-            self.pace.add(duration_ns)
-
-
 _POLL_SECONDS = 0.25
 """Time between two checks for a request file, which may be on a network file system."""
 _AHEAD_STEPS = 2
@@ -213,7 +188,11 @@ class Triggers:
         self._channel = channel
         self._clock = clock
         self._last_poll = -math.inf
-        self._times = LatestSteps()
+        self._unrecorded = RunningSteps()
+        """Steps outside windows: a step is slow by comparison with these."""
+        self._pace = self._unrecorded
+        """Steps that show how fast steps pass, and whether their times have settled; provisional steps
+        count as well, if there are any."""
         self._plan: Plan | None = None
         self._ended: deque[Plan] = deque()
         """The plans whose windows have ended shortly before, the newest first. Times of their steps may
@@ -305,7 +284,7 @@ class Triggers:
         try:
             plan = self._plan_at(step)
             is_wanted = plan is not None and plan.is_held and self.is_member
-            message = self._own.add(step, own_ns, self._times.pace.median_ns, is_wanted=is_wanted)
+            message = self._own.add(step, own_ns, self._pace.median_ns, is_wanted=is_wanted)
             if message is not None and self._rank == 0:
                 self._own.take(message)
             elif message is not None:
@@ -371,14 +350,16 @@ class Triggers:
         self, step: int, duration_ns: int, is_recorded: bool, is_excluded: bool
     ) -> None:
         slow = self._slow
-        known = self._times.unrecorded
-        is_slow = slow is not None and known.is_slow(duration_ns, slow.times)
+        is_slow = slow is not None and self._unrecorded.is_slow(duration_ns, slow.times)
         is_provisional = is_recorded and self.state(step) is State.PROVISIONAL
         if not is_excluded and (is_provisional or not is_recorded):
-            self._times.add(duration_ns, is_provisional=is_provisional)
+            if not is_provisional:
+                self._unrecorded.add(duration_ns)
+            if self._pace is not self._unrecorded:
+                self._pace.add(duration_ns)
         if not is_slow or slow is None:
             return
-        times = duration_ns / known.median_ns
+        times = duration_ns / self._unrecorded.median_ns
         plan = self._plan_at(step)
         if plan is not None:
             if plan.is_held and plan.state(step) is not State.READY:
@@ -449,7 +430,7 @@ class Triggers:
             if missing:
                 ranks = format_ranges("rank", missing)
                 log.warning(f"rank 0: {plan} begins, but {ranks} did not confirm it")
-        if len(self._times.pace) < _TIMED_STEPS:
+        if len(self._pace) < _TIMED_STEPS:
             return
         if self._config.file and self._clock() - self._last_poll >= _POLL_SECONDS:
             self._last_poll = self._clock()
@@ -470,7 +451,10 @@ class Triggers:
             self._members = self._topology.select(plan.ranks) & self._recorded
             self._can_move_up = self._rank == 0
             if plan.num_provisional:
-                self._times.count_provisional_steps()
+                # Recording makes provisional steps longer, by about as much each: whether they are alike
+                # does not change. And the steps that pass while a message is on its way are provisional
+                # as well.
+                self._pace = RunningSteps()
         elif self._rank == 0:
             why = f"the schedule is {self._schedule}"
             log.warning(f"rank 0: no window for settled step times: {why}")
@@ -485,7 +469,7 @@ class Triggers:
                 self._plan = self._settled_plan = latest = replace(latest, steps=num_steps)
             self._log_opening(latest, f"step {step} is reached")
             return
-        if not self._times.pace.has_settled or start >= latest.start:
+        if not self._pace.has_settled or start >= latest.start:
             return
         if why_no_room(self._schedule, step, start + latest.steps) or self._channel.unconfirmed():
             return  # so early, some ranks may not have found rank 0 yet
@@ -498,7 +482,7 @@ class Triggers:
         """Return how many steps the settled window has if it begins at ``start``."""
         if self.least_steps is None:
             return latest.steps
-        num_steps = math.ceil(_WINDOW_NS / max(1, self._times.pace.median_ns))
+        num_steps = math.ceil(_WINDOW_NS / max(1, self._pace.median_ns))
         num_steps = min(max(num_steps, _LEAST_STEPS), _MOST_STEPS)
         return latest.steps if why_no_room(self._schedule, step, start + num_steps) else num_steps
 
@@ -578,7 +562,7 @@ class Triggers:
                 has_new = True
         if not has_new:
             return
-        slow = own.slow(self._times.pace.median_ns)
+        slow = own.slow(self._pace.median_ns)
         new = {rank for rank in slow if step >= self._known_until.get(rank, 0)}
         if not new or self._open_for_slow_ranks(own, slow, new, step, window):
             new = set()
@@ -665,7 +649,7 @@ class Triggers:
         """Return how many steps from now a window can start if it is decided on now."""
         if self._topology.world_size == 1:
             return 1  # for the tracers to warm up
-        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._times.pace.short_ns, 1))
+        return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._pace.short_ns, 1))
 
     def _busy(self, step: int, end: int) -> str | None:
         """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can."""

@@ -22,13 +22,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.children import lines_of
-from ppprof.capture.doctor.child_programs import (
+from ppprof.capture.child_programs import (
     CUPTI_KINDS,
     cupti_folders,
     cupti_text,
     load_cupti,
 )
+from ppprof.capture.children import lines_of
 
 log = logging.getLogger("ppprof")
 

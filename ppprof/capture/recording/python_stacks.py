@@ -43,6 +43,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -57,6 +58,7 @@ from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_na
 from ppprof.rundir import GARBAGE_COLLECTION, TraceName
 from ppprof.rundir.python_stacks import (
     COLUMNS,
+    NOTED,
     Frame,
     Holder,
     PythonStacks,
@@ -167,8 +169,9 @@ class StackSampler(FileObserver["_Sampling"]):
         if self._sampling is not None:
             self._sampling.stop()
         else:
+            noting_reads = self._noting(partial(_Sampling.note, what="reads"))
             for name in _READS:
-                self._patches.replace(self._tensor, name, self._noting(_Sampling.note_read))
+                self._patches.replace(self._tensor, name, noting_reads)
             self._patches.replace(self._tensor, _CLEAR, self._noting(_Sampling.note_clear))
             self._patches.replace(self._layer, "eval", self._begins_evaluation)
             self._patches.replace(self._layer, "train", self._ends_evaluation)
@@ -213,7 +216,7 @@ class StackSampler(FileObserver["_Sampling"]):
             self._collection.end()
             self._collection = None
             if self._sampling is not None:
-                self._sampling.note_collection(self._collection_ns, sys._getframe().f_back)
+                self._sampling.note(self._collection_ns, sys._getframe().f_back, "collections")
 
     def _noting(self, note: Callable[[_Sampling, int, FrameType], None]) -> Callable[..., Any]:
         """Return what wraps a method: each call is noted, with its begin and the caller's frame."""
@@ -242,7 +245,7 @@ class StackSampler(FileObserver["_Sampling"]):
         def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
             if begin_ns is not None and sampling is not None:
-                sampling.note_evaluation(begin_ns)
+                sampling.note(begin_ns, None, "evaluations")
             return method(layer, *args, **kwargs)
 
         return wrapper
@@ -289,14 +292,8 @@ class _Sampling:
 
     def __init__(self, interval_ns: int | None, own_lines: OwnLines) -> None:
         self._own_lines = own_lines
-        self._reads = array("q")
-        """Thread, end and duration of the read, number of its line or -1, and 0."""
-        self._collections = array("q")
-        """Likewise, of a garbage collection."""
-        self._evaluations = array("q")
-        """Likewise, of an evaluation, without a line."""
-        self._clears = array("q")
-        """Likewise, of gradients that were cleared one after the other."""
+        self._noted = {name: array("q") for name in NOTED}
+        """Thread, end and duration of each call, number of its line or -1, and 0."""
         self._is_fixed = interval_ns is not None
         self._interval_ns = interval_ns or _FIRST_INTERVAL_NS
         self._thinned = 1
@@ -378,33 +375,23 @@ class _Sampling:
                 row = self._row(stack_of(frames[ident], _MOST_DEPTH))
                 self._samples.extend((native, end_ns, dur_ns, row, now_ns - self._counted_ns))
 
-    def note_read(self, begin_ns: int, frame: FrameType) -> None:
-        """Note that a tensor was read from a frame, until now."""
-        self._note(self._reads, begin_ns, frame)
-
-    def note_collection(self, begin_ns: int, frame: FrameType | None) -> None:
-        """Note that garbage was collected in a frame, until now."""
-        self._note(self._collections, begin_ns, frame)
-
-    def note_evaluation(self, begin_ns: int) -> None:
-        """Note that layers evaluated, until now."""
-        self._note(self._evaluations, begin_ns, None)
+    def note(self, begin_ns: int, frame: FrameType | None, what: str) -> None:
+        """Note a call until now, one of `NOTED`, and the user's line in a frame or around it."""
+        rows = self._noted[what]
+        if len(rows) < COLUMNS * _MOST_READS:
+            end_ns, line = time.time_ns(), self._own_lines.around(frame)
+            rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line, 0))
 
     def note_clear(self, begin_ns: int, frame: FrameType) -> None:
         """Note that a gradient was cleared, until now: in the row of the one before, if it follows at once."""
-        rows, end_ns = self._clears, time.time_ns()
+        rows, end_ns = self._noted["clears"], time.time_ns()
         thread, last_ns = rows[-COLUMNS : 2 - COLUMNS] or (-1, 0)
         follows = 0 <= begin_ns - last_ns <= _MOST_BETWEEN_CLEARS_NS
         if follows and thread == threading.get_native_id():
             rows[1 - COLUMNS] = end_ns
             rows[2 - COLUMNS] += end_ns - last_ns
         else:
-            self._note(rows, begin_ns, None)
-
-    def _note(self, rows: array[int], begin_ns: int, frame: FrameType | None) -> None:
-        if len(rows) < COLUMNS * _MOST_READS:
-            end_ns, line = time.time_ns(), self._own_lines.around(frame)
-            rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line, 0))
+            self.note(begin_ns, None, "clears")
 
     def _row(self, stack: list[FrameType]) -> int:
         """Return the row of a stack; -1 if there are too many."""
@@ -464,9 +451,8 @@ class _Sampling:
                     break
             stacks.append(rows)
         samples = samples[is_stepping | has_own[samples[:, 3]]]
-        parts = self._reads, self._collections, self._evaluations, self._clears
-        ends = np.cumsum([len(part) // COLUMNS for part in parts])
-        noted = np.concatenate([_as_rows(part) for part in parts])
+        parts = [_as_rows(part) for part in self._noted.values()]
+        ends, noted = np.cumsum([len(part) for part in parts]), np.concatenate(parts)
         for line in np.unique(noted[:, 3]).tolist():
             if line >= 0:
                 file, name, number = self._own_lines.place(line)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from ppprof.capture import process
 from ppprof.capture.output import reason
@@ -24,30 +24,11 @@ _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h."""
 
 
-class Events(Protocol):
-    """Events that `ppprof.capture.steps.device_timer.DeviceStepTimer` uses; every method may raise."""
-
-    def record(self) -> Any:
-        """Return an event after the work that the device has now; None if it has no work."""
-
-    def is_over(self, event: Any) -> bool:
-        """Return whether the device has reached the event; never waits."""
-
-    def is_capturing(self) -> bool:
-        """Return whether this thread captures a graph, which any other method would break."""
-
-    def reuse(self, event: Any) -> None:
-        """Take back an event that is over, to record it again."""
-
-    def use_in_thread(self) -> None:
-        """Prepare the calling thread for `is_over`."""
-
-
 class DeviceEvents:
     """Events of ``paddle.device`` on the current stream of the training's device.
 
     An event costs more than the question whether the stream is idle. So an idle device, which the
-    training has just read a result from, gets no event.
+    training has just read a result from, gets no event. Every method may raise.
     """
 
     def __init__(self) -> None:
@@ -95,11 +76,11 @@ class DeviceEvents:
         return event
 
     def is_over(self, event: Any) -> bool:
-        """Return whether the device has reached the event."""
+        """Return whether the device has reached the event; never waits."""
         return bool(event.query())
 
     def is_capturing(self) -> bool:
-        """Return whether this thread captures a graph."""
+        """Return whether this thread captures a graph, which any other method would break."""
         return is_capturing()
 
     def reuse(self, event: Any) -> None:
@@ -254,7 +235,7 @@ class DeviceStepTimer(StepTimer):
 
     def __init__(
         self,
-        events: Events,
+        events: DeviceEvents,
         clock: Callable[[], int] = time.perf_counter_ns,
         sleep: Callable[[float], None] = time.sleep,
         *,

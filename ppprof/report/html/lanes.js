@@ -221,12 +221,13 @@ class Lanes {
   }
 }
 
-function lastBefore(spans, time) {
+// The position of the last span whose start, or other key, is not after a time; -1 if there is none.
+function lastBefore(spans, time, key = "start") {
   let low = 0;
   let high = spans.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (spans[middle].start <= time) low = middle + 1;
+    if (spans[middle][key] <= time) low = middle + 1;
     else high = middle;
   }
   return low - 1;

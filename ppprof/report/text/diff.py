@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.messages import Counted
-from ppprof.report.columns import Column, Row, painted
+from ppprof.report.columns import TEXT, Column, Row, painted
 from ppprof.report.diff_rows import (
     KINDS,
     MORE_IS_BETTER,
@@ -253,7 +253,7 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
 
 def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
     rows = table.rows(named=True)
-    shown = rows if selection.limit is None else rows[: selection.limit]
+    shown = rows[: selection.limit]
     hidden = len(rows) - len(shown)
     rest = [f"{Counted(hidden):more rank|more ranks}: --row-limit"] if hidden else []
     return options.table("Ranks", _RANKS, shown, rest, note=_RANK_NOTE)
@@ -284,55 +284,34 @@ def _by_name(
 ) -> Table:
     values = VALUES[KINDS[view]]
     key = sort_key(diff, view, selection)
-    others = [
+    pairs = [
         value
         for value in values
-        if value not in (key, "calls")
-        and (table[f"baseline_{value}"] != 0).any() | (table[f"experiment_{value}"] != 0).any()
+        if value == "calls"
+        or (
+            value != key
+            and (table[f"baseline_{value}"] != 0).any() | (table[f"experiment_{value}"] != 0).any()
+        )
     ]
     rows = table.rows(named=True)
-    shown = rows if selection.limit is None else rows[: selection.limit]
-    lines: list[Line] = []
-    unit = "calls" if key == "calls" else "ns"
+    shown = rows[: selection.limit]
+    hidden = len(rows) - len(shown)
     names = short_names(row["name"] for row in shown) if "calls" in values else {}
-    for row in shown:
-        noise = row[f"noise_{key}"]
-        cells = [
-            _value(row[f"baseline_{key}"], unit, options),
-            _value(row[f"experiment_{key}"], unit, options),
-            _signed(row[f"delta_{key}"], unit, options),
-            _percent(row[f"delta_ratio_{key.removesuffix('_ns')}"]),
-            "-" if noise is None else _value(noise, unit, options),
-        ]
-        name = _name(names.get(row["name"], row["name"]), row["status"])
-        calls = [
-            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], lambda calls: f"{calls:g}")
-            for value in values
-            if value == "calls"
-        ]
-        pairs = [
-            _pair(
-                row[f"baseline_{value}"],
-                row[f"experiment_{value}"],
-                options.time if value.endswith("_ns") else _count,
-            )
-            for value in others
-        ]
-        lines.append([name, *cells, *calls, *pairs])
-    if len(rows) > len(shown):
-        lines.append(f"{format_more(len(rows) - len(shown), _NOUNS[view])}: --row-limit")
-    headers = [
-        "Name",
-        f"{_title(key)}: Baseline",
-        "Experiment",
-        "Delta",
-        "Delta (%)",
-        "+-",
-        *["Calls"] * ("calls" in values),
-        *map(_title, others),
+    kind, change = ("mean", "change of mean") if key == "calls" else ("ms", "change")
+    columns = [
+        Column(
+            lambda row: _name(names.get(row["name"]) or row["name"], row["status"]), header="Name"
+        ),
+        Column(f"baseline_{key}", header=f"{_title(key)}: Baseline", text=kind),
+        Column(f"experiment_{key}", header="Experiment", text=kind),
+        Column(f"delta_{key}", header="Delta", text=change),
+        Column(f"delta_ratio_{key.removesuffix('_ns')}", header="Delta (%)", text="change in %"),
+        Column(f"noise_{key}", header="+-", text=kind),
+        *(Column(partial(_pair, value, options), header=_title(value)) for value in pairs),
     ]
+    rest = [f"{format_more(hidden, _NOUNS[view])}: --row-limit"] if hidden else []
     note = f"{_NOTE}{_NOTES[view]}{_left_out(diff, view, table, selection)}"
-    return Table(_TITLES[view], columns_for(headers), lines, options.time_unit, note=note)
+    return options.table(_TITLES[view], columns, shown, rest, note=note)
 
 
 def _modules(
@@ -390,7 +369,7 @@ def _value(value: float, unit: str, options: TableOptions) -> str:
         return f"{value:.2%}"
     if unit == "bytes":
         return _bytes(value)
-    return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
+    return f"{value:,.2f}"
 
 
 def _signed(value: float, unit: str, options: TableOptions, more_is_better: bool = False) -> str:
@@ -433,18 +412,13 @@ def _name(name: str, status: str) -> str:
     return text if status == "both" else f"{text} ({status})"
 
 
-def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -> str:
-    before, after = to_text(baseline), to_text(experiment)
+def _pair(value: str, options: TableOptions, row: Row) -> str:
+    """Return what a row has in both runs: calls, a time, or a number of FLOPs such as ``4.12e+11``."""
+    kind = "mean" if value == "calls" else "ms" if value.endswith("_ns") else "number"
+    before, after = (
+        TEXT[kind](row[f"{side}_{value}"], options.time) for side in ("baseline", "experiment")
+    )
     return before if before == after else f"{before} -> {after}"
-
-
-def _count(value: float) -> str:
-    """Format a number of FLOPs.
-
-    >>> _count(412316860416.0)
-    '4.12e+11'
-    """
-    return f"{value:.3g}"
 
 
 def _title(value: str) -> str:

@@ -12,7 +12,6 @@ import pytest
 from ppprof.capture.ranks.control_channel import (
     ControlChannel,
     CoordinatorChannel,
-    LocalChannel,
     Message,
     WorkerChannel,
 )
@@ -174,7 +173,7 @@ def test_a_rank_looks_for_rank_0_three_times_and_no_more() -> None:
 
 
 def test_alone() -> None:
-    alone = LocalChannel()
+    alone = ControlChannel()
     alone.send({"kind": "plan"})
     assert (alone.read(), alone.unconfirmed()) == ([], [])
     alone.close()

@@ -320,7 +320,7 @@ class TimelinePainter {
     for (const line of stack.lines.filter(({ curve }) => !curve)) lines.set(line.track ?? line.rank, line);
     let [before, beforeX, arrowX] = [null, -1, -Infinity];
     this.pathPieces = 0;
-    for (let at = firstEndingAfter(path, from); at < path.length && path[at].from <= to; at++) {
+    for (let at = lastBefore(path, from, "to") + 1; at < path.length && path[at].from <= to; at++) {
       const line = lines.get(path[at].track) ?? lines.get(path[at].rank);
       const isNext = before !== null && path[at - 1].to === path[at].from;
       const x = Math.max(this.timeline.gutter, this.x(path[at].from));
@@ -456,17 +456,6 @@ class TimelinePainter {
       Math.max(0.75, tall - (tall > 3 ? 1 : 0)), 0, store.end, gutter, this.width));
     return image;
   }
-}
-
-// The position of the first of some pieces, in order of time, that ends after a time.
-function firstEndingAfter(pieces, time) {
-  let [low, high] = [0, pieces.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (pieces[middle].to > time) high = middle;
-    else low = middle + 1;
-  }
-  return low;
 }
 
 // [track, row] of what stands for a rank: the phases of its first thread, and its first three streams.

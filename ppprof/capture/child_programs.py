@@ -1,9 +1,9 @@
 """What ``ppprof doctor`` runs in child processes, since it may hang, or end the process in C++.
 
-    python ppprof/capture/doctor/child_programs.py disk profiler_log
+    python ppprof/capture/child_programs.py disk profiler_log
 
 Prints the result of one of `PROGRAMS` as JSON. This file imports nothing of ppprof, and Paddle only
-where a program needs it, so that the others start in 30 ms.
+where a program needs it, so that the others start in 30 ms. A capture calls the functions of CUPTI itself.
 """
 
 from __future__ import annotations
