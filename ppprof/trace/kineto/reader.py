@@ -33,11 +33,11 @@ from ppprof.trace.kineto.columns import KinetoColumns, dtypes_of
 from ppprof.trace.kineto.compiled_reader import (
     CALLS,
     CLASSES,
+    FORMS,
     INPUTS,
     KINETO,
     TEXTS,
     Scan,
-    new_reader,
     new_scans,
     part_bounds,
 )
@@ -85,18 +85,36 @@ def read_kineto_columns(
         for first, events in decoded_batches(source, decoder, keys, scans, bounds[1:]):
             columns.add_decoded(first, events)
         scans.finish()
-    columns.ignored += scans.events.ignored
-    columns.add_tables(scans.events.tables())
+    columns.ignored += scans.ignored
+    columns.add_tables(scans.tables())
     return columns
 
 
+class _ReaderRows(NamedTuple):
+    """The rows of a table that one reader has kept."""
+
+    columns: dict[str, Array]
+    """Column -> values, without columns that no event has; of texts, the numbers that the reader
+    gave them, -1 for no text."""
+    num_rows: int
+    numbers: Int32
+    """Number of each of the reader's texts in the texts of all readers."""
+
+
 class _Scans:
-    """Reads events with the compiled core; implements `Scans` of `decoded_batches`."""
+    """Reads events with the compiled core; implements `Scans` of `decoded_batches`.
+
+    The events of each part stay as arrays, and the tables are made once, at the end: a table of a
+    part costs more than its rows.
+    """
 
     def __init__(
         self, source: TraceStream, library: ctypes.CDLL, threads: RangeScans[Scan] | None
     ) -> None:
-        self.events = ScannedEvents()
+        self.ignored: Counter[str] = Counter()
+        """Kind -> number of events that no table needs."""
+        self._texts = StringTable()
+        self._parts: defaultdict[str, list[_ReaderRows]] = defaultdict(list)
         self._source = source
         self._library = library
         self._threads = threads
@@ -111,7 +129,7 @@ class _Scans:
         if scan is None:
             return None
         reader, ranges = scan
-        self.events.add(reader)
+        self._keep(reader)
         return ranges
 
     def add(self, block: Block) -> Ranges | None:
@@ -121,46 +139,17 @@ class _Scans:
             MemoryError: there is not enough memory.
         """
         if self._own is None:
-            self._own = new_reader(self._library)
+            self._own = EventReader(FORMS, self._library)
         return self._own.add(block)
 
     def finish(self) -> None:
         """Add the events of the blocks since the last part."""
         if self._own is not None:
-            self.events.add(self._own)
+            self._keep(self._own)
             self._own = None
 
-
-class _ReaderRows(NamedTuple):
-    """The rows of a table that one reader has kept."""
-
-    columns: dict[str, Array]
-    """Column -> values, without columns that no event has; of texts, the numbers that the reader
-    gave them, -1 for no text."""
-    num_rows: int
-    numbers: Int32
-    """Number of each of the reader's texts in the texts of all readers."""
-
-
-class ScannedEvents:
-    """The events that compiled readers have kept, one reader for each part of a file.
-
-    Each part stays as arrays, and the tables are made once, at the end: a table of a part costs
-    more than its rows.
-    """
-
-    def __init__(self) -> None:
-        self.ignored: Counter[str] = Counter()
-        """Kind -> number of events that no table needs."""
-        self._texts = StringTable()
-        self._parts: defaultdict[str, list[_ReaderRows]] = defaultdict(list)
-
-    def add(self, reader: EventReader) -> None:
-        """Add the events of a reader, which is empty afterwards.
-
-        Raises:
-            MemoryError: there is not enough memory.
-        """
+    def _keep(self, reader: EventReader) -> None:
+        """Keep the events of a reader, which is empty afterwards."""
         self.ignored += _ignored(reader.counts())
         tables = reader.tables()
         numbers = self._texts.numbers(reader.texts())
