@@ -14,6 +14,8 @@ clock. The order of the file can: Paddle's JSON writer walks each thread's tree 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
@@ -64,6 +66,23 @@ def nest(
     parent = np.empty_like(before)
     parent[order] = np.where(before >= 0, order[before], -1)
     return parent
+
+
+def innermost(hosts: Sequence[Int64], inner: Sequence[Int64]) -> Int32:
+    """Return the index of the innermost host event around each inner event; -1 for none.
+
+    The inner events hold nothing, not even each other.
+
+    Args:
+        hosts: thread, start_ns and end_ns of the host events, as in `nest`.
+        inner: those of N inner events.
+
+    Returns:
+        Shape (N,).
+    """
+    columns = [np.concatenate(sides) for sides in zip(hosts, inner)]
+    num_hosts = len(hosts[0])
+    return nest(*columns, holds=np.arange(len(columns[0])) < num_hosts)[num_hosts:]
 
 
 def order_of_calls(thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64 | None:

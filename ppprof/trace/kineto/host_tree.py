@@ -15,15 +15,11 @@ from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.kineto.names import DDP, EVALUATE, MODULE, OPERATORS, STEP
 from ppprof.trace.labels import Labels, numbered
-from ppprof.trace.nesting import nest, order_of_calls
+from ppprof.trace.nesting import innermost, nest, order_of_calls
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
 from ppprof.trace.tree_arrays import pre_order
 
-_MAX_CLIMB = 100
-"""Most levels of host events to climb from one to the next; more would take too long."""
-_DEEP = -2
-"""In place of a row: it is more levels away."""
 INNER = pl.lit("OperatorInner", pl.Categorical())
 """The category of an operator that is counted as a part of another."""
 
@@ -150,46 +146,9 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         hosts: from `nested`.
         table: reads key and start_ns.
     """
-    thread, start = hosts["key"].to_numpy(), hosts["start_ns"].to_numpy()
-    end = start + hosts["dur_ns"].to_numpy()
-    above = hosts["parent"].fill_null(-1).to_numpy()
-    keys, times = table["key"].to_numpy(), table["start_ns"].to_numpy()
-    parent = _climbed(thread, start, end, above, keys, times)
-    rows = np.flatnonzero(parent == _DEEP)
-    if len(rows):
-        parent[rows] = _enclosing(hosts, end, table[rows])
+    key, start = (table[column].to_numpy() for column in ("key", "start_ns"))
+    parent = innermost(tuple(_times(hosts)), (key, start, start))
     return table.with_columns(parent=nullable(parent))
-
-
-def _climbed(
-    thread: Int64, start: Int64, end: Int64, above: Int32, keys: Int64, times: Int64
-) -> Int32:
-    """Return the row of the innermost enclosing event, -1 for none; `_DEEP` after `_MAX_CLIMB`."""
-    parent = np.full(len(times), -1, np.int32)
-    for key in np.unique(keys).tolist():
-        rows = np.flatnonzero(keys == key)
-        first, last = np.searchsorted(thread, (key, key + 1))
-        before = np.searchsorted(start[first:last], times[rows], side="right") - 1
-        parent[rows] = np.where(before >= 0, first + before, -1)
-    # The last host event that began before may have ended. Its parents end later.
-    rows = np.flatnonzero(parent >= 0)
-    for _ in range(_MAX_CLIMB):
-        rows = rows[end[parent[rows]] <= times[rows]]
-        parent[rows] = above[parent[rows]]
-        rows = rows[parent[rows] >= 0]
-    parent[rows[end[parent[rows]] <= times[rows]]] = _DEEP
-    return parent
-
-
-def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int32:
-    """Return the row of the innermost enclosing event as `with_parent`, for any depth; -1 if none."""
-    thread, start = (
-        np.concatenate((hosts[column].to_numpy(), table[column].to_numpy()))
-        for column in ("key", "start_ns")
-    )
-    ends = np.concatenate((end, table["start_ns"].to_numpy()))
-    parent = nest(thread, start, ends, holds=np.arange(len(start)) < hosts.height)
-    return parent[hosts.height :]
 
 
 def nest_hosts(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int32:

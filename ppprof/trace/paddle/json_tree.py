@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.fastpath.fixed_layout import MISSING
-from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
+from ppprof.trace.nesting import innermost, nest, nest_by_depth, nest_by_level
 from ppprof.trace.tree_arrays import pre_order
 
 Columns = dict[str, Array]
@@ -95,7 +95,12 @@ class HostTree:
         if len(others):
             rest = {key: values[others] for key, values in inner.items()}
             is_before = rest["position"] < self._first_of_thread(rest)
-            owner[others] = np.where(is_before, -1, self._innermost(rest))
+            tables = (self._table, rest)
+            spans = [
+                (thread.astype(np.int64), table["start"], table["start"] + table["dur"])
+                for table, thread in zip(tables, _numbered_threads(tables))
+            ]
+            owner[others] = np.where(is_before, -1, innermost(*spans))
         return owner
 
     def rows(self, owner: Int32) -> Int32:
@@ -146,15 +151,6 @@ class HostTree:
         wanted = pl.DataFrame({key: inner[key].astype(self._table[key].dtype) for key in keys})
         positions = wanted.join(firsts, on=keys, how="left", maintain_order="left")["position"]
         return positions.fill_null(0).to_numpy()
-
-    def _innermost(self, inner: Columns) -> Int32:
-        """Return the index of the innermost host event around each row, by time; -1 for none."""
-        host = self._table
-        num_hosts = len(host["position"])
-        thread = np.concatenate(_numbered_threads([host, inner])).astype(np.int64)
-        start = np.concatenate((host["start"], inner["start"]))
-        end = start + np.concatenate((host["dur"], inner["dur"]))
-        return nest(thread, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
 
 
 def reorder(table: Columns, order: Array, into: Columns | None = None) -> None:
