@@ -15,7 +15,7 @@ from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.kineto.names import DDP, EVALUATE, MODULE, OPERATORS, STEP
 from ppprof.trace.labels import Labels, numbered
-from ppprof.trace.nesting import innermost, nest, order_of_calls
+from ppprof.trace.nesting import innermost, nest, numbered_threads, order_of_calls
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
 from ppprof.trace.tree_arrays import pre_order
@@ -25,27 +25,10 @@ INNER = pl.lit("OperatorInner", pl.Categorical())
 
 
 def with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield each table with ``key``, a number for each thread of each process.
-
-    The numbers ascend by thread id, then by process id. They are the same in all tables.
-    """
-    runs = [_runs_of_threads(table) for table in tables]
-    threads = pl.concat([heads for heads, _ in runs]).unique()
-    keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
-    for table, (heads, lengths) in zip(tables, runs):
-        key = heads.join(keys, on=["thread", "process"], maintain_order="left")["key"]
-        yield table.with_columns(key=np.repeat(key.to_numpy(), lengths))
-
-
-def _runs_of_threads(table: pl.DataFrame) -> tuple[pl.DataFrame, Int64]:
-    """Return thread and process of each run of rows of one thread, and the lengths of the runs.
-
-    The file lists many events of one thread after another.
-    """
-    thread, process = (table[column].to_numpy() for column in ("thread", "process"))
-    is_next = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
-    first = np.flatnonzero(np.append(table.height > 0, is_next))
-    return table.select("thread", "process")[first], np.diff(np.append(first, table.height))
+    """Yield each table with ``key``, a number for each thread of each process; see `numbered_threads`."""
+    threads = ((table["thread"].to_numpy(), table["process"].to_numpy()) for table in tables)
+    for table, key in zip(tables, numbered_threads(*threads)):
+        yield table.with_columns(key=key.astype(np.int64))
 
 
 def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
