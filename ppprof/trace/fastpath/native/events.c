@@ -147,7 +147,6 @@ typedef struct {
 
 typedef struct Reader {
     Store store;
-    uint8_t *program; /* a copy; the literals lie in it */
     uint32_t num_keys, num_fields, num_classes, num_links;
     Key keys[MAX_KEYS];
     uint8_t slots[NUM_SLOTS]; /* number of a key, and 1; 0 if the slot is free */
@@ -164,16 +163,7 @@ typedef struct Reader {
     uint16_t *choice_classes;
 } Reader;
 
-static const double TENS[MAX_DECIMALS + 1] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                              1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                              1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-
 /* --------------------------------------------------------------------------------- JSON */
-
-static int is_digit(uint8_t byte)
-{
-    return (uint8_t)(byte - '0') < 10;
-}
 
 static int is_space(uint8_t byte)
 {
@@ -955,7 +945,7 @@ static void add_key(Reader *reader, uint32_t number)
 /* Read the program of a reader; return -1 if it is contradictory or if there is no memory. */
 static int read_program(Reader *reader, size_t length)
 {
-    Program program = {reader->program, reader->program + length, 0};
+    Program program = {reader->store.program, reader->store.program + length, 0};
     reader->store.num_tables = next_below(&program, MOST_ITEMS);
     reader->store.num_columns = next_below(&program, MOST_ITEMS);
     uint32_t num_args = next_below(&program, MAX_KEYS - NUM_OWN_KEYS + 1);
@@ -1015,29 +1005,14 @@ EXPORT void ppprof_reader_free(Reader *reader)
     free(reader->classes);
     free(reader->links);
     free(reader->choice_classes);
-    free(reader->program);
     free(reader);
 }
 
-/* Return a new reader; NULL if the program is contradictory or if there is no memory.
- *
- * `secret` is two random numbers, the seed of the hash table of texts.
- */
+/* Return a new reader; NULL if the program is contradictory or if there is no memory. */
 EXPORT Reader *ppprof_reader_new(const uint8_t *program, size_t length, const uint64_t *secret)
 {
-    Reader *reader = calloc(1, sizeof *reader);
-    if (!reader)
-        return NULL;
-    reader->store.texts.secret[0] = secret[0];
-    reader->store.texts.secret[1] = secret[1];
-    reader->program = malloc(length + 1);
-    if (!reader->program) {
-        ppprof_reader_free(reader);
-        return NULL;
-    }
-    if (length)
-        memcpy(reader->program, program, length);
-    if (read_program(reader, length)) {
+    Reader *reader = new_reader(sizeof *reader, program, length, secret);
+    if (reader && read_program(reader, length)) {
         ppprof_reader_free(reader);
         return NULL;
     }
