@@ -219,7 +219,7 @@ static size_t escape_length(const uint8_t *cursor, const uint8_t *end)
 /* Return the first byte from `cursor` on that is no plain character of a string, or `end`. */
 static const uint8_t *skip_plain(const uint8_t *cursor, const uint8_t *end)
 {
-#if defined(__GNUC__) && defined(__SSE2__)
+#ifdef __SSE2__
     const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\');
     const __m128i space = _mm_set1_epi8(0x20);
     for (; end - cursor >= 16; cursor += 16) {
@@ -232,7 +232,7 @@ static const uint8_t *skip_plain(const uint8_t *cursor, const uint8_t *end)
         if (mask)
             return cursor + __builtin_ctz((unsigned)mask);
     }
-#elif defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#elif __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101), highs = 0x80 * ones;
     for (; end - cursor >= 8; cursor += 8) {
         uint64_t word = load64(cursor);
@@ -275,7 +275,7 @@ static const uint8_t *string_end(const uint8_t *cursor, const uint8_t *end, int 
 
 static const uint8_t *skip_digits(const uint8_t *cursor, const uint8_t *end)
 {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101);
     for (; end - cursor >= 8; cursor += 8) {
         uint64_t word = load64(cursor) ^ '0' * ones;
@@ -419,7 +419,7 @@ static const uint8_t *nested_end(Reader *reader, const uint8_t *cursor, const ui
 static size_t slot_of(const uint8_t *name, size_t length, const uint8_t *end, int is_arg)
 {
     uint64_t word = 0;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (end - name >= 8) {
         word = load64(name);
         if (length < 8)
@@ -586,7 +586,7 @@ static const Value *value_of(const Reader *reader, uint32_t key)
 static int64_t digits(const uint8_t *text, size_t length)
 {
     int64_t sum = 0;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     for (; length >= 8; text += 8, length -= 8) {
         /* Pairs of digits, then of pairs, then of fours. */
         uint64_t word = load64(text) - UINT64_C(0x3030303030303030);

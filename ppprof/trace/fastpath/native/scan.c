@@ -89,7 +89,7 @@ typedef struct Scanner {
  */
 static int eight_digits(const uint8_t *cursor, int64_t *value)
 {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101);
     uint64_t word = load64(cursor - 8) ^ 0x30 * ones; /* a digit becomes its value */
     uint64_t others = (((word & 0x7F * ones) + 0x76 * ones) | word) & 0x80 * ones;
