@@ -168,7 +168,7 @@ def compact(text: bytes) -> str | None:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return to_json(value) if isinstance(value, dict) and value else None
+    return to_json(value) if isinstance(value, dict) else None
 
 
 def input_args() -> pl.Expr:
@@ -195,6 +195,6 @@ def with_json_callstack(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def to_json(inputs: Mapping[str, Any]) -> str:
-    """Return inputs as JSON without white space, the keys sorted."""
-    return msgspec.json.encode(inputs, order="sorted").decode()
+def to_json(inputs: Mapping[str, Any]) -> str | None:
+    """Return inputs as JSON without white space, the keys sorted; None without inputs."""
+    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None

@@ -48,7 +48,7 @@ def _decode(message: bytes, values_of: Callable[[bytes], list[Any]]) -> str | No
     except ValueError:
         return None
     inputs = dict(zip(keys, vectors))
-    return to_json(inputs) if inputs else None
+    return to_json(inputs)
 
 
 def _encode(text: str, form: Any, value_of: Callable[[Any], bytes]) -> bytes | None:
