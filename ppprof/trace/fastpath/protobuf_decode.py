@@ -28,10 +28,12 @@ from ppprof.trace.fastpath.protobuf_messages import (
     UNKNOWN_TYPE,
     ByteRanges,
     Bytes,
+    DamageError,
     Fields,
     MessageBuffer,
     Values,
     damaged,
+    varint_at,
 )
 from ppprof.trace.fastpath.string_table import ByteView, StringTable
 
@@ -98,10 +100,6 @@ def _chunks(num_items: int) -> Iterator[slice]:
     return (slice(first, first + _CHUNK) for first in range(0, num_items, _CHUNK))
 
 
-class _DamageError(Exception):
-    """A message in the chunk that is being decoded is damaged."""
-
-
 class NumpyBuffer(MessageBuffer):
     """The bytes of one protobuf file, read by numpy."""
 
@@ -125,7 +123,7 @@ class NumpyBuffer(MessageBuffer):
             try:
                 for message, fields in self._chunk(start, end):
                     _add(columns, message + chunk.start, fields)
-            except _DamageError:
+            except DamageError:
                 self._report_damage(start, end)
         return Fields(
             {field: column.values(self._text) for field, column in zip(wanted, columns.values())}
@@ -142,7 +140,7 @@ class NumpyBuffer(MessageBuffer):
             fields = self._next_field(cursor)
             cursor = fields[2]
             if (cursor > limit).any():
-                raise _DamageError
+                raise DamageError
             yield active, fields
             more = cursor < limit
             if not more.all():
@@ -171,7 +169,7 @@ class NumpyBuffer(MessageBuffer):
         low[rows], after[rows] = self._varints(cursor[rows])
         if lengths.any():
             if (lengths & (low > np.uint64(self._size))).any():
-                raise _DamageError
+                raise DamageError
             end = np.where(lengths, after + low.astype(np.int64), after)
             low = np.where(lengths, after.astype(np.uint64), low)
             after = end
@@ -181,7 +179,7 @@ class NumpyBuffer(MessageBuffer):
                 low[rows] = self._words[cursor[rows]] & np.uint64((1 << 8 * width) - 1)
                 after[rows] = cursor[rows] + width
         if not np.isin(kind, (VARINT, I64, LEN, I32)).all():
-            raise _DamageError
+            raise DamageError
         return 2 * number + lengths, low, after
 
     def _tags(self, cursor: Int64) -> tuple[Int64, Int64]:
@@ -228,7 +226,7 @@ class NumpyBuffer(MessageBuffer):
             ninth = self._bytes[end].astype(np.uint64)
             tenth = np.where(ninth >= 0x80, self._bytes[end + 1], 0).astype(np.uint64)
             if (tenth >= 0x80).any():
-                raise _DamageError
+                raise DamageError
             low[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
             after[long] = end + 1 + (ninth >= 0x80)
         return low, after
@@ -246,17 +244,17 @@ class NumpyBuffer(MessageBuffer):
         for index, cursor, limit in zip(active.tolist(), cursors.tolist(), limits.tolist()):
             while cursor < limit:
                 tags.append(cursor)
-                tag, cursor = self._varint(cursor)
+                tag, cursor = varint_at(self._raw, cursor)
                 if tag & 7 == LEN:
                     cursor = self._end_of_run(tags, limit)
                 elif tag & 7 == VARINT:
-                    _, cursor = self._varint(cursor)
+                    _, cursor = varint_at(self._raw, cursor)
                 elif tag & 7 in (I64, I32):
                     cursor += 8 if tag & 7 == I64 else 4
                 else:
-                    raise _DamageError
+                    raise DamageError
                 if cursor > limit:
-                    raise _DamageError
+                    raise DamageError
             message += [index] * (len(tags) - len(message))
         for chunk in _chunks(len(tags)):
             fields = self._next_field(np.array(tags[chunk], np.int64))
@@ -270,7 +268,7 @@ class NumpyBuffer(MessageBuffer):
         """
         raw = self._raw
         cursor = tags.pop()
-        _, after = self._varint(cursor)
+        _, after = varint_at(self._raw, cursor)
         width = after - cursor
         key = raw[cursor:after]
         while cursor < limit and raw[cursor : cursor + width] == key:
@@ -282,21 +280,9 @@ class NumpyBuffer(MessageBuffer):
             elif raw[cursor + 1] < 0x80:
                 cursor += (length & 0x7F | raw[cursor + 1] << 7) + 2
             else:
-                length, cursor = self._varint(cursor)
+                length, cursor = varint_at(self._raw, cursor)
                 cursor += length
         return cursor
-
-    def _varint(self, cursor: int) -> tuple[int, int]:
-        """Return the base-128 number at ``cursor``, cut to 64 bits, and the byte after it."""
-        raw = self._raw
-        value, byte = 0, raw[cursor]
-        for shift in range(0, 70, 7):
-            value |= (byte & 0x7F) << shift
-            cursor += 1
-            if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, cursor
-            byte = raw[cursor] if cursor < len(raw) else 0
-        raise _DamageError
 
     def _report_damage(self, starts: Int64, ends: Int64) -> NoReturn:
         """Raise the error of the first damaged message, field by field as native/protobuf.c."""
@@ -320,6 +306,6 @@ class NumpyBuffer(MessageBuffer):
 
     def _number_or_error(self, cursor: int) -> tuple[int, int]:
         try:
-            return self._varint(cursor)
-        except _DamageError:
+            return varint_at(self._raw, cursor)
+        except DamageError:
             raise damaged(self._name, self._size, cursor + 10, LONG_NUMBER) from None

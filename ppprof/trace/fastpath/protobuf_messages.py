@@ -158,6 +158,28 @@ class MessageBuffer(ABC):
         """
 
 
+class DamageError(ValueError):
+    """A message is damaged."""
+
+
+def varint_at(message: Bytes, position: int) -> tuple[int, int]:
+    """Return the base-128 number at ``position``, cut to 64 bits, and the byte after it.
+
+    Raises:
+        DamageError: the number has more than 10 bytes, or the message ends before.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, position
+    raise DamageError
+
+
 def padded(data: bytes) -> tuple[bytes, int]:
     """Return the arguments of `message_buffer` for a file's bytes, which are copied."""
     return data + bytes(PADDING), len(data)
