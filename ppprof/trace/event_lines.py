@@ -25,6 +25,7 @@ from ppprof.rundir.python_stacks import (
     read_python_stacks,
     stacks_of_trace,
 )
+from ppprof.trace.labels import map_texts
 from ppprof.trace.schema import Trace
 
 _LEAST_SAMPLES = 3
@@ -92,11 +93,9 @@ def with_lines(trace: Trace) -> Trace:
 
 def _called(events: pl.DataFrame) -> pl.Series:
     """Return the lines that call stacks know, of operators and the events in them."""
-    texts = events["callstack"].drop_nulls().unique().cast(pl.String).to_list()
-    places = {text: frame.place for text in texts if (frame := frame_of_call(text))}
-    stack = pl.col("callstack").cast(pl.String)
-    own = stack.replace_strict(places, default=None, return_dtype=pl.String)
-    line = events.select(own).to_series()
+    line = map_texts(
+        events["callstack"], lambda text: frame.place if (frame := frame_of_call(text)) else None
+    )
     for _ in range(2):  # the operator's own work, and its launch
         line = line.fill_null(line.gather(events["parent"]))
     return line

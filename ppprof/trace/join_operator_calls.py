@@ -42,7 +42,7 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
-from ppprof.trace.operator_inputs import LAYER, NUM_GRADIENTS, operator_of_gradient
+from ppprof.trace.operator_inputs import LAYER, NUM_GRADIENTS, operator_of_gradient, to_json
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_PROGRAM
 
 _SUFFIX = " dygraph"
@@ -162,7 +162,7 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
     # Other events in a call are those of layers without a name, and of the training's own spans.
     is_own = pl.col("start_ns") == pl.col("start_ns").min().over("call")
     forwards = forwards.filter((pl.col("call") >= 0) & is_own)
-    texts = [_text({LAYER: name}) for name in recorded.layers]
+    texts = [to_json({LAYER: name}) for name in recorded.layers]
     layer = recorded.layer_calls[forwards["call"].to_numpy(), 3]
     attributes = events["attributes"].cast(pl.String)
     attributes = attributes.scatter(forwards["row"], [texts[row] for row in layer])
@@ -173,7 +173,7 @@ def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
     """Return the attributes of gradients: those of their operators, and how many are computed."""
     kinds = gradients.select("attributes", "gradients").unique()
     texts = [
-        _text({**msgspec.json.decode(text or "{}"), NUM_GRADIENTS: num})
+        to_json({**msgspec.json.decode(text or "{}"), NUM_GRADIENTS: num})
         for text, num in kinds.rows()
     ]
     kinds = kinds.with_columns(text=pl.Series(texts, dtype=pl.String))
@@ -242,7 +242,7 @@ def _inputs(
         dtypes = {"X0": dtypes["X0"], "X1": dtypes["X2"]}
     elif operator not in (name, name.rstrip("_")) and num_others != 1:
         return only_line
-    return _text(shapes), _text(dtypes), _text(call.attributes), line
+    return to_json(shapes), to_json(dtypes), to_json(call.attributes), line
 
 
 def _promoted(dtypes: Mapping[str, list[str]]) -> str | None:
@@ -267,10 +267,6 @@ def _operator_name(call: Signature) -> str:
 
 def _only(inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: inputs[name] for name in names if name in inputs}
-
-
-def _text(inputs: Mapping[str, Any]) -> str | None:
-    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None
 
 
 def links_of_gradients(

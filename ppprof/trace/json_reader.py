@@ -242,7 +242,7 @@ def _scan_events(
         scanner = Scanner(dialect, library)
         for block in source.blocks(dialect.last_start, num_bytes=scanner.block_bytes):
             end = block.end if block.is_last else None
-            columns.add_decoded(decoded(scanner.add(block), block.between, end))
+            columns.add_decoded(decoded(scanner.add(block) or [], block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
     if not has_end:
         raise DamagedError

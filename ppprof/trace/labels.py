@@ -9,7 +9,7 @@ A trace has thousands of events and some hundred names::
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -81,6 +81,22 @@ class Labels(NamedTuple):
         """Return the texts as a column of strings."""
         texts = pl.Series([*self.texts, None], dtype=pl.String)
         return texts.gather(np.where(self.number < 0, len(self.texts), self.number))
+
+
+def map_texts(
+    column: pl.Series, function: Callable[[str], Any], dtype: type[pl.DataType] = pl.String
+) -> pl.Series:
+    """Return the result of a function for each text, null for null; it is called once for each distinct text.
+
+    Args:
+        column: strings, or a categorical column.
+        function: what to return for a text.
+        dtype: of the results.
+    """
+    results = {text: function(text) for text in column.unique().drop_nulls().cast(pl.String)}
+    texts: pl.Series = column.cast(pl.String)
+    series: pl.Series = texts.replace_strict(results, default=None, return_dtype=dtype)
+    return series
 
 
 def numbered(codes: Array, num_codes: int) -> tuple[Int32, Int64]:

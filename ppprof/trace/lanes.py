@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Bool, Int64
+from ppprof.arrays import Int64
 from ppprof.trace.nesting import nest, order_of_calls
 
 
@@ -35,8 +35,7 @@ def lanes(track: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     order = order_of_calls(track, start_ns, end_ns)
     rows = np.arange(len(track)) if order is None else order
     tracks, starts, ends = track[rows], start_ns[rows], end_ns[rows]
-    crossed = np.unique(tracks[_crosses(tracks, starts, ends)])
-    for each in crossed.tolist():
+    for each in _crossed(tracks, starts, ends).tolist():
         chosen = np.flatnonzero(tracks == each)
         lane[rows[chosen]] = _lanes_of_track(starts[chosen], ends[chosen])
     return lane
@@ -66,34 +65,18 @@ def track_name(stream: int, lane: int) -> str:
     return f"stream {stream} ({lane + 1})" if lane else f"stream {stream}"
 
 
-def _crosses(track: Int64, start: Int64, end: Int64) -> Bool:
-    """Return whether each event crosses an earlier one; the order is that of `order_of_calls`.
+def _crossed(track: Int64, start: Int64, end: Int64) -> Int64:
+    """Return the tracks on which events cross; the order is that of `order_of_calls`.
 
     The parent is the last earlier event that ends no earlier. What crosses ends before the event
-    does, so it lies between the two, and the latest end of such a one is that of an elder sibling.
+    does, so it lies between the two, in an elder sibling or as one. Siblings that follow one another
+    without a crossing are disjoint. So the first crossing of siblings is one of neighbours.
     """
-    if not len(track):
-        return np.zeros(0, bool)
-    parent = nest(track, start, end).astype(np.int64)
-    group = np.where(parent >= 0, parent + 1, -1 - np.searchsorted(track, track))
-    by_group = np.argsort(group, kind="stable")
-    ends, groups = end[by_group], group[by_group]
-    is_first = np.append(True, groups[1:] != groups[:-1])
-    number = np.cumsum(is_first) - 1
-    low = int(ends.min())
-    span = int(ends.max()) - low + 1
-    if number[-1] + 1 > (2**62) // span:  # too long for sums of a group's number and a time
-        latest = np.empty_like(ends)
-        for first, until in zip(
-            np.flatnonzero(is_first), [*np.flatnonzero(is_first)[1:], len(ends)]
-        ):
-            latest[first:until] = np.maximum.accumulate(ends[first:until])
-    else:
-        latest = np.maximum.accumulate(number * span + (ends - low)) - number * span + low
-    before = np.append(low, latest[:-1])
-    crosses = np.zeros(len(track), bool)
-    crosses[by_group] = ~is_first & (before > start[by_group])
-    return crosses
+    parent = nest(track, start, end)
+    by_parent = np.argsort(parent, kind="stable")
+    before, after = by_parent[:-1], by_parent[1:]
+    are_siblings = (parent[before] == parent[after]) & (track[before] == track[after])
+    return np.unique(track[after[are_siblings & (end[before] > start[after])]])
 
 
 def _lanes_of_track(start: Int64, end: Int64) -> list[int]:

@@ -14,6 +14,8 @@ clock. The order of the file can: Paddle's JSON writer walks each thread's tree 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ppprof.arrays import Array, Bool, Int32, Int64
@@ -64,6 +66,56 @@ def nest(
     parent = np.empty_like(before)
     parent[order] = np.where(before >= 0, order[before], -1)
     return parent
+
+
+def innermost(hosts: Sequence[Int64], inner: Sequence[Int64]) -> Int32:
+    """Return the index of the innermost host event around each inner event; -1 for none.
+
+    The inner events hold nothing, not even each other.
+
+    Args:
+        hosts: thread, start_ns and end_ns of the host events, as in `nest`.
+        inner: those of N inner events.
+
+    Returns:
+        Shape (N,).
+    """
+    columns = [np.concatenate(sides) for sides in zip(hosts, inner)]
+    num_hosts = len(hosts[0])
+    return nest(*columns, holds=np.arange(len(columns[0])) < num_hosts)[num_hosts:]
+
+
+def runs_of_threads(thread: Array, process: Array) -> Int64:
+    """Return the first row of each run: of rows of one thread that follow one another."""
+    changes: Bool = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
+    return np.flatnonzero(np.append(len(thread) > 0, changes))
+
+
+def numbered_threads(*tables: tuple[Array, Array]) -> list[Int32]:
+    """Return the number of each row's thread, for each of ``tables``; equal threads have one number.
+
+    The numbers ascend by thread id, then by process id. A file lists many events of one thread after
+    another, so that only each run needs a search.
+
+    Args:
+        tables: thread id and process id of each row.
+    """
+    runs = [runs_of_threads(*table) for table in tables]
+    thread, process = (
+        _numbered([ids[first] for ids, first in zip(column, runs)]) for column in zip(*tables)
+    )
+    numbers = _numbered([thread * (process.max(initial=0) + 1) + process]).astype(np.int32)
+    parts = np.split(numbers, np.cumsum([len(first) for first in runs])[:-1])
+    return [
+        np.repeat(part, np.diff(np.append(first, len(ids))))
+        for (ids, _), first, part in zip(tables, runs, parts)
+    ]
+
+
+def _numbered(parts: Sequence[Array]) -> Int64:
+    """Return the rank of each value of all parts among their distinct values, from 0."""
+    values = np.concatenate([part.astype(np.int64) for part in parts])
+    return np.unique(values, return_inverse=True)[1]
 
 
 def order_of_calls(thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64 | None:

@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from ppprof.trace.labels import map_texts
+
 INPUT_KEYS = {
     **{"shapes": "input_shapes", "dtypes": "input_dtypes", "attributes": "attributes"},
     "callstack": "callstack",
@@ -118,12 +120,7 @@ def name_of_layer(attributes: str) -> str | None:
 
 def names_of_layers(attributes: pl.Series) -> pl.Series:
     """Return `name_of_layer` of each value of the column ``attributes``, String; null without."""
-    texts = attributes.unique().drop_nulls().cast(pl.String).to_list()
-    names = {text: name_of_layer(text) for text in texts}
-    shown: pl.Series = attributes.cast(pl.String).replace_strict(
-        names, default=None, return_dtype=pl.String
-    )
-    return shown
+    return map_texts(attributes, name_of_layer)
 
 
 def shapes_as_shown(shapes: str) -> str:
@@ -168,7 +165,7 @@ def compact(text: bytes) -> str | None:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return to_json(value) if isinstance(value, dict) and value else None
+    return to_json(value) if isinstance(value, dict) else None
 
 
 def input_args() -> pl.Expr:
@@ -185,16 +182,12 @@ def input_args() -> pl.Expr:
 
 def with_json_callstack(events: pl.DataFrame) -> pl.DataFrame:
     """Return the events with each call stack as a JSON string, in quotation marks."""
-    stacks = events["callstack"].drop_nulls().unique()
-    if stacks.is_empty():
+    stacks = events["callstack"]
+    if stacks.null_count() == len(stacks):
         return events
-    texts = [msgspec.json.encode(stack).decode() for stack in stacks.cast(pl.String)]
-    quoted = pl.col("callstack").cast(pl.String)
-    return events.with_columns(
-        callstack=quoted.replace_strict(stacks.cast(pl.String), texts, return_dtype=pl.String)
-    )
+    return events.with_columns(map_texts(stacks, lambda stack: msgspec.json.encode(stack).decode()))
 
 
-def to_json(inputs: Mapping[str, Any]) -> str:
-    """Return inputs as JSON without white space, the keys sorted."""
-    return msgspec.json.encode(inputs, order="sorted").decode()
+def to_json(inputs: Mapping[str, Any]) -> str | None:
+    """Return inputs as JSON without white space, the keys sorted; None without inputs."""
+    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None

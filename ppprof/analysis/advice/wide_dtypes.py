@@ -8,6 +8,7 @@ import polars as pl
 from ppprof.analysis.efficiency.operator_formulas import ITEM_BYTES
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines
+from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import operator_of_gradient
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
@@ -47,14 +48,9 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
         "row", "thread", "start_ns", pl.col("name").cast(pl.String), time_ns=time
     )
     operators = hosts.with_columns(columns).filter(tree.is_outermost_operator)
-    texts = operators["dtypes"].drop_nulls().unique().cast(pl.String).to_list()
-    widest = {text: dtype for text in texts if (dtype := _widest(text))}
-    kind = {name: _function(name) for name in operators["name"].unique().to_list()}
     operators = operators.with_columns(
-        dtype=pl.col("dtypes")
-        .cast(pl.String)
-        .replace_strict(widest, default=None, return_dtype=pl.String),
-        function=pl.col("name").replace_strict(kind, default=None, return_dtype=pl.String),
+        dtype=map_texts(operators["dtypes"], _widest),
+        function=map_texts(operators["name"], _function),
         is_gradient=pl.col("name").str.ends_with(" dygraph").not_(),
     ).drop_nulls("step")
     products = operators.filter(pl.col("function").is_in(_PRODUCTS)).drop_nulls("dtype")

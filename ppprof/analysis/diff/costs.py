@@ -22,6 +22,7 @@ from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
 from ppprof.arrays import Bool, Int32, Int64
+from ppprof.trace.labels import map_texts
 from ppprof.trace.schema import Trace, is_kernel
 
 OPERATORS = {
@@ -243,9 +244,8 @@ def name_collectives() -> pl.Expr:
 
 def _runtime_costs(profile: Profile) -> pl.DataFrame:
     launches = profile.tree.launches
-    names = launches["name"].unique().cast(pl.String).to_list()
     return launches.select(
-        name=pl.col("name").cast(pl.String).replace({name: name_of_call(name) for name in names}),
+        name=map_texts(launches["name"], name_of_call),
         step=profile.step.gather(launches["row"]),
         cpu_total_ns=pl.col("end_ns") - pl.col("start_ns"),
     ).pipe(_by_name_and_step)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from ppprof.trace.labels import map_texts
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
@@ -99,11 +100,7 @@ class Naming:
 
     def apply(self, names: pl.Series) -> pl.Series:
         """Return the `common_name` of each of ``names`` (String or Categorical), as String."""
-        distinct = names.cast(pl.String).unique().drop_nulls().to_list()
-        common_names = {name: self.common_name(name) for name in distinct}
-        texts: pl.Series = names.cast(pl.String)
-        series: pl.Series = texts.replace_strict(common_names, default=None, return_dtype=pl.String)
-        return series
+        return map_texts(names, self.common_name)
 
 
 def normalized(name: str) -> str:

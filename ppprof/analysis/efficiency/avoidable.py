@@ -20,6 +20,7 @@ from ppprof.analysis.efficiency.operator_work import (
     work_of_profile,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
 
 CHAINS = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "saved_ns": pl.Float64()}
@@ -61,14 +62,11 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
     ).sort("thread", "row")
     if calls["bytes"].count() < 2:
         return pl.DataFrame(schema=CHAINS)
-    names = {name: is_pointwise(name) for name in calls["name"].unique()}
-    dtypes = events["dtypes"].gather(calls["row"]).cast(pl.String)
-    items = {text: item_bytes(dtype_as_shown(text)) for text in dtypes.drop_nulls().unique()}
-    sizes = {text: _size(text) for text in calls["shapes"].drop_nulls().unique()}
+    dtypes = events["dtypes"].gather(calls["row"])
     calls = calls.with_columns(
-        item_bytes=dtypes.replace_strict(items, default=None, return_dtype=pl.Int64),
-        size=pl.col("shapes").replace_strict(sizes, default=None, return_dtype=pl.Int64),
-        fits=pl.col("name").replace_strict(names, return_dtype=pl.Boolean)
+        item_bytes=map_texts(dtypes, lambda text: item_bytes(dtype_as_shown(text)), pl.Int64),
+        size=map_texts(calls["shapes"], _size, pl.Int64),
+        fits=map_texts(calls["name"], is_pointwise, pl.Boolean)
         & (pl.col("time_ns") > 0)
         & pl.col("bytes").is_not_null(),
     )

@@ -37,6 +37,7 @@ from ppprof.analysis.profile.module_tree import (
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.arrays import Int64
 from ppprof.hardware import Device, known_device
+from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import (
     dtype_as_shown,
     names_of_layers,
@@ -252,13 +253,10 @@ def operator_work(profile: Profile) -> pl.DataFrame:
     calls = _calls(profile)
     if profile.unrecorded_device:
         calls = calls.clear()
-    texts = calls["shapes"].drop_nulls().unique()
-    shapes = {text: shapes_as_shown(text) for text in texts}
-    names = {name: _shown(name) for name in calls["name"].unique()}
     return calls.select(
         "row",
-        pl.col("name").replace_strict(names, default=None, return_dtype=pl.String),
-        pl.col("shapes").replace_strict(shapes, default=None, return_dtype=pl.String),
+        map_texts(calls["name"], _shown),
+        map_texts(calls["shapes"], shapes_as_shown),
         *("time_ns", "flops", "bytes"),
     )
 
@@ -278,10 +276,9 @@ def _rates(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     rows = rows.join(
         kinds, on=["name", "shapes", "attributes"], nulls_equal=True, maintain_order="left"
     )
-    shown = {name: _shown(name) for name in rows["name"].unique()}
     total_ns = pl.col("time_ns").cast(pl.Float64)
     return rows.with_columns(
-        name=pl.col("name").replace_strict(shown, return_dtype=pl.String),
+        name=map_texts(rows["name"], _shown),
         shapes=pl.Series([shapes_as_shown(text) for text in rows["shapes"]], dtype=pl.String),
         dtype=pl.Series([dtype_as_shown(text) for text in rows["dtypes"]], dtype=pl.String),
         flops_per_s=pl.col("flops").cast(pl.Float64) * pl.col("calls") * 1e9 / total_ns,

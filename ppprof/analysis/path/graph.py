@@ -325,7 +325,7 @@ def job_graph(
         steps: the steps whose paths are asked for; None: all steps.
     """
     windows = sorted({window for _, window, _ in parts})
-    times, edges, labels, ends = [], [], [_NO_LABELS], []
+    times, edges, labels, ends = [], [], [pl.DataFrame(schema=JOB_LABELS)], []
     calls: dict[int, list[pl.DataFrame]] = {window: [] for window in windows}
     num_nodes, num_labels = len(windows), 0  # each window begins at a node, and these are the first
     for rank, window, part in parts:
@@ -340,10 +340,7 @@ def job_graph(
                 part.label + np.int32(num_labels),
             )
         )
-        unlinked = pl.lit(None, pl.String)
-        labels.append(
-            part.labels.with_columns(rank=pl.lit(rank, pl.Int64), link=unlinked, axis=unlinked)
-        )
+        labels.append(part.labels.with_columns(rank=pl.lit(rank, pl.Int64)))
         begin_ns = pl.Series(to_reference(part.steps["begin_ns"].to_numpy()))
         ends.append(
             part.steps.with_columns(
@@ -364,7 +361,7 @@ def job_graph(
     time_ns = np.concatenate((root_ns, *times))
     arrived_ns, meetings, meeting_labels = _meetings(calls.values(), time_ns, topology, num_labels)
     edges.append(meetings)
-    not_recorded = _NO_LABELS.clear(1).with_columns(kind=pl.lit(NOT_RECORDED, LABELS["kind"]))
+    not_recorded = pl.select(kind=pl.lit(NOT_RECORDED, LABELS["kind"]))
     source, target, least_ns, label = (np.concatenate(columns) for columns in zip(*edges))
     no_root = np.full(len(windows), -1)
     return Graph(
@@ -375,13 +372,11 @@ def job_graph(
         label.astype(np.int32),
         # Ranks arrive at a meeting, so an edge leads to it.
         np.concatenate((no_root, root, np.full(len(arrived_ns), -1))),
-        pl.concat([table.select(*JOB_LABELS) for table in (*labels, meeting_labels, not_recorded)]),
+        pl.concat([*labels, meeting_labels, not_recorded], how="diagonal"),
         pl.concat(ends),
         steps,
     )
 
-
-_NO_LABELS = pl.DataFrame(schema=JOB_LABELS)
 
 _Edges = tuple[Array, Array, Int64, Array]
 """Source, target, least time and label of some edges."""
@@ -434,9 +429,6 @@ def _meetings(
         kind=pl.lit("communication", LABELS["kind"]),
         name="op",
         operator="op",
-        module=pl.lit(None, pl.String),
-        line=pl.lit(None, pl.String),
-        **{name: pl.lit(None, pl.Int64) for name in ("thread", "device", "stream", "rank")},
         link="members",
         axis="axis",
     )

@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.arrays import Bool, Int64
+from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
 from ppprof.trace.schema import Trace
 from ppprof.units import escape_control_chars
@@ -157,9 +158,6 @@ def _with_work(table: pl.DataFrame) -> pl.DataFrame:
     work = work_of_operators(given).rename({"bytes": "moved_bytes"})
     rows = pl.int_range(pl.len(), dtype=pl.Int32).alias("row")
     worked = given.with_columns(rows).join(work, "row", "left", maintain_order="left").drop("row")
-    shown = {text: shapes_as_shown(text) for text in table["shapes"].drop_nulls().unique()}
-    types = {text: dtype_as_shown(text) for text in given["dtypes"].drop_nulls().unique()}
     return worked.with_columns(
-        pl.col("shapes").replace_strict(shown, default=None, return_dtype=pl.String),
-        pl.col("dtypes").replace_strict(types, default=None, return_dtype=pl.String),
+        map_texts(worked["shapes"], shapes_as_shown), map_texts(worked["dtypes"], dtype_as_shown)
     )

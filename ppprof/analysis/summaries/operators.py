@@ -15,7 +15,7 @@ from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int32
 from ppprof.remote_names import REMOTE, ends_of
-from ppprof.trace.labels import Labels, rows_by_number
+from ppprof.trace.labels import Labels, map_texts, rows_by_number
 from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.schema import is_kernel
 
@@ -162,12 +162,9 @@ def _positions(wanted: Int32, rows: pl.Series) -> Int32:
 def _with_inputs(calls: pl.DataFrame, profile: Profile) -> pl.DataFrame:
     """Return calls of operators with shapes (as shown; null if unknown) and flops."""
     events = profile.trace.events
-    texts = events["shapes"].gather(calls["row"]).cast(pl.String)
-    shown = {text: shapes_as_shown(text) for text in texts.drop_nulls().unique()}
+    shapes = map_texts(events["shapes"].gather(calls["row"]), shapes_as_shown)
     work = work_of_profile(profile).select("row", "flops")
-    return calls.with_columns(
-        shapes=texts.replace_strict(shown, default=None, return_dtype=pl.String)
-    ).join(work, on="row", how="left", maintain_order="left")
+    return calls.with_columns(shapes=shapes).join(work, on="row", how="left", maintain_order="left")
 
 
 def _with_flops(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:

@@ -11,22 +11,29 @@ Source: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import NoReturn, Union
 
 import numpy as np
-import numpy.typing as npt
 
 from ppprof.arrays import Int64, UInt64
 from ppprof.trace.fastpath.protobuf_messages import (
     BEYOND_FILE,
     BEYOND_MESSAGE,
     LONG_NUMBER,
+    MESSAGE,
+    MESSAGES,
+    NUMBER,
+    TEXT,
     UNKNOWN_TYPE,
     ByteRanges,
     Bytes,
-    Texts,
+    DamageError,
+    Fields,
+    MessageBuffer,
+    Values,
     damaged,
+    varint_at,
 )
 from ppprof.trace.fastpath.string_table import ByteView, StringTable
 
@@ -36,218 +43,133 @@ VARINT, I64, LEN, I32 = 0, 1, 2, 5
 _FEW = 48  # with fewer messages, a Python loop is faster than numpy calls
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
 
-
-class FieldBatch(NamedTuple):
-    """Fields of some messages: the k-th field of each, or all fields of a few messages.
-
-    A file has many batches. To keep them small, an int or a slice stands for an array where
-    possible.
-    """
-
-    message: Int64 | slice
-    """Index of each field's message, ascending, shape (N,); a slice if consecutive."""
-    number: Int64 | int
-    """Field number of each field, shape (N,); an int if all fields have this number."""
-    kind: Int64 | int
-    """Wire type of each field, shape (N,); an int if all fields have this type."""
-    low: npt.NDArray[np.integer[Any]]
-    """Value of a number; first byte of a field with a length; shape (N,)."""
-    end: npt.NDArray[np.integer[Any]] | None
-    """Byte after the field, shape (N,); None if ``kind`` is an int other than `LEN`."""
-
-    def values(self, field: int) -> tuple[Int64 | slice, npt.NDArray[np.integer[Any]]]:
-        """Return the messages in which ``field`` is a number, and the numbers."""
-        if isinstance(self.number, int):
-            if self.number == field and self.kind != LEN:
-                return self.message, self.low
-            return _NO_MESSAGES, _NO_VALUES
-        chosen = np.flatnonzero((self.number == field) & (self.kind != LEN))
-        return self._messages()[chosen], self.low[chosen]
-
-    def ranges(self, field: int) -> tuple[Int64 | slice, Any, Any]:
-        """Return the messages in which ``field`` has a length, and its byte ranges there.
-
-        Returns:
-            Messages, first bytes, and the bytes after the last ones.
-        """
-        if self.end is None:
-            return _NO_MESSAGES, _NO_VALUES, _NO_VALUES
-        if isinstance(self.number, int):
-            if self.number == field:
-                return self.message, self.low, self.end
-            return _NO_MESSAGES, _NO_VALUES, _NO_VALUES
-        chosen = np.flatnonzero((self.number == field) & (self.kind == LEN))
-        return self._messages()[chosen], self.low[chosen], self.end[chosen]
-
-    def _messages(self) -> Int64:
-        if isinstance(self.message, slice):
-            return np.arange(self.message.start, self.message.stop)
-        return self.message
+_Decoded = tuple[Union[Int64, int], Union[UInt64, Int64], Int64]
+"""Some fields: twice their numbers, plus 1 for a field with a length (an int if the fields agree);
+values, or first bytes of fields with a length; and the byte after each field."""
 
 
-_NO_MESSAGES, _NO_VALUES = slice(0, 0), np.zeros(0, np.int64)
+class _Column:
+    """One wanted field of N messages, which is filled chunk by chunk."""
+
+    def __init__(self, kind: int, num_messages: int) -> None:
+        self._kind = kind
+        num_ranges = num_messages if kind in (TEXT, MESSAGE) else 0
+        self._numbers = np.zeros(num_messages if kind == NUMBER else 0, np.uint64)
+        self._first, self._end = np.zeros(num_ranges, np.int64), np.zeros(num_ranges, np.int64)
+        self._parts = [(np.zeros(0, np.int32), self._first[:0], self._end[:0])]
+
+    def add(self, message: Int64, low: UInt64 | Int64, end: Int64) -> None:
+        """Add fields of the messages with these indices; ``low`` and ``end`` as in `_Decoded`."""
+        if self._kind == NUMBER:
+            self._numbers[message] = low  # the last occurrence wins, as protobuf demands
+        elif self._kind == MESSAGES:
+            self._parts.append((message.astype(np.int32), low.astype(np.int64), end))
+        else:
+            self._first[message], self._end[message] = low, end
+
+    def values(self, text: ByteView) -> Values:
+        """Return the values of all messages, whose bytes are in ``text``."""
+        table, rows = StringTable(), np.zeros(0, np.int32)
+        first, end = self._first, self._end
+        if self._kind == TEXT:
+            rows = np.empty(len(first), np.int32)
+            for chunk in _chunks(len(first)):
+                rows[chunk] = table.between(text, first[chunk], end[chunk])
+        elif self._kind == MESSAGES:
+            rows, first, end = (np.concatenate(sides) for sides in zip(*self._parts))
+            if not (rows[1:] >= rows[:-1]).all():
+                order = np.argsort(rows, kind="stable")
+                rows, first, end = rows[order], first[order], end[order]
+        return Values(self._numbers, rows, first, end, table.all())
 
 
-class NumpyFields:
-    """All fields of N messages of one type; implements `Fields`."""
-
-    def __init__(self, text: ByteView, num_messages: int, batches: list[FieldBatch]) -> None:
-        self._text = text
-        self._num_messages = num_messages
-        self._batches = batches
-
-    def number(self, field: int) -> UInt64:
-        """Return a number, or 4 or 8 bytes as one, of each message, shape (N,); 0 if missing."""
-        values = np.zeros(self._num_messages, np.uint64)
-        for batch in self._batches:
-            message, numbers = batch.values(field)
-            values[message] = numbers  # the last occurrence wins, as protobuf demands
-        return values
-
-    def texts(self, field: int) -> Texts:
-        """Return a text of each message."""
-        ranges = self.range(field)
-        table = StringTable()
-        numbers = np.concatenate(
-            [
-                table.between(
-                    self._text,
-                    ranges.start[first : first + _CHUNK],
-                    ranges.end[first : first + _CHUNK],
-                )
-                for first in range(0, max(len(ranges), 1), _CHUNK)
-            ]
-        )
-        return Texts(table.all(), numbers)
-
-    def range(self, field: int) -> ByteRanges:
-        """Return a message inside each message: N ranges, empty if missing."""
-        start = np.zeros(self._num_messages, np.int64)
-        end = np.zeros(self._num_messages, np.int64)
-        for batch in self._batches:
-            message, first, last = batch.ranges(field)
-            start[message] = first
-            end[message] = last
-        return ByteRanges(start, end, np.arange(self._num_messages, dtype=np.int32))
-
-    def ranges(self, field: int) -> ByteRanges:
-        """Return a repeated message: one range for each occurrence, in the order of the messages."""
-        parts: list[tuple[Any, Any, Any]] = [(_NO_VALUES, _NO_VALUES, _NO_VALUES)]
-        for batch in self._batches:
-            message, first, last = batch.ranges(field)
-            if isinstance(message, slice):
-                message = np.arange(message.start, message.stop)
-            if len(message):
-                parts.append((first.astype(np.int64), last.astype(np.int64), message))
-        start, end, owner = (np.concatenate(part) for part in zip(*parts))
-        if not (owner[1:] >= owner[:-1]).all():
-            order = np.argsort(owner, kind="stable")
-            start, end, owner = start[order], end[order], owner[order]
-        return ByteRanges(start, end, owner.astype(np.int32))
+def _add(columns: Mapping[int, _Column], message: Int64, fields: _Decoded) -> None:
+    """Add fields of the messages with these indices to the columns of their kinds."""
+    kind, low, end = fields
+    if isinstance(kind, int):
+        if kind in columns:
+            columns[kind].add(message, low, end)
+        return
+    for wanted, column in columns.items():
+        rows = np.flatnonzero(kind == wanted)
+        if len(rows):
+            column.add(message[rows], low[rows], end[rows])
 
 
-class _DamageError(Exception):
-    """A message in the chunk that is being decoded is damaged."""
+def _chunks(num_items: int) -> Iterator[slice]:
+    return (slice(first, first + _CHUNK) for first in range(0, num_items, _CHUNK))
 
 
-class NumpyBuffer:
-    """The bytes of one protobuf file; implements `MessageBuffer`.
-
-    Args:
-        data: the file's bytes, and `PADDING` zero bytes.
-        size: number of the file's bytes.
-        name: the file's path, for error messages.
-    """
+class NumpyBuffer(MessageBuffer):
+    """The bytes of one protobuf file, read by numpy."""
 
     def __init__(self, data: Bytes, size: int, name: str) -> None:
-        self.name = name
-        self.size = size
+        super().__init__(data, size, name)
         self._text = ByteView(data)
-        self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
+        self._raw, self._words = self._text.raw, self._text.words
 
-    def whole(self) -> ByteRanges:
-        """Return the range of the whole file, which is one message."""
-        return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int32))
-
-    def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> NumpyFields:
-        """Return all fields of the messages at ``ranges``, also those that are not wanted.
+    def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> Fields:
+        """Return the fields of the messages at ``ranges``; see `MessageBuffer`.
 
         Raises:
             TraceError: a message is damaged.
         """
-        batches: list[FieldBatch] = []
-        for first in range(0, max(len(ranges), 1), _CHUNK):
-            chunk = slice(first, first + _CHUNK)
+        columns = {
+            2 * field + (kind != NUMBER): _Column(kind, len(ranges))
+            for field, kind in wanted.items()
+        }
+        for chunk in _chunks(len(ranges)):
+            start, end = ranges.start[chunk], ranges.end[chunk]
             try:
-                batches += self._chunk(first, ranges.start[chunk], ranges.end[chunk])
-            except _DamageError:
-                self._report_damage(ranges.start[chunk], ranges.end[chunk])
-        return NumpyFields(self._text, len(ranges), batches)
+                for message, fields in self._chunk(start, end):
+                    _add(columns, message + chunk.start, fields)
+            except DamageError:
+                self._report_damage(start, end)
+        return Fields(
+            {field: column.values(self._text) for field, column in zip(wanted, columns.values())}
+        )
 
-    def _chunk(self, first: int, start: Int64, end: Int64) -> list[FieldBatch]:
-        """Return the fields of the messages at [start, end); the first one has the index ``first``."""
-        batches: list[FieldBatch] = []
+    def _chunk(self, start: Int64, end: Int64) -> Iterator[tuple[Int64, _Decoded]]:
+        """Yield some fields of the messages at [start, end), and the index of each one's message.
+
+        They are the k-th field of each message, or all fields of a few messages.
+        """
         active = np.flatnonzero(start < end)
         cursor, limit = start[active], end[active]
-        active += first
         while len(active) >= _FEW:
-            number, kind, low, cursor = self._next_field(cursor)
+            fields = self._next_field(cursor)
+            cursor = fields[2]
             if (cursor > limit).any():
-                raise _DamageError
-            batches.append(self._batch(active, number, kind, low, cursor))
+                raise DamageError
+            yield active, fields
             more = cursor < limit
             if not more.all():
                 active, cursor, limit = active[more], cursor[more], limit[more]
-        return batches + self._fields_of_few(active, cursor, limit)
+        yield from self._fields_of_few(active, cursor, limit)
 
-    def _batch(
-        self,
-        active: Int64,
-        number: Int64 | int,
-        kind: Int64 | int,
-        low: npt.NDArray[np.integer[Any]],
-        end: Int64,
-    ) -> FieldBatch:
-        message: Int64 | slice = active
-        if len(active) == active[-1] - active[0] + 1 and (np.diff(active) == 1).all():
-            message = slice(int(active[0]), int(active[-1]) + 1)
-        if isinstance(kind, int):
-            if kind != LEN:
-                return FieldBatch(message, number, kind, low, None)
-            if self.size < 2**31:
-                return FieldBatch(message, number, kind, low.astype(np.int32), end.astype(np.int32))
-        return FieldBatch(message, number, kind, low, end)
-
-    def _next_field(self, cursor: Int64) -> tuple[Int64 | int, Int64 | int, UInt64 | Int64, Int64]:
-        """Decode the field at each cursor.
-
-        Returns:
-            Field numbers and wire types (each an int if the fields agree); values, or first bytes
-            of fields with a length; and the byte after each field.
-        """
+    def _next_field(self, cursor: Int64) -> _Decoded:
+        """Decode the field at each cursor."""
         tags, cursor = self._tags(cursor)
         if (tags == tags[0]).all():  # usual: messages have the same fields in the same order
             tag = int(tags[0])
             if tag & 7 == VARINT:
-                return tag >> 3, VARINT, *self._varints(cursor)
+                return 2 * (tag >> 3), *self._varints(cursor)
             if tag & 7 == LEN:
                 length = self._bytes[cursor]
                 if (length < 0x80).all():
                     low = cursor + 1
-                    return tag >> 3, LEN, low, low + length
+                    return 2 * (tag >> 3) + 1, low, low + length
         return self._any_field(tags >> 3, tags & 7, cursor)
 
-    def _any_field(
-        self, number: Int64, kind: Int64, cursor: Int64
-    ) -> tuple[Int64, Int64, UInt64, Int64]:
+    def _any_field(self, number: Int64, kind: Int64, cursor: Int64) -> _Decoded:
         """Return what `_next_field` returns for fields with these numbers and types; ``cursor`` is behind each tag."""
         lengths = kind == LEN
         low, after = np.zeros(len(cursor), np.uint64), cursor.copy()
         rows = np.flatnonzero(lengths | (kind == VARINT))
         low[rows], after[rows] = self._varints(cursor[rows])
         if lengths.any():
-            if (lengths & (low > np.uint64(self.size))).any():
-                raise _DamageError
+            if (lengths & (low > np.uint64(self._size))).any():
+                raise DamageError
             end = np.where(lengths, after + low.astype(np.int64), after)
             low = np.where(lengths, after.astype(np.uint64), low)
             after = end
@@ -257,8 +179,8 @@ class NumpyBuffer:
                 low[rows] = self._words[cursor[rows]] & np.uint64((1 << 8 * width) - 1)
                 after[rows] = cursor[rows] + width
         if not np.isin(kind, (VARINT, I64, LEN, I32)).all():
-            raise _DamageError
-        return number, kind, low, after
+            raise DamageError
+        return 2 * number + lengths, low, after
 
     def _tags(self, cursor: Int64) -> tuple[Int64, Int64]:
         """Return the field tag at each cursor, and the byte after it.
@@ -304,13 +226,15 @@ class NumpyBuffer:
             ninth = self._bytes[end].astype(np.uint64)
             tenth = np.where(ninth >= 0x80, self._bytes[end + 1], 0).astype(np.uint64)
             if (tenth >= 0x80).any():
-                raise _DamageError
+                raise DamageError
             low[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
             after[long] = end + 1 + (ninth >= 0x80)
         return low, after
 
-    def _fields_of_few(self, active: Int64, cursors: Int64, limits: Int64) -> list[FieldBatch]:
-        """Return the fields of a few messages with many fields, such as a thread and all its nodes.
+    def _fields_of_few(
+        self, active: Int64, cursors: Int64, limits: Int64
+    ) -> Iterator[tuple[Int64, _Decoded]]:
+        """Yield the fields of a few messages with many fields, such as a thread and all its nodes.
 
         A loop finds where each field begins, because that depends on the previous field. The
         contents of the fields are then decoded in arrays.
@@ -320,24 +244,21 @@ class NumpyBuffer:
         for index, cursor, limit in zip(active.tolist(), cursors.tolist(), limits.tolist()):
             while cursor < limit:
                 tags.append(cursor)
-                tag, cursor = self._varint(cursor)
+                tag, cursor = varint_at(self._raw, cursor)
                 if tag & 7 == LEN:
                     cursor = self._end_of_run(tags, limit)
                 elif tag & 7 == VARINT:
-                    _, cursor = self._varint(cursor)
+                    _, cursor = varint_at(self._raw, cursor)
                 elif tag & 7 in (I64, I32):
                     cursor += 8 if tag & 7 == I64 else 4
                 else:
-                    raise _DamageError
+                    raise DamageError
                 if cursor > limit:
-                    raise _DamageError
+                    raise DamageError
             message += [index] * (len(tags) - len(message))
-        batches = []
-        for first in range(0, len(tags), _CHUNK):
-            chunk = slice(first, first + _CHUNK)
+        for chunk in _chunks(len(tags)):
             fields = self._next_field(np.array(tags[chunk], np.int64))
-            batches.append(self._batch(np.array(message[chunk], np.int64), *fields))
-        return batches
+            yield np.array(message[chunk], np.int64), fields
 
     def _end_of_run(self, tags: list[int], limit: int) -> int:
         """Return the end of a run of fields that have a length and the same tag.
@@ -347,7 +268,7 @@ class NumpyBuffer:
         """
         raw = self._raw
         cursor = tags.pop()
-        _, after = self._varint(cursor)
+        _, after = varint_at(self._raw, cursor)
         width = after - cursor
         key = raw[cursor:after]
         while cursor < limit and raw[cursor : cursor + width] == key:
@@ -359,21 +280,9 @@ class NumpyBuffer:
             elif raw[cursor + 1] < 0x80:
                 cursor += (length & 0x7F | raw[cursor + 1] << 7) + 2
             else:
-                length, cursor = self._varint(cursor)
+                length, cursor = varint_at(self._raw, cursor)
                 cursor += length
         return cursor
-
-    def _varint(self, cursor: int) -> tuple[int, int]:
-        """Return the base-128 number at ``cursor``, cut to 64 bits, and the byte after it."""
-        raw = self._raw
-        value, byte = 0, raw[cursor]
-        for shift in range(0, 70, 7):
-            value |= (byte & 0x7F) << shift
-            cursor += 1
-            if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, cursor
-            byte = raw[cursor] if cursor < len(raw) else 0
-        raise _DamageError
 
     def _report_damage(self, starts: Int64, ends: Int64) -> NoReturn:
         """Raise the error of the first damaged message, field by field as native/protobuf.c."""
@@ -385,18 +294,18 @@ class NumpyBuffer:
                 elif tag & 7 in (VARINT, LEN):
                     length, end = self._number_or_error(begin)
                     if tag & 7 == LEN:
-                        if length > self.size:
-                            raise damaged(self.name, self.size, begin, BEYOND_FILE)
+                        if length > self._size:
+                            raise damaged(self._name, self._size, begin, BEYOND_FILE)
                         end += length
                 else:
-                    raise damaged(self.name, self.size, cursor, UNKNOWN_TYPE)
+                    raise damaged(self._name, self._size, cursor, UNKNOWN_TYPE)
                 if end > limit:
-                    raise damaged(self.name, self.size, end, BEYOND_MESSAGE)
+                    raise damaged(self._name, self._size, end, BEYOND_MESSAGE)
                 cursor = end
         raise AssertionError("no message is damaged")
 
     def _number_or_error(self, cursor: int) -> tuple[int, int]:
         try:
-            return self._varint(cursor)
-        except _DamageError:
-            raise damaged(self.name, self.size, cursor + 10, LONG_NUMBER) from None
+            return varint_at(self._raw, cursor)
+        except DamageError:
+            raise damaged(self._name, self._size, cursor + 10, LONG_NUMBER) from None

@@ -11,9 +11,10 @@ ranges; the messages inside them are byte ranges again::
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Union
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -77,12 +78,29 @@ class Texts(NamedTuple):
         return [texts[index] for index in self.ids.tolist()]
 
 
-class Fields(Protocol):
+class Values(NamedTuple):
+    """One field of N messages; which of the arrays it has depends on how the field is read."""
+
+    numbers: Array
+    rows: Int32
+    """Index of the message of each range, or index in ``distinct`` of each message's text."""
+    first: Int64
+    end: Int64
+    distinct: list[bytes]
+
+
+class Fields:
     """The fields of N messages of one type. Each method returns one field, by its number.
 
     A field that has another wire type than expected counts as missing. If a message has a field
-    several times, the last one counts, as protobuf demands.
+    several times, the last one counts, as protobuf demands. The file's bytes are not kept.
+
+    Args:
+        values: field number -> the field, as it was wanted.
     """
+
+    def __init__(self, values: Mapping[int, Values]) -> None:
+        self._values = values
 
     def number(self, field: int) -> Array:
         """Return a number, or 4 or 8 bytes as one, of each message, shape (N,); 0 if missing.
@@ -90,23 +108,42 @@ class Fields(Protocol):
         The dtype is unsigned: uint64, or a smaller one that all values fit in. Negative int64 and
         int32 values are two's complement of 64 bits: read them with ``.astype(np.int64)``.
         """
+        return self._values[field].numbers
 
     def texts(self, field: int) -> Texts:
         """Return a text of each message."""
+        return Texts(self._values[field].distinct, self._values[field].rows)
 
     def range(self, field: int) -> ByteRanges:
         """Return a message inside each message: N ranges, empty if missing."""
+        values = self._values[field]
+        return ByteRanges(values.first, values.end, np.arange(len(values.first), dtype=np.int32))
 
     def ranges(self, field: int) -> ByteRanges:
         """Return a repeated message: one range for each occurrence, in the order of the messages."""
+        values = self._values[field]
+        return ByteRanges(values.first, values.end, values.rows)
 
 
-class MessageBuffer(Protocol):
-    """The bytes of one protobuf file."""
+class MessageBuffer(ABC):
+    """The bytes of one protobuf file.
+
+    Args:
+        data: the file's bytes, and `PADDING` zero bytes.
+        size: number of the file's bytes.
+        name: the file's path, for error messages.
+    """
+
+    def __init__(self, data: Bytes, size: int, name: str) -> None:
+        self._bytes = np.frombuffer(data, np.uint8)
+        self._size = size
+        self._name = name
 
     def whole(self) -> ByteRanges:
         """Return the range of the whole file, which is one message."""
+        return ByteRanges(np.zeros(1, np.int64), np.full(1, self._size), np.zeros(1, np.int32))
 
+    @abstractmethod
     def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> Fields:
         """Return the fields of the messages at ``ranges``.
 
@@ -119,6 +156,28 @@ class MessageBuffer(Protocol):
             TraceError: a message is damaged; it says at which byte. With several damaged messages,
                 the message is the first one in ``ranges``.
         """
+
+
+class DamageError(ValueError):
+    """A message is damaged."""
+
+
+def varint_at(message: Bytes, position: int) -> tuple[int, int]:
+    """Return the base-128 number at ``position``, cut to 64 bits, and the byte after it.
+
+    Raises:
+        DamageError: the number has more than 10 bytes, or the message ends before.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, position
+    raise DamageError
 
 
 def padded(data: bytes) -> tuple[bytes, int]:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,9 @@ from ppprof.trace.fastpath.protobuf_messages import (
     UNKNOWN_TYPE,
     ByteRanges,
     Bytes,
+    Fields,
     MessageBuffer,
-    Texts,
+    Values,
     damaged,
 )
 from ppprof.trace.fastpath.string_table import StringTable
@@ -138,7 +138,7 @@ class _ColumnArrays:
         if self.kind == TEXT:
             library.ppprof_protobuf_rehash(ctypes.c_void_p(data.ctypes.data), ctypes.byref(column))
 
-    def finished(self, data: Array) -> _Values:
+    def finished(self, data: Array) -> Values:
         """Free the room that is not used, and return the values."""
         distinct: list[bytes] = []
         if self.kind in (TEXT, MESSAGES):
@@ -146,7 +146,7 @@ class _ColumnArrays:
         if self.kind == TEXT:
             sides = self.first.tolist(), self.end.tolist()
             distinct = [data[first:end].tobytes() for first, end in zip(*sides)]
-        return _Values(self.values, self.rows, self.first, self.end, distinct)
+        return Values(self.values, self.rows, self.first, self.end, distinct)
 
     def _resize(self, num_rows: int) -> None:
         # In place: a copy of the ranges of a million messages would be a large part of the memory.
@@ -167,86 +167,44 @@ class _ColumnArrays:
             column.slots = self._slots.ctypes.data
 
 
-class _Values(NamedTuple):
-    """One field of N messages; which of the arrays it has depends on how the field is read."""
+def _joined(
+    parts: Sequence[dict[int, Values]], firsts: Sequence[int], wanted: Mapping[int, int]
+) -> dict[int, Values]:
+    """Return the fields of the messages of all parts, one after another; empties ``parts``.
 
-    numbers: Array
-    rows: Int32
-    """Index of the message of each range, or index in ``distinct`` of each message's text."""
-    first: Int64
-    end: Int64
-    distinct: list[bytes]
-
-
-class _NativeFields:
-    """The fields of N messages; implements `Fields`. It does not keep the file's bytes."""
-
-    def __init__(self, values: dict[int, _Values], num_messages: int) -> None:
-        self._values = values
-        self.num_messages = num_messages
-
-    @classmethod
-    def joined(cls, parts: Sequence[_NativeFields], wanted: Mapping[int, int]) -> _NativeFields:
-        """Return the fields of the messages of all parts, one after another."""
-        firsts = np.cumsum([0, *(part.num_messages for part in parts)]).tolist()
-        values = {}
-        for field, kind in wanted.items():
-            # The parts are freed field by field.
-            pieces = [part._values.pop(field) for part in parts]
-            rows, distinct = [piece.rows for piece in pieces], list[bytes]()
-            if kind == TEXT:
-                table = StringTable()
-                rows = [table.numbers(piece.distinct)[piece.rows] for piece in pieces]
-                distinct = table.all()
-            elif kind == MESSAGES:
-                rows = [piece.rows + np.int32(first) for piece, first in zip(pieces, firsts)]
-            values[field] = _Values(
-                np.concatenate([piece.numbers for piece in pieces]),
-                np.concatenate(rows),
-                np.concatenate([piece.first for piece in pieces]),
-                np.concatenate([piece.end for piece in pieces]),
-                distinct,
-            )
-        return cls(values, firsts[-1])
-
-    def number(self, field: int) -> Array:
-        return self._values[field].numbers
-
-    def texts(self, field: int) -> Texts:
-        return Texts(self._values[field].distinct, self._values[field].rows)
-
-    def range(self, field: int) -> ByteRanges:
-        values = self._values[field]
-        return ByteRanges(values.first, values.end, np.arange(len(values.first), dtype=np.int32))
-
-    def ranges(self, field: int) -> ByteRanges:
-        values = self._values[field]
-        return ByteRanges(values.first, values.end, values.rows)
-
-
-class NativeBuffer:
-    """The bytes of one protobuf file; implements `MessageBuffer`.
-
-    Args:
-        library: the compiled library.
-        data: the file's bytes, and `PADDING` zero bytes.
-        size: number of the file's bytes.
-        name: the file's path, for error messages.
+    ``firsts`` holds the index of each part's first message.
     """
+    values = {}
+    for field, kind in wanted.items():
+        # The parts are freed field by field.
+        pieces = [part.pop(field) for part in parts]
+        rows, distinct = [piece.rows for piece in pieces], list[bytes]()
+        if kind == TEXT:
+            table = StringTable()
+            rows = [table.numbers(piece.distinct)[piece.rows] for piece in pieces]
+            distinct = table.all()
+        elif kind == MESSAGES:
+            rows = [piece.rows + np.int32(first) for piece, first in zip(pieces, firsts)]
+        values[field] = Values(
+            np.concatenate([piece.numbers for piece in pieces]),
+            np.concatenate(rows),
+            np.concatenate([piece.first for piece in pieces]),
+            np.concatenate([piece.end for piece in pieces]),
+            distinct,
+        )
+    return values
+
+
+class NativeBuffer(MessageBuffer):
+    """The bytes of one protobuf file, read by the compiled ``library``."""
 
     def __init__(self, library: ctypes.CDLL, data: Bytes, size: int, name: str) -> None:
+        super().__init__(data, size, name)
         self._library = library
-        self._data = np.frombuffer(data, np.uint8)
-        self._size = size
-        self._name = name
-        if len(self._data) < size + PADDING:
-            raise ValueError(f"{len(self._data)} bytes: expected {size} and a padding of {PADDING}")
+        if len(data) < size + PADDING:
+            raise ValueError(f"{len(data)} bytes: expected {size} and a padding of {PADDING}")
 
-    def whole(self) -> ByteRanges:
-        """Return the range of the whole file, which is one message."""
-        return ByteRanges(np.zeros(1, np.int64), np.full(1, self._size), np.zeros(1, np.int32))
-
-    def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> _NativeFields:
+    def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> Fields:
         """Return the fields of the messages at ``ranges``; see `MessageBuffer`.
 
         Raises:
@@ -265,10 +223,10 @@ class NativeBuffer:
             with contextlib.suppress(RuntimeError):  # the limit of threads is reached
                 with ThreadPoolExecutor(num_threads, "ppprof decode") as executor:
                     read = list(executor.map(self._read, *zip(*parts), repeat(wanted)))
-                return _NativeFields.joined(read, wanted)
-        return self._read(start, end, wanted)
+                return Fields(_joined(read, bounds, wanted))
+        return Fields(self._read(start, end, wanted))
 
-    def _read(self, start: Int64, end: Int64, wanted: Mapping[int, int]) -> _NativeFields:
+    def _read(self, start: Int64, end: Int64, wanted: Mapping[int, int]) -> dict[int, Values]:
         structures = (_Column * len(wanted))()
         columns = {
             field: _ColumnArrays(structure, field, kind, len(start))
@@ -277,7 +235,7 @@ class NativeBuffer:
         state = _State(0, -1, 0)
         while True:
             outcome = self._library.ppprof_protobuf_read(
-                ctypes.c_void_p(self._data.ctypes.data),
+                ctypes.c_void_p(self._bytes.ctypes.data),
                 ctypes.c_int64(self._size),
                 ctypes.c_void_p(start.ctypes.data),
                 ctypes.c_void_p(end.ctypes.data),
@@ -289,9 +247,8 @@ class NativeBuffer:
             if outcome != _FULL:
                 break
             for column in columns.values():
-                column.enlarge_if_full(self._library, self._data, state.message + 1)
+                column.enlarge_if_full(self._library, self._bytes, state.message + 1)
         if outcome in _REASONS:
             raise damaged(self._name, self._size, state.error, _REASONS[outcome])
         assert outcome == _DONE, outcome
-        values = {field: column.finished(self._data) for field, column in columns.items()}
-        return _NativeFields(values, len(start))
+        return {field: column.finished(self._bytes) for field, column in columns.items()}

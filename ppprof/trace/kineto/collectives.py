@@ -104,7 +104,7 @@ def annotations_of(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.Dat
     there is no input. Unknown values are null.
 
     Args:
-        table: from `KinetoColumns.collectives`.
+        table: from `KinetoColumns.table`.
         rank_lists: number of a process group -> its global ranks, for collectives that lack them.
     """
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")

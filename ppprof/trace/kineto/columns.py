@@ -34,7 +34,6 @@ from ppprof.trace.kineto.inputs import converted_inputs
 from ppprof.trace.kineto.names import LEAST_FRAME_NS, MODULE, OPERATORS
 from ppprof.trace.kineto.other_writers import OtherEvents
 from ppprof.trace.kineto.processes import ranks_of, split
-from ppprof.trace.schema import FRAMES, OVERHEADS, conform
 
 _MIN_EVENTS = 1 << 15
 """Fewest decoded events in each part, except in the last one. Making a column costs as much as 1000
@@ -158,7 +157,7 @@ class KinetoColumns:
             TraceError: it is unknown which rank some device events belong to.
         """
         self._convert_others()
-        tables = {name: self._table(name) for name in (*SPANS, *DETAILS, "inputs")}
+        tables = {name: self.table(name) for name in (*SPANS, *DETAILS, "inputs")}
         ranks = ranks_of(tables, self.process_names)
         if not ranks:
             self.add_tables(tables)
@@ -213,8 +212,13 @@ class KinetoColumns:
             self.skipped["events of an unknown ph"] += 1
         return None
 
-    def _table(self, name: str) -> pl.DataFrame:
-        """Return the events of a table in the order of the file. Called once for each table."""
+    def table(self, name: str, base_ns: int | None = None) -> pl.DataFrame:
+        """Return a table of `SPANS` or `DETAILS`, or ``inputs``, in the order of the file. Called once for each.
+
+        Args:
+            name: the table.
+            base_ns: nanoseconds to add to each recorded start; None for a table without starts.
+        """
         self._convert_pending()
         parts = self._parts.pop(name)
         filled = [part for part in parts if part.height]
@@ -222,6 +226,8 @@ class KinetoColumns:
             table = pl.concat(filled, rechunk=True)
         else:
             table = filled[0] if filled else parts[0]
+        if base_ns is not None:
+            table = table.with_columns(pl.col("start_ns") + base_ns)
         return table if table["index"].is_sorted() else table.sort("index")
 
     def tables(self, base_ns: int) -> dict[str, pl.DataFrame]:
@@ -238,7 +244,7 @@ class KinetoColumns:
         """
         tables = {}
         for kind, noun in _NOUNS.items():
-            table = self._table(kind).with_columns(pl.col("start_ns") + base_ns)
+            table = self.table(kind, base_ns)
             if kind == "memory":  # instants
                 table = table.with_columns(pl.col("dur_ns").fill_null(0))
             is_complete = table.select(
@@ -251,39 +257,6 @@ class KinetoColumns:
                 self.skipped[f"{noun} without time, process or thread"] = num_incomplete
             tables[kind] = table
         return tables
-
-    def details(self, name: str) -> pl.DataFrame:
-        """Return a table of `DETAILS`, or ``inputs``. Called once for each table."""
-        return self._table(name)
-
-    def frames(self, base_ns: int) -> pl.DataFrame:
-        """Return the long calls of Python functions: columns of `FRAMES`. Called once.
-
-        Args:
-            base_ns: nanoseconds to add to each recorded start.
-        """
-        table = self._table("frames").with_columns(pl.col("start_ns") + base_ns)
-        return conform(table, FRAMES).drop_nulls()
-
-    def annotations(self, base_ns: int) -> pl.DataFrame:
-        """Return the device's copies of annotations: name, process, thread, start_ns and dur_ns.
-
-        There is one for each stream. Called once.
-
-        Args:
-            base_ns: nanoseconds to add to each recorded start.
-        """
-        table = self._table("annotations").with_columns(pl.col("start_ns") + base_ns)
-        return table.select("name", "process", "thread", "start_ns", "dur_ns").drop_nulls()
-
-    def overheads(self, base_ns: int) -> pl.DataFrame:
-        """Return the times that the profiler itself takes: columns of `OVERHEADS`. Called once.
-
-        Args:
-            base_ns: nanoseconds to add to each recorded start.
-        """
-        table = self._table("overheads").with_columns(pl.col("start_ns") + base_ns)
-        return conform(table, OVERHEADS).drop_nulls().filter(pl.col("dur_ns") >= 0)
 
 
 def dtypes_of(columns: Columns) -> dict[str, pl.DataType]:

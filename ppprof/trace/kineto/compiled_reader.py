@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import msgspec
 
 from ppprof.paths import is_remote
@@ -112,15 +110,6 @@ FORMS = EventForms(dict(_KEYS.values()), _TABLES, CLASSES)
 """What the compiled reader reads of Kineto's events."""
 
 
-def new_reader(library: ctypes.CDLL) -> EventReader:
-    """Return a reader of Kineto's events.
-
-    Raises:
-        MemoryError: there is not enough memory.
-    """
-    return EventReader(FORMS, library)
-
-
 Scan = tuple[EventReader, Ranges]
 """A reader of the events of a range, and the byte ranges that it leaves to the decoder, ascending."""
 
@@ -149,7 +138,7 @@ def _scan(source: TraceStream, first: int, end: int, control: Control) -> Scan |
     """Return the scan of a part, None if it is not valid JSON."""
     library = core.library()
     assert library is not None
-    reader = new_reader(library)
+    reader = EventReader(FORMS, library)
     if reader.add_range(source, first, end, BLOCK_BYTES, control) and control.position == end:
         return reader, reader.ranges()
     return None

@@ -61,9 +61,11 @@ from ppprof.trace.kineto.names import DEVICE_TYPES, DEVICES
 from ppprof.trace.kineto.step_marks import Device, with_marked_steps
 from ppprof.trace.schema import (
     EVENTS,
+    FRAMES,
     KERNELS,
     MEMORY,
     MEMSETS,
+    OVERHEADS,
     Note,
     Trace,
     conform,
@@ -102,7 +104,7 @@ def kineto_trace(
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
     host_annotations, device_annotations = (
-        annotations_of(columns.details(f"{kind} collectives"), rank_lists(information))
+        annotations_of(columns.table(f"{kind} collectives"), rank_lists(information))
         for kind in ("host", "device")
     )
 
@@ -114,14 +116,14 @@ def kineto_trace(
     recorded = hosts["name"]
     hosts = categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     hosts, notes = single_steps(hosts)
-    hosts, marks = with_marked_steps(
-        hosts, launches, step_mark, Device(devices, columns.annotations(base_ns)), recorded
-    )
+    device = Device(devices, columns.table("annotations", base_ns).drop_nulls())
+    hosts, marks = with_marked_steps(hosts, launches, step_mark, device, recorded)
+    del device, recorded
     backward = backward_events(hosts, slack_ns)
     calls = backward_calls(backward, hosts)
     hosts = pl.concat([with_called(backward, calls, hosts), hosts], how="diagonal")
     # Before events move from an engine's thread to its caller: each thread counts its own nodes.
-    numbered = columns.details("sequences")
+    numbered = columns.table("sequences")
     rows = first_rows(hosts["index"], numbered["index"])
     counters = pl.Series("counter", np.append(hosts["key"].to_numpy(), -1)[rows])
     numbered = numbered.with_columns(counters).filter(pl.Series(rows >= 0))
@@ -131,7 +133,7 @@ def kineto_trace(
     columns.ignored["operators inside one of the same name"] += num_hosts - hosts.height
     forward = forwards(hosts, numbered)
     hosts = with_annotations(hosts, host_annotations, slack_ns)
-    inputs = columns.details("inputs")
+    inputs = columns.table("inputs")
     hosts = hosts.with_columns(
         looked_up(inputs.drop("index"), first_rows(inputs["index"], hosts["index"]))
     )
@@ -150,13 +152,14 @@ def kineto_trace(
     parts = [hosts, launches, devices]
     del hosts, launches, devices
     events = _joined(parts)
+    overheads = conform(columns.table("overheads", base_ns), OVERHEADS)
     return Trace(
         events=with_pieces(events, steps_of(events).alias("step"), forward.alias("forward")),
         memory=memory,
         kernels=kernels,
         memsets=empty(MEMSETS),
-        frames=columns.frames(base_ns),
-        overheads=columns.overheads(base_ns),
+        frames=conform(columns.table("frames", base_ns), FRAMES).drop_nulls(),
+        overheads=overheads.drop_nulls().filter(pl.col("dur_ns") >= 0),
         extra_info={
             **_named(
                 columns.thread_names, *map(str, events["thread"].drop_nulls().unique().sort())

@@ -15,41 +15,20 @@ from ppprof.arrays import Int32, Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.kineto.names import DDP, EVALUATE, MODULE, OPERATORS, STEP
 from ppprof.trace.labels import Labels, numbered
-from ppprof.trace.nesting import nest, order_of_calls
+from ppprof.trace.nesting import innermost, nest, numbered_threads, order_of_calls
 from ppprof.trace.schema import nullable
 from ppprof.trace.steps import steps_at
 from ppprof.trace.tree_arrays import pre_order
 
-_MAX_CLIMB = 100
-"""Most levels of host events to climb from one to the next; more would take too long."""
-_DEEP = -2
-"""In place of a row: it is more levels away."""
 INNER = pl.lit("OperatorInner", pl.Categorical())
 """The category of an operator that is counted as a part of another."""
 
 
 def with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield each table with ``key``, a number for each thread of each process.
-
-    The numbers ascend by thread id, then by process id. They are the same in all tables.
-    """
-    runs = [_runs_of_threads(table) for table in tables]
-    threads = pl.concat([heads for heads, _ in runs]).unique()
-    keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
-    for table, (heads, lengths) in zip(tables, runs):
-        key = heads.join(keys, on=["thread", "process"], maintain_order="left")["key"]
-        yield table.with_columns(key=np.repeat(key.to_numpy(), lengths))
-
-
-def _runs_of_threads(table: pl.DataFrame) -> tuple[pl.DataFrame, Int64]:
-    """Return thread and process of each run of rows of one thread, and the lengths of the runs.
-
-    The file lists many events of one thread after another.
-    """
-    thread, process = (table[column].to_numpy() for column in ("thread", "process"))
-    is_next = (thread[1:] != thread[:-1]) | (process[1:] != process[:-1])
-    first = np.flatnonzero(np.append(table.height > 0, is_next))
-    return table.select("thread", "process")[first], np.diff(np.append(first, table.height))
+    """Yield each table with ``key``, a number for each thread of each process; see `numbered_threads`."""
+    threads = ((table["thread"].to_numpy(), table["process"].to_numpy()) for table in tables)
+    for table, key in zip(tables, numbered_threads(*threads)):
+        yield table.with_columns(key=key.astype(np.int64))
 
 
 def categorised(hosts: pl.DataFrame) -> pl.DataFrame:
@@ -150,46 +129,9 @@ def with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         hosts: from `nested`.
         table: reads key and start_ns.
     """
-    thread, start = hosts["key"].to_numpy(), hosts["start_ns"].to_numpy()
-    end = start + hosts["dur_ns"].to_numpy()
-    above = hosts["parent"].fill_null(-1).to_numpy()
-    keys, times = table["key"].to_numpy(), table["start_ns"].to_numpy()
-    parent = _climbed(thread, start, end, above, keys, times)
-    rows = np.flatnonzero(parent == _DEEP)
-    if len(rows):
-        parent[rows] = _enclosing(hosts, end, table[rows])
+    key, start = (table[column].to_numpy() for column in ("key", "start_ns"))
+    parent = innermost(tuple(_times(hosts)), (key, start, start))
     return table.with_columns(parent=nullable(parent))
-
-
-def _climbed(
-    thread: Int64, start: Int64, end: Int64, above: Int32, keys: Int64, times: Int64
-) -> Int32:
-    """Return the row of the innermost enclosing event, -1 for none; `_DEEP` after `_MAX_CLIMB`."""
-    parent = np.full(len(times), -1, np.int32)
-    for key in np.unique(keys).tolist():
-        rows = np.flatnonzero(keys == key)
-        first, last = np.searchsorted(thread, (key, key + 1))
-        before = np.searchsorted(start[first:last], times[rows], side="right") - 1
-        parent[rows] = np.where(before >= 0, first + before, -1)
-    # The last host event that began before may have ended. Its parents end later.
-    rows = np.flatnonzero(parent >= 0)
-    for _ in range(_MAX_CLIMB):
-        rows = rows[end[parent[rows]] <= times[rows]]
-        parent[rows] = above[parent[rows]]
-        rows = rows[parent[rows] >= 0]
-    parent[rows[end[parent[rows]] <= times[rows]]] = _DEEP
-    return parent
-
-
-def _enclosing(hosts: pl.DataFrame, end: Int64, table: pl.DataFrame) -> Int32:
-    """Return the row of the innermost enclosing event as `with_parent`, for any depth; -1 if none."""
-    thread, start = (
-        np.concatenate((hosts[column].to_numpy(), table[column].to_numpy()))
-        for column in ("key", "start_ns")
-    )
-    ends = np.concatenate((end, table["start_ns"].to_numpy()))
-    parent = nest(thread, start, ends, holds=np.arange(len(start)) < hosts.height)
-    return parent[hosts.height :]
 
 
 def nest_hosts(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int32:

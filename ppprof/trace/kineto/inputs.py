@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from ppprof.trace.operator_inputs import NUM_GRADIENTS
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, to_json
 
 _DTYPES = {
     **{"float": "float32", "double": "float64", "c10::Half": "float16"},
@@ -62,7 +62,7 @@ def inputs_of(dims: str, types: str, concrete: str) -> Inputs:
             dtypes[argument] = [_DTYPES.get(name, "unknown")] * len(tensors)
         elif place < len(values) and values[place] not in ("", None):
             attributes[argument] = _value(values[place])
-    return _text(shapes), _text(dtypes), _text(attributes)
+    return to_json(shapes), to_json(dtypes), to_json(attributes)
 
 
 def lists_of(shapes: str | None, dtypes: str | None, attributes: str | None) -> str:
@@ -157,7 +157,3 @@ def _value(text: Any) -> Any:
         return text
     is_plain = isinstance(value, (int, float)) or _is_shape(value)
     return value if is_plain else text
-
-
-def _text(inputs: dict[str, Any]) -> str | None:
-    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,11 +33,11 @@ from ppprof.trace.kineto.columns import KinetoColumns, dtypes_of
 from ppprof.trace.kineto.compiled_reader import (
     CALLS,
     CLASSES,
+    FORMS,
     INPUTS,
     KINETO,
     TEXTS,
     Scan,
-    new_reader,
     new_scans,
     part_bounds,
 )
@@ -52,7 +52,7 @@ from ppprof.trace.kineto.event_fields import (
 )
 from ppprof.trace.kineto.inputs import converted_inputs
 from ppprof.trace.kineto.other_writers import ROCPROF
-from ppprof.trace.labels import numbered
+from ppprof.trace.labels import numbered, renumbered
 from ppprof.trace.source import Block, TraceStream
 
 
@@ -85,18 +85,27 @@ def read_kineto_columns(
         for first, events in decoded_batches(source, decoder, keys, scans, bounds[1:]):
             columns.add_decoded(first, events)
         scans.finish()
-    columns.ignored += scans.events.ignored
-    columns.add_tables(scans.events.tables())
+    columns.ignored += scans.ignored
+    columns.add_tables(scans.tables())
     return columns
 
 
 class _Scans:
-    """Reads events with the compiled core; implements `Scans` of `decoded_batches`."""
+    """Reads events with the compiled core; implements `Scans` of `decoded_batches`.
+
+    The events of each part stay as arrays, and the tables are made once, at the end: a table of a
+    part costs more than its rows.
+    """
 
     def __init__(
         self, source: TraceStream, library: ctypes.CDLL, threads: RangeScans[Scan] | None
     ) -> None:
-        self.events = ScannedEvents()
+        self.ignored: Counter[str] = Counter()
+        """Kind -> number of events that no table needs."""
+        self._texts = StringTable()
+        self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
+        """Table -> for each reader, the values of the columns that an event has; of texts, their
+        numbers in the texts of all readers, -1 for no text."""
         self._source = source
         self._library = library
         self._threads = threads
@@ -111,7 +120,7 @@ class _Scans:
         if scan is None:
             return None
         reader, ranges = scan
-        self.events.add(reader)
+        self._keep(reader)
         return ranges
 
     def add(self, block: Block) -> Ranges | None:
@@ -121,52 +130,25 @@ class _Scans:
             MemoryError: there is not enough memory.
         """
         if self._own is None:
-            self._own = new_reader(self._library)
+            self._own = EventReader(FORMS, self._library)
         return self._own.add(block)
 
     def finish(self) -> None:
         """Add the events of the blocks since the last part."""
         if self._own is not None:
-            self.events.add(self._own)
+            self._keep(self._own)
             self._own = None
 
-
-class _ReaderRows(NamedTuple):
-    """The rows of a table that one reader has kept."""
-
-    columns: dict[str, Array]
-    """Column -> values, without columns that no event has; of texts, the numbers that the reader
-    gave them, -1 for no text."""
-    num_rows: int
-    numbers: Int32
-    """Number of each of the reader's texts in the texts of all readers."""
-
-
-class ScannedEvents:
-    """The events that compiled readers have kept, one reader for each part of a file.
-
-    Each part stays as arrays, and the tables are made once, at the end: a table of a part costs
-    more than its rows.
-    """
-
-    def __init__(self) -> None:
-        self.ignored: Counter[str] = Counter()
-        """Kind -> number of events that no table needs."""
-        self._texts = StringTable()
-        self._parts: defaultdict[str, list[_ReaderRows]] = defaultdict(list)
-
-    def add(self, reader: EventReader) -> None:
-        """Add the events of a reader, which is empty afterwards.
-
-        Raises:
-            MemoryError: there is not enough memory.
-        """
+    def _keep(self, reader: EventReader) -> None:
+        """Keep the events of a reader, which is empty afterwards."""
         self.ignored += _ignored(reader.counts())
         tables = reader.tables()
         numbers = self._texts.numbers(reader.texts())
-        for name, columns in tables.items():
+        for table, columns in tables.items():
             columns["index"] = columns.pop("position")
-            self._parts[name].append(_ReaderRows(columns, len(columns["index"]), numbers))
+            for name in TEXTS.keys() & columns.keys():
+                columns[name] = renumbered(columns[name], numbers)
+            self._parts[table].append(columns)
 
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the tables that `KinetoColumns.add_tables` takes. Called once, at the end."""
@@ -212,63 +194,48 @@ def _ignored(counts: list[int]) -> Counter[str]:
     return ignored
 
 
-def _table(parts: Sequence[_ReaderRows], schema: Columns, texts: Sequence[bytes]) -> pl.DataFrame:
+def _table(
+    parts: Sequence[dict[str, Array]], schema: Columns, texts: Sequence[bytes]
+) -> pl.DataFrame:
     """Return a table with the columns of ``schema``; empties ``parts``, so that no table is held twice."""
-    num_rows = sum(part.num_rows for part in parts)
+    lengths = [len(part["index"]) for part in parts]
     columns = []
     for name, dtype in dtypes_of(schema).items():
-        if not any(name in part.columns for part in parts):
-            column = pl.repeat(None, num_rows, dtype=dtype, eager=True)
+        if not any(name in part for part in parts):
+            column = pl.repeat(None, sum(lengths), dtype=dtype, eager=True)
         elif name in TEXTS:
-            column = _text_column(name, dtype, parts, num_rows, texts)
+            column = _texts(name, dtype, _values(name, parts, lengths, np.int32(-1)), texts)
+        elif dtype.is_float():
+            column = pl.Series(_values(name, parts, lengths, np.nan)).fill_nan(None)
         else:
-            column = _number_column(name, dtype, parts, num_rows)
+            column = _integers(dtype, _values(name, parts, lengths, MISSING))
         columns.append(column.alias(name))
     return pl.DataFrame(columns)
 
 
-def _pieces(
-    name: str, parts: Sequence[_ReaderRows], column: Array
-) -> Iterator[tuple[_ReaderRows, Array | None, Array]]:
-    """Yield each part, its values of a column, or None, and the piece of ``column`` to fill."""
-    first = 0
-    for part in parts:
-        end = first + part.num_rows
-        yield part, part.columns.pop(name, None), column[first:end]
-        first = end
+def _values(
+    name: str, parts: Sequence[dict[str, Array]], lengths: Sequence[int], missing: Any
+) -> Array:
+    """Take a column out of all parts and return its values; ``missing`` where a part lacks it."""
+    return np.concatenate(
+        [
+            part.pop(name) if name in part else np.full(length, missing)
+            for part, length in zip(parts, lengths)
+        ]
+    )
 
 
-def _number_column(
-    name: str, dtype: pl.DataType, parts: Sequence[_ReaderRows], num_rows: int
-) -> pl.Series:
-    missing = np.nan if dtype.is_float() else MISSING
-    column = np.empty(num_rows, np.float64 if dtype.is_float() else np.int64)
-    is_whole = True
-    for _, values, piece in _pieces(name, parts, column):
-        piece[:] = missing if values is None else values
-        # A column of int32 has a value in every row.
-        is_whole &= values is not None and (values.dtype == np.int32 or missing not in values)
-    if dtype.is_float():
-        return pl.Series(column).fill_nan(None)
-    numbers = pl.Series(column)
-    if not is_whole:
-        numbers = numbers.set(pl.Series(column == MISSING), None)
+def _integers(dtype: pl.DataType, values: Array) -> pl.Series:
+    numbers = pl.Series(values)
+    # A column of int32 has a value in every row.
+    if values.dtype == np.int64 and MISSING in values:
+        numbers = numbers.set(pl.Series(values == MISSING), None)
     converted: pl.Series = numbers.cast(dtype)
     return converted
 
 
-def _text_column(
-    name: str,
-    dtype: pl.DataType,
-    parts: Sequence[_ReaderRows],
-    num_rows: int,
-    texts: Sequence[bytes],
-) -> pl.Series:
+def _texts(name: str, dtype: pl.DataType, numbers: Int32, texts: Sequence[bytes]) -> pl.Series:
     """Return a column of texts; without escapes, unless it holds JSON. Each text is decoded once."""
-    numbers = np.full(num_rows, -1, np.int32)
-    for part, values, piece in _pieces(name, parts, numbers):
-        if values is not None:
-            piece[:] = np.append(part.numbers, np.int32(-1))[values]
     ids, first = numbered(numbers.view(np.uint32), len(texts))
     is_raw = TEXTS[name] == "r"
     distinct = (

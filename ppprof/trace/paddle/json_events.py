@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array, Int64
-from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
+from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.consistency import ENDLESS_NS, UNSOUND
-from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
+from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS
 from ppprof.trace.fastpath.threads import at_once
 from ppprof.trace.paddle.json_columns import REALS, PaddleColumns
 from ppprof.trace.paddle.json_tree import Columns, HostTree, reorder
@@ -20,15 +20,18 @@ from ppprof.trace.steps import steps_of
 
 _ROWS = ("event", "forward", "parent")
 """Columns of row numbers; -1 for none."""
-_COMMON = {"name": "name", "cat": "category"}
-"""Column of all events as `PaddleColumns` has it -> as `EVENTS` has it."""
+_RECORDED = {
+    **{"category": "cat", "kind": "cat", "process": "pid", "thread": "tid"},
+    "time_ns": "start",
+}
+"""Column of `EVENTS` or `MEMORY` -> its name in `PaddleColumns`, where it is another one."""
 _WHOLE = {
     "start": ("start_ns", np.int64),
     "dur": ("dur_ns", np.int64),
     "parent": ("parent", np.int32),
 }
-"""Likewise, with the dtype, of those columns that analyses read as whole arrays: hosts, launches and devices share
-one array, so that no copy is needed."""
+"""Column of `PaddleColumns` -> its name in `EVENTS`, and the dtype, of those columns that analyses read as whole
+arrays: hosts, launches and devices share one array, so that no copy is needed."""
 
 _FOREVER_NS = 2**62
 _CHUNK = 1 << 14  # events at a time: their temporaries stay in the processor's cache
@@ -89,13 +92,18 @@ def paddle_tables(
     # The enclosing events give the order within one tick of the clock.
     reorder(memory, np.lexsort([memory[key] for key in ("event", "start", "pid", "tid")]))
 
-    host_events, (kernels, memsets, memory_events, others) = at_once(
-        lambda: _host_events(texts, hosts.in_order(of_hosts)),
+    memory["addr"] = memory["addr"].astype(np.int64).view(np.uint64)
+    host_events, (kernels, memsets, memory_events, *others) = at_once(
+        lambda: conform(
+            split_annotated_names(_table(texts, hosts.in_order(of_hosts), EVENTS)), EVENTS
+        ),
         lambda: (
             _side_table(KERNELS, device, "grid_x", first_device),
             _side_table(MEMSETS, device, "value", first_device),
-            _memory(texts, memory),
-            _other_events(texts, launch, device),
+            *(
+                conform(_table(texts, columns, schema), schema)
+                for columns, schema in ((memory, MEMORY), (launch, EVENTS), (device, EVENTS))
+            ),
         ),
     )
     events = with_pieces(
@@ -178,47 +186,6 @@ def _unwrapped_bytes(device: Columns) -> Int64:
     return whole
 
 
-def _host_events(texts: pl.Series, host: Columns) -> pl.DataFrame:
-    names = {
-        **_COMMON,
-        **{"depth": "depth", "pid": "process", "tid": "thread", "forward": "forward"},
-        **{key: key for key in (*ANNOTATION_KEYS, *INPUTS)},
-    }
-    return conform(split_annotated_names(_table(texts, host, names)), EVENTS)
-
-
-def _other_events(texts: pl.Series, launch: Columns, device: Columns) -> list[pl.DataFrame]:
-    """Return the launches, and the device events."""
-    launch_names = {
-        **_COMMON,
-        **{"pid": "process", "tid": "thread", "correlation_id": "correlation_id"},
-    }
-    device_names = {
-        **_COMMON,
-        **{"device": "device", "context": "context", "stream": "stream"},
-        **{"correlation_id": "correlation_id", "bytes": "bytes"},
-    }
-    return [
-        conform(_table(texts, launch, launch_names), EVENTS),
-        conform(_table(texts, device, device_names), EVENTS),
-    ]
-
-
-def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
-    same = ("event", "place", "bytes", "current_allocated", "current_reserved")
-    table = _table(
-        texts,
-        memory,
-        {
-            **{"start": "time_ns", "cat": "kind", "pid": "process", "tid": "thread"},
-            **{name: name for name in (*same, "peak_allocated", "peak_reserved")},
-        },
-    )
-    return conform(
-        table.with_columns(addr=pl.Series(memory["addr"].astype(np.int64).view(np.uint64))), MEMORY
-    )
-
-
 def _side_table(
     schema: Mapping[str, tuple[pl.DataType, str]], device: Columns, present: str, first: int
 ) -> pl.DataFrame:
@@ -230,14 +197,17 @@ def _side_table(
     return conform(pl.DataFrame({"event": first + rows, **columns}), schema)
 
 
-def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.DataFrame:
-    """Return a table of the columns under new names; empties ``columns``, so that no copy is held."""
+def _table(
+    texts: pl.Series, columns: Columns, schema: Mapping[str, tuple[pl.DataType, str]]
+) -> pl.DataFrame:
+    """Return the columns of ``schema`` that there are; empties ``columns``, so that no copy is held."""
     table = {}
-    for old, new in names.items():
-        if old not in columns:
-            continue
-        values = columns.pop(old)
-        table[new] = texts.gather(nullable(values)) if old in TEXTS else _series(old, values)
+    for name in schema:
+        recorded = _RECORDED.get(name, name)
+        if recorded in columns:
+            values = columns.pop(recorded)
+            is_text = recorded in TEXTS
+            table[name] = texts.gather(nullable(values)) if is_text else _series(recorded, values)
     return pl.DataFrame(table)
 
 

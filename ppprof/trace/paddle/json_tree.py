@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import polars as pl
 
-from ppprof.arrays import Array, Bool, Int32, Int64
+from ppprof.arrays import Array, Int32, Int64
 from ppprof.trace.fastpath.fixed_layout import MISSING
-from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
+from ppprof.trace.nesting import (
+    innermost,
+    nest,
+    nest_by_depth,
+    nest_by_level,
+    numbered_threads,
+    runs_of_threads,
+)
 from ppprof.trace.tree_arrays import pre_order
 
 Columns = dict[str, Array]
@@ -36,7 +41,7 @@ class HostTree:
 
         In such a file, launches and memory events follow the host event that encloses them.
         """
-        self._firsts = _runs(table)
+        self._firsts = runs_of_threads(table["tid"], table["pid"])
         parent = np.full(len(table["position"]), -1, np.int32)
         for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
             part = slice(first, end)
@@ -95,7 +100,11 @@ class HostTree:
         if len(others):
             rest = {key: values[others] for key, values in inner.items()}
             is_before = rest["position"] < self._first_of_thread(rest)
-            owner[others] = np.where(is_before, -1, self._innermost(rest))
+            spans = [
+                (thread.astype(np.int64), table["start"], table["start"] + table["dur"])
+                for table, thread in zip((self._table, rest), _threads(self._table, rest))
+            ]
+            owner[others] = np.where(is_before, -1, innermost(*spans))
         return owner
 
     def rows(self, owner: Int32) -> Int32:
@@ -135,7 +144,7 @@ class HostTree:
             late = inner["start"] - host["start"][owner]
             slack = inner["slack"] + host["slack"][owner]
             held &= (late >= -slack) & (late + inner["dur"] <= host["dur"][owner] + slack)
-        threads = _numbered_threads([host, inner])
+        threads = _threads(host, inner)
         held &= threads[0][owner] == threads[1]
         return np.where(held, owner, np.int32(_UNSETTLED))
 
@@ -146,15 +155,6 @@ class HostTree:
         wanted = pl.DataFrame({key: inner[key].astype(self._table[key].dtype) for key in keys})
         positions = wanted.join(firsts, on=keys, how="left", maintain_order="left")["position"]
         return positions.fill_null(0).to_numpy()
-
-    def _innermost(self, inner: Columns) -> Int32:
-        """Return the index of the innermost host event around each row, by time; -1 for none."""
-        host = self._table
-        num_hosts = len(host["position"])
-        thread = np.concatenate(_numbered_threads([host, inner])).astype(np.int64)
-        start = np.concatenate((host["start"], inner["start"]))
-        end = start + np.concatenate((host["dur"], inner["dur"]))
-        return nest(thread, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
 
 
 def reorder(table: Columns, order: Array, into: Columns | None = None) -> None:
@@ -177,16 +177,9 @@ def reorder(table: Columns, order: Array, into: Columns | None = None) -> None:
             into[column][:] = values[order]
 
 
-def _runs(table: Columns) -> Int64:
-    """Return the first row of each run: of rows of one thread that follow one another."""
-    changes: Bool = table["tid"][1:] != table["tid"][:-1]
-    changes |= table["pid"][1:] != table["pid"][:-1]
-    return np.flatnonzero(np.append(len(table["position"]) > 0, changes))
-
-
 def _by_thread(table: Columns) -> Int64 | None:
     """Return the rows sorted by thread, each thread's in their order; None if they are sorted."""
-    first = _runs(table)
+    first = runs_of_threads(table["tid"], table["pid"])
     length = np.diff(np.append(first, len(table["position"])))
     by_thread = np.lexsort((first, table["pid"][first], table["tid"][first]))
     if (np.diff(by_thread) >= 0).all():
@@ -197,25 +190,9 @@ def _by_thread(table: Columns) -> Int64 | None:
     return order
 
 
-def _numbered_threads(tables: Sequence[Columns]) -> list[Int32]:
-    """Return the number of each row's thread, for each of ``tables``; equal threads have one number."""
-    runs = [_runs(table) for table in tables]
-    process, thread = (
-        _numbered([table[key][first] for table, first in zip(tables, runs)])
-        for key in ("pid", "tid")
-    )
-    numbers = _numbered([thread * (process.max(initial=0) + 1) + process]).astype(np.int32)
-    parts = np.split(numbers, np.cumsum([len(first) for first in runs])[:-1])
-    return [
-        np.repeat(part, np.diff(np.append(first, len(table["position"]))))
-        for table, first, part in zip(tables, runs, parts)
-    ]
-
-
-def _numbered(parts: Sequence[Array]) -> Int64:
-    """Return the rank of each value of all parts among their distinct values, from 0."""
-    values = np.concatenate([part.astype(np.int64) for part in parts])
-    return np.unique(values, return_inverse=True)[1]
+def _threads(*tables: Columns) -> list[Int32]:
+    """Return the number of each row's thread, for each of ``tables``; see `numbered_threads`."""
+    return numbered_threads(*((table["tid"], table["pid"]) for table in tables))
 
 
 def _parents(start: Int64, dur: Int64, slack: Int64) -> Int32:

@@ -12,6 +12,7 @@ import msgspec
 
 from ppprof.trace.fastpath.protobuf_decode import LEN, VARINT
 from ppprof.trace.fastpath.protobuf_encode import header, varint
+from ppprof.trace.fastpath.protobuf_messages import varint_at
 from ppprof.trace.operator_inputs import to_json
 
 
@@ -48,7 +49,7 @@ def _decode(message: bytes, values_of: Callable[[bytes], list[Any]]) -> str | No
     except ValueError:
         return None
     inputs = dict(zip(keys, vectors))
-    return to_json(inputs) if inputs else None
+    return to_json(inputs)
 
 
 def _encode(text: str, form: Any, value_of: Callable[[Any], bytes]) -> bytes | None:
@@ -79,7 +80,7 @@ def _sizes(shape: bytes) -> list[int]:
         elif key == 1 and isinstance(value, bytes):
             position = 0
             while position < len(value):
-                size, position = _varint(value, position)
+                size, position = varint_at(value, position)
                 sizes.append(size)
     return [size - (1 << 64) if size >= 1 << 63 else size for size in sizes]
 
@@ -88,8 +89,8 @@ def _fields(message: bytes) -> _Values:
     """Yield number and value of each field; fixed-size fields are unknown here."""
     position = 0
     while position < len(message):
-        key, position = _varint(message, position)
-        value, position = _varint(message, position)
+        key, position = varint_at(message, position)
+        value, position = varint_at(message, position)
         if key & 7 == VARINT:
             yield key >> 3, value
         elif key & 7 == LEN and position + value <= len(message):
@@ -97,19 +98,6 @@ def _fields(message: bytes) -> _Values:
             position += value
         else:
             raise ValueError
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            break
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, position
-    raise ValueError
 
 
 def _text(content: bytes) -> str:

@@ -1,13 +1,11 @@
-"""The host event that encloses a launch, by climbing from the last one that began before."""
+"""The host event that encloses a launch."""
 
 from __future__ import annotations
 
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.kineto import host_tree
 from ppprof.trace.kineto.host_tree import nested, with_parent
 
 TICKS = st.integers(0, 12)
@@ -30,17 +28,14 @@ def hosts_of(spans: list[tuple[int, int, int]]) -> pl.DataFrame:
     )
 
 
-@pytest.mark.parametrize("max_climb", [0, 1, 100])
 @given(
     spans=st.lists(st.tuples(st.integers(0, 1), TICKS, TICKS), max_size=12),
     launches=st.lists(st.tuples(st.integers(0, 2), TICKS), max_size=6),
 )
-def test_the_parent_is_the_last_event_that_began_before_and_ends_after(max_climb, spans, launches):
+def test_the_parent_is_the_last_event_that_began_before_and_ends_after(spans, launches):
     hosts = nested(hosts_of(spans), 0)
     table = pl.DataFrame(launches, {"key": pl.Int64, "start_ns": pl.Int64}, orient="row")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_tree, "_MAX_CLIMB", max_climb)
-        found = with_parent(hosts, table)["parent"].to_list()
+    found = with_parent(hosts, table)["parent"].to_list()
     expected = []
     for key, time in launches:
         enclosing = [

@@ -9,14 +9,12 @@ from functools import cached_property
 
 from ppprof.arrays import Array
 from ppprof.trace.fastpath.native.store import NativeStore, literal, numbers
-from ppprof.trace.source import MARGIN, Block
 
 _OWN_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
 """The keys of an event, in the order of ``OWN_KEYS`` in events.c."""
 _STORAGE = {"d": "i", "u": "q", "t": "q", "g": "d", "s": "t", "r": "t"}
 """Conversion -> `Storage` in columns.h."""
 _ANY, _EXACT, _PREFIX, _NOT_EMPTY = range(4)
-_NOT_VALID = -2
 
 
 @dataclass(frozen=True)
@@ -146,26 +144,6 @@ class EventReader(NativeStore):
     def __init__(self, forms: EventForms, library: ctypes.CDLL) -> None:
         self._forms = forms
         super().__init__(library, "reader", forms.program)
-
-    def add(self, block: Block) -> list[tuple[int, int]] | None:
-        """Add the events of a block, which begins and ends between two events.
-
-        Returns:
-            Ranges (first, end) of the file with events that the caller has to decode, ascending.
-            None if the block is not valid JSON: then none of its events is added.
-
-        Raises:
-            MemoryError: there is not enough memory. The reader cannot be used any more.
-        """
-        text = ctypes.c_char.from_buffer(block.buffer, MARGIN)
-        num_new = self.library.ppprof_reader_add(
-            self.address, ctypes.addressof(text), block.length, block.first
-        )
-        if num_new == _NOT_VALID:
-            return None
-        if num_new < 0:
-            raise MemoryError("no memory for the events of a block")
-        return self.ranges(num_new) if num_new else []
 
     def counts(self) -> list[int]:
         """Return the number of events of each class that were added."""

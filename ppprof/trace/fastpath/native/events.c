@@ -147,7 +147,6 @@ typedef struct {
 
 typedef struct Reader {
     Store store;
-    uint8_t *program; /* a copy; the literals lie in it */
     uint32_t num_keys, num_fields, num_classes, num_links;
     Key keys[MAX_KEYS];
     uint8_t slots[NUM_SLOTS]; /* number of a key, and 1; 0 if the slot is free */
@@ -164,16 +163,7 @@ typedef struct Reader {
     uint16_t *choice_classes;
 } Reader;
 
-static const double TENS[MAX_DECIMALS + 1] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                              1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                              1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-
 /* --------------------------------------------------------------------------------- JSON */
-
-static int is_digit(uint8_t byte)
-{
-    return (uint8_t)(byte - '0') < 10;
-}
 
 static int is_space(uint8_t byte)
 {
@@ -229,7 +219,7 @@ static size_t escape_length(const uint8_t *cursor, const uint8_t *end)
 /* Return the first byte from `cursor` on that is no plain character of a string, or `end`. */
 static const uint8_t *skip_plain(const uint8_t *cursor, const uint8_t *end)
 {
-#if defined(__GNUC__) && defined(__SSE2__)
+#ifdef __SSE2__
     const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\');
     const __m128i space = _mm_set1_epi8(0x20);
     for (; end - cursor >= 16; cursor += 16) {
@@ -242,7 +232,7 @@ static const uint8_t *skip_plain(const uint8_t *cursor, const uint8_t *end)
         if (mask)
             return cursor + __builtin_ctz((unsigned)mask);
     }
-#elif defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#elif __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101), highs = 0x80 * ones;
     for (; end - cursor >= 8; cursor += 8) {
         uint64_t word = load64(cursor);
@@ -285,7 +275,7 @@ static const uint8_t *string_end(const uint8_t *cursor, const uint8_t *end, int 
 
 static const uint8_t *skip_digits(const uint8_t *cursor, const uint8_t *end)
 {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101);
     for (; end - cursor >= 8; cursor += 8) {
         uint64_t word = load64(cursor) ^ '0' * ones;
@@ -429,7 +419,7 @@ static const uint8_t *nested_end(Reader *reader, const uint8_t *cursor, const ui
 static size_t slot_of(const uint8_t *name, size_t length, const uint8_t *end, int is_arg)
 {
     uint64_t word = 0;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (end - name >= 8) {
         word = load64(name);
         if (length < 8)
@@ -596,7 +586,7 @@ static const Value *value_of(const Reader *reader, uint32_t key)
 static int64_t digits(const uint8_t *text, size_t length)
 {
     int64_t sum = 0;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     for (; length >= 8; text += 8, length -= 8) {
         /* Pairs of digits, then of pairs, then of fours. */
         uint64_t word = load64(text) - UINT64_C(0x3030303030303030);
@@ -955,7 +945,7 @@ static void add_key(Reader *reader, uint32_t number)
 /* Read the program of a reader; return -1 if it is contradictory or if there is no memory. */
 static int read_program(Reader *reader, size_t length)
 {
-    Program program = {reader->program, reader->program + length, 0};
+    Program program = {reader->store.program, reader->store.program + length, 0};
     reader->store.num_tables = next_below(&program, MOST_ITEMS);
     reader->store.num_columns = next_below(&program, MOST_ITEMS);
     uint32_t num_args = next_below(&program, MAX_KEYS - NUM_OWN_KEYS + 1);
@@ -1015,29 +1005,14 @@ EXPORT void ppprof_reader_free(Reader *reader)
     free(reader->classes);
     free(reader->links);
     free(reader->choice_classes);
-    free(reader->program);
     free(reader);
 }
 
-/* Return a new reader; NULL if the program is contradictory or if there is no memory.
- *
- * `secret` is two random numbers, the seed of the hash table of texts.
- */
+/* Return a new reader; NULL if the program is contradictory or if there is no memory. */
 EXPORT Reader *ppprof_reader_new(const uint8_t *program, size_t length, const uint64_t *secret)
 {
-    Reader *reader = calloc(1, sizeof *reader);
-    if (!reader)
-        return NULL;
-    reader->store.texts.secret[0] = secret[0];
-    reader->store.texts.secret[1] = secret[1];
-    reader->program = malloc(length + 1);
-    if (!reader->program) {
-        ppprof_reader_free(reader);
-        return NULL;
-    }
-    if (length)
-        memcpy(reader->program, program, length);
-    if (read_program(reader, length)) {
+    Reader *reader = new_reader(sizeof *reader, program, length, secret);
+    if (reader && read_program(reader, length)) {
         ppprof_reader_free(reader);
         return NULL;
     }

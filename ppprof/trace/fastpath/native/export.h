@@ -2,10 +2,6 @@
 #ifndef PPPROF_EXPORT_H
 #define PPPROF_EXPORT_H
 
-#if defined(__GNUC__)
 #define EXPORT __attribute__((visibility("default")))
-#else
-#define EXPORT
-#endif
 
 #endif

@@ -16,11 +16,7 @@
 #include "export.h"
 
 /* Where ranks share processors, the caches are cold whenever one goes on: code costs by its size. */
-#if defined(__GNUC__)
 #define ONCE __attribute__((noinline))
-#else
-#define ONCE
-#endif
 
 typedef void *Object;
 

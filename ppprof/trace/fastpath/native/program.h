@@ -1,4 +1,5 @@
-/* Read a program: what Python tells a reader about tables, columns and literal texts.
+/* Read a program: what Python tells a reader about tables, columns and literal texts. Also what both
+ * readers need for digits.
  *
  * All numbers are unsigned 32-bit integers, little-endian. A literal is its length and its bytes.
  * Included by scan.c and events.c.
@@ -10,11 +11,41 @@
 
 #define MOST_ITEMS (1 << 16) /* of anything; a program has some hundred fields */
 
+static const double TENS[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                              1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                              1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22}; /* all are exact */
+
+static int is_digit(uint8_t byte)
+{
+    return (uint8_t)(byte - '0') < 10;
+}
+
 /* Parts of a program, read one after another; `is_bad` if it ends too early or is contradictory. */
 typedef struct {
     const uint8_t *next, *end;
     int is_bad;
 } Program;
+
+/* Return a new reader of `size` bytes, which begins with a store, and has a copy of the program; NULL
+ * without memory.
+ *
+ * `secret` is two random numbers, the seed of the hash table of texts.
+ */
+static void *new_reader(size_t size, const uint8_t *program, size_t length, const uint64_t *secret)
+{
+    Store *store = calloc(1, size);
+    uint8_t *copy = malloc(length + 1);
+    if (!store || !copy) {
+        free(store);
+        free(copy);
+        return NULL;
+    }
+    memcpy(store->texts.secret, secret, sizeof store->texts.secret);
+    if (length)
+        memcpy(copy, program, length);
+    store->program = copy;
+    return store;
+}
 
 static uint32_t next_number(Program *program)
 {

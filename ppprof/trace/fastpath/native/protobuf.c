@@ -50,14 +50,6 @@ enum { VARINT = 0, I64 = 1, LEN = 2, I32 = 5 };
 
 enum { MAX_FIELD = 63, MAX_COLUMNS = 16, MESSAGES_AHEAD = 8 };
 
-/* Messages of one type are far apart in the file. So without this hint, most of the time would be
- * spent on waiting for the memory. */
-#if defined(__GNUC__)
-#define FETCH_EARLY(address) __builtin_prefetch(address)
-#else
-#define FETCH_EARLY(address) ((void)(address))
-#endif
-
 /* One wanted field. Members that its kind does not need are 0. A range is the first byte and the
  * byte after the last one. */
 typedef struct {
@@ -335,9 +327,11 @@ EXPORT int32_t ppprof_protobuf_read(const uint8_t *data, int64_t size, const int
         if (state->cursor < 0) {
             if (first[message] < 0 || limit > size)
                 return BAD_REQUEST;
+            /* Messages of one type are far apart in the file. So without these hints, most of the time
+             * would be spent on waiting for the memory. */
             if (message + MESSAGES_AHEAD < num_messages) {
-                FETCH_EARLY(data + first[message + MESSAGES_AHEAD]);
-                FETCH_EARLY(data + first[message + MESSAGES_AHEAD] + 64);
+                __builtin_prefetch(data + first[message + MESSAGES_AHEAD]);
+                __builtin_prefetch(data + first[message + MESSAGES_AHEAD] + 64);
             }
             for (int32_t i = 0; i < num_texts; i++) {
                 Column *column = columns + texts[i];

@@ -73,7 +73,6 @@ typedef struct {
 
 typedef struct Scanner {
     Store store;
-    uint8_t *program; /* a copy; the literals of the layouts lie in it */
     uint32_t num_start;
     uint32_t brace; /* place of the first "{" in `start` */
     const uint8_t *start;
@@ -84,22 +83,13 @@ typedef struct Scanner {
     int64_t num_flows;
 } Scanner;
 
-static const double TENS[MAX_DIGITS + 1] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,
-                                            1e7,  1e8,  1e9,  1e10, 1e11, 1e12, 1e13,
-                                            1e14, 1e15, 1e16, 1e17, 1e18};
-
-static int is_digit(uint8_t byte)
-{
-    return (uint8_t)(byte - '0') < 10;
-}
-
 /* Read up to eight digits that end at `cursor`: return their number, and their value.
  *
  * The eight bytes before the cursor must be readable. All of them are handled at once, as a word.
  */
 static int eight_digits(const uint8_t *cursor, int64_t *value)
 {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     const uint64_t ones = UINT64_C(0x0101010101010101);
     uint64_t word = load64(cursor - 8) ^ 0x30 * ones; /* a digit becomes its value */
     uint64_t others = (((word & 0x7F * ones) + 0x76 * ones) | word) & 0x80 * ones;
@@ -447,7 +437,7 @@ static void next_field(Program *program, const Scanner *scanner, const Layout *l
 /* Read the program of a scanner; return -1 if it is contradictory or if there is no memory. */
 static int read_program(Scanner *scanner, size_t length)
 {
-    Program program = {scanner->program, scanner->program + length, 0};
+    Program program = {scanner->store.program, scanner->store.program + length, 0};
     scanner->store.num_tables = next_below(&program, MOST_ITEMS);
     scanner->store.num_columns = next_below(&program, MOST_ITEMS);
     scanner->num_layouts = next_below(&program, MOST_ITEMS);
@@ -499,29 +489,14 @@ EXPORT void ppprof_scanner_free(Scanner *scanner)
     free(scanner->layouts);
     free(scanner->fields);
     free(scanner->values);
-    free(scanner->program);
     free(scanner);
 }
 
-/* Return a new scanner; NULL if the program is contradictory or if there is no memory.
- *
- * `secret` is two random numbers, the seed of the hash table.
- */
+/* Return a new scanner; NULL if the program is contradictory or if there is no memory. */
 EXPORT Scanner *ppprof_scanner_new(const uint8_t *program, size_t length, const uint64_t *secret)
 {
-    Scanner *scanner = calloc(1, sizeof *scanner);
-    if (!scanner)
-        return NULL;
-    scanner->store.texts.secret[0] = secret[0];
-    scanner->store.texts.secret[1] = secret[1];
-    scanner->program = malloc(length + 1);
-    if (!scanner->program) {
-        ppprof_scanner_free(scanner);
-        return NULL;
-    }
-    if (length)
-        memcpy(scanner->program, program, length);
-    if (read_program(scanner, length)) {
+    Scanner *scanner = new_reader(sizeof *scanner, program, length, secret);
+    if (scanner && read_program(scanner, length)) {
         ppprof_scanner_free(scanner);
         return NULL;
     }

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.ahead import take_begun_scans
-from ppprof.trace.fastpath.fixed_layout import INPUTS, NARROW, TEXTS, Ranges, Scanned
+from ppprof.trace.fastpath.fixed_layout import INPUTS, NARROW, TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, EventPattern, Field
 from ppprof.trace.fastpath.native.store import Control, NativeStore, literal, numbers
 from ppprof.trace.fastpath.ranges import RangeScans, range_bounds
 from ppprof.trace.fastpath.threads import num_processors
-from ppprof.trace.source import MARGIN, Block, TraceStream
+from ppprof.trace.source import TraceStream
 
 _WHOLE, _WITHOUT_DURATION, _INPUT = range(3)
 
@@ -45,23 +45,6 @@ class Scanner(NativeStore):
         self._program = _program_of(dialect)
         start = dialect.start, len(dialect.start)
         super().__init__(library, "scanner", self._program.code, start)
-
-    def add(self, block: Block) -> Ranges:
-        """Add the events of a block, which begins and ends between two events.
-
-        Returns:
-            Text of the block in no known layout, as ascending byte ranges (first, end) of the file.
-
-        Raises:
-            MemoryError: there is not enough memory. The scanner cannot be used any more.
-        """
-        text = ctypes.c_char.from_buffer(block.buffer, MARGIN)
-        num_new = self.library.ppprof_scanner_add(
-            self.address, ctypes.addressof(text), block.length, block.first
-        )
-        if num_new < 0:
-            raise MemoryError("no memory for the events of a block")
-        return self.ranges(num_new) if num_new else []
 
     def scanned(self) -> Scanned:
         """Return the events of all blocks that were added. Called once, at the end.

@@ -10,6 +10,7 @@
 #include "texts.h"
 
 typedef struct {
+    uint8_t *program; /* a copy; the literals that the reader compares lie in it */
     uint32_t num_tables, num_columns;
     Table *tables;
     Column *columns;
@@ -28,6 +29,7 @@ static void free_store(Store *store)
     free(store->ranges);
     free(store->tables);
     free(store->columns);
+    free(store->program);
 }
 
 static int add_range(Store *store, int64_t first, int64_t end)

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ppprof.arrays import Array
-from ppprof.trace.source import MAX_EVENT_BYTES, TraceStream
+from ppprof.trace.fastpath.fixed_layout import Ranges
+from ppprof.trace.source import MARGIN, MAX_EVENT_BYTES, Block, TraceStream
 
 _DTYPES = {"i": "int32", "q": "int64", "d": "float64", "t": "int32"}
 """`Storage` in columns.h -> dtype."""
 _SECRET_BYTES = 16
-_NO_MEMORY = -1
+_NO_MEMORY, _NOT_VALID = -1, -2
 
 
 class _Memory:
@@ -62,8 +63,9 @@ class NativeStore:
         program: bytes,
         start: tuple[bytes, int] | tuple[()] = (),
     ) -> None:
-        new, free, self._read_range = (
-            getattr(library, f"ppprof_{kind}_{name}") for name in ("new", "free", "add_range")
+        new, free, self._add, self._read_range = (
+            getattr(library, f"ppprof_{kind}_{name}")
+            for name in ("new", "free", "add", "add_range")
         )
         self._start = start
         self.library = library
@@ -72,6 +74,25 @@ class NativeStore:
         if not self.address:
             raise MemoryError("no memory for a reader of events")
         weakref.finalize(self, free, self.address).atexit = False
+
+    def add(self, block: Block) -> Ranges | None:
+        """Add the events of a block, which begins and ends between two events.
+
+        Returns:
+            Text of the block that the caller has to decode, as ascending byte ranges (first, end) of
+            the file. None if a ``reader`` finds that the block is not valid JSON: then none of its
+            events is added.
+
+        Raises:
+            MemoryError: there is not enough memory. The reader cannot be used any more.
+        """
+        text = ctypes.c_char.from_buffer(block.buffer, MARGIN)
+        num_new = self._add(self.address, ctypes.addressof(text), block.length, block.first)
+        if num_new == _NOT_VALID:
+            return None
+        if num_new < 0:
+            raise MemoryError("no memory for the events of a block")
+        return self.ranges(num_new) if num_new else []
 
     def add_range(
         self, source: TraceStream, first: int, end: int, block_bytes: int, control: Control
@@ -144,7 +165,7 @@ class NativeStore:
         whole = ctypes.string_at(bytes_at, ends[-1]) if ends[-1] else b""
         return [whole[first:end] for first, end in zip([0, *ends], ends)]
 
-    def ranges(self, num_last: int | None = None) -> list[tuple[int, int]]:
+    def ranges(self, num_last: int | None = None) -> Ranges:
         """Return the last ``num_last`` ranges, or all of them."""
         total = ctypes.c_int64()
         address = self.library.ppprof_store_ranges(self.address, ctypes.byref(total))
