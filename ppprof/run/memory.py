@@ -70,11 +70,11 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     Args:
         run: the run.
         rank: the rank that counts; None: the first whose memory ran out, else the first recorded one.
-        window: its number; None: the rank's last one.
+        window: its number; None: the rank's last readable one with allocations.
 
     Raises:
         UsageError: no such rank or window.
-        InputError: the run has neither step times nor windows.
+        InputError: the run has neither step times nor windows, or the window is unreadable.
     """
     failures: dict[int, OutOfMemory] = {}
     for path in run.paths:
@@ -259,9 +259,18 @@ def _window_peak(
         return None
     if rank is None:
         rank = next((each for each in (*sorted(failures), *run.ranks) if each in run.ranks), None)
-    recording = run.select(rank, window)[-1]
-    held = held_at_peak(Profile(run.reader.trace(recording)[1]))
-    return WindowPeak(recording.rank, recording.window, held) if held is not None else None
+    for recording in reversed(run.select(rank, window)):
+        try:
+            trace = run.reader.trace(recording)[1]
+        except InputError as error:
+            if window is not None:
+                raise
+            _log.warning("%s", error)
+            continue
+        held = held_at_peak(Profile(trace))
+        if held is not None:
+            return WindowPeak(recording.rank, recording.window, held)
+    return None
 
 
 def _peaks(times: pl.DataFrame) -> pl.DataFrame:

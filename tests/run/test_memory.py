@@ -23,6 +23,7 @@ from ppprof.run.memory import memory_of, remedies
 from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
 from ppprof.topology import Topology
 from tests.conftest import Cli
+from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.run_directories import run as run_of_traces
 from tests.fixtures.timeline import Thread, reserve, span
 from tests.jobs.launching import ROOT
@@ -320,6 +321,23 @@ def test_the_peak_is_that_of_the_rank_that_is_asked_for(tmp_path: Path, cli: Cli
     out, _ = cli("memory", path, "--rank", "1")
     assert out.startswith("Peak of rank 1 so far, resident memory")
     assert "3 GiB" in out
+
+
+def test_of_unreadable_windows_an_earlier_one_says_the_peak(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_run(tmp_path / "log", {0: 2})
+    peak = memory_of(ppprof.open(path)).window
+    assert peak is not None
+    assert peak.window == 1
+    (path / trace_name(0, 1).raw).write_bytes(b"cut")
+    opened = ppprof.open(path)
+    earlier = memory_of(opened).window
+    assert earlier is not None
+    assert (earlier.window, earlier.held.allocated_bytes) == (0, peak.held.allocated_bytes)
+    assert str(trace_name(0, 1).raw) in caplog.text
+    with pytest.raises(InputError, match="not a trace"):
+        memory_of(opened, 0, 1)
 
 
 def test_a_trace_of_reserved_memory_alone(tmp_path: Path, cli: Cli) -> None:
