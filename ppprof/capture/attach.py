@@ -427,8 +427,7 @@ def _metrics(
         # One folder for all runs of a log directory: a collector's path stays.
         is_first = run == Path(profiler.profiler_log).absolute()
         log_dir, later_run = (run, "") if is_first else (run.parent, run.name)
-        if job.rank == 0:
-            remove_ended(log_dir)
+        remove_ended(log_dir, job.rank)
         file = RunFile(log_dir, rundir.metrics_path(job.rank, later_run))
         return MetricsFile(file, run.name, job.rank, peak_flops)
     if profiler.export == "otlp":

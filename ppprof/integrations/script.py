@@ -327,7 +327,7 @@ class _ScriptSession:
                     isinstance(each, hooks) for each in trainer.callback_handler.callbacks
                 )
                 takes_over = not (has_own or self._has_own_session)
-                if takes_over and self._num_steps:
+                if takes_over and self._has_begun and self._num_steps:
                     log.info(
                         "the Trainer's hooks are left out, since an optimizer has stepped before "
                         "train(): tokens are unknown, evaluations and checkpoints count in steps"

@@ -140,12 +140,11 @@ def collect_evidence(
         indicators_by_rank: the indicators of each rank, its windows concatenated. This function
             cuts them to the steps of ``cluster``.
         graph: the graph of these ranks; None if it cannot be made.
-        ranks: the selection of these ranks; "all" for step times of all ranks, also of those without
-            a window.
+        ranks: the ranks whose step times count; they may have no window.
     """
     times = run.step_times
-    if ranks != "all":
-        times = times.filter(pl.col("rank").is_in(list(indicators_by_rank)))
+    if ranks != "all" and times.height:
+        times = run.step_times_of(ranks)
     indicators = dict(indicators_by_rank)
     if cluster is not None:
         steps = cluster.steps["step"].unique().to_list()

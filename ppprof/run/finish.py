@@ -55,11 +55,13 @@ Conclude = Callable[[Recording, Profile, ProfilerConfig], None]
 def unfinished_runs(log_dir: Path) -> list[Path]:
     """Return the runs of a log directory that have captures to finish, oldest first; else the newest run.
 
+    A job that still runs finishes its captures itself.
+
     Raises:
         InputError: there is no run.
     """
     runs = rundir.runs_of(log_dir)
-    return [run for run in runs if _is_unfinished(run)] or runs[-1:]
+    return [run for run in runs if _is_unfinished(run) and not live_ranks(run)] or runs[-1:]
 
 
 def _is_unfinished(run: Path) -> bool:
@@ -69,7 +71,7 @@ def _is_unfinished(run: Path) -> bool:
     try:
         formats = _profiler(run, read_manifest(run)).formats
     except PpprofError:  # `finish` raises it
-        return True
+        return bool(raw_files(run))
     return any(
         not (run / file).exists()
         for name, _ in raw_files(run)

@@ -11,7 +11,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import python_lines
-from ppprof.analysis.profile.steps import with_step
+from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.errors import InputError, UsageError
 from ppprof.run.run import Run
 from ppprof.rundir.recordings import Recording
@@ -164,22 +164,29 @@ def _window_at(run: Run, rank: int | None, between: tuple[int, int]) -> Recordin
 def _longest_step(
     run: Run, rank: int | None, step: int | None
 ) -> tuple[Recording, int, tuple[int, int]]:
-    """Return window, number, and start and end of a rank's longest step; of ``step`` if it is given."""
-    found: list[tuple[Recording, int, tuple[int, int]]] = []
-    known: set[int] = set()
-    for recording, trace in _windows(run, rank):
-        steps = trace.events.filter(category="ProfileStep").drop_nulls("step")
-        known.update(steps["step"])
-        chosen = steps if step is None else steps.filter(step=step)
-        longest = chosen.sort("dur_ns", descending=True, maintain_order=True)[:1]
-        if longest.height:
-            found.append((recording, longest["step"][0], _ends(longest)))
-        if found and step is not None:
-            break
+    """Return window, number, and start and end of a rank's longest step; of ``step`` if it is given.
+
+    A window without steps counts as step 0, if no other window has steps.
+    """
+    windows = [
+        (recording, trace.events.filter(category="ProfileStep").drop_nulls("step"))
+        for recording, trace in _windows(run, rank)
+    ]
+    has_steps = [not (steps["name"] == WHOLE_TRACE).any() for _, steps in windows]
+    known = [
+        (recording, number, (start_ns, start_ns + dur_ns))
+        for (recording, steps), has_step in zip(windows, has_steps)
+        if has_step or not any(has_steps)
+        for number, start_ns, dur_ns in steps.select("step", "start_ns", "dur_ns").iter_rows()
+    ]
     if not known:
-        raise InputError(f"{run}: no event in the windows of rank {rank}")
+        raise InputError(f"{run}: no event in the windows of rank {windows[0][0].rank}")
+    found = [place for place in known if step in (None, place[1])]
     if not found:
-        raise UsageError(f"no step {step}; there are {format_ranges('step', sorted(known))}")
+        numbers = sorted({number for _, number, _ in known})
+        raise UsageError(f"no step {step}; there are {format_ranges('step', numbers)}")
+    if step is not None:
+        found = found[:1]
     return max(found, key=lambda place: place[2][1] - place[2][0])
 
 

@@ -149,7 +149,7 @@ class _FreeIds:
         """Return the id that a device of the call's worker has in the trace."""
         key = (call.process, device)
         if key not in self._devices:
-            self._devices[key] = free_id(repr(key), self._used_devices)
+            self._devices[key] = free_id(repr(key), self._used_devices, 1000, 9000)
         return self._devices[key]
 
     def correlations(self, above: int) -> int:

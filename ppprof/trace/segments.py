@@ -219,14 +219,14 @@ def concatenated(parts: Sequence[Trace]) -> Trace:
     )
 
 
-def free_id(key: str, used: set[int]) -> int:
+def free_id(key: str, used: set[int], first: int = _FIRST_FREE_ID, num: int = _NUM_FREE_IDS) -> int:
     """Return an id of a track or device that is not among ``used``, and add it to ``used``.
 
     A key has the same id in each trace: segments and windows are read one by one, and shown together.
     Ids lie above those of Linux' threads, and below 2**31: Perfetto drops larger ones.
     """
     digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
-    first = _FIRST_FREE_ID + int.from_bytes(digest, "big") % _NUM_FREE_IDS
-    id = next(number for number in count(first) if number not in used)
+    begin = first + int.from_bytes(digest, "big") % num
+    id = next(number for number in count(begin) if number not in used)
     used.add(id)
     return id

@@ -142,6 +142,16 @@ def test_a_time_is_looked_for_in_every_window(three_windows: Path) -> None:
     )
 
 
+def test_a_window_without_steps_is_no_step_beside_others(three_windows: Path) -> None:
+    """It was cut within its first step; that of 900 ms would be the longest."""
+    first = next((three_windows / "raw").glob("rank_00000*_000.pb"))
+    cut = span("Operator", "matmul", 300_000_000, 1_200_000_000)
+    write(first.with_name(first.name.replace("_000.pb", "_003.pb")), Thread(1, "", [cut]))
+    answers = Answers([str(three_windows)])
+    assert asked(answers.timeline)["step"] == 21
+    assert asked(answers.timeline, step=0)["window"] == 0
+
+
 @pytest.mark.parametrize("by", ["name", "rank"])
 def test_tables_across_ranks_are_of_the_first_window(three_windows: Path, by: str) -> None:
     tables = Answers([str(three_windows)]).tables

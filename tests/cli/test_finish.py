@@ -77,6 +77,26 @@ def test_all_unfinished_runs_of_a_log_directory_are_finished(tmp_path: Path, cli
     )
 
 
+def test_a_running_job_beside_a_killed_one_is_left_alone(tmp_path: Path, cli) -> None:
+    """It finishes its windows itself, and may drop one that it holds."""
+    killed, running = killed_run(tmp_path, ranks=1), killed_run(tmp_path, ranks=1)
+    LivenessRegistry(running, Topology.of(dp=1), 0)
+    cli("finish", killed)
+    assert [(run / name(0).summary).exists() for run in (killed, running)] == [True, False]
+    cli("finish", running)
+    assert (running / name(0).summary).exists()
+
+
+def test_a_finished_run_of_another_version_is_no_error(tmp_path: Path, cli) -> None:
+    first, second = killed_run(tmp_path, ranks=0), killed_run(tmp_path, ranks=1)
+    manifest = first / "manifest.json"
+    text = json.loads(manifest.read_text())
+    text["profiler"]["of_another_version"] = True
+    manifest.write_text(json.dumps(text))
+    cli("finish", first)
+    assert (second / name(0).summary).exists()
+
+
 def test_a_trace_that_is_missing_is_written_again(tmp_path: Path, cli) -> None:
     """A rank was killed between its tables and its trace."""
     first = killed_run(tmp_path, ranks=1, formats=["json", "pb"])

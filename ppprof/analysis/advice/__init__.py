@@ -24,6 +24,7 @@ from ppprof.analysis.advice.small_operators import (
 )
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
+from ppprof.analysis.efficiency.strided_inputs import TIMES_USUAL
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
 from ppprof.analysis.profile.steps import UNMARKED
@@ -139,6 +140,11 @@ RULES: tuple[Rule, ...] = (
         products.unused_rows,
         thresholds={**_TIME, "least_words": LEAST_WORDS, "least_classes": LEAST_CLASSES},
     ),
+    Rule(
+        "strided-inputs",
+        products.strided_inputs,
+        thresholds={"least_ratio": products.LEAST_STRIDED, "times": TIMES_USUAL},
+    ),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("gradients-again", memory.gradients_again, thresholds=_TIME),
@@ -203,7 +209,10 @@ _LONGER = "profiler-overhead"
 """Says that costs are too large, not that they are wrong."""
 
 _OF_LENGTHS = frozenset(
-    ("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "fusible", "tiny-kernels")
+    (
+        *("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "strided-inputs"),
+        *("fusible", "tiny-kernels"),
+    )
 )
 """Rules about the lengths of single kernels."""
 

@@ -1,4 +1,4 @@
-"""Rules about the work of operators: slow matrix products, a wide vocabulary, unused rows, fusible operators."""
+"""Rules about the work of operators: slow products, a wide vocabulary, unused rows, copies of views, fusible operators."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ MANY = 16
 
 LEAST_WIDE = 0.05
 """Share of a step from which operators on the vocabulary are reported."""
+LEAST_STRIDED = 0.05
+"""Share of a step from which copies of views are reported: each attention has some."""
 
 
 class _Problem(NamedTuple):
@@ -215,6 +217,23 @@ def wider_dtype(evidence: Evidence) -> list[Finding]:
     shown = rows.select("name", "dtype", "calls", "time_ns")
     saved_ns = float(rows["saved_ns"].sum())
     return evidence.time_finding("wider-dtype", saved_ns, "possible", facts, shown)
+
+
+def strided_inputs(evidence: Evidence) -> list[Finding]:
+    """Report copies of views, which operators make ahead of their kernels; the cost is their time."""
+    copies = evidence.names("strided")
+    cost_ns = float(copies["time_ns"].sum())
+    if copies.is_empty() or cost_ns < LEAST_STRIDED * evidence.step_ns:
+        return []
+    facts: dict[str, Fact] = {
+        "name": copies["name"][0],
+        "name_ns": copies["time_ns"][0],
+        "copies_ns": cost_ns,
+        "calls": float(copies["calls"].sum()),
+        "line": evidence.first_name("strided line"),
+        "remedy": "code",
+    }
+    return evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
 
 
 def fusible(evidence: Evidence) -> list[Finding]:

@@ -260,7 +260,9 @@ def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
         rows = ranks.sort(exposed, "rank", descending=[True, False])
     slow = evidence.typical.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
-    on_axis = axis if axis in _AXES else _kind_of(evidence.typical.arrivals, axis)
+    on_axis = {"ep": "experts"}.get(axis, axis)
+    if on_axis not in _BLOCKS:
+        on_axis = _kind_of(evidence.typical.arrivals, axis)
     facts: dict[str, Fact] = {
         "axis": axis,
         "line": evidence.first_name(f"communication {axis}"),

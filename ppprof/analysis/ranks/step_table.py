@@ -208,8 +208,9 @@ def without_transfers(
         add up. It is as exact as the clocks of the ranks in the collective.
     """
     last = pl.col("start_ns").max().over("members", "op", "step", "index")
-    axis = pl.when(pl.col("op") == "send").then(pl.lit("pp")).otherwise("axis")
-    transfers = collectives.with_columns(axis, start_ns=last).filter(
+    is_send = pl.col("op").is_in(["send", "c10d::send"])
+    axis = pl.when(is_send).then(pl.lit("pp")).otherwise("axis")
+    transfers = collectives.with_columns(axis=axis, start_ns=last).filter(
         pl.col("start_ns") < pl.col("end_ns")
     )
     by_rank = transfers.partition_by("rank", as_dict=True)

@@ -63,13 +63,10 @@ class DeviceWork:
 
     Args:
         tasks: returns the communication of the device that the training has not waited for.
-        device: Paddle's name of the device on whose current stream the training computes, such as
-            "npu:0".
     """
 
-    def __init__(self, tasks: Callable[[], Iterable[Any]] = tuple, device: str = "") -> None:
+    def __init__(self, tasks: Callable[[], Iterable[Any]] = tuple) -> None:
         self._tasks = tasks
-        self._device = device
         self._context = Context()
         self.is_known = self._context.is_cuda
         """Whether `is_done` asks all streams."""
@@ -81,7 +78,7 @@ class DeviceWork:
                 thread = process.start_thread(self._context.synchronize, "device")
                 thread.join(patience_s)
                 return not thread.is_alive()
-        events = [*_marks(self._device), *self._tasks()]
+        events = [*_marks(), *self._tasks()]
         waiting = [getattr(each, "query", None) or each.is_completed for each in events]
         deadline = time.monotonic() + patience_s
         while True:
@@ -94,14 +91,12 @@ class DeviceWork:
             time.sleep(_POLL_SECONDS)
 
 
-def _marks(device: str) -> list[Any]:
+def _marks() -> list[Any]:
     """Record an event on each stream that is known, after the work that the stream has now."""
     marks = []
     streams = list(_streams)
-    with suppress(
-        TypeError
-    ):  # a CPU, or a device whose streams this version of Paddle does not know
-        streams.append(paddle.device.current_stream(device or None))
+    with suppress(TypeError):  # of a CPU: targets were asked for that the training does not use
+        streams.append(paddle.device.current_stream())
     for stream in streams:
         try:
             event = paddle.device.Event()

@@ -221,7 +221,7 @@ class Recorder:
             self._started = time.monotonic()
             self._marks_allocations = self._has_ended_allocations
             if self._targets.on_device:
-                self._work = DeviceWork(self._tasks, self._targets.device)
+                self._work = DeviceWork(self._tasks)
             with self._waiting_for_device():
                 if self._memory:
                     core.enable_memory_recorder()
@@ -250,7 +250,8 @@ class Recorder:
             if self._events is not None:
                 self._events.leave_open_ones(reports=is_complete)
             if is_complete and self._synchronizes and not is_capturing():
-                self._synchronize()
+                with self._targets.current():
+                    paddle.device.synchronize()
             self._mark_clock_jump()
             if self._marks_allocations:
                 self._marks_allocations = False
@@ -420,8 +421,8 @@ class Recorder:
                 "the device; call step() outside of captures"
             )
         begin = time.thread_time()
-        work = self._work or DeviceWork(self._tasks, self._targets.device)
-        with default_actions():
+        with self._targets.current(), default_actions():
+            work = self._work or DeviceWork(self._tasks)
             patience_s = self._patience_s(brief)
             if not work.is_done(patience_s):
                 _abandoned.append(self._profiler)
@@ -430,13 +431,10 @@ class Recorder:
                     f"the device has not finished its work in {patience_s:.0f} s"
                 )
             with nullcontext() if work.is_known or not self._cause else _deadline(self._cause):
-                self._synchronize()
+                if paddle.device.get_device() != "cpu":
+                    paddle.device.synchronize()
                 self.wait_seconds += time.thread_time() - begin
                 yield
-
-    def _synchronize(self) -> None:
-        if device := self._targets.device:
-            paddle.device.synchronize(device)
 
     def _patience_s(self, brief: bool) -> float:
         """Return how long the device may take to finish its work."""

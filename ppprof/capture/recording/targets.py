@@ -21,7 +21,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +99,17 @@ class Targets:
         if is_first and not self.is_gpu:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
-    @property
-    def device(self) -> str:
-        """Paddle's name of the current device or, if that is the CPU, of the one that `attach` saw.
-
-        "" for a training on the CPU. Some trainings compute on the CPU in between, as in an evaluation.
-        """
-        names = (paddle.device.get_device(), self._device)
-        return next((name for name in names if not name.startswith("cpu")), "")
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make the device of the training current: it may compute on the CPU in between, as in an evaluation."""
+        is_away = paddle.device.get_device() == "cpu" and self._device != "cpu"
+        if is_away:
+            paddle.set_device(self._device)
+        try:
+            yield
+        finally:
+            if is_away:
+                paddle.set_device("cpu")
 
     @property
     def seconds_left(self) -> float:

@@ -50,6 +50,8 @@ HELP = {
 """Names of the metrics, after ``ppprof_``, and what they are."""
 
 
+_STALE_S = 600
+"""After how long without a change a file counts as that of a process that has ended."""
 _FILE = re.compile(r"(?:(run_[0-9]{3,6})_)?rank_([0-9]{5,6})\.prom")
 
 
@@ -174,20 +176,28 @@ class MetricsFile(Metrics):
             yield f"ppprof_{name}{self._labels} {value}\n"
 
 
-def remove_ended(log_dir: Path) -> None:
-    """Remove the files of ranks that have no open session: a killed process leaves its file.
+def remove_ended(log_dir: Path, rank: int) -> None:
+    """Remove the files of ranks that have ended: a killed process leaves its file.
+
+    Of a process on another host, or in another container, it is unknown whether it lives: it has ended
+    if its file was not written for `_STALE_S`. Should it live all the same, it writes its file again.
 
     Args:
         log_dir: the log directory, which has the files of all its runs.
+        rank: this rank; it removes those of its own number, and rank 0 all, since nodes may have disks of their own.
     """
     live: dict[str, set[int]] = {}
     for match in matches(log_dir, "metrics", _FILE):
-        run, rank = match[1] or "", int(match[2])
+        run, number = match[1] or "", int(match[2])
+        if rank not in (0, number):
+            continue
         if run not in live:
             live[run] = live_ranks(log_dir / run)
-        if rank not in live[run]:
-            with suppress(OSError):
-                RunFile(log_dir, f"metrics/{match[0]}").remove()
+        file = RunFile(log_dir, f"metrics/{match[0]}")
+        with suppress(OSError):
+            age_s = time.time() - file.path.lstat().st_mtime
+            if number not in live[run] or age_s > _STALE_S:
+                file.remove()
 
 
 def _escaped(text: str) -> str:

@@ -71,7 +71,7 @@ def with_marked_steps(
         launches: reads key, thread, process, correlation, start_ns and dur_ns.
         pattern: a regular expression that the names of the marks contain; None to choose them here.
         device: has copies of the host's annotations, if the host's own are not in the file.
-        recorded: the names of ``hosts`` as in the file, which a pattern may mean, too.
+        recorded: the names of ``hosts`` as in the file, for a pattern that fits no name of ours.
 
     Raises:
         TraceError: no span has a name with the pattern.
@@ -165,7 +165,7 @@ def _of_pattern(hosts: pl.DataFrame, pattern: str, recorded: pl.Series) -> _Step
         Labels.of(names).where(lambda name: re.search(pattern, name) is not None)
         for names in (hosts["name"], recorded)
     )
-    marks = _marks(hosts, is_mark | is_recorded)
+    marks = _marks(hosts, is_mark if is_mark.any() else is_recorded)
     if marks.is_empty():
         counts = hosts["name"].value_counts(sort=True).head(_MOST_NAMES)
         listed = ", ".join(f"{name} ({num})" for name, num in counts.iter_rows())
@@ -250,12 +250,10 @@ def _of_loader_or_optimizer(
 def _is_idle_after(
     marks: pl.DataFrame, hosts: pl.DataFrame, launches: pl.DataFrame, device: Device
 ) -> bool:
-    """Return whether the marks' thread works, but calls and launches nothing after the last mark."""
+    """Return whether there is work, but no operator and no launch after the last mark."""
     launched = launches.join(device.events, "correlation", "semi")
-    work = pl.concat(
-        table.filter(pl.col("key") == marks["key"][0])["start_ns"]
-        for table in (hosts.filter(pl.col("category") == "Operator"), launched)
-    )
+    operators = hosts.filter(pl.col("category") == "Operator")
+    work = pl.concat([operators["start_ns"], launched["start_ns"]])
     return len(work) > 0 and bool(work.max() < marks["end_ns"][-1])
 
 

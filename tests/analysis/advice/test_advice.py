@@ -60,6 +60,7 @@ from tests.fixtures.findings import (
     multiplying,
     on_device,
     on_table,
+    on_views,
     one,
     op,
     pointwise,
@@ -141,6 +142,7 @@ NEARLY = {
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},
     "unused-rows": {"threads": [called_on_tables(*on_table(8191, 1))]},
+    "strided-inputs": {"threads": [on_views(19)]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "gradients-again": {
@@ -881,13 +883,49 @@ def test_a_very_long_step_is_no_communication_of_the_others(tmp_path):
 
 @pytest.mark.parametrize(
     ("collective", "remedy"),
-    [("alltoall_single", "config-experts"), ("all_gather", "config-other")],
+    [
+        ("alltoall_single[", "config-experts"),
+        ("all_gather[", "config-other"),
+        ("all_gather[axis=ep ", "config-experts"),
+    ],
 )
 def test_tokens_of_experts_have_their_own_proposal(collective, remedy, tmp_path):
-    thread = computing(800, collective=f"{collective}[")
+    thread = computing(800, collective=collective)
     found = one("exposed-communication", findings(tmp_path, [thread, thread]))
     assert found.facts["remedy"] == remedy
     assert ("experts" in render_findings([found])) == (remedy == "config-experts")
+
+
+@pytest.mark.parametrize("view", ["transpose", "relu"])
+def test_operators_that_copy_views(view, tmp_path):
+    """A step without an operator that returns a view has no such copies, whatever takes the time."""
+    found = [each.rule for each in findings(tmp_path, [on_views(95, view)])]
+    assert ("strided-inputs" in found) == (view == "transpose")
+
+
+def test_the_kernels_of_a_device_that_copy_views(tmp_path):
+    """Of the relu's two kernels, the one that copies its input counts: 100 of 1000, of a gradient as much."""
+    copying = "void phi::ContiguousCaseOneFunc<float, 4ul>(float const*)"
+
+    def make(at):
+        inputs = Shapes({"X0": [[8, 64]]}, {}, 'File "train.py", line 7, in forward')
+        yield op(at, 0, 1, "transpose dygraph", inputs)
+        for number, name in enumerate(("relu dygraph", "Global_ReluGradNode")):
+            begin = 300 * number
+            kernels = [
+                kernel(each, at + start * US, at + end * US)
+                for each, start, end in (
+                    (copying, begin + 10, begin + 110),
+                    ("relu_kernel", begin + 110, begin + 300),
+                )
+            ]
+            launches = [launch(at + begin * US, at + begin * US, each) for each in kernels]
+            yield op(at, begin + 2, begin + 5, name, inputs, *launches)
+
+    found = one("strided-inputs", findings(tmp_path, [thread(make)]))
+    assert found.cost_ns == 200 * US
+    assert found.evidence["name"].to_list() == ["relu [8,64]", "relu_grad [8,64]"]
+    assert found.facts["line"] == "train.py:7, forward()"
 
 
 def communication_of(path):

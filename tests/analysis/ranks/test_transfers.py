@@ -124,13 +124,13 @@ ticks = st.integers(0, 40)
 stretches = st.lists(st.tuples(ticks, ticks).map(sorted), max_size=6)
 
 
-@given(bubble=stretches, transfers=stretches, meetings=stretches)
-def test_against_counting(bubble, transfers, meetings):
+@given(stretches, stretches, stretches, st.sampled_from(["send", "c10d::send"]))
+def test_against_counting(bubble, transfers, meetings, send):
     """Two ranks, the second of which always comes last: at the start of each transfer."""
     in_bubble = {tick for start, end in bubble for tick in range(start, end)}
     rows = {0: [], 1: []}
     for op, members, axis, intervals in [
-        ("send", "1>0", "pp", transfers),
+        (send, "1>0", "dp+pp", transfers),
         ("all_reduce", "0,1", "dp+pp", meetings),
     ]:
         for index, (start, end) in enumerate(intervals):

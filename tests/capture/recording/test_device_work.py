@@ -66,7 +66,7 @@ def test_in_an_exit_hook_of_python_3_12_its_streams_are_asked(
     work = DeviceWork(lambda: [Task(3)])
     work._context._driver = Driver()
     monkeypatch.setattr(threading, "Thread", refuse)
-    monkeypatch.setattr(f"{DeviceWork.__module__}._marks", lambda _: [])  # a CPU has no streams
+    monkeypatch.setattr(f"{DeviceWork.__module__}._marks", list)  # a CPU has no streams
     assert work.is_done(5)
 
 
@@ -85,7 +85,7 @@ class Task:
 def test_communication_counts_on_devices_without_such_a_driver(
     monkeypatch: pytest.MonkeyPatch, asked: int, is_done: bool
 ) -> None:
-    monkeypatch.setattr("ppprof.capture.recording.device_work._marks", lambda _: [])
+    monkeypatch.setattr("ppprof.capture.recording.device_work._marks", lambda: [])
     assert DeviceWork(lambda: [Task(0), Task(asked)]).is_done(60 if is_done else 0.1) is is_done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 
 from ppprof.capture.attach import _metrics
 from ppprof.capture.parts import StepsPart
-from ppprof.capture.steps.metrics import MetricsFile
+from ppprof.capture.steps.metrics import MetricsFile, remove_ended
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import metrics_path
@@ -141,12 +142,21 @@ def test_an_attach_removes_the_files_of_ended_ranks_only(tmp_path: Path) -> None
         entry.rename(entry.with_name(entry.name.replace(f".{os.getpid()}.", ".9999999999.")))
     (tmp_path / "metrics/of_another_tool.prom").touch()
     profiler = ProfilerConfig(export="prometheus", profiler_log=str(tmp_path))
-    for rank in (1, 0):  # only rank 0 looks at all files
-        names = sorted(path.name for path in (tmp_path / "metrics").iterdir())
-        assert len(names) == 6
+    left = []
+    for rank in (1, 0):  # rank 1 removes the files of its number, rank 0 all
         _metrics(profiler, SimpleNamespace(rank=rank), runs[2], None)
-    assert sorted(path.name for path in (tmp_path / "metrics").iterdir()) == [
-        "of_another_tool.prom",
-        "rank_00000.prom",
-        "rank_00001.prom",
-    ]
+        left.append(sorted(path.name for path in (tmp_path / "metrics").iterdir()))
+    live = ["of_another_tool.prom", "rank_00000.prom", "rank_00001.prom"]
+    assert left[1] == live
+    assert left[0] == [*live, "rank_00002.prom", "run_002_rank_00000.prom"]
+
+
+def test_a_file_that_is_not_written_any_more_is_of_a_rank_that_has_ended(tmp_path: Path) -> None:
+    """A process of another container may have been killed there: it counts as live for ever."""
+    for rank in range(2):
+        LivenessRegistry(tmp_path, Topology.of(dp=2), rank)
+        RunFile(tmp_path, metrics_path(rank)).write(b"")
+    eleven_minutes_ago = time.time() - 660
+    os.utime(tmp_path / metrics_path(0), (eleven_minutes_ago, eleven_minutes_ago))
+    remove_ended(tmp_path, 0)
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["rank_00001.prom"]

@@ -184,6 +184,17 @@ def test_a_mark_has_the_name_in_the_file_or_that_in_our_tables(tmp_path, mark, e
     assert steps_ms(path, step_mark=mark) == expected
 
 
+def test_a_mark_that_fits_names_of_ours_fits_no_others(tmp_path):
+    """A module is ``nn.Module: GPT_0`` in the file, and GPT in our tables."""
+    trace = training(num_steps=3, num_kernels=2)
+    for step in range(3):
+        trace.span("user_annotation", f"load_{step}", step * 10_000 + 10, 9_900)
+        trace.span("python_function", "nn.Module: GPT_0", step * 10_000 + 20, 8_000)
+        trace.span("python_function", "nn.Module: Head_0", step * 10_000 + 9_950, 20)
+    path = write_events(tmp_path / "a.json", trace.events)
+    assert steps_ms(path, step_mark=r"_\d+$") == [9.9] * 3
+
+
 @pytest.mark.parametrize("command", ["summary", "ranks", "merge", "diff", "advise", "report"])
 def test_every_command_takes_the_mark(tmp_path, command, cli):
     path = str(write_events(tmp_path / "a.json", serving().events))
