@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import polars as pl
 
@@ -28,7 +29,7 @@ from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty
-from ppprof.trace.segments import concatenated, free_id
+from ppprof.trace.segments import FIRST_FREE_ID, concatenated, free_id
 
 _RANK_CATEGORIES = (
     "Dataloader",
@@ -39,6 +40,8 @@ _RANK_CATEGORIES = (
     "Communication",
 )
 _SPAN = "PythonUserDefined"
+_MOST_WORKERS, _TRACKS_OF_WORKER, _MOST_LANES = 2**20, 2**10, 2**8
+"""Numbers of ids: the tracks of a worker lie beside each other, first the lanes of its calls."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class _AlignedCall:
     """Offset to add to ``sent_ns`` and ``received_ns``, which are on the caller's clock."""
     inner_ns: int
     """Offset to add to all times on the worker's clock."""
+
+
+def _number(key: str, num: int) -> int:
+    """Return a number below ``num`` that the key has in each trace."""
+    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % num
 
 
 def with_remote_calls(trace: Trace, folder: RunFile) -> Trace:
@@ -116,6 +125,8 @@ class _FreeIds:
         self.process = _first(trace.events["process"])
         self.tracks: dict[str, str] = {}
         """Id of a new track -> name, as in `Trace.extra_info`."""
+        ends = trace.events["start_ns"] + trace.events["dur_ns"]
+        self._end_ns = 0 if ends.is_empty() else ends.to_numpy().max()
         self._used_threads = set(_values(trace.events["thread"], trace.memory["thread"]))
         self._used_devices = set(_values(trace.events["device"]))
         self._next_correlation = _next_id(trace.events["correlation_id"])
@@ -128,13 +139,15 @@ class _FreeIds:
 
         The track is in use until ``end_ns``. If no track is free, it is a new one.
         """
+        if end_ns > self._end_ns:  # in the next segment, other calls may begin before
+            worker = f"{worker} (returned later)"
         lanes = self._lanes[worker]
         for index, (thread, last_ns) in enumerate(lanes):
             if last_ns <= start_ns:
                 lanes[index] = (thread, end_ns)
                 return thread
         name = worker if not lanes else f"{worker} ({len(lanes) + 1})"
-        thread = self._new_track(name, name)
+        thread = self._new_track(worker, name, len(lanes))
         lanes.append((thread, end_ns))
         return thread
 
@@ -142,14 +155,16 @@ class _FreeIds:
         """Return the track for a thread of the call's worker other than the call's own thread."""
         key = (call.process, thread)
         if key not in self._threads:
-            self._threads[key] = self._new_track(repr(key), f"{call.worker} thread {thread}")
+            name = f"{call.worker} thread {thread}"
+            place = _MOST_LANES + _number(repr(key), _TRACKS_OF_WORKER // 2)
+            self._threads[key] = self._new_track(call.worker, name, place)
         return self._threads[key]
 
     def device(self, call: RemoteCall, device: int) -> int:
         """Return the id that a device of the call's worker has in the trace."""
         key = (call.process, device)
         if key not in self._devices:
-            self._devices[key] = free_id(repr(key), self._used_devices, 1000, 9000)
+            self._devices[key] = free_id(1000 + _number(repr(key), 9000), self._used_devices)
         return self._devices[key]
 
     def correlations(self, above: int) -> int:
@@ -158,8 +173,9 @@ class _FreeIds:
         self._next_correlation += above
         return first
 
-    def _new_track(self, key: str, name: str) -> int:
-        thread = free_id(key, self._used_threads)
+    def _new_track(self, worker: str, name: str, place: int) -> int:
+        begin = FIRST_FREE_ID + _number(worker, _MOST_WORKERS) * _TRACKS_OF_WORKER
+        thread = free_id(begin + place, self._used_threads)
         self.tracks[str(thread)] = name
         return thread
 

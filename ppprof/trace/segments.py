@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import accumulate, count
 
 import numpy as np
@@ -36,7 +35,8 @@ from ppprof.trace.steps import step_spans, steps_of
 
 OPENS_WINDOW, SAVES_SEGMENT = "profiler opens a window", "profiler saves a segment"
 """Names of the spans of `with_stalls`."""
-_FIRST_FREE_ID, _NUM_FREE_IDS = 2**22, 2**30
+FIRST_FREE_ID = 2**22
+"""The first id of a track above those of Linux' threads. Perfetto drops ids from 2**32 on."""
 _LONGEST_STALL_NS = 86_400 * 10**9
 """A damaged log of steps can hold any time."""
 _UTILIZATIONS = ("Process Cpu Utilization", "System Cpu Utilization")
@@ -158,7 +158,7 @@ def with_stalls(trace: Trace, stalls: Mapping[int, int]) -> Trace:
     start_ns = pl.max_horizontal(pl.col("start_ns") - stall_ns, pl.col("end_ns").shift(1))
     is_first = pl.int_range(pl.len()) == 0
     threads, process = set(trace.events["thread"].drop_nulls()), trace.events["process"].min()
-    thread = free_id("profiler", threads)
+    thread = free_id(FIRST_FREE_ID, threads)
     spans = steps.select(
         name=pl.when(is_first).then(pl.lit(OPENS_WINDOW)).otherwise(pl.lit(SAVES_SEGMENT)),
         category=pl.lit("PythonUserDefined"),
@@ -219,14 +219,8 @@ def concatenated(parts: Sequence[Trace]) -> Trace:
     )
 
 
-def free_id(key: str, used: set[int], first: int = _FIRST_FREE_ID, num: int = _NUM_FREE_IDS) -> int:
-    """Return an id of a track or device that is not among ``used``, and add it to ``used``.
-
-    A key has the same id in each trace: segments and windows are read one by one, and shown together.
-    Ids lie above those of Linux' threads, and below 2**31: Perfetto drops larger ones.
-    """
-    digest = blake2b(key.encode("utf-8", "replace"), digest_size=4).digest()
-    begin = first + int.from_bytes(digest, "big") % num
-    id = next(number for number in count(begin) if number not in used)
+def free_id(first: int, used: set[int]) -> int:
+    """Return the first id of a track or device from ``first`` on that is not among ``used``, and add it."""
+    id = next(number for number in count(first) if number not in used)
     used.add(id)
     return id
