@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
 _COMMAND_SECONDS = 600.0
 """How long the user's command may take."""
+_SILENT_S = 600.0
+"""After how long without step times a job of another machine counts as one that was killed."""
 
 _log = logging.getLogger("ppprof")
 
@@ -55,13 +58,25 @@ Conclude = Callable[[Recording, Profile, ProfilerConfig], None]
 def unfinished_runs(log_dir: Path) -> list[Path]:
     """Return the runs of a log directory that have captures to finish, oldest first; else the newest run.
 
-    A job that still runs finishes its captures itself.
+    A job that still runs beside others finishes its captures itself: it is left out, with a message.
 
     Raises:
         InputError: there is no run.
     """
     runs = rundir.runs_of(log_dir)
-    return [run for run in runs if _is_unfinished(run) and not live_ranks(run)] or runs[-1:]
+    unfinished = [run for run in runs if _is_unfinished(run)]
+    running = [run for run in unfinished if len(runs) > 1 and _is_running(run)]
+    for run in running:
+        _log.info("%s: left to its job, which still runs", run)
+    return [run for run in unfinished if run not in running] or ([] if running else runs[-1:])
+
+
+def _is_running(run: Path) -> bool:
+    """Return whether the job of a run works here, or has written step times elsewhere lately."""
+    if live_ranks(run, here=True) or not live_ranks(run):
+        return bool(live_ranks(run))
+    times = [path.lstat().st_mtime for path in run.glob("steps/*")]
+    return time.time() - max(times, default=0.0) < _SILENT_S
 
 
 def _is_unfinished(run: Path) -> bool:

@@ -70,7 +70,7 @@ def memory_of(run: BaseRun, rank: int | None = None, window: int | None = None) 
     Args:
         run: the run.
         rank: the rank that counts; None: the first whose memory ran out, else the first recorded one.
-        window: its number; None: the rank's last readable one with allocations.
+        window: its number; None: the rank's last readable one.
 
     Raises:
         UsageError: no such rank or window.
@@ -268,8 +268,7 @@ def _window_peak(
             _log.warning("%s", error)
             continue
         held = held_at_peak(Profile(trace))
-        if held is not None:
-            return WindowPeak(recording.rank, recording.window, held)
+        return None if held is None else WindowPeak(recording.rank, recording.window, held)
     return None
 
 

@@ -168,11 +168,13 @@ def _longest_step(
 
     A window without steps counts as step 0, if no other window has steps.
     """
-    windows = [
-        (recording, trace.events.filter(category="ProfileStep").drop_nulls("step"))
-        for recording, trace in _windows(run, rank)
-    ]
-    has_steps = [not (steps["name"] == WHOLE_TRACE).any() for _, steps in windows]
+    windows, has_steps = [], []
+    for recording, trace in _windows(run, rank):
+        steps = trace.events.filter(category="ProfileStep").drop_nulls("step")
+        windows.append((recording, steps))
+        has_steps.append(bool((steps["name"] != WHOLE_TRACE).any()))
+        if has_steps[-1] and step in steps["step"]:
+            break
     known = [
         (recording, number, (start_ns, start_ns + dur_ns))
         for (recording, steps), has_step in zip(windows, has_steps)

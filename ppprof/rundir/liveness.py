@@ -186,17 +186,21 @@ def _cause(run: Path, file: str) -> str:
     return ""
 
 
-def live_ranks(run: Path) -> set[int]:
+def live_ranks(run: Path, *, here: bool = False) -> set[int]:
     """Return the ranks with an open session, as far as this machine can see.
 
     A killed rank of another machine or container is included, since its process cannot be checked
     from here.
+
+    Args:
+        run: the run directory.
+        here: whether only ranks of this machine or container count.
     """
     node = _node()
     return {
         int(entry["rank"])
         for entry in matches(run, "alive", _ENTRY)
-        if entry["node"] != node or _is_running(run, entry)
+        if (not here if entry["node"] != node else _is_running(run, entry))
     }
 
 

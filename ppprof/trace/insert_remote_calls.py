@@ -40,7 +40,7 @@ _RANK_CATEGORIES = (
     "Communication",
 )
 _SPAN = "PythonUserDefined"
-_MOST_WORKERS, _TRACKS_OF_WORKER, _MOST_LANES = 2**20, 2**10, 2**8
+_MOST_WORKERS, _TRACKS_OF_WORKER, _MOST_LANES = 2**12, 2**18, 2**10
 """Numbers of ids: the tracks of a worker lie beside each other, first the lanes of its calls."""
 
 
@@ -164,7 +164,7 @@ class _FreeIds:
         """Return the id that a device of the call's worker has in the trace."""
         key = (call.process, device)
         if key not in self._devices:
-            self._devices[key] = free_id(1000 + _number(repr(key), 9000), self._used_devices)
+            self._devices[key] = free_id(1000 + _number(repr(key), 99_000), self._used_devices)
         return self._devices[key]
 
     def correlations(self, above: int) -> int:

@@ -147,6 +147,7 @@ def test_a_window_without_steps_is_no_step_beside_others(three_windows: Path) ->
     first = next((three_windows / "raw").glob("rank_00000*_000.pb"))
     cut = span("Operator", "matmul", 300_000_000, 1_200_000_000)
     write(first.with_name(first.name.replace("_000.pb", "_003.pb")), Thread(1, "", [cut]))
+    write(first.with_name(first.name.replace("_000.pb", "_004.pb")), Thread(1, "", []))
     answers = Answers([str(three_windows)])
     assert asked(answers.timeline)["step"] == 21
     assert asked(answers.timeline, step=0)["window"] == 0

@@ -81,10 +81,27 @@ def test_a_running_job_beside_a_killed_one_is_left_alone(tmp_path: Path, cli) ->
     """It finishes its windows itself, and may drop one that it holds."""
     killed, running = killed_run(tmp_path, ranks=1), killed_run(tmp_path, ranks=1)
     LivenessRegistry(running, Topology.of(dp=1), 0)
-    cli("finish", killed)
-    assert [(run / name(0).summary).exists() for run in (killed, running)] == [True, False]
+    for _ in range(2):
+        assert f"{running}: left to its job, which still runs\n" in cli("finish", killed).err
+        assert [(run / name(0).summary).exists() for run in (killed, running)] == [True, False]
     cli("finish", running)
     assert (running / name(0).summary).exists()
+
+
+@pytest.mark.parametrize(("silent_s", "is_finished"), [(0, False), (700, True)])
+def test_a_silent_job_of_another_machine_has_ended(
+    tmp_path: Path, cli, silent_s: int, is_finished: bool
+) -> None:
+    killed, later = killed_run(tmp_path, ranks=1), killed_run(tmp_path, ranks=0)
+    LivenessRegistry(killed, Topology.of(dp=1), 0)
+    (entry,) = killed.glob("alive/*")
+    entry.rename(entry.with_name(re.sub(r"-[0-9]+$", "-1", entry.name)))
+    steps = killed / "steps/rank_00000.jsonl"
+    steps.touch()
+    os.utime(steps, (time.time() - silent_s,) * 2)
+    cli("finish", killed)
+    assert (killed / name(0).summary).exists() == is_finished
+    assert not list(later.glob("summary/*.json"))
 
 
 def test_a_finished_run_of_another_version_is_no_error(tmp_path: Path, cli) -> None:

@@ -27,8 +27,8 @@ STRIDED = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "row"
 TIMES_USUAL = 5
 """How many times longer than the usual own time that of operators with a view has to be."""
 
-_COPIES = re.compile(r"(Contiguous|StridedCopy)\w*Func")
-"""In the names of Paddle's kernels that copy views, such as ``phi::ContiguousCaseOneFunc``."""
+_COPIES = re.compile(r"\bContiguous\w*Func")
+"""In the names of Paddle's kernels that copy a view ahead of others, such as ``phi::ContiguousCaseOneFunc``."""
 _OF_TORCH = "aten::contiguous"
 _VIEWS = frozenset(
     [

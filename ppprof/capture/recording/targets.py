@@ -70,6 +70,7 @@ class Targets:
         self._is_explicit = wanted != "auto"
         self._run = run
         self._device = paddle.device.get_device()
+        self._training = threading.get_ident()
         self._names = _usable(wanted, self._device)
         if run is None and "gpu" in self._names and not holds_cuda():
             self._names = ["cpu"]
@@ -101,8 +102,12 @@ class Targets:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the device of the training current: it may compute on the CPU in between, as in an evaluation."""
-        is_away = paddle.device.get_device() == "cpu" and self._device != "cpu"
+        """Make the device of the training current: it may compute on the CPU in between, as in an evaluation.
+
+        That counts for the whole process, so no other thread than the training's does it.
+        """
+        is_training = self._run is not None and threading.get_ident() == self._training
+        is_away = is_training and paddle.device.get_device() == "cpu" and self._device != "cpu"
         if is_away:
             paddle.set_device(self._device)
         try:

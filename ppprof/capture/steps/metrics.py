@@ -186,17 +186,18 @@ def remove_ended(log_dir: Path, rank: int) -> None:
         log_dir: the log directory, which has the files of all its runs.
         rank: this rank; it removes those of its own number, and rank 0 all, since nodes may have disks of their own.
     """
-    live: dict[str, set[int]] = {}
+    live: dict[str, tuple[set[int], set[int]]] = {}
     for match in matches(log_dir, "metrics", _FILE):
         run, number = match[1] or "", int(match[2])
         if rank not in (0, number):
             continue
         if run not in live:
-            live[run] = live_ranks(log_dir / run)
+            live[run] = live_ranks(log_dir / run, here=True), live_ranks(log_dir / run)
+        runs, may_run = (number in ranks for ranks in live[run])
         file = RunFile(log_dir, f"metrics/{match[0]}")
         with suppress(OSError):
             age_s = time.time() - file.path.lstat().st_mtime
-            if number not in live[run] or age_s > _STALE_S:
+            if not runs and (not may_run or age_s > _STALE_S):
                 file.remove()
 
 

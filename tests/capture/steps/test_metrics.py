@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,10 +154,15 @@ def test_an_attach_removes_the_files_of_ended_ranks_only(tmp_path: Path) -> None
 
 def test_a_file_that_is_not_written_any_more_is_of_a_rank_that_has_ended(tmp_path: Path) -> None:
     """A process of another container may have been killed there: it counts as live for ever."""
-    for rank in range(2):
-        LivenessRegistry(tmp_path, Topology.of(dp=2), rank)
-        RunFile(tmp_path, metrics_path(rank)).write(b"")
     eleven_minutes_ago = time.time() - 660
-    os.utime(tmp_path / metrics_path(0), (eleven_minutes_ago, eleven_minutes_ago))
+    for rank in range(3):
+        LivenessRegistry(tmp_path, Topology.of(dp=3), rank)
+        RunFile(tmp_path, metrics_path(rank)).write(b"")
+        if rank != 2:
+            os.utime(tmp_path / metrics_path(rank), (eleven_minutes_ago, eleven_minutes_ago))
+    for rank in (0, 2):
+        (entry,) = tmp_path.glob(f"alive/0000{rank}.*")
+        entry.rename(entry.with_name(re.sub(r"-[0-9]+$", "-1", entry.name)))
     remove_ended(tmp_path, 0)
-    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["rank_00001.prom"]
+    left = sorted(path.name for path in (tmp_path / "metrics").iterdir())
+    assert left == ["rank_00001.prom", "rank_00002.prom"]  # 1 runs here, and 2 wrote just now
