@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -220,7 +221,10 @@ def wider_dtype(evidence: Evidence) -> list[Finding]:
 
 
 def strided_inputs(evidence: Evidence) -> list[Finding]:
-    """Report copies of views, which operators make ahead of their kernels; the cost is their time."""
+    """Report copies of views, which operators make ahead of their kernels; the cost is their time.
+
+    Each attention has some, often in a layer of the framework: a finding is no more than minor.
+    """
     copies = evidence.names("strided")
     cost_ns = float(copies["time_ns"].sum())
     if copies.is_empty() or cost_ns < LEAST_STRIDED * evidence.step_ns:
@@ -233,7 +237,8 @@ def strided_inputs(evidence: Evidence) -> list[Finding]:
         "line": evidence.first_name("strided line"),
         "remedy": "code",
     }
-    return evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
+    found = evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
+    return [dataclasses.replace(each, severity="minor") for each in found]
 
 
 def fusible(evidence: Evidence) -> list[Finding]:
