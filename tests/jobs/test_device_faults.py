@@ -224,14 +224,20 @@ def test_an_exception_waits_for_another_stream_that_is_busy(
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "lost"), [("[2, 5]", "window 0 is lost, steps"), ("[6, 8]", "")]
+    ("scheduler", "lost", "switches"),
+    [
+        ("[2, 5]", "window 0 is lost, steps", {}),
+        ("[6, 8]", "", {}),
+        ("[2, 5]", "window 0 is lost, steps", {"HOOKS": 0}),
+    ],
+    ids=["ends", "begins", "host only"],
 )
 def test_a_training_goes_on_beside_a_stream_that_is_stuck(
-    tmp_path: Path, test_device: Variables, scheduler: str, lost: str
+    tmp_path: Path, test_device: Variables, scheduler: str, lost: str, switches: dict[str, int]
 ) -> None:
-    """Where a window ends, and where one begins."""
+    """Where a window ends, and where one begins. Paddle waits for the device also if it is not recorded."""
     plan = (f"scheduler={scheduler}", "aside=4", "patience=2")
-    job = start(tmp_path, *JOB, *plan, **test_device(STUCK=13))
+    job = start(tmp_path, *JOB, *plan, **test_device(STUCK=13, **switches))
     wait_for(lambda: "true step" in output(tmp_path), job)
     job.terminate()
     assert job.wait(10) == -signal.SIGTERM

@@ -137,7 +137,7 @@ class Recorder:
             # that the optimizer's event ends ahead of the step's. Paddle cannot save them crossed.
             paddle_profiler.wrap_optimizers()
         self._targets = targets or Targets(config.targets)
-        if self._targets.on_device:
+        if self._targets.waits:
             watch_streams()
         self._tasks = tasks
         self._work: DeviceWork | None = None
@@ -178,9 +178,9 @@ class Recorder:
             self.discard()
 
     @property
-    def on_device(self) -> bool:
-        """Whether windows record a device, and so wait for it when they are stopped."""
-        return self._targets.on_device
+    def waits(self) -> bool:
+        """Whether windows wait for a device when they are started and stopped."""
+        return self._targets.waits
 
     @property
     def probe_seconds_left(self) -> float:
@@ -220,7 +220,7 @@ class Recorder:
                 raise RuntimeError(_TAKEN)
             self._started = time.monotonic()
             self._marks_allocations = self._has_ended_allocations
-            if self._targets.on_device:
+            if self._targets.waits:
                 self._work = DeviceWork(self._tasks)
             with self._waiting_for_device():
                 if self._memory:
@@ -350,7 +350,7 @@ class Recorder:
                 self._release()
 
     def _tear_down(self) -> None:
-        if os.getpid() != self._pid and self._targets.on_device:
+        if os.getpid() != self._pid and self._targets.waits:
             _abandoned.append(self._profiler)  # a forked child cannot use the device
             return
         if self._is_prepared or self._is_recording:
@@ -410,7 +410,7 @@ class Recorder:
         Raises:
             StuckDeviceError: the device does not answer.
         """
-        if not self._targets.on_device:
+        if not self._targets.waits:
             yield
             return
         if is_capturing():

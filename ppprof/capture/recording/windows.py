@@ -516,7 +516,7 @@ class Windows:
     def _before_stop(self, *, uninstalls: bool = True) -> None:
         if uninstalls:
             self._uninstall()
-        if self._recorder.on_device:
+        if self._recorder.waits:
             self._before_waiting()
 
     def _uninstall(self) -> None:
