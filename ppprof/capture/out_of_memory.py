@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from paddle.optimizer import Optimizer
 from ppprof.capture.parts import Ending, Part
 from ppprof.capture.ranks.flight_recorder import layer_name
 from ppprof.capture.recording.holders import allocator_bytes
+from ppprof.capture.recording.operator_calls import local_shape
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.steps.step_log import DeviceMemory
 from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
@@ -177,10 +179,10 @@ def _once(tensors: list[tuple[str, str, Any]], *, on_device: bool) -> Iterator[H
         with suppress(Exception):  # without memory, or not dense
             if on_device == (tensor.place.is_cpu_place() or tensor.place.is_cuda_pinned_place()):
                 continue
-            begin, size = tensor.data_ptr(), int(tensor.size) * tensor.element_size()
+            shape = tuple(local_shape(tensor))
+            begin, size = tensor.data_ptr(), math.prod(shape) * tensor.element_size()
             if size and begin:
                 dtype = str(tensor.dtype).rpartition(".")[2]
-                shape = tuple(tensor.shape)
                 held = HeldTensor(kind, name[:_MOST_CHARACTERS], shape, dtype, size)
                 found.append((begin, begin + size, held))
     found.sort(key=lambda each: (each[0], -each[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -118,6 +118,8 @@ class TrainerHooks(CallbackSession):
         """What the trainer has logged since the last step: the loss of the steps before it."""
         self._latest = (0, 0)
         """Tokens and FLOPs of the micro-batch that was loaded last."""
+        self._flops: dict[int, int] = {}
+        """`flops_of_token` by the length of a sample: it walks the whole model."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the session. Paddle has initialized the ranks before this hook is called.
@@ -125,6 +127,7 @@ class TrainerHooks(CallbackSession):
         A trainer that resumes has read ``global_step`` from its checkpoint.
         """
         self._model = kwargs.get("model")
+        self._flops.clear()
         self.begin(int(getattr(state, "global_step", 0) or 0))
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -133,7 +136,7 @@ class TrainerHooks(CallbackSession):
         The trainer calls this hook when it has loaded a micro-batch of the training.
         """
         self.resume()
-        self._latest = _tokens_and_flops(args, self._model, kwargs.get("inputs"))
+        self._latest = _tokens_and_flops(args, self._model, kwargs.get("inputs"), self._flops)
         self._num_tokens += self._latest[0]
         self._num_flops += self._latest[1]
 
@@ -199,15 +202,29 @@ class TrainerHooks(CallbackSession):
             self.pause("evaluation" if control.should_evaluate else "checkpoint")
 
 
-def _tokens_and_flops(args: Any, model: Any, inputs: Any) -> tuple[int, int]:
-    """Return the tokens and the FLOPs of a micro-batch; 0 for a number that is unknown."""
+def _tokens_and_flops(
+    args: Any, model: Any, inputs: Any, flops_of: dict[int, int]
+) -> tuple[int, int]:
+    """Return the tokens and the FLOPs of a micro-batch; 0 for a number that is unknown.
+
+    ``flops_of`` has `flops_of_token` by the length of a sample, and gets what it lacks.
+    """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     # With sep or context parallelism, each rank has a part of each sample.
     if ids is None or max(map(partial(_degree, args), _OF_SEQUENCES)) > 1:
         return 0, 0
-    num_tokens = math.prod(ids.shape)
-    mp_degree = max(map(partial(_degree, args), _OF_TENSORS))
-    return num_tokens, num_tokens * flops_of_token(model, ids.shape[-1], mp_degree)
+    shape = _local_shape(ids)
+    num_tokens, length = math.prod(shape), shape[-1]
+    if length not in flops_of:
+        mp_degree = max(map(partial(_degree, args), _OF_TENSORS))
+        flops_of[length] = flops_of_token(model, length, mp_degree)
+    return num_tokens, num_tokens * flops_of[length]
+
+
+def _local_shape(tensor: Any) -> Sequence[int]:
+    from ppprof.capture.recording.operator_calls import local_shape, may_split  # imports Paddle
+
+    return local_shape(tensor) if may_split() else tensor.shape
 
 
 _OF_SEQUENCES = (
@@ -249,10 +266,17 @@ def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
         return 0
     attentions = [layer for layer in layers if type(layer).__name__.endswith("Attention")]
     inner = {id(part) for layer in attentions for part in layer.sublayers()}
-    num_attentions = sum(id(layer) not in inner for layer in attentions)
+    num_attentions = sum(
+        id(layer) not in inner and all(map(_is_here, layer.parameters())) for layer in attentions
+    )
     attention = 4 * length * int(hidden) * num_attentions // mp_degree
-    num_weights: int = sum(math.prod(weight.shape) for weight in matrices)
+    num_weights: int = sum(math.prod(_local_shape(each)) for each in matrices if _is_here(each))
     return 3 * (2 * num_weights + attention)
+
+
+def _is_here(weight: Any) -> bool:
+    """Return whether this rank has a part of a weight; of semi-automatic stages, each rank knows all weights."""
+    return not weight.is_dist() or bool(weight._is_initialized())
 
 
 _EXPERTS = re.compile("MoE|Moe|Expert")

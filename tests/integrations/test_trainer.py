@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -167,9 +169,44 @@ def test_flops_are_those_of_the_reference_model() -> None:
     assert flops_of_token(model, length) == true
     inputs = {"input_ids": Ids(2, length)}
     for name in ("tensor_parallel_degree", "tensor_model_parallel_size"):
-        counts = _tokens_and_flops(SimpleNamespace(**{name: 2}), model, inputs)
+        counts = _tokens_and_flops(SimpleNamespace(**{name: 2}), model, inputs, {})
         attentions = 3 * 4 * length * hidden * blocks  # their heads are split over two ranks
         assert counts == (2 * length, 2 * length * (true - attentions // 2))
     model.up[0].weight.stop_gradient = True
     assert flops_of_token(model, length) == 0
     assert flops_of_token(nn.Linear(2, 2), length) == 0  # no config: sizes are unknown
+
+
+SPLIT = """
+import paddle
+import paddle.distributed as dist
+from types import SimpleNamespace
+from paddle import nn
+from ppprof.integrations.callback import _tokens_and_flops
+
+class Attention(nn.Layer):
+    def __init__(self, mesh, *split):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        for name, where in zip(("weight", "bias"), split):
+            tensor = dist.shard_tensor(getattr(self.qkv, name), mesh, [dist.Replicate(), where])
+            setattr(self.qkv, name, tensor)
+
+here, there = (dist.ProcessMesh([[rank, rank + 1]], dim_names=["dp", "mp"]) for rank in (0, 2))
+model = nn.Sequential(*(Attention(m, dist.Shard(1), dist.Shard(0)) for m in (here, here, there)))
+model.config = SimpleNamespace(hidden_size=16)
+ids = dist.shard_tensor(
+    paddle.ones([4, 8], "int64"), dist.ProcessMesh([0, 1], dim_names=["dp"]), [dist.Shard(0)]
+)
+args = SimpleNamespace(tensor_parallel_degree=2)
+print(*_tokens_and_flops(args, model, {"input_ids": ids}, {}))
+"""
+
+
+def test_a_rank_of_a_semi_automatic_training_counts_what_it_computes() -> None:
+    """Its tensors have the shapes of the whole job: half of the samples, of two of three layers, half of each."""
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    printed = subprocess.run([sys.executable, "-c", SPLIT], check=True, capture_output=True).stdout
+    num_tokens = 4 // 2 * 8
+    of_token = 3 * 2 * (2 * 16 * 48 // 2 + 4 * 8 * 16 // 2)
+    assert printed.split() == [b"%d" % num_tokens, b"%d" % (num_tokens * of_token)]

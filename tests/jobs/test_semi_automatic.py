@@ -28,6 +28,11 @@ def test_a_mesh_of_processes_is_recorded_with_its_axes(tmp_path: Path, way: str)
         calls = dict(recorded.summary("model", rank=rank).select("name", "calls").iter_rows())
         assert calls["Optimization"] == 4
         events = recorded.events(rank=rank).with_columns(pl.col("name").cast(pl.String))
+        products = events.filter(pl.col("name") == "matmul dygraph")["shapes"].cast(pl.String)
+        assert set(products) == {  # of this rank's half of each weight
+            '{"X0":[[16,64]],"X1":[[64,32]]}',
+            '{"X0":[[16,32]],"X1":[[32,8]]}',
+        }
         moved = events.filter(pl.col("name") == "SameNdMeshReshard", pl.col("step").is_not_null())
         (own,) = recorded.breakdown("rank", rank).rows(named=True)
         assert moved.height >= 4, "the partial sums of the last layer are added up"

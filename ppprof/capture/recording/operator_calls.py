@@ -85,6 +85,7 @@ class WindowCalls:
         self.signatures: dict[Key, int] = {}
         self.calls = array("q")
         self.add: Callable[[tuple[int, ...]], None] = self.calls.extend
+        self.may_split = may_split()
         self.parameters: dict[int, tuple[int, ...]] = {}
         """Dtype and shape of each parameter, by its identity: reading them takes half a microsecond."""
         self.rows_of_updates: dict[int, int] = {}
@@ -110,7 +111,7 @@ class WindowCalls:
     def keep(self, tensor: Any) -> tuple[int, ...]:
         """Note dtype and shape of a parameter, and keep it, so that its identity stays its own."""
         self._kept.append(tensor)
-        self.parameters[id(tensor)] = part = (dtype_key(tensor.dtype), *tensor.shape)
+        self.parameters[id(tensor)] = part = (dtype_key(tensor.dtype), *local_shape(tensor))
         return part
 
     def row(self, key: Key) -> int:
@@ -422,11 +423,12 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 row = window.rows_of_updates.get(id(args[0])) if is_update else None
                 if row is None:
                     key: list[Any] = [name, line_around(caller(1))]
-                    known = window.parameters
+                    known, may_split = window.parameters, window.may_split
                     for arg in args:
                         kind = type(arg)
                         if kind is tensor:
-                            key.append((dtype_key(arg.dtype), *arg.shape))
+                            shape = local_shape(arg) if may_split else arg.shape
+                            key.append((dtype_key(arg.dtype), *shape))
                         elif kind is parameter:
                             key.append(known.get(id(arg)) or window.keep(arg))
                         elif kind is bool:
@@ -521,7 +523,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _described(self, arg: Any, is_item: bool = False) -> Any:
         """Return what to keep of an argument, or of an item of a list, as a part of a key."""
         if isinstance(arg, self._tensor):
-            return (dtype_key(arg.dtype), *arg.shape)
+            return (dtype_key(arg.dtype), *local_shape(arg))
         if isinstance(arg, bool):
             return _TRUE if arg else _FALSE
         if isinstance(arg, int):
@@ -559,6 +561,19 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             elif value is not None:
                 attributes[argument] = _plain(value)
         return Signature(name, shapes, dtypes, attributes, self._lines.call_stack(line))
+
+
+def may_split() -> bool:
+    """Return whether the training may hold tensors of which each rank has a part: it has made a ProcessMesh."""
+    module = sys.modules.get("paddle.distributed.auto_parallel.static.dist_context")
+    context = getattr(module, "_g_default_distributed_context", None)
+    return context is not None and bool(context.process_meshes)
+
+
+def local_shape(tensor: Any) -> Sequence[int]:
+    """Return the shape of this rank's part of a tensor of semi-automatic parallelism; of others, the shape."""
+    shape: Sequence[int] = tensor._local_shape if tensor.is_dist() else tensor.shape
+    return shape
 
 
 def _encodable(text: str) -> str:

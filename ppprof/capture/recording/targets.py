@@ -71,7 +71,7 @@ class Targets:
         self._run = run
         self._device = paddle.device.get_device()
         self._training = threading.get_ident()
-        self.waits = self._device != "cpu"
+        self.waits: bool = self._device != "cpu"
         """Whether the training computes on a device. Paddle's profiler waits for it, whatever it records."""
         self._names = _usable(wanted, self._device)
         if run is None and "gpu" in self._names and not holds_cuda():
