@@ -31,14 +31,16 @@ CUPTI_KINDS = (1, 2, 4, 5, 10)
 """CUPTI_ACTIVITY_KIND_MEMCPY, MEMSET, DRIVER, RUNTIME, CONCURRENT_KERNEL."""
 
 
-def cupti(*folders: str) -> dict[str, Any]:
+def cupti(first: str, *folders: str) -> dict[str, Any]:
     """Call CUPTI as Paddle's profiler does, but return its codes where Paddle calls ``exit``.
+
+    Arguments: those of `load_cupti`.
 
     ::
 
         {"library": "libcupti.so", "calls": {"cuptiActivityEnable": 35}, "texts": {...}}
     """
-    library, cupti = load_cupti(folders)
+    library, cupti = load_cupti(first, folders)
     if cupti is None:
         return {"library": None}
     calls: dict[str, int] = {}
@@ -73,10 +75,16 @@ def cupti_folders() -> tuple[str, ...]:
     )
 
 
-def load_cupti(folders: tuple[str, ...]) -> tuple[str, Any]:
-    """Return CUPTI's name and the library; "" and None without one."""
+def load_cupti(first: str, folders: tuple[str, ...]) -> tuple[str, Any]:
+    """Return CUPTI's name and the library; "" and None without one.
+
+    Args:
+        first: the folder that Paddle searches ahead of the loader's path; "" without one.
+        folders: searched if the loader finds no library.
+    """
+    of_paddle = [str(Path(first, name)) for name in _CUPTI_NAMES] if first else []
     found = [str(path) for folder in folders for path in Path(folder).glob("**/libcupti.so*")]
-    for name in (*_CUPTI_NAMES, *sorted(found)):
+    for name in (*of_paddle, *_CUPTI_NAMES, *sorted(found)):
         try:
             return name, ctypes.CDLL(name)
         except OSError:

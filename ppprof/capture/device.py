@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ _BUILD = {
     "bkcl": "xpu_xccl_version",
 }
 """Names in ``paddle/version/__init__.py``."""
+_CUPTI_FLAG = "FLAGS_cupti_dir"
 
 _ASCEND_DRIVER = Path("/usr/local/Ascend/driver/version.info")
 
@@ -74,18 +76,39 @@ def paddle_build(package: Path | None = None) -> dict[str, str] | None:
         Keys of `_BUILD`, only those that the build has; None if Paddle is not installed.
     """
     try:
-        if package is None:
-            spec = find_spec("paddle")
-            if spec is None or not spec.submodule_search_locations:
-                return None
-            package = Path(next(iter(spec.submodule_search_locations)))
-        with (package / "version" / "__init__.py").open("rb") as file:
-            assigned = _assigned(file.read(_MOST_BYTES))
-    except (OSError, ValueError, ImportError, SyntaxError):
+        package = package or _package()
+    except (ValueError, ImportError):
         return {}
+    if package is None:
+        return None
+    assigned = _version_file(package)
     values = {key: assigned.get(name) for key, name in _BUILD.items()}
     # Paddle writes "False" and "0" for a library that the build does not use.
     return {k: str(v) for k, v in values.items() if v and str(v) not in ("False", "0", "None")}
+
+
+def cupti_folder_of_paddle() -> str:
+    """Return the folder in which Paddle looks for CUPTI first, without importing Paddle; "" without one."""
+    with suppress(ValueError, ImportError):
+        package = _package()
+        if package and _version_file(package).get("with_pip_cuda_libraries") == "ON":
+            return str(package.parent / "nvidia/cuda_cupti/lib")
+    return os.environ.get(_CUPTI_FLAG, "")
+
+
+def _package() -> Path | None:
+    """Return the folder ``paddle`` that Python would import; None without one."""
+    spec = find_spec("paddle")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) if folders else None
+
+
+def _version_file(package: Path) -> dict[str, Any]:
+    try:
+        with (package / "version" / "__init__.py").open("rb") as file:
+            return _assigned(file.read(_MOST_BYTES))
+    except (OSError, ValueError, SyntaxError):
+        return {}
 
 
 def _assigned(source: bytes) -> dict[str, Any]:

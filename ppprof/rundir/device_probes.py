@@ -4,6 +4,7 @@
 
     profiler_log/
       devices/node7.asked    a rank on node7 probes the device's profiler
+      devices/node7.CUPTI_ERROR_HARDWARE_BUSY    a rank on node7 has said that CUPTI returns this
       devices/node7.json     {"kind": "works", "reason": "...", "action": "", "ahead_ns": [-9000, 12000], ...}
 """
 
@@ -32,14 +33,18 @@ class DeviceProbe(NamedTuple):
     """The least and the most that the device's clock is ahead of the host's; None if unknown."""
 
 
-def claim(run: Path) -> bool:
+def claim(run: Path, what: str = "asked") -> bool:
     """Return whether this process is the first one of its node that asks: it has to probe.
+
+    Args:
+        run: the run directory.
+        what: "asked", or what a device's profiler refuses with: the first one has to say so.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     try:
-        _file(run, "asked").create()
+        _file(run, what).create()
     except FileExistsError:
         return False
     return True

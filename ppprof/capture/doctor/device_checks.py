@@ -13,6 +13,7 @@ from typing import Any
 
 from ppprof.capture.child_programs import child_command, cupti_folders
 from ppprof.capture.children import environment, lines_of, run, temporary_folder
+from ppprof.capture.device import cupti_folder_of_paddle
 from ppprof.capture.doctor.checks import OK, PROBLEM, WARNING, Check, answer_of
 from ppprof.capture.probe import NO_EVENTS, NO_HOOKS, PERMISSION, SUBSCRIBER, WORKS, Probe
 from ppprof.units import format_time
@@ -69,7 +70,7 @@ def has_nvidia_driver(proc: Path = _PROC) -> bool:
 
 def ask_cupti(timeout: float) -> dict[str, Any]:
     """Return what CUPTI answers to a child process; see `child_programs.cupti`."""
-    ended = run(child_command("cupti", *cupti_folders()), timeout)
+    ended = run(child_command("cupti", cupti_folder_of_paddle(), *cupti_folders()), timeout)
     try:
         answers: dict[str, Any] = json.loads(ended.stdout)
     except ValueError:

@@ -45,7 +45,7 @@ def refusal(*, loads: bool) -> str:
         loads: whether to load the library if the process has not; without a library, return `MISSING`.
     """
     try:
-        cupti = _loaded() or (load_cupti(cupti_folders())[1] if loads else None)
+        cupti = _loaded() or (_load() if loads else None)
     except OSError:  # replaced on disk, as by an update: Paddle keeps what it has loaded
         return ""
     if cupti is None:
@@ -53,6 +53,13 @@ def refusal(*, loads: bool) -> str:
     with suppress(AttributeError):  # no CUPTI in spite of its name
         return next(filter(None, (_refusal_of(cupti, kind) for kind in CUPTI_KINDS)), "")
     return MISSING if loads else ""
+
+
+def _load() -> Any:
+    """Load the CUPTI that Paddle will load; None without one."""
+    import paddle  # the tests of this file need none
+
+    return load_cupti(paddle.get_flags("FLAGS_cupti_dir")["FLAGS_cupti_dir"], cupti_folders())[1]
 
 
 def _loaded() -> Any:

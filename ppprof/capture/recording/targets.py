@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,9 @@ class Targets:
         """Whether windows record an NVIDIA GPU."""
         self._is_decided = self.is_gpu
         """Whether the probe has accepted the device; a GPU needs none."""
+        self._wanted = self._names
+        self._was_recorded = False
+        """Whether the last window has recorded the device."""
         self._thread: threading.Thread | None = None
         self._warns = True
         self._began = time.monotonic()
@@ -87,19 +90,17 @@ class Targets:
         """Whether windows may record a device; if so, `decide` waits for the probe."""
         self.ahead_ns: tuple[int, int] | None = None
         """The least and the most that the device's clock is ahead of the host's, by the probe."""
-        if not self.on_device:
+        if not self.on_device or self.is_gpu:
             return
         if run is None:
-            if not self.is_gpu:
-                self._probe_for_process(probe)
+            self._probe_for_process(probe)
             return
         try:
-            is_first = device_probes.claim(run)
+            self._warns = device_probes.claim(run)
         except OSError as error:
             self._give_up(reason(error))
             return
-        self._warns = is_first
-        if is_first and not self.is_gpu:
+        if self._warns:
             self._thread = process.start_thread(lambda: self._probe(probe), "probe")
 
     @contextmanager
@@ -136,18 +137,31 @@ class Targets:
     def decide(self, patience_s: float = _PATIENCE_SECONDS) -> list[str]:
         """Return the targets to record in the window that begins now; wait for the probe if it has not ended.
 
-        If the device is not recorded, log why, once on each node; on each rank if it was recorded before. Do not
-        wait after a SIGTERM, which is about to end the process.
+        If the device is not recorded, log why, once on each node; on each rank if it was recorded before. If
+        CUPTI refuses a window, it may accept the next one. Do not wait after a SIGTERM, which is about to end
+        the process.
         """
         if self.on_device and not self._is_decided:
             self._decide_by_probe(patience_s)
-        refusal = cupti.refusal(loads=self.is_gpu) if self.on_device else ""
-        if refusal:
-            name, _, why, action = probing.cause_of(refusal) or (refusal, "", "CUPTI failed", "")
-            self._give_up(f"{why} ({name})", action)
-        elif self.on_device:
-            self._warns = True
+        if self._is_decided:
+            refusal = cupti.refusal(loads=self.is_gpu)
+            if refusal:
+                self._refused(refusal)
+            elif not self.on_device:
+                log.warning(f"{self._device} is recorded again")
+            if not refusal:
+                self.on_device, self._names, self._was_recorded = True, self._wanted, True
         return self._names
+
+    def _refused(self, refusal: str) -> None:
+        """Record the host alone; CUPTI is asked again before the next window."""
+        name, _, why, action = probing.cause_of(refusal) or (refusal, "", "CUPTI failed", "")
+        self._warns = self._was_recorded
+        if self._run is not None:
+            with suppress(OSError):
+                self._warns |= device_probes.claim(self._run, name)
+        self._was_recorded = False
+        self._give_up(f"{why} ({name})", action)
 
     def _decide_by_probe(self, patience_s: float) -> None:
         found = self._await(patience_s) if self._run is not None else _known.get(self._device)

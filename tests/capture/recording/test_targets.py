@@ -13,7 +13,9 @@ import pytest
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
+from ppprof.capture import child_programs  # noqa: E402
 from ppprof.capture import probe as probing  # noqa: E402
+from ppprof.capture.child_programs import load_cupti  # noqa: E402
 from ppprof.capture.probe import Probe  # noqa: E402
 from ppprof.capture.recording import cupti, targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
@@ -183,7 +185,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     maps = tmp_path / "maps"
     maps.write_text("7f0000-7f1000 r-xp 0 08:01 12  /usr/lib/libc.so.6\n")
     monkeypatch.setattr(cupti, "_MAPS", maps)
-    monkeypatch.setattr(cupti, "load_cupti", lambda folders: ("", None))
+    monkeypatch.setattr(cupti, "load_cupti", lambda *_: ("", None))
     return maps
 
 
@@ -214,6 +216,38 @@ def test_cupti_is_asked_in_the_process_of_the_training_ahead_of_each_window(
         "gpu:0 is not recorded: the NVIDIA driver lets only administrators profile "
         "(CUPTI_ERROR_INSUFFICIENT_PRIVILEGES); windows hold the host's events only"
     )
+    assert [rank.decide() for rank in ranks] == [["cpu"]] * 2
+    assert len(messages) == 2
+    ctypes.c_int.in_dll(library, "code").value = 0  # as if the other profiler has ended
+    assert [rank.decide() for rank in ranks] == [["cpu", "gpu"]] * 2
+    assert messages[2:] == ["gpu:0 is recorded again"] * 2
+
+
+def test_each_refusal_is_said_on_the_node_whichever_rank_meets_it(
+    gpu: Path, tmp_path: Path, messages: list[str]
+) -> None:
+    """As of another profiler on the GPU of the second rank alone."""
+    library = load(gpu, 0)
+    ranks = [Targets("auto", tmp_path, no_probe) for _ in range(2)]
+    assert ranks[0].decide() == ["cpu", "gpu"]
+    ctypes.c_int.in_dll(library, "code").value = 35
+    assert ranks[1].decide() == ["cpu"]
+    (message,) = messages
+    assert "only administrators profile" in message
+
+
+def test_the_cupti_that_paddle_will_load_is_asked(
+    gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paddle's wheels look first in the package that they bring, not on the loader's path."""
+    monkeypatch.setattr(cupti, "load_cupti", load_cupti)
+    build_library(CUPTI.replace("RESULT", "0"), tmp_path / "toolkit/libcupti.so")
+    build_library(CUPTI.replace("RESULT", "35"), tmp_path / "lib/libcupti.so.12")
+    monkeypatch.setattr(child_programs, "_CUPTI_NAMES", ("libcupti.so.12",))
+    monkeypatch.setattr(cupti, "cupti_folders", lambda: (str(tmp_path / "toolkit"),))
+    assert Targets("auto", tmp_path, no_probe).decide() == ["cpu", "gpu"]
+    monkeypatch.setattr(paddle, "get_flags", lambda name: {name: str(tmp_path / "lib")})
+    assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +276,7 @@ def test_the_cupti_that_the_process_has_loaded_is_asked_not_the_first_on_the_pat
     load(gpu, 0)
     other = tmp_path / "path/libcupti.so"
     build_library(CUPTI.replace("RESULT", "35"), other)
-    monkeypatch.setattr(cupti, "load_cupti", lambda folders: ("", ctypes.CDLL(str(other))))
+    monkeypatch.setattr(cupti, "load_cupti", lambda *_: ("", ctypes.CDLL(str(other))))
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu", "gpu"]
     gpu.write_text("")
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
