@@ -293,9 +293,17 @@ def _start_recorder(settings: Mapping[str, Any]) -> Any:
     """Start Paddle's profiler in this process; return the `Recorder` that holds it."""
     if sys.modules.get("paddle") is None:  # importing it would cost the caller seconds
         raise RuntimeError("Paddle is not loaded there")
+    import paddle
+
     from ppprof.capture.recording.recorder import Recorder
+    from ppprof.capture.steps.device_timer import holds_cuda
     from ppprof.config import ProfilerConfig
 
+    if paddle.device.get_device().startswith("gpu") and not holds_cuda():
+        # It waits for all GPUs that the process sees, whatever it records.
+        raise RuntimeError(
+            "Paddle's profiler would start CUDA there, which takes 0.5 GB of each GPU"
+        )
     # In another thread than this, the process may train.
     is_guest = threading.current_thread() is not threading.main_thread()
     config = ProfilerConfig.from_mapping(settings)

@@ -34,7 +34,6 @@ from ppprof.capture import process
 from ppprof.capture.output import reason
 from ppprof.capture.recording import cupti
 from ppprof.capture.signals import is_ending
-from ppprof.capture.steps.device_timer import holds_cuda
 from ppprof.rundir import device_probes
 from ppprof.rundir.device_probes import DeviceProbe
 
@@ -57,8 +56,8 @@ class Targets:
         wanted: ``Profiler.targets``: names of targets, or "auto" for the host and the training's
             device.
         run: the run directory, through which the ranks of a node share one probe. None for a window
-            that cannot wait, such as that of a remote call: until the probe has ended, and in a process
-            that does not use its GPU, only the host is recorded.
+            that cannot wait, such as that of a remote call: until the probe has ended, only the host is
+            recorded.
     """
 
     def __init__(
@@ -74,8 +73,6 @@ class Targets:
         self.waits: bool = self._device != "cpu"
         """Whether the training computes on a device. Paddle's profiler waits for it, whatever it records."""
         self._names = _usable(wanted, self._device)
-        if run is None and "gpu" in self._names and not holds_cuda():
-            self._names = ["cpu"]
         self.is_gpu = "gpu" in self._names
         """Whether windows record an NVIDIA GPU."""
         self._is_decided = self.is_gpu

@@ -17,7 +17,8 @@ from ppprof.capture import child_programs  # noqa: E402
 from ppprof.capture import probe as probing  # noqa: E402
 from ppprof.capture.child_programs import load_cupti  # noqa: E402
 from ppprof.capture.probe import Probe  # noqa: E402
-from ppprof.capture.recording import cupti, targets  # noqa: E402
+from ppprof.capture.profiled_calls import _start_recorder  # noqa: E402
+from ppprof.capture.recording import cupti, recorder, targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
 from ppprof.capture.steps import device_timer  # noqa: E402
 from ppprof.rundir import device_probes  # noqa: E402
@@ -291,19 +292,28 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 """
 
 
-def test_a_remote_call_records_a_gpu_only_if_its_process_uses_one(
+def test_a_remote_call_is_recorded_inside_only_if_its_process_has_started_cuda(
     gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paddle's profiler would make a context: 0.5 GB of the GPU for each worker that computes on the CPU."""
-    load(gpu, 0)
+    """Paddle's profiler would make a context on each GPU, 0.5 GB, for a worker that computes on the CPU."""
     path = tmp_path / "libcuda.so.1"
     build_library(DRIVER, path)
     monkeypatch.setattr(device_timer, "_DRIVER", str(path))
-    assert Targets("auto").decide() == ["cpu"]
-    driver = ctypes.CDLL(str(path))
-    assert Targets("auto").decide() == ["cpu"]
+    started: list[dict[str, Any]] = []
+
+    def fake(config: Any, **options: Any) -> Any:
+        started.append(options)
+        return SimpleNamespace(prepare=lambda: True, start=lambda: None)
+
+    monkeypatch.setattr(recorder, "Recorder", fake)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="would start CUDA"):
+            _start_recorder({})
+        driver = ctypes.CDLL(str(path))
+    assert started == []
     ctypes.c_int.in_dll(driver, "used").value = 11
-    assert Targets("auto").decide() == ["cpu", "gpu"]
+    _start_recorder({})
+    assert len(started) == 1
 
 
 def test_a_plugin_that_uses_a_cupti_is_asked_after_its_probe(
