@@ -122,13 +122,22 @@ def _matmul(inputs: Inputs) -> tuple[int, Shape]:
     return _product(*_matmul_shapes(inputs))
 
 
-def _matmul_shapes(inputs: Inputs) -> tuple[list[int], list[int]]:
+def _matmul_shapes(inputs: Inputs, first: int = 2) -> tuple[list[int], list[int]]:
+    """Return the shapes of both matrices; ``first`` is the index of the argument that transposes the first."""
     x, y = list(inputs.shape(0, "X", "x")), list(inputs.shape(1, "Y", "y"))
-    if inputs.attribute(2, "transpose_x", "transpose_X", "trans_x", default=False) is True:
+    if inputs.attribute(first, "transpose_x", "transpose_X", "trans_x", default=False) is True:
         x[-1:], x[-2:-1] = x[-2:-1], x[-1:]
-    if inputs.attribute(3, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
+    if inputs.attribute(first + 1, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
         y[-1:], y[-2:-1] = y[-2:-1], y[-1:]
     return x, y
+
+
+def _matmul_bias(inputs: Inputs) -> tuple[int, Shape]:
+    """Count a product to which a bias is added; the addition counts as part of the product."""
+    return _product(*_matmul_bias_shapes(inputs))
+
+
+_matmul_bias_shapes = partial(_matmul_shapes, first=3)
 
 
 def _addmm(inputs: Inputs) -> tuple[int, Shape]:
@@ -348,6 +357,7 @@ def _by_name(*rows: tuple[Formula, str]) -> dict[str, Formula]:
 
 _FORMULAS = _by_name(
     (_matmul, "matmul matmul_v2 bmm mv matmul_with_flatten"),
+    (_matmul_bias, "fused_gemm_epilogue"),
     (_conv, "conv2d conv3d depthwise_conv2d"),
     (attention, "flash_attn"),
     (partial(attention, causal=8), "flash_attn_v3"),
@@ -401,6 +411,7 @@ _TORCH = _by_name(
 
 PRODUCTS: Mapping[Formula | None, Callable[[Inputs], tuple[list[int], list[int]]]] = {
     _matmul: _matmul_shapes,
+    _matmul_bias: _matmul_bias_shapes,
     _addmm: _addmm_shapes,
 }
 """Formula of a matrix product -> a function that returns the shapes of the two matrices."""

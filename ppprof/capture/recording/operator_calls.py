@@ -411,6 +411,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
         described, line_around, caller = self._described, self._lines.around, sys._getframe
+        dtype_of = self._dtype_of
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
 
@@ -453,11 +454,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 thread = local.id
             except AttributeError:
                 thread = local.id = threading.get_native_id()
-            dtype = (
-                dtype_key(result.dtype)
-                if is_cast_by_amp and isinstance(result, tensor)
-                else _NO_DTYPE
-            )
+            dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
             if window.calls_of_nodes is not None:
                 window.note_node(name, result, (thread, start), before)
@@ -519,6 +516,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             return function(tensor, *args, **kwargs)
 
         return wrapper
+
+    def _dtype_of(self, result: Any) -> int:
+        first = result[0] if isinstance(result, tuple) and result else result
+        return dtype_key(first.dtype) if isinstance(first, self._tensor) else _NO_DTYPE
 
     def _described(self, arg: Any, is_item: bool = False) -> Any:
         """Return what to keep of an argument, or of an item of a list, as a part of a key."""

@@ -73,6 +73,8 @@ def test_counts_by_hand() -> None:
     assert flops("matmul", [128], [128]) == 2 * 128
     assert flops("matmul", [4, 128], [128]) == 2 * 4 * 128
     assert flops("matmul", [0, 128], [128, 4]) == 0
+    weight_first = {"X3": False, "X4": True, "X5": "none"}
+    assert flops("fused_gemm_epilogue", [2, 3, 8], [5, 8], [5], **weight_first) == 2 * 6 * 8 * 5
     # A ring adds up to one other rank's element to each element; gathering adds nothing.
     assert work("all_reduce", [4, 128]) == Work(4 * 128, 2 * 4 * 128 * 4)
     assert work("c_identity", [4, 128]) == Work(0, 2 * 4 * 128 * 4)

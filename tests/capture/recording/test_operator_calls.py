@@ -473,6 +473,15 @@ def test_a_compiled_function_computes_the_same(tmp_path: Path) -> None:
     assert all((result == expected).all() for result in results)
 
 
+def test_of_several_results_the_first_has_the_dtype_that_amp_computes_in() -> None:
+    with recording() as recorder:
+        nn.functional.cross_entropy(paddle.ones([2, 3]), paddle.zeros([2, 1], "int64"))
+    recorded = recorder.take()
+    functions = [recorded.signatures[row].name for row in recorded.calls[:, 3]]
+    dtype = recorded.calls[functions.index("cross_entropy_with_softmax"), 4]
+    assert recorded.dtypes[dtype] == "float32"
+
+
 def test_signatures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppprof.capture.recording.operator_calls._MOST_SIGNATURES", 3)
     with recording() as recorder:
