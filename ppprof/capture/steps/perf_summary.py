@@ -179,6 +179,7 @@ class PerfSummary:
             lines.append(_stats("TFLOP/s", self._flops, flops, 1e12))
             if self._device_peak_flops is not None:
                 lines.append(_stats("MFU", self._flops, flops, self._device_peak_flops))
+                lines.append(f"MFU of a peak of {self._device_peak_flops / 1e12:.4g} TFLOP/s")
         return "\n".join(lines)
 
 

@@ -67,6 +67,7 @@ def test_tokens_flops_and_mfu_follow_what_paddle_prints() -> None:
         "TFLOP/s": [20.0, 50.0, 12.5],
         "MFU": [0.2, 0.5, 0.125],
     }
+    assert summary.text().endswith("|\nMFU of a peak of 100 TFLOP/s")
 
 
 def test_rows_of_unknown_quantities_are_missing() -> None:
