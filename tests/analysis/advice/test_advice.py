@@ -308,6 +308,33 @@ def test_the_table_with_the_largest_part_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("dtypes", "is_found"),
+    [
+        (["float32", "float64", "float32"], True),
+        (["bfloat16", "float32", "bfloat16"], True),
+        (["float64", "float64", "float64"], False),
+        (["float32", "float32", "float32"], False),
+        (["float32", *["float64"] * 4], False),  # a rarity does not make the model narrow
+    ],
+)
+def test_a_wide_dtype_may_take_most_of_the_time(dtypes, is_found, tmp_path):
+    """Products of 50 in the first dtype, and of 150 in others: half of the bytes are 75."""
+
+    def make(at):
+        begin = 0
+        for number, dtype in enumerate(dtypes):
+            length = 50 if dtype == dtypes[0] else 150
+            stack = f'File "train.py", line {number}, in f'
+            inputs = Shapes({"X0": [[4]]}, {"X0": [dtype]}, stack)
+            yield op(at, begin, begin + length, "matmul dygraph", inputs)
+            begin += length
+
+    found = findings(tmp_path, threads=[thread(make)])
+    costs = {each.facts["line"]: each.cost_ns for each in found if each.rule == "wider-dtype"}
+    assert costs == ({"train.py:1, f()": 75 * US} if is_found else {})
+
+
+@pytest.mark.parametrize(
     ("functions", "named"),
     [(("forward", "forward", "forward"), " (train.py:9, forward())"), (("f", "g", "h"), "")],
 )
