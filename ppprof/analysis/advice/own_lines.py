@@ -235,9 +235,7 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     compiled = _trained(hosts.filter(is_compiled), outermost)
     linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     gradients = hosts.filter(events["forward"].slice(0, hosts.height).is_not_null())
-    if (
-        tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
-    ).any():
+    if tree.is_recomputed.any():
         linked, gradients = (
             linked.clear(),
             gradients.clear(),

@@ -412,6 +412,32 @@ def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp
     assert finding.evidence["time_ns"].to_list() == [400 * US]
 
 
+@pytest.mark.parametrize(("node", "cost"), [("RecomputeFunction", 260), ("Mish", None)])
+def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
+    """A node of 400 in which operators take 200 and gradients 60 + 80; others may be a PyLayer's own."""
+    stack = Shapes({}, callstack='File "train.py", line 7, in core')
+
+    def make(at):
+        calls = [
+            op(at, 310, 390, "matmul dygraph", stack),
+            op(at, 400, 520, "softmax dygraph", stack),
+        ]
+        gradients = [op(at, 560, 620, "Global_A"), op(at, 620, 700, "Global_B")]
+        backward = op(at, 550, 700, "backward", *gradients, category="UserDefined")
+        inner = op(at, 300, 700, f"Global_GradNodePyLayer_{node}", *calls, backward)
+        yield op(at, 0, 200)
+        yield op(at, 250, 950, "Backward", inner, op(at, 700, 900, "Global_C"), category="Backward")
+
+    found = [
+        each for each in findings(tmp_path, threads=[thread(make)]) if each.rule == "recompute"
+    ]
+    assert [each.cost_ns for each in found] == ([cost * US] if cost else [])
+    assert all(each.facts["line"] == "train.py:7, core()" for each in found)
+    assert all(
+        each.facts["layer"] == "matmul dygraph" for each in found
+    )  # 80, and 60 of the node around
+
+
 @pytest.mark.parametrize("rule", NEARLY)
 def test_a_rule_is_not_triggered_below_its_threshold(rule, tmp_path):
     assert rule not in [finding.rule for finding in findings(tmp_path, **NEARLY[rule])]
