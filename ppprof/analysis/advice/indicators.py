@@ -13,7 +13,7 @@ import polars as pl
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.small_operators import small_operators
+from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
@@ -73,9 +73,6 @@ MOST_NAMES = 20
 """Maximum number of names of a kind of `_OF_MODEL` in `NAMES`; the names with the largest times are kept."""
 _OF_MODEL = frozenset(("gap", "kernel", "line", "operator", "module", "calling"))
 """Kinds of which a large model has thousands of names. No rule adds up their times."""
-
-_UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
-"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 
 _SUM = "^global_gradnodeaccumulation"
 """The node that adds to the gradient of a parameter, in lower case."""
@@ -554,9 +551,7 @@ class IndicatorBuilder:
         hosts = self.tree.hosts
         below = self.tree.below(spans["row"].to_numpy())
         updates = hosts.filter(
-            pl.Series(below)
-            & (pl.col("category") == "Operator")
-            & matching(hosts["name"], _UPDATES)
+            pl.Series(below) & (pl.col("category") == "Operator") & matching(hosts["name"], UPDATES)
         )
         span = np.searchsorted(
             spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right"
@@ -826,7 +821,7 @@ class IndicatorBuilder:
         inside = hosts.with_columns(step=self.step_of_host).filter(pl.Series(below))
         operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
         self.add_names("optimizer", operators)
-        updates = operators.filter(matching(operators["name"], _UPDATES))
+        updates = operators.filter(matching(operators["name"], UPDATES))
         self.add_names("update", self.in_lines(updates))
         whole = self.within(together(intervals_of(spans)))
         launched = inside.filter(

@@ -376,6 +376,22 @@ def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, 
     assert ("many-small-operators" in rules) == is_loop
 
 
+def test_operators_for_each_parameter_beside_its_update_are_many_small_ones(tmp_path):
+    """256 norms of 2 in each 3, then 10 updates of 2 in 3, all called by one line: an optimizer that clips."""
+    stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
+    names = ["squared_l2_norm dygraph"] * 256 + ["merged_adam_ dygraph"] * 10
+
+    def make(at):
+        parts = [op(at, 3 * i, 3 * i + 2, name, stack) for i, name in enumerate(names)]
+        yield op(at, 0, 950, "Optimization Step", *parts, category="Optimization")
+
+    found = one("many-small-operators", findings(tmp_path, threads=[thread(make)]))
+    assert found.cost_ns == 256 * 3 * US  # 2, and the 1 until the next
+    assert found.facts["layer"] == "Optimization Step (train.py:9)"
+    assert found.facts["num_operators"] == 256
+    assert found.facts["remedy"] == "code-optimizer"
+
+
 @pytest.mark.parametrize("is_of_a_line", [True, False])
 def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
     """300 operators a step, of 3; in the last one of 60."""
