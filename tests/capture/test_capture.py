@@ -214,6 +214,40 @@ def test_an_exception_keeps_the_window_and_goes_on(tmp_path: Path, block: dict[s
     assert not paddle.profiler.utils.in_profiler_mode()
 
 
+class Direct(paddle.optimizer.Optimizer):  # type: ignore[misc]
+    """Plain gradient descent: Paddle records no event for a direct subclass of its base class."""
+
+    def _create_accumulators(self, block: Any, parameters: Any) -> None:
+        pass
+
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
+        parameter, gradient = param_and_grad
+        parameter.set_value(parameter - 0.1 * gradient)
+
+
+class Inherited(paddle.optimizer.SGD):  # type: ignore[misc]
+    """An optimizer whose step is in an event of Paddle's, also if it does more."""
+
+    def step(self) -> None:
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Direct, Inherited, paddle.optimizer.SGD])
+def test_each_step_of_an_optimizer_is_one_event(
+    kind: Any, tmp_path: Path, block: dict[str, Any]
+) -> None:
+    net = paddle.nn.Linear(4, 4)
+    optimizer = kind(0.1, parameters=net.parameters())
+    with ppprof.attach(block) as prof:
+        for _ in range(5):
+            net(paddle.ones([2, 4])).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            prof.step()
+    (path,) = raw(tmp_path / "log")
+    assert toy.recorded(path)["Optimization", "Optimization Step"] == 2  # one in each of two steps
+
+
 def test_a_window_that_opens_as_the_run_ends_is_not_kept(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import polars as pl
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.small_operators import small_operators
+from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
@@ -73,9 +73,6 @@ MOST_NAMES = 20
 """Maximum number of names of a kind of `_OF_MODEL` in `NAMES`; the names with the largest times are kept."""
 _OF_MODEL = frozenset(("gap", "kernel", "line", "operator", "module", "calling"))
 """Kinds of which a large model has thousands of names. No rule adds up their times."""
-
-_UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
-"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 
 _SUM = "^global_gradnodeaccumulation"
 """The node that adds to the gradient of a parameter, in lower case."""
@@ -144,7 +141,7 @@ STEPS = {
 - ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them; on a
   host, with that of the nodes that add to gradients of parameters, without communication and hooks;
 - ``thin_ns``: on a host, the time of products that mostly read their weights (`thin_products`);
-- ``recompute_ns``: the time of Forward events in a Backward; without device events, with the time
+- ``recompute_ns``: the time of Forward events in a Backward, and of operators that ``recompute(function)`` calls there; without device events, with the time
   in the gradient node around them in which nothing works;
 - ``optimizer_ns``: the time in Optimization phases;
 - ``optimizer_overhead_ns``: the time from the first to the last update of parameters, outside
@@ -189,7 +186,7 @@ itself does), loader (a Dataloader event), call (runtime call that allocates, fr
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
 threads that end no steps, while data is loaded; those that a DataLoader calls, if any), sampler (likewise, of any thread, while Paddle's
 loader calls the line, but not to read or to collate samples), communication AXIS (likewise, of threads that end steps, while they communicate over
-an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer that is computed again in a Backward), of_layer (line that calls its operators), update (line that
+an axis or launch that), read (line that reads the values of tensors, with the time of these calls), recomputed (layer or operator that is computed again in a Backward), of_layer (line that calls its operators, or the operator), update (line that
 calls updates of parameters), phase, operator and module (a phase of the step, an operator without the
 operators in it, a module without the modules in it), calling (a line, with the operators that it calls and
 their gradients)."""
@@ -554,9 +551,7 @@ class IndicatorBuilder:
         hosts = self.tree.hosts
         below = self.tree.below(spans["row"].to_numpy())
         updates = hosts.filter(
-            pl.Series(below)
-            & (pl.col("category") == "Operator")
-            & matching(hosts["name"], _UPDATES)
+            pl.Series(below) & (pl.col("category") == "Operator") & matching(hosts["name"], UPDATES)
         )
         span = np.searchsorted(
             spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right"
@@ -736,7 +731,7 @@ class IndicatorBuilder:
         nodes = pl.concat([nodes, self._sums()])
         self.add_names("accumulation", nodes)
         backward = self.phase("Backward")["row"].to_numpy()
-        is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
+        is_recomputed = self.tree.below(backward) & self.tree.is_recomputed
         outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
         rows = np.flatnonzero(outermost)
         recomputed = self.hosts(rows).with_columns(time_ns=time)
@@ -744,7 +739,9 @@ class IndicatorBuilder:
             around = pl.Series(self._around_recomputed(rows, backward), dtype=pl.Int64)
             recomputed = recomputed.with_columns(pl.col("time_ns") + around)
         self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
-        self._add_lines_of_layers(recomputed["name"], backward)
+        is_layer = pl.col("category") == "Forward"
+        self._add_lines_of_layers(recomputed.filter(is_layer)["name"], backward)
+        self.add_names("of_layer", self.in_lines(recomputed.filter(~is_layer)))
         thin = thin_products(self.profile)
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
@@ -824,7 +821,7 @@ class IndicatorBuilder:
         inside = hosts.with_columns(step=self.step_of_host).filter(pl.Series(below))
         operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
         self.add_names("optimizer", operators)
-        updates = operators.filter(matching(operators["name"], _UPDATES))
+        updates = operators.filter(matching(operators["name"], UPDATES))
         self.add_names("update", self.in_lines(updates))
         whole = self.within(together(intervals_of(spans)))
         launched = inside.filter(

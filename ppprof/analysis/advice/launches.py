@@ -23,6 +23,9 @@ FUSED_UPDATES = 2
 for the parameters without."""
 
 
+_UPDATE = "Optimization Step"
+"""Paddle's name of the event around an optimizer's step."""
+
 LEAST_UNEXPLAINED = 0.05
 """Share of a step. Less time in one place is not worth a search."""
 
@@ -163,6 +166,10 @@ _OPTIMIZERS = (
     "RMSProp",
     "Adadelta",
     "Adamax",
+    "NAdam",
+    "RAdam",
+    "Rprop",
+    "ASGD",
 )
 
 
@@ -237,6 +244,7 @@ def many_small_operators(evidence: Evidence) -> list[Finding]:
         "layer": first["name"],
         "layer_ns": first["time_ns"],
         "num_operators": first["calls"],
+        "remedy": "code-optimizer" if first["name"].startswith(_UPDATE) else "code",
     }
     return evidence.time_finding(
         "many-small-operators", first["time_ns"], "possible", facts, layers

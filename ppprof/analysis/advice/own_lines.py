@@ -43,8 +43,12 @@ _LEAST_SAMPLES = 3
 """Fewest samples of a line that give a gap its name: one or two may be of its edges."""
 _LEAST_LONG_NS = 500_000
 """Shorter stretches beside the training are hardly longer than a sample is late."""
-_CLEARS = ("clear_grad", "clear_gradients", "zero_grad")
-"""Ends of the names of functions that clear gradients: that has no event, and is a part of the training."""
+_CLEARS = (
+    *("clear_grad", "clear_gradients", "zero_grad"),
+    *("clip_grad_norm_", "clip_grad_value_", "_unscale", "unscale_", "unscale_method"),
+)
+"""Ends of the names of functions that clear, clip or scale gradients: that is in no event of an optimizer, and
+is a part of the training."""
 _COMPILES, _COMPILER = "_build_once", "paddle.jit."
 """Function in which ``to_static`` compiles a program, without its class (Python 3.10 knows none), and its package."""
 _NODE = "^global_(?!gradnodeaccumulation)"
@@ -57,7 +61,7 @@ _KNOWN = 0.9
 _OTHER_PHASES = ("Backward", "Optimization", "Dataloader", "Communication")
 
 CLEARING = "gradients are cleared"
-"""Stands for the line of samples in which gradients are cleared, which is a part of the training."""
+"""Stands for the line of samples in which gradients are cleared, clipped or scaled, a part of the training."""
 
 Path = tuple[Frame, ...]
 """The user's frames of a stack, the outermost first."""
@@ -235,9 +239,7 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     compiled = _trained(hosts.filter(is_compiled), outermost)
     linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     gradients = hosts.filter(events["forward"].slice(0, hosts.height).is_not_null())
-    if (
-        tree.below(tree.events.host_rows("Backward")) & (hosts["category"] == "Forward").to_numpy()
-    ).any():
+    if tree.is_recomputed.any():
         linked, gradients = (
             linked.clear(),
             gradients.clear(),

@@ -5,12 +5,17 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
-from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import call_lines, sample_lines, sampled_steps
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
+UPDATES = (
+    "^(merged_|fused_|sparse_|lars_)?"
+    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
+)
+"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OF_A_LINE = 256
@@ -51,12 +56,10 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack").slice(0, tree.hosts.height)
-    is_layer = (tree.hosts["category"] == "Forward").to_numpy()
-    is_update = (tree.hosts["category"] == "Optimization").to_numpy()
+    # An optimizer clips gradients, and one of the user's updates parameters, by operators for each of them.
+    is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
-    # Updates of many parameters are `optimizer-unfused`, and no loop of the user's.
-    is_training = ~starts_beside(profile)
-    outer = hosts.filter(tree.is_outermost_operator & (tree.enclosing(is_update) < 0) & is_training)
+    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile))
     dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
     following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
     is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(
@@ -66,6 +69,9 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     outer = outer.sort("thread", "start_ns").with_columns(
         time_ns=dur + pl.when(is_next).then(following).otherwise(0), is_called=is_called
     )
+    # Paddle's own updates are `optimizer-unfused`, and no loop of the user's.
+    is_in_optimizer = tree.below(tree.events.host_rows("Optimization"))[outer["row"].to_numpy()]
+    outer = outer.filter(~(pl.Series(is_in_optimizer) & matching(outer["name"], UPDATES)))
     sums = (
         outer.drop_nulls(key)
         .group_by(key)

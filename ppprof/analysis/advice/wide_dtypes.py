@@ -14,6 +14,8 @@ from ppprof.trace.operator_inputs import operator_of_gradient
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The widest first."""
 _PRODUCTS = frozenset(("matmul", "linear", "bmm", "conv2d", "conv3d", "einsum", "addmm", "mm"))
+_USUAL = 0.25
+"""Share of the calls of products from which a dtype is the model's. The time says nothing: a wide dtype takes longer."""
 WIDE = {
     **{"step": pl.Int64, "name": pl.String, "dtype": pl.String, "usual": pl.String},
     **{"calls": pl.Int64, "time_ns": pl.Int64, "saved_ns": pl.Int64},
@@ -30,7 +32,7 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
         dtype       32      32 and 64 64    64   64    32
         belongs to          ------------------------          the line that calls multiply
 
-    The model's dtype is that of most time of matrix products. Of operators in float32 under a narrower
+    The model's dtype is the narrowest one that a quarter of the matrix products have. Of operators in float32 under a narrower
     one, only products count: `auto_cast` computes losses and norms in float32 on purpose.
 
     Returns:
@@ -56,8 +58,9 @@ def wide_dtypes(profile: Profile) -> pl.DataFrame:
     products = operators.filter(pl.col("function").is_in(_PRODUCTS)).drop_nulls("dtype")
     if products.is_empty():
         return pl.DataFrame(schema=WIDE)
-    times = products.group_by("dtype").agg(pl.col("time_ns").sum()).sort("time_ns", "dtype")
-    usual = str(times["dtype"][-1])
+    calls = products["dtype"].value_counts(name="calls")
+    common = calls.filter(pl.col("calls") >= _USUAL * pl.col("calls").sum())["dtype"]
+    usual = next(dtype for dtype in reversed(_FLOATS) if dtype in common)
     wider = [dtype for dtype in _FLOATS if ITEM_BYTES[dtype] > ITEM_BYTES[usual]]
     is_wide = pl.col("dtype").is_in(wider) & (
         (pl.col("dtype") == "float64") | pl.col("function").is_in(_PRODUCTS)

@@ -321,6 +321,33 @@ class Tree:
         chosen[rows] = True
         return chosen & ~self.below(rows)
 
+    @cached_property
+    def is_recomputed(self) -> Bool:
+        """Whether each host event computes activations again: a layer in a Backward, or an operator of a function.
+
+        ::
+
+            node            ################     GradNodePyLayer_RecomputeFunction, of recompute(function, x)
+              matmul         ###                 recomputed, too, without a layer
+              backward           ##########
+                node              ##  ##         a gradient
+
+        Returns:
+            Shape (hosts,).
+        """
+        is_operator, is_layer = np.zeros((2, len(self.size)), bool)
+        is_operator[self.events.host_rows("Operator")] = True
+        is_layer[self.events.host_rows("Forward")] = True
+        is_call, is_node = (
+            self.events.names.where(contains)[: len(self.size)]
+            for contains in (_is_call, _is_recomputing_node)
+        )
+        around = self.enclosing(is_operator)
+        is_of_function = is_operator & is_call & (around >= 0) & is_node[around]
+        is_inside = self.below(self.events.host_rows("Backward"))
+        recomputed: Bool = is_inside & (is_layer | is_of_function)
+        return recomputed
+
     def innermost(self, rows: Array) -> Int32:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
 
@@ -357,6 +384,16 @@ class Tree:
         ends = np.zeros(len(self.size) + 1, np.int64)
         ends[rows + 1] = rows + self.size[rows] + 1
         return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
+
+
+def _is_call(name: str) -> bool:
+    """Return whether a name is that of an operator that Python calls."""
+    return name.endswith(" dygraph")
+
+
+def _is_recomputing_node(name: str) -> bool:
+    """Return whether a name is that of Fleet's node of gradients that first computes activations again."""
+    return name.endswith("RecomputeFunction")
 
 
 def _visits(thread: Int64, depth: Int32, size: Int32) -> Int32:

@@ -4,7 +4,8 @@
   records Backward only in ``Tensor.backward``, which Fleet's pipeline does not call. It records
   Forward only for the layers inside.) A span's name holds its place in the schedule:
   ``forward[stage=0 micro_batch=3 phase=steady]``. With virtual stages it also holds the ``chunk``.
-- The step of a sharding optimizer is an Optimization span; so is that of ``dist.shard_optimizer``.
+- The step of a sharding optimizer is an Optimization span; so is that of ``dist.shard_optimizer``, and of a
+  direct subclass of ``paddle.optimizer.Optimizer``.
 
 The first forward that a backward follows ends the *warm-up*: all forwards before it are in the
 warm-up. Backwards after the last forward are in the *cool-down*. All other spans are *steady*. Spans
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections import Counter
 from typing import Any
 
@@ -22,6 +24,7 @@ from paddle.optimizer import Optimizer
 
 from ppprof.capture.recording.observers import WindowObserver
 from ppprof.capture.recording.patches import Method, Patches
+from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.recorder import open_span
 
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
@@ -29,6 +32,9 @@ _OPTIMIZERS = (
     "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer"
 )
 _AUTO_PARALLEL = "paddle.distributed.auto_parallel.api"
+_OPTIMIZATION = "Optimization"
+_thread = threading.local()
+"""Has ``updates``, whether one of the Optimization spans here is open in the thread."""
 
 
 class FleetSpans(WindowObserver):
@@ -41,7 +47,8 @@ class FleetSpans(WindowObserver):
     def install(self) -> None:
         """Wrap the methods of Fleet's pipelines and optimizers, in loaded modules only.
 
-        Also wrap ``Optimizer._apply_optimize``, for the optimizers of sharding stage 3.
+        Also wrap ``Optimizer._apply_optimize``: Paddle records the ``step`` of its own optimizers and of their
+        subclasses only, and not the one that sharding stage 3 puts on an optimizer object.
         """
         for kind in _classes(_PIPELINE, "PipelineParallel"):
             self._patches.install(kind, "forward_backward_pipeline", self._schedule)
@@ -50,9 +57,9 @@ class FleetSpans(WindowObserver):
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
             self._patches.install(kind, "step", _optimization)
         for kind in _classes(_AUTO_PARALLEL, "_ShardOptimizer"):
-            # Not its step: `ppprof run` ends steps there, inside of what is installed later.
             self._patches.install(kind, "_apply_optimize", _optimization)
-        self._patches.install(Optimizer, "_apply_optimize", _sliced_optimization)
+        # Not its step: `ppprof run` ends steps there, inside of what is installed later.
+        self._patches.install(Optimizer, "_apply_optimize", _optimization)
 
     def uninstall(self) -> None:
         """Restore the methods, except those that other code has replaced since."""
@@ -131,23 +138,16 @@ def _phase(engine: Any, kind: str, position: int) -> str | None:
 
 
 def _optimization(method: Method, /, *args: Any, **kwargs: Any) -> Any:
-    around = open_span(
-        "Optimization Step", "Optimization"
-    )  # Paddle's name for other optimizers' steps
+    """Record an Optimization span, unless Paddle or an outer call already has one open in this thread."""
+    if getattr(_thread, "updates", False) or RecordEvents.has_open(_OPTIMIZATION):
+        return method(*args, **kwargs)
+    around = open_span("Optimization Step", _OPTIMIZATION)  # Paddle's name for it
+    _thread.updates = True
     try:
         return method(*args, **kwargs)
     finally:
+        _thread.updates = False
         around.end()
-
-
-def _sliced_optimization(method: Method, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Record the ``step`` of an optimizer under sharding stage 3; call ``method`` for any other.
-
-    Stage 3 puts a new ``step`` on the optimizer object, and Paddle records no span for it.
-    """
-    if "step" in vars(optimizer):
-        return _optimization(method, optimizer, *args, **kwargs)
-    return method(optimizer, *args, **kwargs)
 
 
 def _classes(module: str, prefix: str) -> list[type]:

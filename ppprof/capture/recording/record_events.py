@@ -100,6 +100,17 @@ class RecordEvents:
         else:
             self._begun.append((threading.get_ident(), weakref.ref(event)))
 
+    @classmethod
+    def has_open(cls, category: str) -> bool:
+        """Return whether this thread is in an event of a category, such as "Optimization", of the current step."""
+        begun = [] if cls.active is None else cls.active._begun[::-1]
+        thread = threading.get_ident()
+        events = (reference() for its_thread, reference in begun if its_thread == thread)
+        return any(
+            event is not None and event.event is not None and event.event_type.name == category
+            for event in events
+        )
+
     def leave_open_ones(self, *, reports: bool) -> None:
         """Leave the events of this thread that the step does not end out of the window.
 

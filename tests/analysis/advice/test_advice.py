@@ -308,6 +308,33 @@ def test_the_table_with_the_largest_part_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("dtypes", "is_found"),
+    [
+        (["float32", "float64", "float32"], True),
+        (["bfloat16", "float32", "bfloat16"], True),
+        (["float64", "float64", "float64"], False),
+        (["float32", "float32", "float32"], False),
+        (["float32", *["float64"] * 4], False),  # a rarity does not make the model narrow
+    ],
+)
+def test_a_wide_dtype_may_take_most_of_the_time(dtypes, is_found, tmp_path):
+    """Products of 50 in the first dtype, and of 150 in others: half of the bytes are 75."""
+
+    def make(at):
+        begin = 0
+        for number, dtype in enumerate(dtypes):
+            length = 50 if dtype == dtypes[0] else 150
+            stack = f'File "train.py", line {number}, in f'
+            inputs = Shapes({"X0": [[4]]}, {"X0": [dtype]}, stack)
+            yield op(at, begin, begin + length, "matmul dygraph", inputs)
+            begin += length
+
+    found = findings(tmp_path, threads=[thread(make)])
+    costs = {each.facts["line"]: each.cost_ns for each in found if each.rule == "wider-dtype"}
+    assert costs == ({"train.py:1, f()": 75 * US} if is_found else {})
+
+
+@pytest.mark.parametrize(
     ("functions", "named"),
     [(("forward", "forward", "forward"), " (train.py:9, forward())"), (("f", "g", "h"), "")],
 )
@@ -349,6 +376,22 @@ def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, 
     assert ("many-small-operators" in rules) == is_loop
 
 
+def test_operators_for_each_parameter_beside_its_update_are_many_small_ones(tmp_path):
+    """256 norms of 2 in each 3, then 10 updates of 2 in 3, all called by one line: an optimizer that clips."""
+    stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
+    names = ["squared_l2_norm dygraph"] * 256 + ["merged_adam_ dygraph"] * 10
+
+    def make(at):
+        parts = [op(at, 3 * i, 3 * i + 2, name, stack) for i, name in enumerate(names)]
+        yield op(at, 0, 950, "Optimization Step", *parts, category="Optimization")
+
+    found = one("many-small-operators", findings(tmp_path, threads=[thread(make)]))
+    assert found.cost_ns == 256 * 3 * US  # 2, and the 1 until the next
+    assert found.facts["layer"] == "Optimization Step (train.py:9)"
+    assert found.facts["num_operators"] == 256
+    assert found.facts["remedy"] == "code-optimizer"
+
+
 @pytest.mark.parametrize("is_of_a_line", [True, False])
 def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
     """300 operators a step, of 3; in the last one of 60."""
@@ -383,6 +426,32 @@ def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp
     finding = one("recompute", findings(tmp_path, threads=[thread(make)]))
     assert finding.cost_ns == (500 - 60 - 40) * US
     assert finding.evidence["time_ns"].to_list() == [400 * US]
+
+
+@pytest.mark.parametrize(("node", "cost"), [("RecomputeFunction", 260), ("Mish", None)])
+def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
+    """A node of 400 in which operators take 200 and gradients 60 + 80; others may be a PyLayer's own."""
+    stack = Shapes({}, callstack='File "train.py", line 7, in core')
+
+    def make(at):
+        calls = [
+            op(at, 310, 390, "matmul dygraph", stack),
+            op(at, 400, 520, "softmax dygraph", stack),
+        ]
+        gradients = [op(at, 560, 620, "Global_A"), op(at, 620, 700, "Global_B")]
+        backward = op(at, 550, 700, "backward", *gradients, category="UserDefined")
+        inner = op(at, 300, 700, f"Global_GradNodePyLayer_{node}", *calls, backward)
+        yield op(at, 0, 200)
+        yield op(at, 250, 950, "Backward", inner, op(at, 700, 900, "Global_C"), category="Backward")
+
+    found = [
+        each for each in findings(tmp_path, threads=[thread(make)]) if each.rule == "recompute"
+    ]
+    assert [each.cost_ns for each in found] == ([cost * US] if cost else [])
+    assert all(each.facts["line"] == "train.py:7, core()" for each in found)
+    assert all(
+        each.facts["layer"] == "matmul dygraph" for each in found
+    )  # 80, and 60 of the node around
 
 
 @pytest.mark.parametrize("rule", NEARLY)

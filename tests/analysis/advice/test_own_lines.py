@@ -204,8 +204,12 @@ def test_a_loop_that_trains_in_six_percent_of_its_time_is_not_named(tmp_path: Pa
     assert lines(tmp_path, training(60), stacks) == {LOG: 6 * 940}
 
 
-def test_clearing_gradients_trains(tmp_path: Path) -> None:
-    stacks = calling_dumps("Optimizer.clear_grad")
+@pytest.mark.parametrize(
+    "function",
+    ["Optimizer.clear_grad", "clip_grad_norm_", "clip_grad_value_", "AmpScaler._unscale"],
+)
+def test_clearing_and_clipping_gradients_trains(function: str, tmp_path: Path) -> None:
+    stacks = calling_dumps(function)
     assert lines(tmp_path, training(450), stacks) == {}
     trace = dataclasses.replace(read(tmp_path / "a.pb"), stacks=stacks)
     assert host_time(Profile(trace), NO_BUBBLES).gaps.is_empty()

@@ -206,7 +206,10 @@ def test_the_size_of_larger_micro_batches_divides_the_samples(num: int, size: in
         ("sgd_", "Momentum(momentum=0.0, use_multi_tensor=True)"),
         ("adam_", "paddle.optimizer.Adam(use_multi_tensor=True)"),
         ("momentum_", "paddle.optimizer.Momentum(use_multi_tensor=True)"),
-        ("lamb_", "Only Adam and Momentum"),
+        *(
+            (name, "Only Adam and Momentum")
+            for name in ("lamb_", "nadam_", "radam_", "rprop_", "asgd_")
+        ),
     ],
 )
 def test_the_optimizer_decides_how_to_fuse_it(operator: str, says: str, tmp_path: Path):
