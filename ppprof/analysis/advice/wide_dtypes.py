@@ -13,7 +13,9 @@ from ppprof.trace.operator_inputs import operator_of_gradient
 
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 """The widest first."""
-_PRODUCTS = frozenset(("matmul", "linear", "bmm", "conv2d", "conv3d", "einsum", "addmm", "mm"))
+_PRODUCTS = frozenset(
+    ("matmul", "linear", "fused_gemm_epilogue", "bmm", "conv2d", "conv3d", "einsum", "addmm", "mm")
+)
 _USUAL = 0.25
 """Share of the calls of products from which a dtype is the model's. The time says nothing: a wide dtype takes longer."""
 WIDE = {
