@@ -18,7 +18,7 @@ from ppprof.analysis.advice.memory_growth import LAST_STEPS
 from ppprof.analysis.advice.slow_reason import ALIKE, REASON
 from ppprof.analysis.advice.small_operators import (
     LEAST_SMALL,
-    MANY_OF_A_LINE,
+    MANY_OF_A_FUNCTION,
     MANY_OPERATORS,
     SMALL_NS,
 )
@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
         thresholds={
             "least_ratio": LEAST_SMALL,
             "many": MANY_OPERATORS,
-            "many_of_line": MANY_OF_A_LINE,
+            "many_of_function": MANY_OF_A_FUNCTION,
             "small_ns": SMALL_NS,
         },
     ),

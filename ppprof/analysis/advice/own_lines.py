@@ -519,9 +519,8 @@ def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
             of_functions[frame.file, frame.function] += num
     for function, num in of_functions.most_common(1):
         if 2 * num >= len(stacks):
-            best = next(
-                each for each, _ in of_lines.most_common() if (each.file, each.function) == function
-            )
+            lines = [each for each in of_lines if (each.file, each.function) == function]
+            best = min(lines, key=lambda each: (-of_lines[each], each.line))
             return line_name(profile.trace.stacks, best)
     return None
 
