@@ -306,6 +306,35 @@ def test_a_layer_without_gradients_ahead_of_a_backward_is_beside_the_training_if
     assert (finding.rule, finding.severity) == (rule, "major" if is_evaluation else "minor")
 
 
+@pytest.mark.parametrize("name", ["matmul dygraph", "pd_op.matmul"])
+@pytest.mark.parametrize(("until", "is_found"), [(300, True), (700, False)])
+def test_an_evaluation_ahead_of_a_backward_of_unknown_operators_is_beside_the_training(
+    tmp_path: Path, name: str, until: int, is_found: bool
+) -> None:
+    """With a Backward ahead of ``train()``, the layer is trained as it is.
+
+    ::
+
+        Net       Net       Backward  Optimization
+        0         300       500       700
+        ^eval()   ^train()            ^or only here
+    """
+
+    def make(at: int) -> Iterator[Span]:
+        yield op(at, 0, 300, "Net", op(at, 0, 300, name), category="Forward")
+        yield op(at, 300, 500, "Net", op(at, 300, 500, name), category="Forward")
+        node = op(at, 500, 700, "Global_MatmulGradNode")
+        yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    ends = [EPOCH_NS + (1000 * step + until) * US for step in range(6)]
+    rows = np.array([(1, end, until * US, -1, 0) for end in ends], np.int64)
+    stacks = in_lines((300, AFTER), (200, FORWARD), (200, BACKWARD), (300, UPDATE))
+    stacks = dataclasses.replace(stacks, evaluations=rows)
+    expected = {"train.py:15: log(step)": 6 * 300} if is_found else {}
+    assert lines(tmp_path, thread(make), stacks) == expected
+
+
 def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     """Of line 15: the layer is a sixth of it."""
     stacks = in_lines((300, AFTER), (700, FORWARD))
