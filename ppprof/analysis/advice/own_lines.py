@@ -30,6 +30,8 @@ from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_EXECUTOR
 
+LEAST_BESIDE = 0.05
+"""Share of a step. Less time of one line is not worth a change."""
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
 _MOST_TRAINING = 0.5
@@ -90,12 +92,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
         log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), caller
         (the line in any case), calls (the instants that the sample stands for), dur_ns (the time), compiles
-        (whether ``to_static`` compiles a program) and computes (whether layers compute without gradients
-        ahead of a Backward, outside evaluations: a teacher, or a metric). No rows without samples.
+        (whether ``to_static`` compiles a program), computes (whether layers compute without gradients
+        ahead of a Backward, outside evaluations: a teacher, or a metric) and operates (whether an operator
+        runs). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String, "caller": pl.String}
-    kinds = {"compiles": pl.Boolean, "computes": pl.Boolean}
+    kinds = dict.fromkeys(("compiles", "computes", "operates"), pl.Boolean)
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
     )
@@ -111,7 +114,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     stack = samples["stack"].to_numpy()
     clears = _in_function(sampled, _CLEARS)[stack]
     compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
-    computes = np.zeros(samples.height, bool)
+    computes, operates = np.zeros((2, samples.height), bool)
+    operators = profile.tree.hosts.filter(pl.col("category") == "Operator")
     clears_ns = noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
@@ -125,6 +129,8 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         training = together(difference(training, together(intervals_of(gaps))), clears_ns)
         trains[own] = contains(training, time_ns[own])
         computes |= own & contains(without_gradients, time_ns)
+        of_thread = together(intervals_of(operators.filter(pl.col("thread") == number)))
+        operates |= own & contains(of_thread, time_ns)
         first, last = intervals_of(steps.filter(pl.col("thread") == number).sort("start_ns"))
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
@@ -159,6 +165,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
         compiles=pl.Series(compiles[rows]),
         computes=pl.Series(computes[rows]),
+        operates=pl.Series(operates[rows]),
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
     return found.with_columns(name=name).drop_nulls("name")

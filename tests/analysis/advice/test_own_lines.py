@@ -344,6 +344,51 @@ def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
 
 
+@pytest.mark.parametrize("is_operator", [False, True])
+def test_python_between_layers_without_gradients_is_a_line_of_its_own(
+    tmp_path: Path, is_operator: bool
+) -> None:
+    """Line 15 is collect(): a policy's layers, and a simulator in Python or an operator such as noise.
+
+    ::
+
+        Policy    simulator Net       Backward  Optimization
+        0         250       450       600       750
+    """
+
+    def make(at: int) -> Iterator[Span]:
+        yield op(at, 0, 250, "Policy", op(at, 0, 250), category="Forward")
+        if is_operator:
+            yield op(at, 250, 450, "gaussian dygraph")
+        yield op(at, 450, 600, "Net", op(at, 450, 600), category="Forward")
+        node = op(at, 600, 750, "Global_MatmulGradNode")
+        yield op(at, 600, 750, "Gradient Backward", node, category="Backward")
+        yield op(at, 750, 1000, "Optimization Step", op(at, 750, 1000), category="Optimization")
+
+    rows = [
+        (1, EPOCH_NS + (1000 * step + start) * US, EPOCH_NS + (1000 * step + end) * US, row, -1)
+        for step in range(6)
+        for row, (start, end) in enumerate(((0, 250), (450, 600), (600, 750)))
+    ]
+    signatures = [Signature(name, {}, {}, {}) for name in ("matmul", "matmul", RUN_BACKWARD)]
+    nodes = [Backward(3 * n + 2, [Node("MatmulGradNode", 3 * n + 1, 1)]) for n in range(6)]
+    calls = OperatorCalls(signatures, [], np.array(rows, np.int64), nodes)
+    collects = [Frame("rollout", "rollout.py", "collect", line, True) for line in (3, 4)]
+    simulates = Frame("env", "env.py", "simulate", 7, True)
+    called = [[collects[0]], [simulates, collects[1]], [], [], []]
+    stacks = in_functions(list(zip((250, 200, 150, 150, 250), called)))
+    loop = (AFTER - 2, AFTER - 2, FORWARD, BACKWARD, UPDATE)
+    stacks.stacks[:] = [[*each[:-1], line] for each, line in zip(stacks.stacks, loop)]
+    path = run(tmp_path / "log", [thread(make)], stacks=[stacks], calls=[calls])
+    found = {each.rule: each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line")}
+    without = found.pop("without-gradients")
+    assert without.cost_ns == pytest.approx((450 if is_operator else 250) * US, rel=0.02)
+    assert len(found) == (not is_operator)
+    if not is_operator:
+        assert found["beside-training"].facts["line"] == "env.py:7, simulate()"
+        assert found["beside-training"].cost_ns == pytest.approx(200 * US, rel=0.02)
+
+
 @pytest.mark.parametrize("of_a_line", [False, True])
 def test_a_teacher_that_loops_over_tokens_is_one_finding(tmp_path: Path, of_a_line: bool) -> None:
     """TTFFBBU: 75 or 300 small operators in 300 without gradients, which line 15 calls."""
