@@ -15,10 +15,11 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.memory_growth import LAST_STEPS
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.slow_reason import ALIKE, REASON
 from ppprof.analysis.advice.small_operators import (
     LEAST_SMALL,
-    MANY_OF_A_LINE,
+    MANY_OF_A_FUNCTION,
     MANY_OPERATORS,
     SMALL_NS,
 )
@@ -96,12 +97,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "beside-training",
         beside.beside_training,
-        thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
+        thresholds={"least_ratio": LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
     Rule(
         "without-gradients",
         beside.without_gradients,
-        thresholds={"least_ratio": beside.LEAST_BESIDE, "few": beside.FEW_SAMPLES},
+        thresholds={"least_ratio": LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
     Rule(
         "many-small-operators",
@@ -109,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         thresholds={
             "least_ratio": LEAST_SMALL,
             "many": MANY_OPERATORS,
-            "many_of_line": MANY_OF_A_LINE,
+            "many_of_function": MANY_OF_A_FUNCTION,
             "small_ns": SMALL_NS,
         },
     ),

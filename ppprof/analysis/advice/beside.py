@@ -9,11 +9,10 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.indicators import BESIDE_IN
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.profile.step_basis import NOT_RECORDED
 from ppprof.trace import GARBAGE_COLLECTION
 
-LEAST_BESIDE = 0.05
-"""Share of a step. Less time of one line is not worth a change."""
 FEW_SAMPLES = 4
 """With fewer samples, the time of a line may be chance."""
 _DISTURBED = 3

@@ -12,6 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
@@ -194,7 +195,7 @@ their gradients)."""
 _FETCHER = "paddle.io.dataloader.fetcher"
 """Where Paddle's loader reads and collates samples. It calls samplers elsewhere."""
 _COMPUTES = 0.1
-"""Share of a line's time in layers from which all of it may be for them: noise for a teacher, a metric of its result."""
+"""Share of a line's time in layers, or in operators, from which all of it may be for them: noise for a teacher, a metric of its result."""
 BESIDE_IN = "beside in "
 """What the kinds of lines beside the training begin with that are of one statement."""
 
@@ -258,7 +259,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         named = time.beside.with_columns(time_ns="dur_ns")
         builder.add_names("beside", named)
         builder.add_names("compiling", named.filter("compiles"))
-        computing, beside = _computing(named)
+        steps_ns = int(np.subtract(*builder.extents[::-1]).sum())
+        computing, beside = _computing(named, steps_ns)
         builder.add_names("without gradients", computing.with_columns(name="caller"))
         for (statement,), lines in beside.group_by("statement", maintain_order=True):
             builder.add_names(f"{BESIDE_IN}{statement}", lines)
@@ -321,11 +323,23 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     )
 
 
-def _computing(lines: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the lines beside the training that compute without gradients, also those whose caller mostly does, and the others."""
-    computing_ns, time_ns = pl.col("time_ns") * pl.col("computes"), pl.col("time_ns")
-    computes = computing_ns.sum().over("name") >= _COMPUTES * time_ns.sum().over("name")
-    computes |= computing_ns.sum().over("caller") > time_ns.sum().over("caller") / 2
+def _computing(lines: pl.DataFrame, steps_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the lines beside the training that compute without gradients, and the others.
+
+    So do the operators of a caller that mostly does, and its lines of Python if all of these take little time:
+    more of it is work of its own, such as a simulator's between two calls of a policy.
+    """
+    time_ns = pl.col("time_ns")
+
+    def some_of(kind: str) -> pl.Expr:
+        of_kind = (time_ns * pl.col(kind)).sum().over("name")
+        return of_kind >= _COMPUTES * time_ns.sum().over("name")
+
+    of_caller = (time_ns * pl.col("computes")).sum().over("caller")
+    mostly = of_caller > time_ns.sum().over("caller") / 2
+    is_python = (some_of("computes") | some_of("operates")).not_()
+    is_little = (time_ns * is_python).sum().over("caller") < LEAST_BESIDE * steps_ns
+    computes = some_of("computes") | mostly & (is_python.not_() | is_little)
     return lines.filter(computes), lines.filter(computes.not_())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
@@ -144,48 +146,85 @@ _MOSTLY_GROWS = 0.8
 loader's batches can be in reference cycles, which it frees every few dozen steps."""
 
 
+_LEAST_REGULAR = 3
+"""Steps at an even distance that keep tensors in one container."""
+
+
+class _Growth(NamedTuple):
+    """Memory of a rank that grows."""
+
+    each_bytes: float
+    """In an average step, from the first one that keeps some on."""
+    since: int
+    num_steps: int
+    kept: pl.DataFrame
+    """Columns of `ppprof.analysis.advice.memory_growth.KEPT`, of what grows."""
+    holder: str | None
+    period: int | None
+    """Every how many steps it grows; None for each step."""
+
+
 def growing_memory(evidence: Evidence) -> list[Finding]:
     """Report memory that grows step after step: what steps allocate and the window never frees.
 
-    Of the rank that keeps most. Memory that only a part of the steps keeps does not count::
+    Of the rank that keeps most. Memory that only a part of the steps keeps does not count, unless one container
+    has it at even distances::
 
         kept by step   8 8 8 8 8 8 8        grows by 8
                        0 0 0 0 8 8 8        was freed before, and may be freed again
+                       0 8 0 8 0 8 0        in one list: grows by 4
     """
-    best: tuple[float, int, int, int, pl.DataFrame] | None = None
-    holder: str | None = None
-    for rank, own in sorted(evidence.indicators.items()):
-        steps = own.kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
-        growing = steps.filter(pl.col("bytes") >= LEAST_GROWTH_BYTES)
-        if growing.is_empty():
-            continue
-        since = int(growing["step"][0])
-        later = steps.filter(pl.col("step") >= since)
-        is_usual = growing.height >= max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * steps.height)
-        each = float(later["bytes"].median() or 0)  # type: ignore[arg-type]
-        if is_usual and each > (best[0] if best else 0):
-            grown = own.kept.filter((pl.col("step") >= since) & (pl.col("bytes") > 0))
-            sums = grown.group_by("name")
-            per_step = pl.col("num", "bytes").sum() / later.height
-            rows = sums.agg(per_step).sort("bytes", "name", descending=[True, False])
-            rows = rows.select(
-                "name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64)
-            )
-            best = each, rank, since, later.height, rows
-            holder = _holder(own.kept.filter(pl.col("step") >= since), later.height)
-    if best is None:
+    of_ranks = {rank: _growth(own.kept) for rank, own in sorted(evidence.indicators.items())}
+    growing = [(each.each_bytes, -rank, each) for rank, each in of_ranks.items() if each]
+    if not growing:
         return []
-    each, rank, since, num, rows = best
+    _, rank, best = max(growing, key=lambda each: each[:2])
+    sums = best.kept.filter(pl.col("bytes") > 0).group_by("name")
+    rows = sums.agg(pl.col("num", "bytes").sum() / best.num_steps)
+    rows = rows.sort("bytes", "name", descending=[True, False]).select(
+        "name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64)
+    )
     facts: dict[str, Fact] = {
-        "rank": rank,
-        "growth_bytes": round(each),
-        "since": since,
-        "num_steps": num,
+        "rank": -rank,
+        "growth_bytes": round(best.each_bytes),
+        "since": best.since,
+        "num_steps": best.num_steps,
         "line": rows["name"][0],
         "line_bytes": rows["kept_bytes"][0],
-        "holder": holder,
+        "holder": best.holder,
+        "period": best.period,
     }
     return evidence.warning("growing-memory", "moderate", facts, rows)
+
+
+def _growth(kept: pl.DataFrame) -> _Growth | None:
+    """Return how the memory of a rank grows, from what its steps keep; None if it does not."""
+    steps = kept.group_by("step").agg(pl.col("bytes").sum()).sort("step")
+    growing = steps.filter(pl.col("bytes") >= LEAST_GROWTH_BYTES)
+    if growing.is_empty():
+        return None
+    if growing.height < max(_LEAST_GROWN_STEPS, _MOSTLY_GROWS * steps.height):
+        return _regular_growth(kept)
+    since = int(growing["step"][0])
+    later, kept = (each.filter(pl.col("step") >= since) for each in (steps, kept))
+    each = float(later["bytes"].median() or 0)  # type: ignore[arg-type]
+    return _Growth(each, since, later.height, kept, _holder(kept, later.height), None)
+
+
+def _regular_growth(kept: pl.DataFrame) -> _Growth | None:
+    """Return the largest growth of a container that has tensors of every second, third... step; None without one."""
+    held, found = kept.drop_nulls("holder").filter(pl.col("bytes") > 0), []
+    for (holder,), own in held.group_by("holder"):
+        steps = own["step"].unique().sort()
+        distances = steps.diff().drop_nulls().unique()
+        period = int(distances[0]) if len(distances) == 1 else 1
+        num = period * len(steps)
+        covers = num > kept["step"].n_unique() - period
+        if len(steps) >= _LEAST_REGULAR and period > 1 and covers:
+            each = float(own["bytes"].sum()) / num
+            found.append(_Growth(each, int(steps[0]), num, own, str(holder), period))
+    best = max(found, key=lambda growth: (growth.each_bytes, growth.holder), default=None)
+    return best if best and best.each_bytes >= LEAST_GROWTH_BYTES else None
 
 
 def _holder(kept: pl.DataFrame, num_steps: int) -> str | None:

@@ -30,6 +30,8 @@ from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_EXECUTOR
 
+LEAST_BESIDE = 0.05
+"""Share of a step. Less time of one line is not worth a change."""
 _TRAINS = 0.1
 """A line trains if at least this share of its time does: a sample at an edge may be on the wrong side."""
 _MOST_TRAINING = 0.5
@@ -94,12 +96,13 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         `CLEARING`), statement (the line of the training that calls it, or is it: ``train.py:15:
         log(step)``; the function ``loss.py, soften()`` if most of that is beside the training), caller
         (the line in any case), calls (the instants that the sample stands for), dur_ns (the time), compiles
-        (whether ``to_static`` compiles a program) and computes (whether layers compute without gradients
-        ahead of a Backward, outside evaluations: a teacher, or a metric). No rows without samples.
+        (whether ``to_static`` compiles a program), computes (whether layers compute without gradients
+        ahead of a Backward, outside evaluations: a teacher, or a metric) and operates (whether an operator
+        runs). No rows without samples.
     """
     schema = {"thread": pl.Int64, "time_ns": pl.Int64, "step": pl.Int64}
     lines = {"name": pl.String, "statement": pl.String, "caller": pl.String}
-    kinds = {"compiles": pl.Boolean, "computes": pl.Boolean}
+    kinds = dict.fromkeys(("compiles", "computes", "operates"), pl.Boolean)
     nothing = pl.DataFrame(
         schema={**schema, **lines, "calls": pl.Int64, "dur_ns": pl.Int64, **kinds}
     )
@@ -115,8 +118,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
     stack = samples["stack"].to_numpy()
     clears = _in_function(sampled, _CLEARS)[stack]
     compiles = _in_function(sampled, (_COMPILES,), _COMPILER)[stack]
-    computes = np.zeros(samples.height, bool)
-    evaluations, clears_ns = sampled.stacks.evaluations, noted(sampled.stacks.clears)
+    computes, operates = np.zeros((2, samples.height), bool)
+    operators = profile.tree.hosts.filter(pl.col("category") == "Operator")
+    clears_ns = noted(sampled.stacks.clears)
     waiting = together(
         *(bubbles, intervals_of(profile.remote_calls), intervals_of(profile.pauses)),
         noted(sampled.stacks.collections),
@@ -128,8 +132,9 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         training, without_gradients = _training_of_threads(profile)[number]
         training = together(difference(training, together(intervals_of(gaps))), clears_ns)
         trains[own] = contains(training, time_ns[own])
-        evaluates = together(noted(evaluations[evaluations[:, 0] == number]))
-        computes |= own & contains(difference(without_gradients, evaluates), time_ns)
+        computes |= own & contains(without_gradients, time_ns)
+        of_thread = together(intervals_of(operators.filter(pl.col("thread") == number)))
+        operates |= own & contains(of_thread, time_ns)
         first, last = intervals_of(steps.filter(pl.col("thread") == number).sort("start_ns"))
         first = first + 1  # a stretch is of one step
         start, end = difference((first, last), together(training, waiting))
@@ -164,6 +169,7 @@ def beside_training(profile: Profile, gaps: pl.DataFrame, bubbles: Intervals) ->
         dur_ns=pl.Series(dur_ns[rows].round()).cast(pl.Int64),
         compiles=pl.Series(compiles[rows]),
         computes=pl.Series(computes[rows]),
+        operates=pl.Series(operates[rows]),
     )
     name = pl.when(pl.Series(clears[rows])).then(pl.lit(CLEARING)).otherwise("name")
     return found.with_columns(name=name).drop_nulls("name")
@@ -226,17 +232,18 @@ def _training_of_threads(profile: Profile) -> Mapping[int, tuple[Intervals, Inte
 
 
 def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
-    """Return in which intervals a thread trains, and in which its layers compute no gradients before a Backward."""
+    """Return in which intervals a thread trains, and in which its layers compute no gradients before a Backward, outside evaluations."""
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts
     own = hosts.filter(pl.col("thread") == thread)
     outermost = _with_gradients(profile, own)
     forward = _trained(outermost.filter(pl.col("category") == "Forward"), outermost)
+    evaluates = _evaluations(profile, thread, outermost)
     operators = own.filter(pl.col("category") == "Operator")
     # Operators of a program may run on other threads, and no gradient is linked to a single one.
     name = pl.col("name").cast(pl.String)
     is_compiled = name.str.starts_with(OPERATOR_OF_PROGRAM) | (name == RUN_OF_EXECUTOR)
-    compiled = _trained(hosts.filter(is_compiled), outermost)
+    compiled = _trained(hosts.filter(is_compiled & ~_start_in(evaluates, hosts)), outermost)
     linked = own.filter(pl.col("row").is_in(events["forward"].drop_nulls().implode()))
     gradients = hosts.filter(events["forward"].slice(0, hosts.height).is_not_null())
     if tree.is_recomputed.any():
@@ -252,7 +259,8 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     def is_ahead_of_known(spans: pl.DataFrame) -> pl.Series:
         return _is_ahead(spans, backward, is_known)
 
-    has_gradients = is_ahead_of_known(forward).not_() | pl.Series(_num_within(linked, forward) > 0)
+    has_gradients = ~is_ahead_of_known(forward) & ~_start_in(evaluates, forward)
+    has_gradients |= pl.Series(_num_within(linked, forward) > 0)
     phases = own.filter(pl.col("category").is_in(_OTHER_PHASES)), backward
     others = together(*map(intervals_of, (*phases, compiled)))
     whole = forward.filter(
@@ -264,10 +272,27 @@ def _training(profile: Profile, thread: int) -> tuple[Intervals, Intervals]:
     # Which operators have gradients is unknown: all do from the layers to the Backward.
     until = _next_start(outermost, "Backward", forward["start_ns"].to_numpy())
     between = together((forward["start_ns"].to_numpy(), np.maximum(until, forward["end_ns"])))
-    unknown = operators.filter(is_ahead_of_known(operators).not_())
-    unknown = unknown.filter(pl.Series(contains(between, unknown["start_ns"].to_numpy())))
+    is_unknown = ~is_ahead_of_known(operators) & ~_start_in(evaluates, operators)
+    unknown = operators.filter(is_unknown & _start_in(between, operators))
     trained = together(others, *map(intervals_of, (forward, linked, unknown)))
-    return difference(trained, together(_within_nodes(profile, own), runs)), without
+    trained = difference(trained, together(_within_nodes(profile, own), runs))
+    return trained, difference(without, evaluates)
+
+
+def _evaluations(profile: Profile, thread: int, outermost: pl.DataFrame) -> Intervals:
+    """Return when a thread evaluates layers; with a Backward meanwhile, it trains them as they are."""
+    stacks = profile.trace.stacks
+    if stacks is None:
+        return together()
+    start, end = together(noted(stacks.evaluations[stacks.evaluations[:, 0] == thread]))
+    backward = outermost.filter(pl.col("category") == "Backward")["start_ns"].to_numpy()
+    is_alone = np.searchsorted(backward, start) == np.searchsorted(backward, end)
+    return start[is_alone], end[is_alone]
+
+
+def _start_in(intervals: Intervals, events: pl.DataFrame) -> pl.Series:
+    """Return which events start in intervals, a union."""
+    return pl.Series(contains(intervals, events["start_ns"].to_numpy()), dtype=pl.Boolean)
 
 
 @once
@@ -521,9 +546,8 @@ def line_of_operators(profile: Profile, rows: pl.Series) -> str | None:
             of_functions[frame.file, frame.function] += num
     for function, num in of_functions.most_common(1):
         if 2 * num >= len(stacks):
-            best = next(
-                each for each, _ in of_lines.most_common() if (each.file, each.function) == function
-            )
+            lines = [each for each in of_lines if (each.file, each.function) == function]
+            best = min(lines, key=lambda each: (-of_lines[each], each.line))
             return line_name(profile.trace.stacks, best)
     return None
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.beside import LEAST_BESIDE, LONGER_TURNS
+from ppprof.analysis.advice.beside import LONGER_TURNS
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.trust import warm_ups
 from ppprof.analysis.advice.waiting import ALL_OF_IT, loading, longest_waits, waits_again
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED

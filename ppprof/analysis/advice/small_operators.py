@@ -1,4 +1,4 @@
-"""Lines and layers that call many small operators: a loop in Python where one operator would do."""
+"""Functions and layers that call many small operators: a loop in Python where one operator would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import call_lines, sample_lines, sampled_steps
+from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
+from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
 UPDATES = (
@@ -18,8 +19,8 @@ UPDATES = (
 """The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
-MANY_OF_A_LINE = 256
-"""Least number of operators that a line calls in a step, also through layers of packages."""
+MANY_OF_A_FUNCTION = 256
+"""Least number of operators that loops of a function call in a step, also through layers of packages."""
 SMALL_NS = 50_000
 """Longest mean time of these operators: about what Paddle needs to call one from Python."""
 LEAST_SMALL = 0.05
@@ -32,27 +33,31 @@ _MOSTLY = 0.5
 
 
 def small_operators(profile: Profile) -> pl.DataFrame:
-    """Return the lines and layers that call many small operators, as a part of the training.
+    """Return the functions and layers that call many small operators, as a part of the training.
 
     Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`.
 
     Returns:
         step; name, the layer's path and the line where these are known; calls (operators) and
-        time_ns, with the gradients of the operators.
+        time_ns, with the gradients of the operators. Of a layer and a function with one name, the longer one.
     """
-    lines = _of_lines(profile)
-    layers = _of_layers(profile)
-    parts = [lines, layers.filter(~pl.col("name").is_in(lines["name"].unique().implode()))]
-    return pl.concat(parts)
+    parts = [
+        part.group_by("step", "name").agg(pl.col("calls", "time_ns").sum())
+        for part in (_of_functions(profile), _of_layers(profile))
+    ]
+    return pl.concat(parts).sort("time_ns").unique(["step", "name"], keep="last")
 
 
-def _of_lines(profile: Profile) -> pl.DataFrame:
-    """Return the lines of which the operators in a step are at least `MANY_OF_A_LINE`, and small.
+def _of_functions(profile: Profile) -> pl.DataFrame:
+    """Return the functions whose loops call at least `MANY_OF_A_FUNCTION` operators in a step, all small.
 
     ::
 
-        operators  a  b  a  b  a  b   c     a and b: called by one line
+        operators  a  b  a  b  a  b   c     a and b: called by two lines of a loop in a function
         time_ns    #################        with the gaps, and with the gradients of a and b
+
+    A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or outside layers, it is the next to
+    call an operator, or if it calls so many alone: the lines of a model's layers are in one call of each layer.
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack").slice(0, tree.hosts.height)
@@ -60,37 +65,61 @@ def _of_lines(profile: Profile) -> pl.DataFrame:
     is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
     outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile))
-    dur, key = pl.col("end_ns") - pl.col("start_ns"), ["step", "callstack"]
-    following = pl.col("start_ns").shift(-1).over("thread") - pl.col("end_ns")
-    is_next = (pl.col("callstack") == pl.col("callstack").shift(-1).over("thread")).fill_null(
-        value=False
-    ) & following.is_between(0, _LONGEST_GAP_NS)
-    is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
-    outer = outer.sort("thread", "start_ns").with_columns(
-        time_ns=dur + pl.when(is_next).then(following).otherwise(0), is_called=is_called
-    )
+    outer = outer.sort("thread", "start_ns")
     # Paddle's own updates are `optimizer-unfused`, and no loop of the user's.
     is_in_optimizer = tree.below(tree.events.host_rows("Optimization"))[outer["row"].to_numpy()]
-    outer = outer.filter(~(pl.Series(is_in_optimizer) & matching(outer["name"], UPDATES)))
+    is_update = pl.Series(is_in_optimizer) & matching(outer["name"], UPDATES)
+    outer = outer.with_columns(is_update=is_update)
+    is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
+    is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
+    lines = (
+        outer.filter(is_called, ~pl.col("is_update"))
+        .with_columns(is_next=is_next)
+        .drop_nulls(["step", "callstack"])
+        .group_by("step", "callstack", "layer")
+        .agg(calls=pl.len(), times=pl.col("is_next").sum())
+        .group_by("step", "callstack")
+        .agg(pl.col("calls").sum(), pl.col("times").max())
+    )
+    is_in_loop = (pl.col("times") >= MANY_OPERATORS) | (pl.col("calls") >= MANY_OF_A_FUNCTION)
+    lines = lines.filter(is_in_loop).select("step", "callstack")
+    functions = {text: _function(text) for text in lines["callstack"].cast(pl.String).unique()}
+    function = pl.col("callstack").cast(pl.String).replace_strict(functions, return_dtype=pl.String)
+    lines = lines.with_columns(function=function)
+    outer = outer.join(lines, ["step", "callstack"], "left", maintain_order="left")
+    dur, following = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns").shift(-1)
+    gap = following.over("thread") - pl.col("end_ns")
+    goes_on = pl.col("function") == pl.col("function").shift(-1).over("thread")
+    is_gap = goes_on.fill_null(value=False) & gap.is_between(0, _LONGEST_GAP_NS)
+    outer = outer.with_columns(
+        time_ns=dur + pl.when(is_gap).then(gap).otherwise(0), is_called=is_called
+    )
     sums = (
-        outer.drop_nulls(key)
-        .group_by(key)
+        outer.filter(~pl.col("is_update"))
+        .drop_nulls("function")
+        .group_by("step", "function")
         .agg(
             calls=pl.col("is_called").sum().cast(pl.Int64),
             called_ns=dur.filter("is_called").sum(),
             time_ns=pl.col("time_ns").sum(),
+            operators=pl.col("row").filter("is_called"),
             layer=pl.col("layer").filter("is_called").unique(),
         )
     )
-    many = sums.filter((pl.col("calls") >= MANY_OF_A_LINE) & _are_small("callstack"))
-    stacks = many.group_by(pl.col("callstack").cast(pl.String)).agg(pl.col("layer").explode())
-    lines, names = call_lines(profile, stacks["callstack"]), {}
-    for stack, layers in stacks.iter_rows():
-        paths = {_path(hosts, row) for row in set(layers)}
-        line = lines.get(stack, stack)
-        names[stack] = f"{path} ({line})" if len(paths) == 1 and (path := paths.pop()) else line
-    name = pl.col("callstack").cast(pl.String).replace_strict(names, return_dtype=pl.String)
+    many = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small("function"))
+    names = {}
+    for (text,), of_function in many.group_by("function"):
+        line = line_of_operators(profile, of_function["operators"].explode()) or str(text)
+        paths = {_path(hosts, row) for row in of_function["layer"].explode().unique()}
+        names[text] = f"{path} ({line})" if len(paths) == 1 and (path := paths.pop()) else line
+    name = pl.col("function").replace_strict(names, return_dtype=pl.String)
     return many.select("step", "calls", "time_ns", name=name)
+
+
+def _function(stack: str) -> str:
+    """Return the file and the function of a call stack's line; the stack itself without one."""
+    frame = frame_of_call(stack)
+    return stack if frame is None else f"{frame.file}, {frame.function}"
 
 
 def _of_layers(profile: Profile) -> pl.DataFrame:

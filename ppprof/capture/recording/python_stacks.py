@@ -173,8 +173,8 @@ class StackSampler(FileObserver["_Sampling"]):
             for name in _READS:
                 self._patches.replace(self._tensor, name, noting_reads)
             self._patches.replace(self._tensor, _CLEAR, self._noting(_Sampling.note_clear))
-            self._patches.replace(self._layer, "eval", self._begins_evaluation)
-            self._patches.replace(self._layer, "train", self._ends_evaluation)
+            self._patches.replace(self._layer, "eval", partial(self._switching, default=False))
+            self._patches.replace(self._layer, "train", partial(self._switching, default=True))
             gc.callbacks.append(self._collect)
             self._used_bytes = self._used()
         if sys.getswitchinterval() > _SWITCH_SECONDS:
@@ -234,18 +234,19 @@ class StackSampler(FileObserver["_Sampling"]):
 
         return wrapped
 
-    def _begins_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-            self._evaluated[id(layer)] = time.time_ns()
-            return method(layer, *args, **kwargs)
+    def _switching(self, method: Callable[..., Any], *, default: bool) -> Callable[..., Any]:
+        """Return what wraps ``train(mode=True)`` or ``eval()`` of a layer, which trains by default or not.
 
-        return wrapper
+        A layer that is evaluated already still is: a loop may call ``eval()`` for each batch.
+        """
 
-    def _ends_evaluation(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-            begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
-            if begin_ns is not None and sampling is not None:
-                sampling.note(begin_ns, None, "evaluations")
+            if (*args, *kwargs.values(), default)[0]:
+                begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
+                if begin_ns is not None and sampling is not None:
+                    sampling.note(begin_ns, None, "evaluations")
+            else:
+                self._evaluated.setdefault(id(layer), time.time_ns())
             return method(layer, *args, **kwargs)
 
         return wrapper

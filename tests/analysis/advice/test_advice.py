@@ -364,6 +364,53 @@ def test_a_loop_of_several_lines_is_named_by_the_one_with_most_operators(
     assert first.facts["layer"] == f"Attention{named}"
 
 
+def test_a_layer_with_a_loop_of_several_lines_has_all_of_its_time(tmp_path):
+    """128 times, line 8 calls two operators of 1 and line 9 one; the layer takes 700."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in forward') for n in (8, 9)]
+
+    def make(at):
+        parts = [
+            op(at, 5 * i + start, 5 * i + start + 1, "tanh dygraph", stacks[start == 3])
+            for i in range(128)
+            for start in (0, 1, 3)
+        ]
+        yield op(at, 0, 700, "Scan", *parts, category="Forward")
+        yield op(at, 750, 990)
+
+    first = one("many-small-operators", findings(tmp_path, threads=[thread(make)]))
+    assert first.facts["layer"] == "Scan (train.py:8, forward())"
+    assert first.facts["num_operators"] == 3 * 128
+    assert first.cost_ns == 700 * US
+
+
+@pytest.mark.parametrize(
+    ("num", "category", "is_loop"),
+    [(64, "", True), (63, "", False), (64, "UserDefined", True), (64, "Forward", False)],
+)
+def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
+    num, category, is_loop, tmp_path
+):
+    """64 times, lines 8 and 9 call two operators of 2 each, with 1 between all of them; else in a layer of their own."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in loss') for n in (8, 9)]
+
+    def make(at):
+        for i in range(num):
+            starts = [(12 * i + 3 * k, stacks[k // 2]) for k in range(4)]
+            parts = [op(at, each, each + 2, "add dygraph", stack) for each, stack in starts]
+            begin, end = 12 * i, 12 * i + 11
+            yield from (
+                (op(at, begin, end, "part", *parts, category=category),) if category else parts
+            )
+        yield op(at, 800, 990)
+
+    found = findings(tmp_path, threads=[thread(make)])
+    loops = [each for each in found if each.rule == "many-small-operators"]
+    assert len(loops) == is_loop
+    for loop in loops:
+        assert loop.facts["layer"] == "train.py:8, loss()"
+        assert loop.cost_ns == (64 * 12 - 1) * US
+
+
 @pytest.mark.parametrize(("category", "is_loop"), [("Optimization", False), ("UserDefined", True)])
 def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, tmp_path):
     stack = Shapes({}, callstack='File "train.py", line 9, in <module>')

@@ -89,3 +89,29 @@ def test_a_container_with_tensors_of_most_steps_holds_them(
     finding = one("growing-memory", ppprof.advise(ppprof.open(path)))
     assert finding.facts["holder"] == holder
     assert ("in losses, train.py (list)" in render_findings([finding])) == (holder is not None)
+
+
+@pytest.mark.parametrize(
+    ("every", "num_bytes", "is_held", "is_found"),
+    [
+        (2, 1 << 17, True, True),
+        (2, (1 << 17) - 2, True, False),
+        (2, 1 << 17, False, False),  # may wait for the garbage collector
+        (3, 1 << 18, True, False),  # two times only
+    ],
+)
+def test_a_container_that_grows_every_second_step_is_found(
+    tmp_path: Path, every: int, num_bytes: int, is_held: bool, is_found: bool
+) -> None:
+    """Steps 0, 2 and 4 keep 128 KiB, of the six that count."""
+    holders = [Holder("history, train.py (list)", [step << 20 for step in range(8)])] * is_held
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+    path = run(tmp_path / "log", [growing(num_bytes, every)], stacks=[stacks])
+    found = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "growing-memory"]
+    assert len(found) == is_found
+    for finding in found:
+        assert finding.facts["growth_bytes"] == 1 << 16
+        assert finding.facts["line_bytes"] == 1 << 16
+        assert (finding.facts["since"], finding.facts["num_steps"]) == (0, 6)
+        assert finding.facts["holder"] == "history, train.py (list)"
+        assert "on average: one step in 2 does" in render_findings([finding])

@@ -310,6 +310,35 @@ def test_a_layer_without_gradients_ahead_of_a_backward_is_beside_the_training_if
     assert (finding.rule, finding.severity) == (rule, "major" if is_evaluation else "minor")
 
 
+@pytest.mark.parametrize("name", ["matmul dygraph", "pd_op.matmul"])
+@pytest.mark.parametrize(("until", "is_found"), [(300, True), (700, False)])
+def test_an_evaluation_ahead_of_a_backward_of_unknown_operators_is_beside_the_training(
+    tmp_path: Path, name: str, until: int, is_found: bool
+) -> None:
+    """With a Backward ahead of ``train()``, the layer is trained as it is.
+
+    ::
+
+        Net       Net       Backward  Optimization
+        0         300       500       700
+        ^eval()   ^train()            ^or only here
+    """
+
+    def make(at: int) -> Iterator[Span]:
+        yield op(at, 0, 300, "Net", op(at, 0, 300, name), category="Forward")
+        yield op(at, 300, 500, "Net", op(at, 300, 500, name), category="Forward")
+        node = op(at, 500, 700, "Global_MatmulGradNode")
+        yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
+        yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
+
+    ends = [EPOCH_NS + (1000 * step + until) * US for step in range(6)]
+    rows = np.array([(1, end, until * US, -1, 0) for end in ends], np.int64)
+    stacks = in_lines((300, AFTER), (200, FORWARD), (200, BACKWARD), (300, UPDATE))
+    stacks = dataclasses.replace(stacks, evaluations=rows)
+    expected = {"train.py:15: log(step)": 6 * 300} if is_found else {}
+    assert lines(tmp_path, thread(make), stacks) == expected
+
+
 def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     """Of line 15: the layer is a sixth of it."""
     stacks = in_lines((300, AFTER), (700, FORWARD))
@@ -317,6 +346,51 @@ def test_noise_for_a_layer_without_gradients_is_of_it(tmp_path: Path) -> None:
     path = run(tmp_path / "log", [teaching(noise=250)], stacks=[stacks], calls=calls)
     (finding,) = (each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line"))
     assert (finding.rule, finding.cost_ns) == ("without-gradients", pytest.approx(300 * US))
+
+
+@pytest.mark.parametrize("is_operator", [False, True])
+def test_python_between_layers_without_gradients_is_a_line_of_its_own(
+    tmp_path: Path, is_operator: bool
+) -> None:
+    """Line 15 is collect(): a policy's layers, and a simulator in Python or an operator such as noise.
+
+    ::
+
+        Policy    simulator Net       Backward  Optimization
+        0         250       450       600       750
+    """
+
+    def make(at: int) -> Iterator[Span]:
+        yield op(at, 0, 250, "Policy", op(at, 0, 250), category="Forward")
+        if is_operator:
+            yield op(at, 250, 450, "gaussian dygraph")
+        yield op(at, 450, 600, "Net", op(at, 450, 600), category="Forward")
+        node = op(at, 600, 750, "Global_MatmulGradNode")
+        yield op(at, 600, 750, "Gradient Backward", node, category="Backward")
+        yield op(at, 750, 1000, "Optimization Step", op(at, 750, 1000), category="Optimization")
+
+    rows = [
+        (1, EPOCH_NS + (1000 * step + start) * US, EPOCH_NS + (1000 * step + end) * US, row, -1)
+        for step in range(6)
+        for row, (start, end) in enumerate(((0, 250), (450, 600), (600, 750)))
+    ]
+    signatures = [Signature(name, {}, {}, {}) for name in ("matmul", "matmul", RUN_BACKWARD)]
+    nodes = [Backward(3 * n + 2, [Node("MatmulGradNode", 3 * n + 1, 1)]) for n in range(6)]
+    calls = OperatorCalls(signatures, [], np.array(rows, np.int64), nodes)
+    collects = [Frame("rollout", "rollout.py", "collect", line, True) for line in (3, 4)]
+    simulates = Frame("env", "env.py", "simulate", 7, True)
+    called = [[collects[0]], [simulates, collects[1]], [], [], []]
+    stacks = in_functions(list(zip((250, 200, 150, 150, 250), called)))
+    loop = (AFTER - 2, AFTER - 2, FORWARD, BACKWARD, UPDATE)
+    stacks.stacks[:] = [[*each[:-1], line] for each, line in zip(stacks.stacks, loop)]
+    path = run(tmp_path / "log", [thread(make)], stacks=[stacks], calls=[calls])
+    found = {each.rule: each for each in ppprof.advise(ppprof.open(path)) if each.facts.get("line")}
+    without = found.pop("without-gradients")
+    assert without.cost_ns == pytest.approx((450 if is_operator else 250) * US, rel=0.02)
+    assert len(found) == (not is_operator)
+    if not is_operator:
+        assert found["beside-training"].facts["line"] == "env.py:7, simulate()"
+        assert found["beside-training"].cost_ns == pytest.approx(200 * US, rel=0.02)
 
 
 @pytest.mark.parametrize("of_a_line", [False, True])
