@@ -25,6 +25,9 @@ EXAMPLES = {
 }
 _DASHES, _LOG = "--", "{log}"
 _FOLDER, _RUNS, _STEPS = "ppprof_bench", 5, 60
+_LEAST_STEPS = 7
+"""Steps of a run: the first and the window do not count, and a comparison needs
+`ppprof.analysis.profile.step_basis.LEAST_STEPS`."""
 _NAMES = ("a", "b")
 
 
@@ -40,7 +43,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("-n", "--runs", metavar="N", help=f"runs of each, 2 or more; default: {_RUNS}")
-    add("--steps", metavar="S", help=f"steps of a run of ppprof run; default: {_STEPS}")
+    add(
+        "--steps",
+        metavar="S",
+        help=f"steps of a run of ppprof run, {_LEAST_STEPS} or more; default: {_STEPS}",
+    )
     add(
         "--log",
         metavar="DIR",
@@ -76,7 +83,7 @@ def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
     checks.parse("runs", partial(whole_number, least=2), _RUNS)
-    checks.parse("steps", partial(whole_number, least=2), _STEPS)
+    checks.parse("steps", partial(whole_number, least=_LEAST_STEPS), _STEPS)
     if len(args.commands) != len(_NAMES):
         num = len(args.commands)
         checks.problems.append(f"expected two commands, -- A ... -- B ...; there are {num}")

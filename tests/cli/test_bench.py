@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ppprof.analysis.diff.several_runs import run_time
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.cli import main
+from ppprof.run.run import open as open_run
 from tests.fixtures.run_directories import run, step_lines
 
 SCRIPT = """
@@ -79,6 +82,21 @@ def test_a_command_of_too_few_steps_ends_the_rest(
     assert main(["bench", "--", *command, "--", *command]) == 3
     assert "2 steps outside windows; expected at least 5" in capsys.readouterr().err
     assert len([path for path in Path("ppprof_bench").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_run_of_seven_steps_is_the_shortest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step warms up, and the last is the window after which the script ends."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--steps", "6", "--", "a.py", "--", "b.py"]) == 2
+    assert "--steps: '6': expected a whole number from 7" in capsys.readouterr().err
+    lines = [
+        {**line, "window": 0 if line["step"] == 6 else None} for line in step_lines(1e6, steps=7)
+    ]
+    time = run_time(open_run(run(tmp_path / "short", (), step_lines=[lines])).step_times)
+    assert time is not None
+    assert time.num_steps == LEAST_STEPS
 
 
 def test_wrong_command_lines_say_what_is_expected(
