@@ -299,6 +299,33 @@ def test_a_name_stands_for_its_gradients_and_for_no_other_name(change, length, t
     assert replayed(graph, change)[change] == length
 
 
+def test_an_operator_stands_for_its_gradients_in_each_spelling(tmp_path):
+    """matmul 30 and its gradient 60; relu 20, and a kernel that is called relu in another operator."""
+    operators = [
+        span("Operator", "matmul dygraph", 0, 30 * US),
+        span("Operator", "Global_MatmulGradNode", 30 * US, 90 * US),
+        span("Operator", "relu dygraph", 90 * US, 110 * US),
+        span("Operator", "pd_op.add", 110 * US, 130 * US).around(
+            launch(110 * US, 120 * US, kernel("relu", 125 * US, 165 * US))
+        ),
+    ]
+    step = span("ProfileStep", "ProfileStep#0", 0, 200 * US, *operators).around(
+        launch(130 * US, 200 * US, name="cudaDeviceSynchronize")
+    )
+    graph = job(tmp_path, [Thread(1, "main", (step,))])
+    saved = {
+        "matmul: 0.5x": 45,
+        "matmul dygraph: 0.5x": 45,
+        "pd_op.matmul: 0.5x": 45,
+        "operator matmul dygraph: 0.5x": 45,
+        "Global_MatmulGradNode: 0.5x": 30,
+        "kernel relu: 0.5x": 20,
+        "relu: 0.5x": 20 + 10,
+    }
+    times = replayed(graph, *saved)
+    assert {change: 200 - times[change] / US for change in saved} == saved
+
+
 def test_no_interval_is_below_zero(tmp_path):
     """Steps of 100 and 900: Student's factor of two steps is 12.7."""
     steps = (
