@@ -129,13 +129,21 @@ def measure(cluster: Cluster, spec: TrainingSpec) -> Measured | None:
     def mean(values: pl.Series) -> float:
         return float(values.cast(pl.Float64).to_numpy().mean())
 
-    # Who comes last to the sum of the gradients waits for no other replica.
-    by_step = steps.group_by("step").agg(
-        replicas=exposed("dp", "sharding").min(), mp=_only_mp(steps).mean()
+    # Stages have other gradients: those of the stage that the step ends with are in the tail. The replica
+    # of it that comes last to their sum waits for no other one.
+    stage_of = {rank: topology.coordinate(rank)["pp"] for rank in steps["rank"].unique()}
+    sums = (
+        steps.with_columns(
+            tail_stage=pl.col("rank").replace_strict(stage_of, return_dtype=pl.Int64)
+        )
+        .join(ends, ["step", "tail_stage"])
+        .group_by("step")
+        .agg(replicas_ns=exposed("dp", "sharding").min())
     )
+    mp_ns = steps.group_by("step").agg(mp_ns=_only_mp(steps).mean())["mp_ns"]
     num_passes = 2 * spec.stage_layers() * spec.micro_batches
-    times["replicas"] = mean(by_step["replicas"]) if spec.replicas > 1 else 0.0
-    times["mp"] = mean(by_step["mp"]) / num_passes if spec.mp > 1 else 0.0
+    times["replicas"] = mean(sums["replicas_ns"]) if spec.replicas > 1 else 0.0
+    times["mp"] = mean(mp_ns) / num_passes if spec.mp > 1 else 0.0
     times["gap"] = float(np.mean(replay.gap_ns[replay.follows])) if replay.follows.any() else 0.0
     transfers = replay.transfer_ns[replay.transfer_ns > 0]
     times["transfer"] = float(np.mean(transfers)) if len(transfers) else 0.0

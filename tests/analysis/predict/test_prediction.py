@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
-from ppprof.analysis.predict.parts import PARTS, Measured, Message
+from ppprof.analysis.predict.parts import PARTS, Measured, Message, measure
 from ppprof.analysis.predict.prediction import predict
 from ppprof.analysis.predict.training_spec import TrainingSpec
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.passes import PASSES
+from ppprof.topology import Topology
+from tests.analysis.ranks.tables import collectives_of
 from tests.fixtures.training_specs import SPEC
 
 
@@ -115,6 +120,39 @@ def test_a_sum_that_the_run_lacks_is_between_its_other_messages() -> None:
     (replicas,) = (part for part in parts if part["part"] == PARTS["replicas"])
     # At least the shortest; at most the larger one again and again.
     assert (replicas["low_ns"], replicas["high_ns"]) == (9, 105 * -(-size // 100))
+
+
+def test_the_sum_of_the_gradients_is_that_of_the_stage_that_the_step_ends_with() -> None:
+    """Stage 0 sums for 128, and stage 1, with fewer parameters, for 76; the optimizer takes 10.
+
+    ::
+
+        stage 0   10 F 20            50 B 60 sum 188 optimizer 198      the later replica; the other
+        stage 1         20 F 30 B 50 sum 126 optimizer and wait 198     one waits for it for 2
+    """
+    topology = Topology.of(dp=2, pp=2)
+    passes, steps = [], []
+    for rank in range(4):
+        stage, early = topology.coordinate(rank)["pp"], 2 * (topology.coordinate(rank)["dp"] == 0)
+        forward, backward = ((20, 30), (30, 50)) if stage else ((10, 20), (50, 60 - early))
+        rows = [("step", None, 0, 198), ("forward", 0, *forward), ("backward", 0, *backward)]
+        passes.append(
+            pl.DataFrame(
+                [(rank, 1, kind, at, at, start, end, False) for kind, at, start, end in rows],
+                PASSES,
+                orient="row",
+            )
+        )
+        steps.append((rank, 1, (76 if stage else 128) + early))
+    spec = replace(SPEC, dp=2, pp=2, micro_batches=1)
+    table = pl.DataFrame(steps, ["rank", "step", "exposed_dp_ns"], orient="row")
+    table = table.with_columns(host=pl.lit("host"))
+    cluster = Cluster(
+        table, [], [collectives_of(rank=rank) for rank in range(4)], passes, {}, topology
+    )
+    measured = measure(cluster, spec)
+    assert measured is not None
+    assert (measured.times["replicas"], measured.times["tail"]) == (128, 10)
 
 
 def test_more_ranks_take_more_messages_of_a_ring() -> None:
