@@ -138,7 +138,10 @@ def test_the_sum_of_the_gradients_is_that_of_the_stage_that_the_step_ends_with()
         rows = [("step", None, 0, 198), ("forward", 0, *forward), ("backward", 0, *backward)]
         passes.append(
             pl.DataFrame(
-                [(rank, 1, kind, at, at, start, end, False) for kind, at, start, end in rows],
+                [
+                    (rank, 1, kind, number, number, start, end, False)
+                    for kind, number, start, end in rows
+                ],
                 PASSES,
                 orient="row",
             )
@@ -168,6 +171,21 @@ def test_two_runs_say_what_mp_does_not_split() -> None:
     # 10 and 14 for one and two samples: 6 + 4 for one, of which mp takes half of the 4.
     assert {part["part"]: part["likely_ns"] for part in parts}[PARTS["layer_forward"]] == 6 + 2
     assert (row["step_ns"] is not None, row["basis"]) == (True, "modelled")
+
+
+def test_two_runs_with_mp_say_what_another_mp_does_not_split() -> None:
+    """A sum over two ranks takes 2 for one sample and 3.5 for two, and a block's forward pass has two.
+
+    The work is then 10 - 4 = 6 and 17 - 7 = 10, which is 2 and 4 a sample on either rank. Four ranks carry
+    1.5 times the bytes on a link.
+    """
+    one = run_of(replace(SPEC, mp=2), layer_forward=10, mp=4)
+    two = run_of(replace(SPEC, mp=2, micro_batch_size=2, micro_batches=4), layer_forward=17, mp=7)
+    for mp, likely in ((1, 2 + 8), (4, 2 + 2 + 2 * 3)):
+        _, parts = predict([one, two], replace(SPEC, mp=mp))
+        (part,) = (part for part in parts if part["part"] == PARTS["layer_forward"])
+        assert (part["likely_ns"], part["basis"]) == (likely, "modelled")
+        assert part["low_ns"] <= likely <= part["high_ns"]
 
 
 def test_mp_sums_hidden_states_four_times_in_a_block() -> None:
