@@ -50,6 +50,22 @@ def test_a_slower_training_is_found_and_equal_ones_are_not(
     assert main(["bench", "-n", "3", "--log", "equal", *limit, "--", *own, "--", *own]) == 0
 
 
+@pytest.mark.paddle
+@pytest.mark.jobs
+def test_a_script_that_profiles_itself_fails_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    own = "import ppprof\nppprof.attach({'enable': True, 'profiler_log': 'own'})\n"
+    (tmp_path / "train.py").write_text(own + SCRIPT, encoding="utf-8")
+    command = ["--", "train.py", "0.2"]  # 1,000 steps
+    assert main(["bench", "-n", "2", *command, *command]) == 3
+    said = capsys.readouterr().err
+    assert "the script calls ppprof.attach() itself" in said
+    assert "-o Profiler.enable=False" in said
+
+
 def test_a_command_that_fails_ends_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
