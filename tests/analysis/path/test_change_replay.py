@@ -182,6 +182,33 @@ def test_a_graph_of_kernels_is_launched_at_once(tmp_path):
     }
 
 
+def test_a_step_ends_with_whichever_stream_is_last_then(tmp_path):
+    """Nothing in the recording shows that the optimizer waits for the sum.
+
+    ::
+
+        stream 7    [k1   40][k2          100][opt 110]
+        stream 20            [sum       90]               50 long, and begins with the end of k1
+    """
+    kernels = (
+        *(kernel("k1", 10 * US, 40 * US), kernel("k2", 40 * US, 100 * US)),
+        *(kernel("sum", 40 * US, 90 * US, stream=20), kernel("opt", 100 * US, 110 * US)),
+    )
+    launches = [launch(2 * n * US, (2 * n + 1) * US, each) for n, each in enumerate(kernels)]
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 10 * US).around(*launches)
+    )
+    graph = job(tmp_path, [main])
+    times = replayed(graph, "kernel sum: 1x", "kernel sum: 3x", "kernel sum: 1.2x", "kernel k2: 0")
+    assert {change: time / US for change, time in times.items() if change != "all of these"} == {
+        "as recorded": 110,
+        "kernel sum: 1x": 110,
+        "kernel sum: 3x": 40 + 150,
+        "kernel sum: 1.2x": 110,
+        "kernel k2: 0": 90,
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
