@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -25,6 +26,9 @@ EXAMPLES = {
 }
 _DASHES, _LOG = "--", "{log}"
 _FOLDER, _RUNS, _STEPS = "ppprof_bench", 5, 60
+_LEAST_STEPS = 7
+"""Steps of a run: the first and the window do not count, and a comparison needs
+`ppprof.analysis.profile.step_basis.LEAST_STEPS`."""
 _NAMES = ("a", "b")
 
 
@@ -40,7 +44,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("-n", "--runs", metavar="N", help=f"runs of each, 2 or more; default: {_RUNS}")
-    add("--steps", metavar="S", help=f"steps of a run of ppprof run; default: {_STEPS}")
+    add(
+        "--steps",
+        metavar="S",
+        help=f"steps of a run of ppprof run, {_LEAST_STEPS} or more; default: {_STEPS}",
+    )
     add(
         "--log",
         metavar="DIR",
@@ -76,7 +84,7 @@ def check(args: argparse.Namespace) -> None:
     """Replace the texts of options by their values, or raise UsageError."""
     checks = Checks(args)
     checks.parse("runs", partial(whole_number, least=2), _RUNS)
-    checks.parse("steps", partial(whole_number, least=2), _STEPS)
+    checks.parse("steps", partial(whole_number, least=_LEAST_STEPS), _STEPS)
     if len(args.commands) != len(_NAMES):
         num = len(args.commands)
         checks.problems.append(f"expected two commands, -- A ... -- B ...; there are {num}")
@@ -121,6 +129,8 @@ def _train(words: Sequence[str], folder: Path, steps: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            # A script with a session of its own fails at once: that would not end after the steps.
+            env=None if _has_log(words) else {**os.environ, "PPPROF_BENCH": "1"},
         ) as process,
     ):
         try:
@@ -144,12 +154,17 @@ def _command(words: Sequence[str], folder: Path, steps: int) -> list[str]:
     >>> _command(["--nproc", "2", "job.py"], Path("a1"), 60)[3:6]
     ['run', '--timer-only', '--log']
     """
-    if any(_LOG in word for word in words):
+    if _has_log(words):
         return [word.replace(_LOG, str(folder)) for word in words]
     # The last of the steps is the window after which the script ends; nothing is recorded in it.
     ends = ["-o", f"scheduler=[{steps - 1},{steps}]", "-o", "stop_training=True"]
     own = [sys.executable, "-m", "ppprof", "run", "--timer-only", "--log", str(folder)]
     return [*own, *ends, *words]
+
+
+def _has_log(words: Sequence[str]) -> bool:
+    """Return whether a command says itself where its run directory is."""
+    return any(_LOG in word for word in words)
 
 
 def _length(folder: Path) -> str:

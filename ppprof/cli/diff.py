@@ -271,7 +271,10 @@ def time_of_several(path: str, time: RunTime | None) -> RunTime:
     from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
     if time is None or not time.quiet_ns:
-        raise InputError(f"{path}: no times of steps outside windows (steps/*.jsonl)")
+        raise InputError(
+            f"{path}: no times of steps outside windows (steps/*.jsonl); without Profiler.scheduler every "
+            "step is in one: record with -o Profiler.timer_only=True"
+        )
     if time.num_steps < LEAST_STEPS:
         what = f"{Counted(time.num_steps):step|steps} outside windows"
         raise InputError(f"{path}: {what}; expected at least {LEAST_STEPS} of each run")

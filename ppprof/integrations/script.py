@@ -229,6 +229,12 @@ _REPORT = (
 )
 
 
+_NO_BENCH = (
+    "the script calls ppprof.attach() itself, and ppprof bench cannot end that session after --steps: turn "
+    "it off, as with -o Profiler.enable=False of tools/train.py, or give bench a command with {log}"
+)
+
+
 class _ScriptSession:
     """The profiler session of a script, from its first optimizer to its end."""
 
@@ -256,6 +262,8 @@ class _ScriptSession:
         self._awaits_hooks = False
         """Whether `_begin` has opened the session, and no hooks of a Trainer have taken it over."""
         self._steps: OptimizerSteps | None = None
+        self._end_message = ""
+        """The last line of the process, after those of the script's own session."""
         self.exit_code: object = None
         """What the script has called ``sys.exit`` with. The exception itself holds its frames."""
         if profiler.enable:
@@ -282,6 +290,8 @@ class _ScriptSession:
         if self.exit_code:
             error = SystemExit(self.exit_code)
         self._session.__exit__(type(error) if error is not None else None, error, None)
+        if self._end_message:
+            log.error(self._end_message)
         session = self._session
         is_first = isinstance(session, RecordingSession) and session.rank == 0
         if self._page is not None and error is None and is_first:
@@ -345,6 +355,9 @@ class _ScriptSession:
             return False
         if self._yields and is_attached():
             self._has_begun = self._has_own_session = True
+            if "PPPROF_BENCH" in os.environ:  # see ppprof.cli.bench
+                self._end_message = _NO_BENCH
+                raise SystemExit(UsageError.exit_code)
             log.info("the script calls ppprof.attach() itself: its own session records")
         else:
             self._open_session(self._profiler)

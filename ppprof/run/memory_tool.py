@@ -73,9 +73,7 @@ def estimated_mib(path: str, arguments: Sequence[str]) -> float:
             f"{' '.join(arguments)}: expected degrees that divide {samples} samples, {spec.layers} blocks "
             f"and {spec.heads} heads"
         )
-    splits_sequence = old.sequence_parallel and spec.mp > 1
-    spec = replace(spec, micro_batches=samples // once, sequence_parallel=splits_sequence)
-    rows = memory(spec)
+    rows = memory(replace(spec, micro_batches=samples // once))
     if not rows:
         raise InputError(
             f"{' '.join(arguments)}: the memory of mixed precision O1 and of sharding stage 3 is not known"

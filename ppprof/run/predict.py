@@ -197,7 +197,7 @@ def spec_of(config: Config) -> TrainingSpec:
         positions=model.max_position_embeddings,
         length=config.Data.Train.dataset.max_seq_len,
         recompute=(model.recompute_granularity or "full") if model.use_recompute else "",
-        sequence_parallel=model.sequence_parallel and topology.degree("mp") > 1,
+        sequence_parallel=model.sequence_parallel,
         fused_qkv=model.fuse_attn_qkv,
         word_bytes=4 if not is_mixed else 2 if mix.level == "O2" else None,
         flash_attention=is_mixed,

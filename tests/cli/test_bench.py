@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ppprof.analysis.diff.several_runs import run_time
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.cli import main
+from ppprof.run.run import open as open_run
 from tests.fixtures.run_directories import run, step_lines
 
 SCRIPT = """
@@ -47,6 +50,22 @@ def test_a_slower_training_is_found_and_equal_ones_are_not(
     assert main(["bench", "-n", "3", "--log", "equal", *limit, "--", *own, "--", *own]) == 0
 
 
+@pytest.mark.paddle
+@pytest.mark.jobs
+def test_a_script_that_profiles_itself_fails_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    monkeypatch.chdir(tmp_path)
+    own = "import ppprof\nppprof.attach({'enable': True, 'profiler_log': 'own'})\n"
+    (tmp_path / "train.py").write_text(own + SCRIPT, encoding="utf-8")
+    command = ["--", "train.py", "0.2"]  # 1,000 steps
+    assert main(["bench", "-n", "2", *command, *command]) == 3
+    said = capsys.readouterr().err
+    assert "the script calls ppprof.attach() itself" in said
+    assert "-o Profiler.enable=False" in said
+
+
 def test_a_command_that_fails_ends_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +98,21 @@ def test_a_command_of_too_few_steps_ends_the_rest(
     assert main(["bench", "--", *command, "--", *command]) == 3
     assert "2 steps outside windows; expected at least 5" in capsys.readouterr().err
     assert len([path for path in Path("ppprof_bench").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_run_of_seven_steps_is_the_shortest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step warms up, and the last is the window after which the script ends."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--steps", "6", "--", "a.py", "--", "b.py"]) == 2
+    assert "--steps: '6': expected a whole number from 7" in capsys.readouterr().err
+    lines = [
+        {**line, "window": 0 if line["step"] == 6 else None} for line in step_lines(1e6, steps=7)
+    ]
+    time = run_time(open_run(run(tmp_path / "short", (), step_lines=[lines])).step_times)
+    assert time is not None
+    assert time.num_steps == LEAST_STEPS
 
 
 def test_wrong_command_lines_say_what_is_expected(

@@ -258,6 +258,7 @@ def test_a_run_that_is_named_twice_is_one(several, cli):
 def test_a_run_without_steps_outside_windows(several, traces, cli):
     _, err = cli("diff", *several["base"], "--", traces[0], code=3)
     assert f"{traces[0]}: no times of steps outside windows" in err
+    assert "record with -o Profiler.timer_only=True" in err
 
 
 def test_a_run_that_died_early_is_no_run(several, tmp_path, cli):

@@ -226,6 +226,19 @@ def test_a_tuner_that_leaves_recompute_alone_gets_the_memory_of_the_run(tmp_path
     assert estimated_mib(str(run), ["--use_recompute", "False"]) > estimated_mib(str(run), [])
 
 
+def test_a_tuner_gets_the_sequence_parallel_memory_of_a_config_that_ran_without_mp(tmp_path):
+    parallel = with_config(tmp_path / "mp2", "Model", sequence_parallel=True)
+    manifest = json.loads((parallel / "manifest.json").read_text())
+    alone = shutil.copytree(parallel, tmp_path / "mp1")
+    manifest["config"]["Distributed"].update(dp_degree=4, mp_degree=1)
+    manifest["config"]["Global"]["local_batch_size"] //= 2
+    axes = dict(zip(manifest["axes"]["order"], manifest["axes"]["degrees"]))
+    manifest["axes"]["degrees"] = [*{**axes, "dp": 4, "mp": 1}.values()]
+    (alone / "manifest.json").write_text(json.dumps(manifest))
+    both = estimated_mib(str(alone), ["--dp_degree", "2", "--mp_degree", "2"])
+    assert both == estimated_mib(str(parallel), []) < estimated_mib(str(RUN), [])
+
+
 def test_the_ranks_that_were_recorded_do_not_limit_a_prediction(cli, tmp_path):
     run = with_config(tmp_path / "run", "Profiler", enable=True, print_ranks=[0, 7])
     assert "dp_degree=1" in cli("predict", run, "-o", "Distributed.dp_degree=1").out

@@ -167,6 +167,20 @@ def test_a_session_of_the_script_replaces_this_one(session, watched, monkeypatch
     assert session.calls == ["step"]
 
 
+def test_a_session_of_the_script_ends_it_under_bench(session, monkeypatch, caplog):
+    monkeypatch.setattr(script, "is_attached", lambda: True)
+    monkeypatch.setenv("PPPROF_BENCH", "1")
+    block = ProfilerConfig.from_mapping({"enable": True})
+    yielding = script._ScriptSession(block, {}, 1, yields=True)
+    with pytest.raises(SystemExit) as ended:
+        yielding._steps.begin()
+    assert ended.value.code == 2
+    yielding.close()
+    assert "the script calls ppprof.attach() itself" in caplog.messages[-1]
+    assert "-o Profiler.enable=False" in caplog.messages[-1]
+    assert session.calls == []
+
+
 class Trainer:
     """A Trainer that resumes after its step 4, and trains one step of 24 tokens."""
 

@@ -32,6 +32,7 @@ WHAT_IF: dict[str, pl.DataType] = {
 
 _WORK = KINDS[: KINDS.index("launch latency")]
 """The kinds that a change of an operator, module, line or rank changes: the others are waits."""
+_GRADIENT = re.compile(r"GradNode(Final)?$|(_grad|[bB]ackward\d*)\b")
 _STEM = re.compile(r"^aten::|( compute| kernel launch|_?backward\d*|_grad)$")
 
 
@@ -142,13 +143,17 @@ def factors_of(
 def _named(labels: pl.DataFrame, name: str, *columns: str) -> pl.Expr:
     """Return whether a column holds a name: as it is, else without what frameworks add to it.
 
-    A module holds the names of the modules around it, too.
+    An operator, in any spelling, stands for its gradients, too; the name of a gradient for it alone. A
+    module holds the names of the modules around it, too.
     """
     texts = pl.concat([labels[column] for column in columns]).unique().drop_nulls().to_list()
     names = {text: text.split(SEPARATOR) for text in texts}
     equal = [text for text in texts if name in names[text]]
     if not equal:
         equal = [text for text in texts if name.lower() in map(_stem, names[text])]
+    if "operator" in columns and not _GRADIENT.search(name):
+        operators = labels["operator"].unique().drop_nulls()
+        equal += [text for text in operators if _stem(text) == _stem(name)]
     return pl.any_horizontal(pl.col(column).is_in(equal) for column in columns)
 
 

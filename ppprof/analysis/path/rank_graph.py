@@ -101,7 +101,7 @@ class RankGraph(NamedTuple):
     labels: pl.DataFrame
     """Columns of `LABELS`."""
     steps: pl.DataFrame
-    """The nodes that end a step: step and node, both int64; a step has one or two. And begin_ns, the
+    """The nodes that end a step: step and node, both int64; a step may have several. And begin_ns, the
     time at which it begins; begin_node, the node beside it, which it begins with in a replay; is_paused,
     whether the training was paused in it."""
     collectives: pl.DataFrame
@@ -574,8 +574,8 @@ def modules_around(tree: Tree) -> Int32:
 def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataFrame:
     """Return the columns of ``steps`` of a `RankGraph`.
 
-    A step ends with its ProfileStep and with its last device event. It begins beside the start of its
-    ProfileStep or of its first device event, whichever is nearer.
+    A step ends with its ProfileStep and with the last event of each stream: in a replay, another one may
+    be last. It begins beside the start of its ProfileStep or of its first device event, whichever is nearer.
     """
     hosts = events.host_rows("ProfileStep")
     devices = np.arange(events.first_device, events.events.height)
@@ -591,7 +591,9 @@ def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataF
             "start_ns": events.start_ns[rows],
         },
         schema_overrides={"step": pl.Int64},
-    ).filter(pl.col("node") >= 0)
+    )
+    lanes = events.events[["device", "stream"]][rows]
+    spans = pl.concat([spans, lanes], how="horizontal").filter(pl.col("node") >= 0)
     steps = steps_of_rank(profile)
     pauses = union(*intervals_of(profile.pauses))
     paused_ns = covered_within(pauses, *(steps[name].to_numpy() for name in ("start_ns", "end_ns")))
@@ -600,13 +602,20 @@ def _step_ends(profile: Profile, events: EventArrays, nodes: _Nodes) -> pl.DataF
         .group_by("step")
         .agg(begin_ns=pl.col("start_ns").min(), is_paused=(pl.col("paused_ns") > 0).any())
     )
-    ends = spans.group_by("step", "is_host").agg(
-        pl.col("node").last(), pl.col("first_node", "start_ns").sort_by("start_ns").first()
-    )
     distance = (pl.col("start_ns") - pl.col("begin_ns")).abs()
-    begin_node = pl.col("first_node").sort_by(distance, "first_node").first().over("step")
+    begins = (
+        spans.group_by("step", "is_host")
+        .agg(pl.col("first_node", "start_ns").sort_by("start_ns").first())
+        .join(begins, "step")
+        .group_by("step")
+        .agg(
+            pl.col("begin_ns", "is_paused").first(),
+            begin_node=pl.col("first_node").sort_by(distance, "first_node").first(),
+        )
+    )
+    ends = spans.group_by("step", "is_host", "device", "stream").agg(pl.col("node").last())
+    ends = ends.join(begins, "step")
     columns = ("step", "node", "begin_node", "begin_ns", "is_paused")
-    ends = ends.join(begins, "step").with_columns(begin_node=begin_node)
     return ends.sort("step", "node").select(columns)
 
 

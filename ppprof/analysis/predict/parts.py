@@ -129,13 +129,21 @@ def measure(cluster: Cluster, spec: TrainingSpec) -> Measured | None:
     def mean(values: pl.Series) -> float:
         return float(values.cast(pl.Float64).to_numpy().mean())
 
-    # Who comes last to the sum of the gradients waits for no other replica.
-    by_step = steps.group_by("step").agg(
-        replicas=exposed("dp", "sharding").min(), mp=_only_mp(steps).mean()
+    # Stages have other gradients: those of the stage that the step ends with are in the tail. The replica
+    # of it that comes last to their sum waits for no other one.
+    stage_of = {rank: topology.coordinate(rank)["pp"] for rank in steps["rank"].unique()}
+    sums = (
+        steps.with_columns(
+            tail_stage=pl.col("rank").replace_strict(stage_of, return_dtype=pl.Int64)
+        )
+        .join(ends, ["step", "tail_stage"])
+        .group_by("step")
+        .agg(replicas_ns=exposed("dp", "sharding").min())
     )
+    mp_ns = steps.group_by("step").agg(mp_ns=_only_mp(steps).mean())["mp_ns"]
     num_passes = 2 * spec.stage_layers() * spec.micro_batches
-    times["replicas"] = mean(by_step["replicas"]) if spec.replicas > 1 else 0.0
-    times["mp"] = mean(by_step["mp"]) / num_passes if spec.mp > 1 else 0.0
+    times["replicas"] = mean(sums["replicas_ns"]) if spec.replicas > 1 else 0.0
+    times["mp"] = mean(mp_ns) / num_passes if spec.mp > 1 else 0.0
     times["gap"] = float(np.mean(replay.gap_ns[replay.follows])) if replay.follows.any() else 0.0
     transfers = replay.transfer_ns[replay.transfer_ns > 0]
     times["transfer"] = float(np.mean(transfers)) if len(transfers) else 0.0
@@ -237,7 +245,7 @@ def _of_micro_batch(runs: Sequence[Measured], name: str, size: int) -> Part:
 def _split(parts: dict[str, Part], runs: Sequence[Measured], spec: TrainingSpec) -> None:
     """Change the parts for another mp_degree: between a perfect split of the work, and the same work.
 
-    If two runs without mp separate the fixed cost, likely is a split of the rest.
+    If two runs separate the fixed cost, which is in no sum over mp, likely is a split of the rest.
 
     A block sums hidden states over mp twice in its forward pass. So do the embedding and the loss, which
     also sums three values a token.
@@ -249,7 +257,9 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], spec: TrainingSpec)
         "first_forward": 1,
         "last_backward": 1,
     }
-    own = parts["mp"].time * 2 / (2 + _num_sums(old))
+    num_sums = (2 + _num_sums(old)) / 2
+    own = parts["mp"].time / num_sums
+    own_fixed = _of_micro_batch(runs, "mp", 0).time[1] / num_sums
     tokens = spec.length * spec.micro_batch_size
     sums = value = np.zeros(3)
     if spec.mp > 1 and old.mp > 1:
@@ -267,7 +277,7 @@ def _split(parts: dict[str, Part], runs: Sequence[Measured], spec: TrainingSpec)
         work = np.maximum(parts[name].time - count * own[::-1], 0)
         split = work * old.mp / spec.mp
         low, high = np.fmin(work, split)[0], np.fmax(work, split)[2]
-        fixed = _of_micro_batch(runs, name, 0).time[1] if old.mp == 1 else np.nan
+        fixed = _of_micro_batch(runs, name, 0).time[1] - count * own_fixed
         likely = work[1] + (work[1] - np.clip(fixed, 0, work[1])) * (old.mp / spec.mp - 1)
         time = np.array([low, likely, high]) + (count * sums if count else 0)
         basis = "modelled" if np.isfinite(likely) else "unknown"

@@ -34,7 +34,8 @@ class Simulated(NamedTuple):
     span: Float64
     """From the start of the step to the end of the last pass."""
     idle: Float64
-    """Time of an average stage from the end of the first stage's head to its last pass's end that is in no pass."""
+    """Time of an average stage from the end of the first stage's head to the end of the last pass that is in
+    neither a pass nor a gap between two passes."""
 
 
 def order(stage: int, num_stages: int, num_chunks: int, num_micro_batches: int) -> list[Pass]:
@@ -111,7 +112,8 @@ def simulate(
             while position[stage] < len(passes):
                 each = passes[position[stage]]
                 place = each.chunk * num_stages + stage
-                start = until[stage] + (gap if position[stage] else 0)
+                own = gap if position[stage] else np.zeros_like(head)
+                start = until[stage] + own
                 source = place - 1 if each.is_forward else place + 1
                 if 0 <= source <= last:
                     ready = ends.get((each.is_forward, source, each.micro_batch))
@@ -120,9 +122,10 @@ def simulate(
                     start = np.maximum(start, ready + (transfer if num_stages > 1 else 0))
                 time = time_of(stage, each)
                 until[stage] = start + time
-                busy[stage] = busy[stage] + time
+                busy[stage] = busy[stage] + own + time
                 ends[each.is_forward, place, each.micro_batch] = until[stage]
                 position[stage] += 1
         assert position != before, "the schedule waits for itself"
     span = np.max(until, axis=0)
-    return Simulated(span, span - head - np.mean(busy, axis=0))
+    idle = span - head - np.mean(busy, axis=0)
+    return Simulated(span, np.maximum(idle, 0))  # sums in another order differ in their last digits

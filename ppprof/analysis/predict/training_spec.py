@@ -30,6 +30,7 @@ class TrainingSpec:
     recompute: str
     """What the backward pass computes again: nothing, or ``full``, ``full_attn`` or ``core_attn``."""
     sequence_parallel: bool
+    """Whether ranks of mp split the sequence between the layers; without effect if mp is 1."""
     fused_qkv: bool
     """Whether one product computes queries, keys and values."""
     word_bytes: int | None

@@ -222,22 +222,24 @@ def members_of_workers(rows: pl.DataFrame) -> dict[tuple[int, int], list[int]]:
 
 
 def ends_of_steps(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return step, recorded_ns and tail_ns of each step, in nanoseconds.
+    """Return step, recorded_ns, tail_ns and tail_stage of each step, in nanoseconds.
 
     recorded_ns is the length of the step, lower median over ranks. tail_ns is the time from a
     rank's last pass to its end of the step, the shortest of all ranks, since that rank does not
-    wait::
+    wait; tail_stage is that rank's stage::
 
         rank 0   F0 ... B3 [ wait | sum gradients, optimizer ]
         rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest
     """
     is_step = pl.col("kind") == "step"
-    by_rank = rows.group_by("step", "rank").agg(
+    by_rank = rows.group_by("step", "rank", "stage").agg(
         length=(pl.col("end_ns") - pl.col("start_ns")).filter(is_step).first(),
         tail=pl.col("end_ns").filter(is_step).first() - pl.col("end_ns").filter(~is_step).max(),
     )
     return by_rank.group_by("step").agg(
-        recorded_ns=lower_median(pl.col("length")), tail_ns=pl.col("tail").min()
+        recorded_ns=lower_median(pl.col("length")),
+        tail_ns=pl.col("tail").min(),
+        tail_stage=pl.col("stage").sort_by("tail", "stage").first(),
     )
 
 

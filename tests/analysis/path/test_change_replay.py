@@ -182,6 +182,33 @@ def test_a_graph_of_kernels_is_launched_at_once(tmp_path):
     }
 
 
+def test_a_step_ends_with_whichever_stream_is_last_then(tmp_path):
+    """Nothing in the recording shows that the optimizer waits for the sum.
+
+    ::
+
+        stream 7    [k1   40][k2          100][opt 110]
+        stream 20            [sum       90]               50 long, and begins with the end of k1
+    """
+    kernels = (
+        *(kernel("k1", 10 * US, 40 * US), kernel("k2", 40 * US, 100 * US)),
+        *(kernel("sum", 40 * US, 90 * US, stream=20), kernel("opt", 100 * US, 110 * US)),
+    )
+    launches = [launch(2 * n * US, (2 * n + 1) * US, each) for n, each in enumerate(kernels)]
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 10 * US).around(*launches)
+    )
+    graph = job(tmp_path, [main])
+    times = replayed(graph, "kernel sum: 1x", "kernel sum: 3x", "kernel sum: 1.2x", "kernel k2: 0")
+    assert {change: time / US for change, time in times.items() if change != "all of these"} == {
+        "as recorded": 110,
+        "kernel sum: 1x": 110,
+        "kernel sum: 3x": 40 + 150,
+        "kernel sum: 1.2x": 110,
+        "kernel k2: 0": 90,
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -297,6 +324,33 @@ def test_a_name_stands_for_its_gradients_and_for_no_other_name(change, length, t
     step = span("ProfileStep", "ProfileStep#0", 0, 100, *inside)
     graph = job(tmp_path, [Thread(1, "main", (step,))])
     assert replayed(graph, change)[change] == length
+
+
+def test_an_operator_stands_for_its_gradients_in_each_spelling(tmp_path):
+    """matmul 30 and its gradient 60; relu 20, and a kernel that is called relu in another operator."""
+    operators = [
+        span("Operator", "matmul dygraph", 0, 30 * US),
+        span("Operator", "Global_MatmulGradNode", 30 * US, 90 * US),
+        span("Operator", "relu dygraph", 90 * US, 110 * US),
+        span("Operator", "pd_op.add", 110 * US, 130 * US).around(
+            launch(110 * US, 120 * US, kernel("relu", 125 * US, 165 * US))
+        ),
+    ]
+    step = span("ProfileStep", "ProfileStep#0", 0, 200 * US, *operators).around(
+        launch(130 * US, 200 * US, name="cudaDeviceSynchronize")
+    )
+    graph = job(tmp_path, [Thread(1, "main", (step,))])
+    saved = {
+        "matmul: 0.5x": 45,
+        "matmul dygraph: 0.5x": 45,
+        "pd_op.matmul: 0.5x": 45,
+        "operator matmul dygraph: 0.5x": 45,
+        "Global_MatmulGradNode: 0.5x": 30,
+        "kernel relu: 0.5x": 20,
+        "relu: 0.5x": 20 + 10,
+    }
+    times = replayed(graph, *saved)
+    assert {change: 200 - times[change] / US for change in saved} == saved
 
 
 def test_no_interval_is_below_zero(tmp_path):

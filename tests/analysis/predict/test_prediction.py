@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
-from ppprof.analysis.predict.parts import PARTS, Measured, Message
+from ppprof.analysis.predict.parts import PARTS, Measured, Message, measure
 from ppprof.analysis.predict.prediction import predict
 from ppprof.analysis.predict.training_spec import TrainingSpec
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.passes import PASSES
+from ppprof.topology import Topology
+from tests.analysis.ranks.tables import collectives_of
 from tests.fixtures.training_specs import SPEC
 
 
@@ -117,6 +122,42 @@ def test_a_sum_that_the_run_lacks_is_between_its_other_messages() -> None:
     assert (replicas["low_ns"], replicas["high_ns"]) == (9, 105 * -(-size // 100))
 
 
+def test_the_sum_of_the_gradients_is_that_of_the_stage_that_the_step_ends_with() -> None:
+    """Stage 0 sums for 128, and stage 1, with fewer parameters, for 76; the optimizer takes 10.
+
+    ::
+
+        stage 0   10 F 20            50 B 60 sum 188 optimizer 198      the later replica; the other
+        stage 1         20 F 30 B 50 sum 126 optimizer and wait 198     one waits for it for 2
+    """
+    topology = Topology.of(dp=2, pp=2)
+    passes, steps = [], []
+    for rank in range(4):
+        stage, early = topology.coordinate(rank)["pp"], 2 * (topology.coordinate(rank)["dp"] == 0)
+        forward, backward = ((20, 30), (30, 50)) if stage else ((10, 20), (50, 60 - early))
+        rows = [("step", None, 0, 198), ("forward", 0, *forward), ("backward", 0, *backward)]
+        passes.append(
+            pl.DataFrame(
+                [
+                    (rank, 1, kind, number, number, start, end, False)
+                    for kind, number, start, end in rows
+                ],
+                PASSES,
+                orient="row",
+            )
+        )
+        steps.append((rank, 1, (76 if stage else 128) + early))
+    spec = replace(SPEC, dp=2, pp=2, micro_batches=1)
+    table = pl.DataFrame(steps, ["rank", "step", "exposed_dp_ns"], orient="row")
+    table = table.with_columns(host=pl.lit("host"))
+    cluster = Cluster(
+        table, [], [collectives_of(rank=rank) for rank in range(4)], passes, {}, topology
+    )
+    measured = measure(cluster, spec)
+    assert measured is not None
+    assert (measured.times["replicas"], measured.times["tail"]) == (128, 10)
+
+
 def test_more_ranks_take_more_messages_of_a_ring() -> None:
     base = replace(BASE, messages=(Message(1 << 20, 2, 1000),))
     _, parts = predict([base], replace(SPEC, dp=4))
@@ -130,6 +171,21 @@ def test_two_runs_say_what_mp_does_not_split() -> None:
     # 10 and 14 for one and two samples: 6 + 4 for one, of which mp takes half of the 4.
     assert {part["part"]: part["likely_ns"] for part in parts}[PARTS["layer_forward"]] == 6 + 2
     assert (row["step_ns"] is not None, row["basis"]) == (True, "modelled")
+
+
+def test_two_runs_with_mp_say_what_another_mp_does_not_split() -> None:
+    """A sum over two ranks takes 2 for one sample and 3.5 for two, and a block's forward pass has two.
+
+    The work is then 10 - 4 = 6 and 17 - 7 = 10, which is 2 and 4 a sample on either rank. Four ranks carry
+    1.5 times the bytes on a link.
+    """
+    one = run_of(replace(SPEC, mp=2), layer_forward=10, mp=4)
+    two = run_of(replace(SPEC, mp=2, micro_batch_size=2, micro_batches=4), layer_forward=17, mp=7)
+    for mp, likely in ((1, 2 + 8), (4, 2 + 2 + 2 * 3)):
+        _, parts = predict([one, two], replace(SPEC, mp=mp))
+        (part,) = (part for part in parts if part["part"] == PARTS["layer_forward"])
+        assert (part["likely_ns"], part["basis"]) == (likely, "modelled")
+        assert part["low_ns"] <= likely <= part["high_ns"]
 
 
 def test_mp_sums_hidden_states_four_times_in_a_block() -> None:

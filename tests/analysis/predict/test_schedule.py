@@ -63,8 +63,22 @@ def test_more_work_never_shortens_a_step(
 def test_one_stage_takes_the_sum_of_its_passes(
     micro_batches: int, forward: int, backward: int, gap: int
 ) -> None:
-    span = simulated(1, 1, micro_batches, [forward, backward], gap).span
-    assert span == micro_batches * (forward + backward) + (2 * micro_batches - 1) * gap
+    found = simulated(1, 1, micro_batches, [forward, backward], gap)
+    assert found.span == micro_batches * (forward + backward) + (2 * micro_batches - 1) * gap
+    assert found.idle == 0, "no stage waits for another"
+
+
+def test_gaps_between_passes_are_no_bubble() -> None:
+    """Two stages, two micro-batches, passes of 10 and gaps of 1: each stage has 4 passes and 3 gaps.
+
+    ::
+
+        stage 0   F0 F1 . B0 . B1        begin at 0, 11, 31, 53; the last ends at 63
+        stage 1   . F0 B0 F1 B1 .        begin at 10, 21, 32, 43; the last ends at 53
+    """
+    found = simulated(2, 1, 2, [10, 10, 10, 10], gap=1)
+    assert found.span == 63
+    assert found.idle == 63 - (40 + 3)
 
 
 @given(st.integers(1, 8), st.integers(1, 20), st.data())
