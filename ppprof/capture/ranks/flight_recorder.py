@@ -53,8 +53,15 @@ from ppprof.topology import Topology
 log = logging.getLogger("ppprof")
 
 _ROOTED, _SENDS, _RECEIVES = 1, 2, 3
-_WAYS = {"broadcast": _ROOTED, "reduce": _ROOTED, "send": _SENDS, "recv": _RECEIVES}
-"""What an operation's second argument is, as a rank of the group: the root, who receives, or who sends."""
+_WAYS = {
+    "broadcast": (_ROOTED, 1),
+    "reduce": (_ROOTED, 1),
+    "gather": (_ROOTED, 2),
+    "scatter": (_ROOTED, 2),
+    "send": (_SENDS, 1),
+    "recv": (_RECEIVES, 1),
+}
+"""What one argument of an operation is, as a rank of the group: the root, who receives, or who sends; and its index."""
 _MORE_METHODS = {
     "barrier": ("barrier", None),
     "gather": ("gather", 0),
@@ -252,15 +259,15 @@ class FlightRecorder(Part):
         self, name: str, index: int | None, method: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a method of a process group that calls ``method`` between two notes."""
-        text, way = self._ring.text(name), _WAYS.get(name, 0)
+        text, (way, peer_index) = self._ring.text(name), _WAYS.get(name, (0, 0))
         sharers = _SHARERS if "partial" in method.__name__ else None
         if self._core is not None:
-            return self._core.noted(method, text, index, way, sharers)
+            return self._core.noted(method, text, index, way, peer_index, sharers)
 
         def noted(group: Any, /, *args: Any, **kwargs: Any) -> Any:
             number = 0
             try:
-                number = self._note(text, index, way, sharers, group, args)
+                number = self._note(text, index, way, peer_index, sharers, group, args)
             except Exception as error:  # other arguments than those that are known
                 pass_interruption(error)
             called_ns = time.time_ns()
@@ -287,6 +294,7 @@ class FlightRecorder(Part):
         text: int,
         index: int | None,
         way: int,
+        peer_index: int,
         sharers: int | None,
         process_group: Any,
         args: tuple[Any, ...],
@@ -297,10 +305,10 @@ class FlightRecorder(Part):
             return 0
         peer, key = -1, 0
         if way >= _SENDS:
-            peer = group.ranks[args[1]]
-            key = 1 + args[1] + (len(group.ranks) if way == _RECEIVES else 0)
-        elif way and type(args[1]) is int:
-            peer = group.ranks[args[1]]
+            peer = group.ranks[args[peer_index]]
+            key = 1 + args[peer_index] + (len(group.ranks) if way == _RECEIVES else 0)
+        elif way and type(root := next(iter(args[peer_index:]), None)) is int:
+            peer = group.ranks[root]
         size = 0 if index is None else self._size(data_of(index, args))
         if sharers is not None:
             size = (size >> 16) // args[sharers] << 16 | size & 0xFFFF

@@ -79,7 +79,10 @@ class Group:
     def recv(self, tensor: Any, sender: int) -> None:
         raise ConnectionError
 
-    def scatter(self, tensors: list[Any], root: int) -> None:
+    def scatter(self, output: Any, tensors: list[Any], root: int) -> None:
+        pass
+
+    def gather(self, tensor: Any, outputs: list[Any], root: int) -> None:
         pass
 
     def all_gather(self, outputs: Any, tensor: Any, sync_op: bool = True) -> None:
@@ -127,7 +130,9 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         with pytest.raises(ConnectionError):
             group.recv(tensor, 2)
     recorder.on_step(cast(FinishedStep, SimpleNamespace(step=7)))
-    group.scatter([tensor, tensor], 0)
+    group.scatter(tensor, [tensor, tensor], 0)
+    group.gather(tensor, [tensor] * 3, 2)
+    group.gather(tensor, [tensor] * 3, root=2)
     group.barrier()
     end_ns = time.time_ns()
     notes = operations_of(tmp_path)
@@ -141,8 +146,10 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         ("send", 1, 0, 60, 4, "float32"),
         ("recv", 1, 0, 60, 6, "float32"),
         ("recv", 2, 0, 60, 6, "float32"),
-        ("scatter", 5, 8, 120, -1, "float32"),
-        ("barrier", 6, 8, 0, -1, "?"),
+        ("scatter", 5, 8, 60, 0, "float32"),
+        ("gather", 6, 8, 60, 6, "float32"),
+        ("gather", 7, 8, 60, -1, "float32"),
+        ("barrier", 8, 8, 0, -1, "?"),
     ]
     lines, first = inspect.getsourcelines(test_operations_are_noted)
     calls = [str(first + n) for n, line in enumerate(lines) if line.strip().startswith("group.")]
