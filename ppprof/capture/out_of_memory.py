@@ -120,7 +120,9 @@ def _shortage(error: BaseException | None) -> BaseException | None:
     """Return the error which says that memory ran out, of an error and of those that led to it; None without."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
-        text = str(error)
+        text = ""
+        with suppress(Exception):  # the exception's own __str__ may fail
+            text = str(error)
         if isinstance(error, MemoryError) or _OF_PADDLE in text:
             return None if text.startswith(_OF_WORKER) else error
         seen.append(error)

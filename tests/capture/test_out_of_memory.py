@@ -223,8 +223,16 @@ def test_an_error_that_was_raised_for_it_does_not_hide_it(tmp_path: Path, is_nam
     assert found.requested_bytes == HUGE * 4
 
 
-def test_an_error_that_has_nothing_to_do_with_memory_is_not_noted(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise OSError("No space left on device")
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise TypeError
 
-    assert noted(tmp_path, fails, raises=OSError) is None
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), Unprintable()])
+def test_an_error_that_has_nothing_to_do_with_memory_is_not_noted(
+    tmp_path: Path, error: Exception
+) -> None:
+    def fails() -> None:
+        raise error
+
+    assert noted(tmp_path, fails, raises=type(error)) is None
