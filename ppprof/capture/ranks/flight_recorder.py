@@ -564,11 +564,13 @@ class _Watch:
             # A job that is suspended for long, as by its scheduler, does not hang.
             idle += min(now - looked, 2 * _LOOK_SECONDS)
             looked = now
-            if step != self._step_number() or self._is_paused():
-                step, idle = self._step_number(), 0.0
+            has_moved = step != self._step_number()
+            if has_moved:
                 next_request = now + _REQUEST_SECONDS
+            if has_moved or self._is_paused():  # a pause may hang, too: it answers requests
+                step, idle = self._step_number(), 0.0
                 self._arm()
-            elif now >= next_request:
+            if now >= next_request:
                 next_request = now + _REQUEST_SECONDS
                 request = requested_stacks(self._run, self._rank)
                 if request not in ("", answered) and self._file.is_ours:

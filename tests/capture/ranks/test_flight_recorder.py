@@ -30,7 +30,13 @@ from ppprof.capture.parts import Ending, FinishedStep  # noqa: E402
 from ppprof.capture.ranks import flight_recorder  # noqa: E402
 from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group, _Watch  # noqa: E402
 from ppprof.capture.recording.collectives import METHODS, process_groups  # noqa: E402
-from ppprof.rundir.flight import MOST_OPERATIONS, Operation, read_rings  # noqa: E402
+from ppprof.run.hang import ask_for_stacks  # noqa: E402
+from ppprof.rundir.flight import (  # noqa: E402
+    MOST_OPERATIONS,
+    Operation,
+    read_rings,
+    read_stacks,
+)
 from ppprof.topology import Topology  # noqa: E402
 from ppprof.trace.fastpath import core as core_of_c  # noqa: E402
 
@@ -217,6 +223,26 @@ def test_a_job_that_was_suspended_does_not_hang(
         time.sleep(0.01)
     watch.close()
     assert codes == []
+
+
+def test_a_request_is_answered_in_a_pause_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation may hang; integrations pause there by themselves."""
+    FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False).close(
+        Ending(None, 0, 0, False, set())
+    )
+    monkeypatch.setattr(flight_recorder, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "_REQUEST_SECONDS", 0.05)
+    codes = list[int]()
+    monkeypatch.setattr(flight_recorder, "end_process", codes.append)
+    (tmp_path / "manifest.json").write_text("{}")
+    watch = _Watch(tmp_path, 0, lambda: 7, 0.1, 75, lambda: True)
+    monkeypatch.setattr(watch, "_patience", 0.1)
+    assert ask_for_stacks([tmp_path], [0], 10) == [0]
+    watch.close()
+    assert any(__name__.rpartition(".")[2] in each for each in read_stacks(tmp_path, 0))
+    assert codes == [], "a pause does not count"
 
 
 def test_a_call_with_other_arguments_is_only_called(
