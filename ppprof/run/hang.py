@@ -453,7 +453,8 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
 def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: float) -> list[int]:
     """Ask running ranks for the stacks of their threads, and wait; return the ranks that answered.
 
-    A rank answers within 6 seconds if no step of it has ended for 5 seconds.
+    A rank answers within 6 seconds if no step of it has ended for 5 seconds; on another host, where NFS may
+    show it the request a minute late, within 70.
 
     Args:
         paths: as for `find_hang`; on each node that has a disk of its own, the command must run itself.

@@ -155,6 +155,17 @@ def test_a_rank_that_does_not_answer_is_named(
     assert "rank 3: no answer within" in err
 
 
+def test_a_rank_of_another_host_has_longer_to_answer(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppprof.cli.hang._FAR_STACK_SECONDS", 0.7)
+    (run / "alive").mkdir()
+    (run / "alive/00003.4711.node7-4026531836").write_text("boot 1")
+    _, err = cli("hang", run, "--stacks")
+    assert "rank 3: no answer within 1 s: " in err
+    assert "shows changes of other hosts later" in err
+
+
 def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> None:
     (run / "flight/00003.ring").unlink()
     ring = FlightRing(run, 3)

@@ -558,7 +558,7 @@ class _Watch:
     def _look(self) -> None:
         step, looked = self._step_number(), time.monotonic()
         idle = 0.0
-        next_request, answered = looked + _REQUEST_SECONDS, ""
+        next_request, answered, is_written = looked + _REQUEST_SECONDS, "", False
         while not self._ends.wait(_LOOK_SECONDS):
             now = time.monotonic()
             # A job that is suspended for long, as by its scheduler, does not hang.
@@ -566,17 +566,21 @@ class _Watch:
             looked = now
             has_moved = step != self._step_number()
             if has_moved:
-                next_request = now + _REQUEST_SECONDS
+                next_request, is_written = now + _REQUEST_SECONDS, False
             if has_moved or self._is_paused():  # a pause may hang, too: it answers requests
                 step, idle = self._step_number(), 0.0
                 self._arm()
             if now >= next_request:
                 next_request = now + _REQUEST_SECONDS
+                if not is_written:
+                    is_written = True
+                    self._write_through()
                 request = requested_stacks(self._run, self._rank)
                 if request not in ("", answered) and self._file.is_ours:
                     answered = request
                     os.write(self._file.fd, answer_line(request))
                     faulthandler.dump_traceback(self._file.fd)
+                    self._write_through()
             if self._exit_code is not None and idle >= self._patience:
                 log.error(
                     f"rank {self._rank}: no step has ended for {idle:.0f} s: this process ends with "
@@ -584,3 +588,11 @@ class _Watch:
                     f"ppprof hang {self._run}"
                 )
                 end_process(self._exit_code)
+
+    def _write_through(self) -> None:
+        """Write the ring and the stacks to the disk: on NFS, other hosts see them some 30 s later else.
+
+        Unlike the flush of a mapped file, it lets other threads run.
+        """
+        with suppress(OSError):
+            os.fsync(self._file.fd)

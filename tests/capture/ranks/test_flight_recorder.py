@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import inspect
+import os
 import sys
 import threading
 import time
@@ -243,6 +244,37 @@ def test_a_request_is_answered_in_a_pause_too(
     watch.close()
     assert any(__name__.rpartition(".")[2] in each for each in read_stacks(tmp_path, 0))
     assert codes == [], "a pause does not count"
+
+
+def test_once_no_step_ends_the_ring_is_written_to_the_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again with each answer: hosts that share NFS see what is on the disk."""
+    FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False).close(
+        Ending(None, 0, 0, False, set())
+    )
+    monkeypatch.setattr(flight_recorder, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "_REQUEST_SECONDS", 0.05)
+    written: list[bool] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".ring":
+            written.append(bool(read_stacks(tmp_path, 0)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (tmp_path / "manifest.json").write_text("{}")
+    step = 7
+    watch = _Watch(tmp_path, 0, lambda: step, None, None, lambda: False)
+    time.sleep(0.5)
+    assert written == [False]
+    step = 8
+    time.sleep(0.5)
+    assert written == [False, False]
+    assert ask_for_stacks([tmp_path], [0], 10) == [0]
+    watch.close()
+    assert written == [False, False, True]
 
 
 def test_a_call_with_other_arguments_is_only_called(
