@@ -30,6 +30,8 @@ SLOW_RATIOS = (0.05, 0.1, 0.2)
 _LEAST_STALL_S = 30.0
 _STALL_STEPS = 10
 """A job stands still if no step has ended for 30 s and for as long as this many steps take."""
+_FIRST_STEP_S = 300.0
+"""Likewise, while it is not known how long a step takes: the first one loads libraries and compiles."""
 _STATE_S = 10.0
 """How often processes and slow ranks are looked at, the latter less often with many ranks: a rank writes its
 steps as often."""
@@ -193,7 +195,9 @@ class Watch:
         num_ended = max((each.num_ended for each in ranks.values()), default=0)
         now_s = self.clock()
         idle_s = min((now_s - (each.changed_s or now_s) for each in ranks.values()), default=0.0)
-        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * (step_ns or 0) / 1e9)
+        # Each step may be in a window, as without a schedule.
+        usual_ns = step_ns or median([each.every_step_ns for each in latest.values()] or [0])
+        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9) if latest else _FIRST_STEP_S
         is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
         gone = {rank: text for rank, text in self._gone.items() if text}
         states = {}
@@ -295,6 +299,8 @@ class _Latest(NamedTuple):
     """The latest steps of a rank in numbers; None: unknown."""
 
     last: Step
+    every_step_ns: float
+    """Median of all steps."""
     step_ns: float | None = None
     range_ns: tuple[int, int] | None = None
     tokens_per_s: float | None = None
@@ -312,8 +318,9 @@ def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
         for step in every
         if not step.excluded and step.window is None and step.step > first_step
     ][-_MOST_SHOWN:]
+    every_step_ns = median(step.batch_cost_ns for step in every)
     if not clean:
-        return _Latest(every[-1])
+        return _Latest(every[-1], every_step_ns)
     costs = [step.batch_cost_ns for step in clean]
 
     def share(times: Iterable[int | None]) -> float | None:
@@ -326,6 +333,7 @@ def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
 
     return _Latest(
         every[-1],
+        every_step_ns,
         median(costs),
         (min(costs), max(costs)),
         per_second(step.num_tokens for step in clean),

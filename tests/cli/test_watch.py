@@ -178,6 +178,29 @@ def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
     assert "dp1 pp1         !." in text
 
 
+@pytest.mark.parametrize(("ago_s", "is_stalled"), [(500, False), (700, True)])
+def test_long_steps_that_are_all_in_windows_are_no_hang(
+    tmp_path: Path, ago_s: int, is_stalled: bool
+) -> None:
+    """Ten steps of 60 s are 600 s."""
+    run = job(tmp_path, Topology.of(dp=1))
+    step = f'"batch_cost_ns": {60 * 10**9}, "window": 0'
+    (run / "steps/rank_00000.jsonl").write_text(
+        "".join(f'{{"step": {n}, {step}}}\n' for n in range(3))
+    )
+    ring(run, 0, 3, ago_s)
+    view = Watch(run).look()
+    assert (view.is_stalled, view.step_ns) == (is_stalled, None)
+
+
+@pytest.mark.parametrize(("ago_s", "is_stalled"), [(250, False), (350, True)])
+def test_the_first_step_has_300_seconds(tmp_path: Path, ago_s: int, is_stalled: bool) -> None:
+    run = job(tmp_path, Topology.of(dp=1))
+    (run / "steps/rank_00000.jsonl").unlink()
+    ring(run, 0, 0, ago_s)
+    assert Watch(run).look().is_stalled == is_stalled
+
+
 def test_a_rank_that_fails_before_its_first_step_is_named(tmp_path: Path) -> None:
     run = claim(tmp_path / "profiler_log")
     write_manifest(run, {})
