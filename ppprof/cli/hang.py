@@ -66,8 +66,9 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks wait for; return 0."""
-    from ppprof.run.hang import MOST_STACKS, ask_for_stacks, find_hang
+    from ppprof.run.hang import MOST_STACKS, ask_for_stacks, find_hang, log_unfinished
 
+    log_unfinished(args.paths, "hang")
     hang = find_hang(args.paths)
     if args.stacks:
         asked = hang.suspects[:MOST_STACKS]
