@@ -109,10 +109,13 @@ class Watch:
     path: PathLike
     clock: Callable[[], float] = time.monotonic
     run: Path = field(init=False)
-    """The run directory that is read."""
+    """The run directory that is read: a later one of the same log directory once no step of it ends."""
 
     def __post_init__(self) -> None:
-        self.run = newest(to_path(self.path))
+        self._follow(newest(to_path(self.path)))
+
+    def _follow(self, run: Path) -> None:
+        self.run = run
         self._manifest = read_manifest(self.run)
         self._topology = topology_of(self._manifest)
         self._peak_flops = job_context_of(self._manifest).peak_flops
@@ -122,7 +125,7 @@ class Watch:
         self._has_ended = False
         self._excess: dict[int, float] = {}
         self._slow: tuple[str, ...] = ()
-        self._is_read = False
+        self._is_read = self._is_stalled = False
         self._replicas: dict[int, int | None] = {}
         self._latest: dict[int, _Latest] = {}
 
@@ -131,6 +134,10 @@ class Watch:
 
         The first look reads all ranks.
         """
+        if self.clock() >= self._next_states_s and (self._has_ended or self._is_stalled):
+            later = newest(to_path(self.path))  # where a scheduler has started the job again
+            if later != self.run:
+                self._follow(later)
         is_first = not self._is_read
         while True:
             self._is_read |= self._follower.look()
@@ -198,7 +205,7 @@ class Watch:
         # Each step may be in a window, as without a schedule.
         usual_ns = step_ns or median([each.every_step_ns for each in latest.values()] or [0])
         limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9) if latest else _FIRST_STEP_S
-        is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
+        self._is_stalled = is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
         gone = {rank: text for rank, text in self._gone.items() if text}
         states = {}
         for rank in sorted({*ranks, *gone}):  # a rank may fail before it has written anything

@@ -201,6 +201,40 @@ def test_the_first_step_has_300_seconds(tmp_path: Path, ago_s: int, is_stalled: 
     assert Watch(run).look().is_stalled == is_stalled
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_job_that_is_started_again_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """Also if the first run's processes were killed on other machines, so that they may still run."""
+    now_s = 1000.0
+    run = job(tmp_path, Topology.of(dp=1))
+    ring(run, 0, 30, ago_s=0)
+    watch, named = Watch(run, lambda: now_s), Watch(run / "run_001", lambda: now_s)
+    assert watch.look().num_ended == 30
+    named.look()
+    later = job(tmp_path, Topology.of(dp=1))
+    assert later == run / "run_002"
+    RunFile(later, "steps/rank_00000.jsonl").append(lines(0, 30, 5).encode())
+    now_s += 20
+    assert watch.look().run == run, "the first run may still go on"
+    if is_gone:
+        for entry in (run / "alive").iterdir():
+            entry.unlink()
+    now_s += 20
+    watch.look()
+    now_s += 20
+    view = watch.look()
+    assert (view.run, view.num_ended) == (later, 35)
+    assert named.look().run == run
+    requests: list[Path] = []
+    monkeypatch.setattr(
+        watch_command, "request_window", lambda run, *key: requests.append(run) or ("8", "")
+    )
+    page = watch_command._Page(run)
+    page.request(watch.run)
+    assert requests == [later]
+
+
 def test_a_rank_that_fails_before_its_first_step_is_named(tmp_path: Path) -> None:
     run = claim(tmp_path / "profiler_log")
     write_manifest(run, {})
@@ -354,11 +388,12 @@ def test_a_window_that_is_requested_while_a_page_is_made_is_not_forgotten(
     monkeypatch.setattr(watch_command, "request_window", lambda *key: ("8", "5 steps"))
     monkeypatch.setattr(watch_command, "read_response", lambda *key: None)
     monkeypatch.setattr(watch_command, "read_completion", lambda *key: ([], ""))
-    page = watch_command._Page(COMMITTED / "slow_rank_and_link")
+    run = COMMITTED / "slow_rank_and_link"
+    page = watch_command._Page(run)
     page._request, page._window, page._wants_page = "7", 7, True
     page.look()
     assert page.note == "window 7: making its page"
-    page.request()
+    page.request(run)
     while page._process is not None:
         page.look()
         time.sleep(0.05)
