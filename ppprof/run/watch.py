@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
+from ppprof.analysis.ranks.unrecorded import Scores, roles_of_ranks, unrecorded_ranks
 from ppprof.errors import InputError
 from ppprof.paths import PathLike, to_path
 from ppprof.rundir import job_context_of, newest, read_manifest, topology_of
@@ -37,8 +37,8 @@ _STATE_S = 10.0
 steps as often."""
 _FULL = 0.95
 """Share of a device's memory from which it is called nearly full."""
-_MOST_SHOWN = 20
-"""Latest steps that times and shares are of."""
+_MOST_SHOWN, _MOST_READ = 20, 50
+"""Latest steps that times and shares are of, among so many."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class Watch:
         self._gone: dict[int, str] = {}
         self._has_ended = False
         self._excess: dict[int, float] = {}
+        self._scores, self._num_scored = Scores(), 0
         self._slow: tuple[str, ...] = ()
         self._is_read = self._is_stalled = False
         self._replicas: dict[int, int | None] = {}
@@ -163,16 +164,21 @@ class Watch:
 
     def _look_for_slow_ranks(self) -> None:
         ranks, values = self._follower.ranks, attrgetter(*_STEP_COLUMNS)
+        num_known = _num_known([each.steps for each in ranks.values() if each.steps])
+        begin = min(self._num_scored, num_known - _MOST_READ)
         rows = [
             (rank, step.step - (progress.first_step or 0), *values(step))
             for rank, progress in ranks.items()
             for step in progress.steps
+            if begin <= step.step < num_known
         ]
+        self._num_scored = num_known
         table = unrecorded_ranks(
             pl.DataFrame(
                 rows, {"rank": pl.Int64, "num_before": pl.Int64, **_STEP_COLUMNS}, orient="row"
             ),
             roles_of_ranks(self._topology, ranks),
+            self._scores,
         )
         if table.is_empty():
             return
@@ -185,8 +191,9 @@ class Watch:
         self._slow = tuple(
             f"{self._name(rank)} is slow: {format_time(excess)} more work of its own than its peers, "
             f"{format_ratio(excess / step)} of a step, in "
-            f"{sum(each.step >= since for each in ranks[rank].steps)} steps"
+            f"{self._scores.num_steps(since)} steps"
             for rank, excess, step, since in slow.iter_rows()
+            if excess is not None
         )
 
     def _view(self) -> View:
@@ -194,7 +201,8 @@ class Watch:
         for rank, progress in ranks.items():
             known = self._latest.get(rank)
             if progress.steps and (known is None or known.last is not progress.steps[-1]):
-                self._latest[rank] = _latest(progress.steps, progress.first_step or 0)
+                steps = list(progress.steps)[-_MOST_READ:]
+                self._latest[rank] = _latest(steps, progress.first_step or 0)
         latest = self._latest
         lengths = [each.step_ns for each in latest.values() if each.step_ns]
         step_ns = median(lengths) if lengths else None
@@ -317,9 +325,17 @@ class _Latest(NamedTuple):
     reader_ratio: float | None = None
 
 
-def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
+def _num_known(steps: Sequence[Sequence[Step]]) -> int:
+    """Return up to which step all ranks have written theirs, but for ranks that have written none for long.
+
+    A rank writes its steps every 10 seconds, each at another time.
+    """
+    newest = max(steps, key=lambda each: each[-1].step, default=())
+    return min((each[-1].step + 1 for each in steps if each[-1].step >= newest[0].step), default=0)
+
+
+def _latest(every: Sequence[Step], first_step: int) -> _Latest:
     """Return the numbers of the steps that the profiler has not delayed, as `ppprof.capture.steps.metrics` does."""
-    every = list(steps)
     clean = [
         step
         for step in every
