@@ -46,6 +46,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 class OutOfMemoryPart(Part):
     """Writes `OutOfMemory` if a MemoryError ends the session, which Paddle's ResourceExhausted is.
 
+    Also if another error was raised from it, or while it was handled. What Python raises in the backward of a
+    ``PyLayer``, such as that of recompute, arrives as an OSError with its text.
+
     Args:
         run: the run directory.
         rank: of this process.
@@ -69,14 +72,14 @@ class OutOfMemoryPart(Part):
 
     def close(self, ending: Ending) -> None:
         """Write what the rank holds, if its memory ran out."""
-        error = ending.error
-        if isinstance(error, MemoryError) and not str(error).startswith(_OF_WORKER):
+        error = _shortage(ending.error)
+        if error is not None:
             write_out_of_memory(self._run, self._described(error, ending.step))
             log.warning(
                 f"rank {self._rank}: the memory ran out; who held it: ppprof memory {self._run}"
             )
 
-    def _described(self, error: MemoryError, step: int) -> OutOfMemory:
+    def _described(self, error: BaseException, step: int) -> OutOfMemory:
         calls = list(traceback.walk_tb(error.__traceback__))
         lines = [
             (frame, f"{self._files[frame.f_code.co_filename][0]}:{line} {frame.f_code.co_name}")
@@ -113,6 +116,20 @@ class OutOfMemoryPart(Part):
             },
             largest=tuple(tensors[:_MOST_TENSORS]),
         )
+
+
+def _shortage(error: BaseException | None) -> BaseException | None:
+    """Return the error which says that memory ran out, of an error and of those that led to it; None without."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        text = ""
+        with suppress(Exception):  # the exception's own __str__ may fail
+            text = str(error)
+        if isinstance(error, MemoryError) or _OF_PADDLE in text:
+            return None if text.startswith(_OF_WORKER) else error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def requested_bytes(text: str) -> int | None:

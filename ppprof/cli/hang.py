@@ -30,6 +30,8 @@ _QUIET_S = 10.0
 """A shorter time without any operation is no hang: ranks compute in between."""
 _STACK_SECONDS = 12.0
 """How long ranks may take to answer: they look for a request every 5 seconds."""
+_FAR_STACK_SECONDS = 75.0
+"""Likewise, of ranks on other hosts: NFS may show them a new file a minute late."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -64,18 +66,24 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks wait for; return 0."""
-    from ppprof.run.hang import MOST_STACKS, ask_for_stacks, find_hang
+    from ppprof.run.hang import MOST_STACKS, ask_for_stacks, find_hang, log_unfinished
 
+    log_unfinished(args.paths, "hang")
     hang = find_hang(args.paths)
     if args.stacks:
         asked = hang.suspects[:MOST_STACKS]
-        silent = set(asked) - set(ask_for_stacks(args.paths, asked, _STACK_SECONDS))
+        is_far = any(hang.states[rank].is_unseen for rank in asked if rank in hang.states)
+        seconds = _FAR_STACK_SECONDS if is_far else _STACK_SECONDS
+        silent = set(asked) - set(ask_for_stacks(args.paths, asked, seconds))
         if silent:
             log.warning(
                 "%s: no answer within %.0f s: the process is gone or stopped, C++ code holds the "
-                "interpreter's lock (py-spy dump, or Profiler.hang_after), it has no ring here, or steps end",
+                "interpreter's lock (py-spy dump, or Profiler.hang_after), it has no ring here, %s",
                 format_ranges("rank", silent),
-                _STACK_SECONDS,
+                seconds,
+                "steps end, or the file system shows changes of other hosts later"
+                if is_far
+                else "or steps end",
             )
         hang = find_hang(args.paths)
     for problem in [hang.problems[rank] for rank in sorted(hang.problems)][:_MOST_WAITING]:

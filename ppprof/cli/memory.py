@@ -57,8 +57,10 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print who holds the memory; return 0."""
     from ppprof.cli.runs import open_run
+    from ppprof.run.hang import log_unfinished
     from ppprof.run.memory import memory_of
 
+    log_unfinished(args.paths, "memory")
     memory = memory_of(open_run(*args.paths), args.rank, args.window)
     text = "".join(_lines(memory, args.row_limit)).lstrip("\n")
     show(args, [_document(memory) if args.format == "json" else text])

@@ -94,7 +94,7 @@ def _show(watch: Watch, page: _Page, args: argparse.Namespace, descriptor: int) 
         if key == "q":
             return
         if key == "w":
-            page.request()
+            page.request(watch.run)
         elif key == "p":
             page.open()
         else:
@@ -117,10 +117,11 @@ class _Page:
         self._wants_page = False
         self._process: subprocess.Popen[bytes] | None = None
 
-    def request(self) -> None:
+    def request(self, run: Path) -> None:
         """Ask the job for a window."""
         try:
-            self._request, text = request_window(self._run, None, None)
+            self._request, text = request_window(run, None, None)
+            self._run = run  # the job may have been started again
             self._window, self.note = None, f"requested {text}"
         except PpprofError as error:
             self.note = str(error)

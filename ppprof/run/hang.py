@@ -22,7 +22,7 @@ from ppprof.errors import InputError
 from ppprof.messages import Counted
 from ppprof.paths import PathLike, is_remote, to_path
 from ppprof.rundir.clocks import read_clocks
-from ppprof.rundir.directories import find, newest
+from ppprof.rundir.directories import find, newest, run_before
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
     Group,
@@ -453,7 +453,8 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
 def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: float) -> list[int]:
     """Ask running ranks for the stacks of their threads, and wait; return the ranks that answered.
 
-    A rank answers within 6 seconds if no step of it has ended for 5 seconds.
+    A rank answers within 6 seconds if no step of it has ended for 5 seconds; on another host, where NFS may
+    show it the request a minute late, within 70.
 
     Args:
         paths: as for `find_hang`; on each node that has a disk of its own, the command must run itself.
@@ -489,6 +490,19 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
         for run in asked:
             withdraw_request(run)
     return sorted(answered)
+
+
+def log_unfinished(paths: Sequence[PathLike], command: str) -> None:
+    """Log how to ask about the run before the newest one, as before a restart, if not all its ranks ended in peace."""
+    for path in paths:
+        with suppress(InputError, OSError):
+            earlier = run_before(path)
+            if earlier is not None and rank_states(newest(earlier)):
+                _log.info(
+                    "ranks of an earlier run failed, were killed, or still run: ppprof %s %s",
+                    *(command, earlier),
+                )
+                return
 
 
 def _of_one_run(paths: Sequence[PathLike], *, warns: bool = False) -> list[Path]:

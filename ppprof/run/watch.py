@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.ranks.unrecorded import roles_of_ranks, unrecorded_ranks
+from ppprof.analysis.ranks.unrecorded import Scores, roles_of_ranks, unrecorded_ranks
 from ppprof.errors import InputError
 from ppprof.paths import PathLike, to_path
 from ppprof.rundir import job_context_of, newest, read_manifest, topology_of
@@ -30,13 +30,15 @@ SLOW_RATIOS = (0.05, 0.1, 0.2)
 _LEAST_STALL_S = 30.0
 _STALL_STEPS = 10
 """A job stands still if no step has ended for 30 s and for as long as this many steps take."""
+_FIRST_STEP_S = 300.0
+"""Likewise, while it is not known how long a step takes: the first one loads libraries and compiles."""
 _STATE_S = 10.0
 """How often processes and slow ranks are looked at, the latter less often with many ranks: a rank writes its
 steps as often."""
 _FULL = 0.95
 """Share of a device's memory from which it is called nearly full."""
-_MOST_SHOWN = 20
-"""Latest steps that times and shares are of."""
+_MOST_SHOWN, _MOST_READ = 20, 50
+"""Latest steps that times and shares are of, among so many."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,13 @@ class Watch:
     path: PathLike
     clock: Callable[[], float] = time.monotonic
     run: Path = field(init=False)
-    """The run directory that is read."""
+    """The run directory that is read: a later one of the same log directory once no step of it ends."""
 
     def __post_init__(self) -> None:
-        self.run = newest(to_path(self.path))
+        self._follow(newest(to_path(self.path)))
+
+    def _follow(self, run: Path) -> None:
+        self.run = run
         self._manifest = read_manifest(self.run)
         self._topology = topology_of(self._manifest)
         self._peak_flops = job_context_of(self._manifest).peak_flops
@@ -119,8 +124,9 @@ class Watch:
         self._gone: dict[int, str] = {}
         self._has_ended = False
         self._excess: dict[int, float] = {}
+        self._scores, self._num_scored = Scores(), 0
         self._slow: tuple[str, ...] = ()
-        self._is_read = False
+        self._is_read = self._is_stalled = False
         self._replicas: dict[int, int | None] = {}
         self._latest: dict[int, _Latest] = {}
 
@@ -129,6 +135,10 @@ class Watch:
 
         The first look reads all ranks.
         """
+        if self.clock() >= self._next_states_s and (self._has_ended or self._is_stalled):
+            later = newest(to_path(self.path))  # where a scheduler has started the job again
+            if later != self.run:
+                self._follow(later)
         is_first = not self._is_read
         while True:
             self._is_read |= self._follower.look()
@@ -154,16 +164,21 @@ class Watch:
 
     def _look_for_slow_ranks(self) -> None:
         ranks, values = self._follower.ranks, attrgetter(*_STEP_COLUMNS)
+        num_known = _num_known([each.steps for each in ranks.values() if each.steps])
+        begin = min(self._num_scored, num_known - _MOST_READ)
         rows = [
             (rank, step.step - (progress.first_step or 0), *values(step))
             for rank, progress in ranks.items()
             for step in progress.steps
+            if begin <= step.step < num_known
         ]
+        self._num_scored = num_known
         table = unrecorded_ranks(
             pl.DataFrame(
                 rows, {"rank": pl.Int64, "num_before": pl.Int64, **_STEP_COLUMNS}, orient="row"
             ),
             roles_of_ranks(self._topology, ranks),
+            self._scores,
         )
         if table.is_empty():
             return
@@ -176,8 +191,9 @@ class Watch:
         self._slow = tuple(
             f"{self._name(rank)} is slow: {format_time(excess)} more work of its own than its peers, "
             f"{format_ratio(excess / step)} of a step, in "
-            f"{sum(each.step >= since for each in ranks[rank].steps)} steps"
+            f"{self._scores.num_steps(since)} steps"
             for rank, excess, step, since in slow.iter_rows()
+            if excess is not None
         )
 
     def _view(self) -> View:
@@ -185,7 +201,8 @@ class Watch:
         for rank, progress in ranks.items():
             known = self._latest.get(rank)
             if progress.steps and (known is None or known.last is not progress.steps[-1]):
-                self._latest[rank] = _latest(progress.steps, progress.first_step or 0)
+                steps = list(progress.steps)[-_MOST_READ:]
+                self._latest[rank] = _latest(steps, progress.first_step or 0)
         latest = self._latest
         lengths = [each.step_ns for each in latest.values() if each.step_ns]
         step_ns = median(lengths) if lengths else None
@@ -193,8 +210,10 @@ class Watch:
         num_ended = max((each.num_ended for each in ranks.values()), default=0)
         now_s = self.clock()
         idle_s = min((now_s - (each.changed_s or now_s) for each in ranks.values()), default=0.0)
-        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * (step_ns or 0) / 1e9)
-        is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
+        # Each step may be in a window, as without a schedule.
+        usual_ns = step_ns or median([each.every_step_ns for each in latest.values()] or [0])
+        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9) if latest else _FIRST_STEP_S
+        self._is_stalled = is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
         gone = {rank: text for rank, text in self._gone.items() if text}
         states = {}
         for rank in sorted({*ranks, *gone}):  # a rank may fail before it has written anything
@@ -295,6 +314,8 @@ class _Latest(NamedTuple):
     """The latest steps of a rank in numbers; None: unknown."""
 
     last: Step
+    every_step_ns: float
+    """Median of all steps."""
     step_ns: float | None = None
     range_ns: tuple[int, int] | None = None
     tokens_per_s: float | None = None
@@ -304,16 +325,25 @@ class _Latest(NamedTuple):
     reader_ratio: float | None = None
 
 
-def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
+def _num_known(steps: Sequence[Sequence[Step]]) -> int:
+    """Return up to which step all ranks have written theirs, but for ranks that have written none for long.
+
+    A rank writes its steps every 10 seconds, each at another time.
+    """
+    newest = max(steps, key=lambda each: each[-1].step, default=())
+    return min((each[-1].step + 1 for each in steps if each[-1].step >= newest[0].step), default=0)
+
+
+def _latest(every: Sequence[Step], first_step: int) -> _Latest:
     """Return the numbers of the steps that the profiler has not delayed, as `ppprof.capture.steps.metrics` does."""
-    every = list(steps)
     clean = [
         step
         for step in every
         if not step.excluded and step.window is None and step.step > first_step
     ][-_MOST_SHOWN:]
+    every_step_ns = median(step.batch_cost_ns for step in every)
     if not clean:
-        return _Latest(every[-1])
+        return _Latest(every[-1], every_step_ns)
     costs = [step.batch_cost_ns for step in clean]
 
     def share(times: Iterable[int | None]) -> float | None:
@@ -326,6 +356,7 @@ def _latest(steps: Iterable[Step], first_step: int) -> _Latest:
 
     return _Latest(
         every[-1],
+        every_step_ns,
         median(costs),
         (min(costs), max(costs)),
         per_second(step.num_tokens for step in clean),

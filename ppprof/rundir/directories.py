@@ -17,6 +17,7 @@ from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_manifest, read_run_id
 
 _RUN = r"run_([0-9]{3,6})"
+_FIRST_RUN = "run_001"
 _log = logging.getLogger("ppprof")
 _MOST_RUNS = 999_999
 
@@ -222,7 +223,7 @@ def newest(path: PathLike, listing: Listing | None = None) -> Path:
     Only directories with a manifest count.
 
     Args:
-        path: the log directory, or a run directory without later runs.
+        path: the log directory, or a run directory without later runs; for `first_run`, that alone.
         listing: a listing to look directories up in; None lists them anew.
 
     Raises:
@@ -237,16 +238,35 @@ def runs_of(path: PathLike, listing: Listing | None = None) -> list[Path]:
     Only directories with a manifest count.
 
     Args:
-        path: the log directory, or a run directory without later runs.
+        path: the log directory, or a run directory without later runs; for `first_run`, that alone.
         listing: a listing to look directories up in; None lists them anew.
 
     Raises:
         InputError: neither ``path`` nor a ``run_NNN`` in it has a manifest.
     """
+    first = first_run(path)
+    if first is not None:
+        return [first]
     runs = [run for _, run in _runs(path, listing) if has_manifest(run)]
     if not runs:
         raise InputError(f"{to_path(path)}: no run here: expected a directory with a {MANIFEST}")
     return runs
+
+
+def first_run(path: PathLike) -> Path | None:
+    """Return the log directory that ``path`` means by ``log/run_001``: its first run has no folder of its own.
+
+    None for other paths, and if there is such a folder.
+    """
+    run = to_path(path)
+    is_first = run.name == _FIRST_RUN and not run.exists() and has_manifest(run.parent)
+    return run.parent if is_first else None
+
+
+def run_before(path: PathLike) -> Path | None:
+    """Return a name of the run before the newest one in a log directory, such as ``log/run_001``; None without."""
+    runs = runs_of(path)[-2:-1]
+    return next((run if re.fullmatch(_RUN, run.name) else run / _FIRST_RUN for run in runs), None)
 
 
 def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:
@@ -255,7 +275,7 @@ def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | N
     The run directory is ``log`` itself or a ``log/run_NNN``; the highest number wins.
     """
     listing = listing or Listing()
-    runs = (run for _, run in reversed(_runs(log, listing)))
+    runs = (run for _, run in reversed(_runs(first_run(log) or log, listing)))
     return next((run for run in runs if listing.run_id(run) == run_id), None)
 
 

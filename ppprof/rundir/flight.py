@@ -94,7 +94,7 @@ class Operation(NamedTuple):
     size: int
     """Bytes of the tensors that it was given, on this rank."""
     peer: int
-    """The other rank of a transfer; the root of a broadcast or reduce as a global rank; else -1."""
+    """The other rank of a transfer; the root of a broadcast, reduce, gather or scatter as a global rank; else -1."""
     name: str
     """Such as ``all_reduce``."""
     dtype: str

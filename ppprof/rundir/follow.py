@@ -20,8 +20,10 @@ from ppprof.rundir.flight import ranks_with_rings, read_progress
 from ppprof.rundir.names import jsonl_files, steps_path
 from ppprof.rundir.run_file import RunFile
 
-MOST_STEPS = 50
-"""Latest steps that are kept of each rank."""
+_MOST_STEPS = 1000
+_MOST_STEPS_OF_ALL = 100_000
+_LEAST_STEPS = 50
+"""Latest steps that are kept of each rank: 1,000, fewer of more than 100 ranks, at least 50."""
 _MOST_RANKS = 128
 """Most ranks whose files one look reads: those of 1,024 ranks take eight looks."""
 _MOST_BYTES = 4 << 20
@@ -62,7 +64,7 @@ _DECODER = msgspec.json.Decoder(Step)
 class RankProgress:
     """What a rank has written so far."""
 
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    steps: deque[Step] = field(default_factory=deque)
     """Its latest steps, the oldest first."""
     first_step: int | None = None
     """Number of the training's first step; 0 if the beginning of the step log is left out; None before a step."""
@@ -105,8 +107,12 @@ class Follower:
         most = max(_LEAST_BYTES, _MOST_BYTES // (len(self._pending) or 1))
         for _ in range(min(_MOST_RANKS, len(self._pending))):
             rank = self._pending.pop()
+            progress = self.ranks.setdefault(rank, RankProgress())
             with suppress(OSError):
-                self._read(rank, self.ranks.setdefault(rank, RankProgress()), most)
+                self._read(rank, progress, most)
+            kept = max(_LEAST_STEPS, min(_MOST_STEPS, _MOST_STEPS_OF_ALL // len(self.ranks)))
+            for _ in range(len(progress.steps) - kept):
+                progress.steps.popleft()
         return not self._pending
 
     def _read(self, rank: int, progress: RankProgress, most: int) -> None:

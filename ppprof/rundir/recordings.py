@@ -175,6 +175,9 @@ class _Lookup(NamedTuple):
 
 def _look(given: str | Path, listing: Listing) -> _Lookup:
     try:
+        first = rundir.first_run(given)
+        if first is not None:
+            return _Lookup(first, first, [first])
         path, is_directory = listing.look_up(given)
         return _Lookup(given, path, _directories(path, listing) if is_directory else ())
     except OSError as error:

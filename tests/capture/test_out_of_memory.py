@@ -17,6 +17,8 @@ from ppprof.rundir.out_of_memory import OutOfMemory, read_out_of_memory
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
+from paddle.distributed.fleet.utils import recompute  # noqa: E402
+
 HUGE = 1 << 44
 
 
@@ -80,7 +82,13 @@ def test_other_endings_write_nothing(tmp_path: Path) -> None:
     assert read_out_of_memory(tmp_path / "log") == ({}, [])
 
 
-def noted(run: Path, fails: Callable[[], Any], *, on_device: bool = False) -> OutOfMemory | None:
+def noted(
+    run: Path,
+    fails: Callable[[], Any],
+    *,
+    on_device: bool = False,
+    raises: type[Exception] = MemoryError,
+) -> OutOfMemory | None:
     """What is written if a function fails; with ``on_device``, of a training whose device is not the CPU."""
     from ppprof.capture.out_of_memory import OutOfMemoryPart
 
@@ -89,7 +97,7 @@ def noted(run: Path, fails: Callable[[], Any], *, on_device: bool = False) -> Ou
     part = OutOfMemoryPart(run, 0, "npu:0" if on_device else "cpu", lambda: memory)
     if not on_device:
         part._device_memory = None
-    with pytest.raises(MemoryError) as raised:
+    with pytest.raises(raises) as raised:
         fails()
     part.close(Ending(raised.value, 3, 3, False, set()))
     return read_out_of_memory(run)[0].get(0)
@@ -175,3 +183,56 @@ def test_a_message_without_a_number_asks_for_an_unknown_size(tmp_path: Path) -> 
     found = noted(tmp_path, fails)
     assert found is not None
     assert found.requested_bytes is None
+
+
+def test_memory_that_runs_out_in_the_backward_of_recompute_is_noted(tmp_path: Path) -> None:
+    """Fleet's recompute calls the forward again there; C++ raises an OSError with the text of the MemoryError."""
+    block, calls = Block(), list[int]()
+
+    def forward(x: Any) -> Any:
+        calls.append(1)
+        block.grows = len(calls) == 2
+        return block(x)
+
+    def fails() -> None:
+        batch = paddle.ones([8, 32])
+        batch.stop_gradient = False
+        recompute(forward, batch).sum().backward()
+
+    gc.collect()
+    found = noted(tmp_path, fails, raises=OSError)
+    assert found is not None
+    assert found.requested_bytes == HUGE * 4
+    assert "ResourceExhausted" in found.error
+    assert found.place.endswith(" fails")
+    assert found.bytes_by_kind["parameter"] >= (32 * 32 + 32 + 32 + 32) * 4
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_error_that_was_raised_for_it_does_not_hide_it(tmp_path: Path, is_named: bool) -> None:
+    """As of a loop that adds the number of the batch, or whose cleaning up fails."""
+
+    def fails() -> None:
+        try:
+            paddle.ones([HUGE])
+        except MemoryError as error:
+            raise ValueError("batch 7") from (error if is_named else None)
+
+    found = noted(tmp_path, fails, raises=ValueError)
+    assert found is not None
+    assert found.requested_bytes == HUGE * 4
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), Unprintable()])
+def test_an_error_that_has_nothing_to_do_with_memory_is_not_noted(
+    tmp_path: Path, error: Exception
+) -> None:
+    def fails() -> None:
+        raise error
+
+    assert noted(tmp_path, fails, raises=type(error)) is None

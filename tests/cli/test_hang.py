@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.rundir import flight
+from ppprof.rundir import claim, flight
 from ppprof.rundir.flight import FlightRing, answer_line, open_stacks, requested_stacks
 from tests.conftest import Cli
 
@@ -153,6 +153,37 @@ def test_a_rank_that_does_not_answer_is_named(
     monkeypatch.setattr("ppprof.cli.hang._STACK_SECONDS", 0.5)
     _, err = cli("hang", run, "--stacks")
     assert "rank 3: no answer within" in err
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_after_a_restart_the_run_that_hung_can_be_asked_about(
+    run: Path, cli: Cli, has_failed: bool
+) -> None:
+    if has_failed:
+        (run / "failed").mkdir()
+        (run / "failed/00003.hang").touch()
+    (run / "steps").mkdir()
+    later = claim(run)
+    (later / "manifest.json").write_text("{}")
+    FlightRing(later, 0)
+    out, err = cli("hang", run)
+    assert out.startswith(f"{later}: rank 0")
+    command = f"ppprof hang {run}/run_001"
+    assert (command in err) == has_failed
+    out, err = cli("hang", run / "run_001")
+    assert out.startswith(f"{run}: ranks 0-3")
+    assert command not in err
+
+
+def test_a_rank_of_another_host_has_longer_to_answer(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppprof.cli.hang._FAR_STACK_SECONDS", 0.7)
+    (run / "alive").mkdir()
+    (run / "alive/00003.4711.node7-4026531836").write_text("boot 1")
+    _, err = cli("hang", run, "--stacks")
+    assert "rank 3: no answer within 1 s: " in err
+    assert "shows changes of other hosts later" in err
 
 
 def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> None:

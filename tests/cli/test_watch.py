@@ -31,8 +31,10 @@ GRID = Topology.of(dp=2, pp=2, mp=2)
 STEP_NS = 400_000_000
 
 
-def lines(rank: int, first: int, num: int, slow: int | None = None) -> str:
-    own_ns = 300_000_000 if rank == slow else 200_000_000
+def lines(
+    rank: int, first: int, num: int, slow: int | None = None, slow_ns: int = 300_000_000
+) -> str:
+    own_ns = slow_ns if rank == slow else 200_000_000
     return "".join(
         json.dumps(
             {
@@ -95,6 +97,31 @@ def test_a_slow_rank_is_slow_in_the_steps_since_it_is(tmp_path: Path) -> None:
         RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(lines(rank, 30, 30, 5).encode())
     (found,) = Watch(run).look().findings
     assert found.endswith(" of a step, in 30 steps")
+
+
+def test_a_rank_that_is_a_little_slow_is_named_once_enough_steps_say_so(tmp_path: Path) -> None:
+    """It works 214 ms in four of five steps, the other one 200 ms; rank 1 has written five steps more.
+
+    The score of its steps 2 to 4 is 10, five more steps multiply it by 1.75^4 / 4, and some 7 x 10^6 are an
+    alarm: 1 x 10^5 after 60 steps, and 2 x 10^7 after 90.
+    """
+    run = job(tmp_path, Topology.of(dp=2))
+    for rank in range(2):
+        (run / f"steps/rank_{rank:05d}.jsonl").unlink()
+    now_s, num_slow = 0.0, list[int]()
+    watch = Watch(run, lambda: now_s)
+    for first in range(0, 210, 30):
+        for rank, begin in ((0, first), (1, first and first + 5)):
+            steps = range(begin, first + 30 + 5 * rank)
+            text = [lines(rank, step, 1, 1 if step % 5 else None, 214_000_000) for step in steps]
+            RunFile(run, f"steps/rank_{rank:05d}.jsonl").append("".join(text).encode())
+        now_s += 60
+        num_slow.append(len(watch.look().findings))
+    assert num_slow == [0, 0, 1, 1, 1, 1, 1]
+    (finding,) = watch.look().findings
+    # 14 ms, less 1 ms in two steps of three, and 2 ms more in the third: `lines` varies the waits.
+    assert finding.startswith("rank 1 (dp1_pp0_sharding0_mp0) is slow: 13 ms more work of its own")
+    assert finding.endswith(" in 208 steps")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +203,63 @@ def test_ranks_that_are_gone_and_behind(tmp_path: Path) -> None:
     )
     assert "dp0 pp1         .X" in text
     assert "dp1 pp1         !." in text
+
+
+@pytest.mark.parametrize(("ago_s", "is_stalled"), [(500, False), (700, True)])
+def test_long_steps_that_are_all_in_windows_are_no_hang(
+    tmp_path: Path, ago_s: int, is_stalled: bool
+) -> None:
+    """Ten steps of 60 s are 600 s."""
+    run = job(tmp_path, Topology.of(dp=1))
+    step = f'"batch_cost_ns": {60 * 10**9}, "window": 0'
+    (run / "steps/rank_00000.jsonl").write_text(
+        "".join(f'{{"step": {n}, {step}}}\n' for n in range(3))
+    )
+    ring(run, 0, 3, ago_s)
+    view = Watch(run).look()
+    assert (view.is_stalled, view.step_ns) == (is_stalled, None)
+
+
+@pytest.mark.parametrize(("ago_s", "is_stalled"), [(250, False), (350, True)])
+def test_the_first_step_has_300_seconds(tmp_path: Path, ago_s: int, is_stalled: bool) -> None:
+    run = job(tmp_path, Topology.of(dp=1))
+    (run / "steps/rank_00000.jsonl").unlink()
+    ring(run, 0, 0, ago_s)
+    assert Watch(run).look().is_stalled == is_stalled
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_job_that_is_started_again_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """Also if the first run's processes were killed on other machines, so that they may still run."""
+    now_s = 1000.0
+    run = job(tmp_path, Topology.of(dp=1))
+    ring(run, 0, 30, ago_s=0)
+    watch, named = Watch(run, lambda: now_s), Watch(run / "run_001", lambda: now_s)
+    assert watch.look().num_ended == 30
+    named.look()
+    later = job(tmp_path, Topology.of(dp=1))
+    assert later == run / "run_002"
+    RunFile(later, "steps/rank_00000.jsonl").append(lines(0, 30, 5).encode())
+    now_s += 20
+    assert watch.look().run == run, "the first run may still go on"
+    if is_gone:
+        for entry in (run / "alive").iterdir():
+            entry.unlink()
+    now_s += 20
+    watch.look()
+    now_s += 20
+    view = watch.look()
+    assert (view.run, view.num_ended) == (later, 35)
+    assert named.look().run == run
+    requests: list[Path] = []
+    monkeypatch.setattr(
+        watch_command, "request_window", lambda run, *key: requests.append(run) or ("8", "")
+    )
+    page = watch_command._Page(run)
+    page.request(watch.run)
+    assert requests == [later]
 
 
 def test_a_rank_that_fails_before_its_first_step_is_named(tmp_path: Path) -> None:
@@ -331,11 +415,12 @@ def test_a_window_that_is_requested_while_a_page_is_made_is_not_forgotten(
     monkeypatch.setattr(watch_command, "request_window", lambda *key: ("8", "5 steps"))
     monkeypatch.setattr(watch_command, "read_response", lambda *key: None)
     monkeypatch.setattr(watch_command, "read_completion", lambda *key: ([], ""))
-    page = watch_command._Page(COMMITTED / "slow_rank_and_link")
+    run = COMMITTED / "slow_rank_and_link"
+    page = watch_command._Page(run)
     page._request, page._window, page._wants_page = "7", 7, True
     page.look()
     assert page.note == "window 7: making its page"
-    page.request()
+    page.request(run)
     while page._process is not None:
         page.look()
         time.sleep(0.05)

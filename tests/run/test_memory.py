@@ -20,6 +20,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
 from ppprof.errors import InputError, UsageError
 from ppprof.run.memory import memory_of, remedies
+from ppprof.rundir import claim
 from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
 from ppprof.topology import Topology
 from tests.conftest import Cli
@@ -243,6 +244,25 @@ def test_the_command_says_who_held_it_and_what_is_not_known(tmp_path: Path, cli:
     assert "Activations are not known without a window" in out
     (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
     assert document["bytes_by_kind"] == dict(FAILURE.bytes_by_kind)
+
+
+def test_after_a_restart_the_run_whose_memory_ran_out_can_be_asked_about(
+    tmp_path: Path, cli: Cli
+) -> None:
+    log = tmp_path / "log"
+    (claim(log) / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(log, FAILURE)
+    (log / "failed").mkdir()
+    (log / "failed/00000.txt").write_text(FAILURE.error)
+    later = claim(log)
+    (later / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(later, replace(FAILURE, step=900))
+    out, err = cli("memory", log)
+    assert "ran out in step 900" in out
+    assert f": ppprof memory {log}/run_001" in err
+    out, err = cli("memory", log / "run_001")
+    assert "ran out in step 7" in out
+    assert "ppprof memory" not in err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"rank": -1}', "null", '{"rank": 1e99}'])

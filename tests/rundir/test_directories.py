@@ -13,6 +13,7 @@ import pytest
 from ppprof import rundir
 from ppprof.errors import InputError
 from ppprof.rundir import TraceName, directories
+from ppprof.rundir.recordings import resolve
 
 NAME = TraceName(12, "dp1_pp0_sharding0_sep2_mp3", datetime(2026, 11, 20, 20, 15, 30), 7)
 
@@ -104,6 +105,30 @@ def test_the_runs_below_a_directory_are_the_newest_of_each_log(tmp_path: Path) -
         rundir.write_manifest(rundir.claim(tmp_path / name), {})
     (tmp_path / "node2/other/manifest.json").unlink()
     assert rundir.find_runs_below(tmp_path) == [tmp_path / "node0", tmp_path / "node1/log/run_002"]
+
+
+def test_the_first_run_has_a_name_after_a_restart(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rundir.write_manifest(rundir.claim(log), {"run_id": "0"})
+    assert directories.run_before(log) is None
+    rundir.write_manifest(rundir.claim(log), {"run_id": "1"})
+    assert directories.run_before(log) == log / "run_001"
+    rundir.write_manifest(rundir.claim(log), {"run_id": "2"})
+    first = log / "run_001"
+    assert (rundir.newest(first), rundir.runs_of(first), rundir.first_run(first)) == (
+        log,
+        [log],
+        log,
+    )
+    assert (rundir.newest(log), rundir.first_run(log), directories.run_before(log)) == (
+        log / "run_003",
+        None,
+        log / "run_002",
+    )
+    assert resolve(first).paths == (log,)
+    assert rundir.find(first, "1") == log / "run_002", "of another node it may be another number"
+    first.mkdir()
+    assert rundir.first_run(first) is None, "what lies there counts"
 
 
 def test_ranks_leave_word_of_their_machine(tmp_path: Path) -> None:

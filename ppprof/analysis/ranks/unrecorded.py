@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -53,7 +54,42 @@ def roles_of_ranks(topology: Topology | None, ranks: Iterable[int]) -> dict[int,
     return roles
 
 
-def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
+class Scores:
+    """Which ranks are slow over several calls of `unrecorded_ranks`, each with later steps, as of a running job."""
+
+    def __init__(self) -> None:
+        self._roles: dict[int, str] = {}
+        self._test = SlowRanks([])
+        self._steps: list[int] = []
+
+    def slow(
+        self, roles: dict[int, str], steps: Sequence[int], own: Float64, step_ns: float
+    ) -> dict[int, int]:
+        """Add the steps that are later than those that were added; return since which step ranks are slow.
+
+        Args:
+            roles: the kind of work of each rank. All begins anew if other ranks are given than before.
+            steps: the numbers of the steps, ascending.
+            own: the own work of each rank in each step, shape (steps, ranks); NaN if unknown.
+            step_ns: how long a step of the job takes.
+        """
+        if roles != self._roles:
+            self._roles, self._test, self._steps = roles, SlowRanks([*roles.values()]), []
+        for step, each in zip(steps, own):
+            if not self._steps or step > self._steps[-1]:
+                self._steps.append(step)
+                self._test.add(each)
+        ranks = [*roles]
+        return {ranks[place]: self._steps[-num] for place, num in self._test.slow(step_ns)}
+
+    def num_steps(self, since: int) -> int:
+        """Return how many steps were added from a step on."""
+        return len(self._steps) - bisect_left(self._steps, since)
+
+
+def unrecorded_ranks(
+    times: pl.DataFrame, roles: Mapping[int, str], scores: Scores | None = None
+) -> pl.DataFrame:
     """Return how each rank spends its steps outside windows, and whether it is slower than its peers.
 
     ::
@@ -65,6 +101,7 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
     Args:
         times: the columns of `ppprof.rundir.step_times.STEP_TIMES`.
         roles: the kind of work of each rank; ranks of one role are compared.
+        scores: those of earlier steps, of which the newest may be in ``times`` again; None without.
 
     Returns:
         Columns of `RANKS`, one row per rank, the largest excess first: num_steps; medians of the step, of its
@@ -84,19 +121,18 @@ def unrecorded_ranks(times: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFr
     )
     ranks, own = own_by_step(steps)
     numbers = steps["step"].unique().sort().to_list()
-    test = SlowRanks([roles.get(rank, "") for rank in ranks])
-    for each in own:
-        test.add(each)
-    slow = dict(test.slow(steps["step_ns"].median() or 0.0))  # type: ignore[arg-type]
-    excess = _excess(own, [roles.get(rank, "") for rank in ranks])
+    of_ranks = {rank: roles.get(rank, "") for rank in ranks}
+    step_ns: float = steps["step_ns"].median() or 0.0  # type: ignore[assignment]
+    slow = (scores or Scores()).slow(of_ranks, numbers, own, step_ns)
+    excess = _excess(own, [*of_ranks.values()])
     if not notes_communication(medians):
-        excess[:, [place for place in range(len(ranks)) if place not in slow]] = np.nan
+        excess[:, [place for place, rank in enumerate(ranks) if rank not in slow]] = np.nan
     rows = []
-    for place, rank in enumerate(ranks):
-        num = slow.get(place, len(own))
-        middle, low, high = _median_with_interval(excess[-num:, place])
-        since = numbers[-num] if place in slow else None
-        rows.append((rank, roles.get(rank, ""), middle, low, high, place in slow, since))
+    for place, (rank, role) in enumerate(of_ranks.items()):
+        since = slow.get(rank)
+        first = 0 if since is None else bisect_left(numbers, since)
+        middle, low, high = _median_with_interval(excess[first:, place])
+        rows.append((rank, role, middle, low, high, rank in slow, since))
     names = ("rank", "role", *list(RANKS)[-5:])
     return (
         pl.DataFrame(rows, {name: RANKS[name] for name in names}, orient="row")

@@ -71,7 +71,18 @@ class FlightCore:
         self.forget = function("forget", number, number)
         self.spent_ns = function("spent", number)
         self._method = function(
-            *("method", value, number, ctypes.c_char_p, value, number, number, number, number)
+            *(
+                "method",
+                value,
+                number,
+                ctypes.c_char_p,
+                value,
+                number,
+                number,
+                number,
+                number,
+                number,
+            )
         )
         self._num_methods = 0
         functions = [ctypes.cast(getattr(ctypes.pythonapi, name), pointer) for name in _FUNCTIONS]
@@ -90,6 +101,7 @@ class FlightCore:
         name: int,
         index: int | None,
         way: int,
+        peer_index: int,
         sharers: int | None,
     ) -> Callable[..., Any]:
         """Return a method of a process group that calls ``method`` between two notes.
@@ -98,15 +110,16 @@ class FlightCore:
             method: as the class holds it.
             name: number of the text for the operation.
             index: of the argument with the data; None without data.
-            way: 1 if the second argument is a root, 2 if it is who receives, 3 if it is who sends; else 0.
+            way: 1 if an argument is a root, 2 if it is who receives, 3 if it is who sends; else 0.
+            peer_index: index of that argument.
             sharers: index of the argument with the number of ranks that share the data; None without.
         """
         indices = (-1 if each is None else each for each in (index, sharers))
-        return self._wrapped(method, name, way, *indices)
+        return self._wrapped(method, name, way, peer_index, *indices)
 
     def noted_wait(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a task's ``wait`` that notes when it begins and ends."""
-        return self._wrapped(method, -1, 0, 0, 0)
+        return self._wrapped(method, -1, 0, 0, 0, 0)
 
     def _wrapped(self, method: Any, *values: int) -> Callable[..., Any]:
         number, self._num_methods = self._num_methods, self._num_methods + 1

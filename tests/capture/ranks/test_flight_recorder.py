@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import inspect
+import os
 import sys
 import threading
 import time
@@ -30,7 +31,13 @@ from ppprof.capture.parts import Ending, FinishedStep  # noqa: E402
 from ppprof.capture.ranks import flight_recorder  # noqa: E402
 from ppprof.capture.ranks.flight_recorder import FlightRecorder, _Group, _Watch  # noqa: E402
 from ppprof.capture.recording.collectives import METHODS, process_groups  # noqa: E402
-from ppprof.rundir.flight import MOST_OPERATIONS, Operation, read_rings  # noqa: E402
+from ppprof.run.hang import ask_for_stacks  # noqa: E402
+from ppprof.rundir.flight import (  # noqa: E402
+    MOST_OPERATIONS,
+    Operation,
+    read_rings,
+    read_stacks,
+)
 from ppprof.topology import Topology  # noqa: E402
 from ppprof.trace.fastpath import core as core_of_c  # noqa: E402
 
@@ -79,7 +86,10 @@ class Group:
     def recv(self, tensor: Any, sender: int) -> None:
         raise ConnectionError
 
-    def scatter(self, tensors: list[Any], root: int) -> None:
+    def scatter(self, output: Any, tensors: list[Any], root: int) -> None:
+        pass
+
+    def gather(self, tensor: Any, outputs: list[Any], root: int) -> None:
         pass
 
     def all_gather(self, outputs: Any, tensor: Any, sync_op: bool = True) -> None:
@@ -127,7 +137,9 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         with pytest.raises(ConnectionError):
             group.recv(tensor, 2)
     recorder.on_step(cast(FinishedStep, SimpleNamespace(step=7)))
-    group.scatter([tensor, tensor], 0)
+    group.scatter(tensor, [tensor, tensor], 0)
+    group.gather(tensor, [tensor] * 3, 2)
+    group.gather(tensor, [tensor] * 3, root=2)
     group.barrier()
     end_ns = time.time_ns()
     notes = operations_of(tmp_path)
@@ -141,8 +153,10 @@ def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: 
         ("send", 1, 0, 60, 4, "float32"),
         ("recv", 1, 0, 60, 6, "float32"),
         ("recv", 2, 0, 60, 6, "float32"),
-        ("scatter", 5, 8, 120, -1, "float32"),
-        ("barrier", 6, 8, 0, -1, "?"),
+        ("scatter", 5, 8, 60, 0, "float32"),
+        ("gather", 6, 8, 60, 6, "float32"),
+        ("gather", 7, 8, 60, -1, "float32"),
+        ("barrier", 8, 8, 0, -1, "?"),
     ]
     lines, first = inspect.getsourcelines(test_operations_are_noted)
     calls = [str(first + n) for n, line in enumerate(lines) if line.strip().startswith("group.")]
@@ -210,6 +224,57 @@ def test_a_job_that_was_suspended_does_not_hang(
         time.sleep(0.01)
     watch.close()
     assert codes == []
+
+
+def test_a_request_is_answered_in_a_pause_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation may hang; integrations pause there by themselves."""
+    FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False).close(
+        Ending(None, 0, 0, False, set())
+    )
+    monkeypatch.setattr(flight_recorder, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "_REQUEST_SECONDS", 0.05)
+    codes = list[int]()
+    monkeypatch.setattr(flight_recorder, "end_process", codes.append)
+    (tmp_path / "manifest.json").write_text("{}")
+    watch = _Watch(tmp_path, 0, lambda: 7, 0.1, 75, lambda: True)
+    monkeypatch.setattr(watch, "_patience", 0.1)
+    assert ask_for_stacks([tmp_path], [0], 10) == [0]
+    watch.close()
+    assert any(__name__.rpartition(".")[2] in each for each in read_stacks(tmp_path, 0))
+    assert codes == [], "a pause does not count"
+
+
+def test_once_no_step_ends_the_ring_is_written_to_the_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again with each answer: hosts that share NFS see what is on the disk."""
+    FlightRecorder(tmp_path, Topology.of(dp=1), 0, None, None, lambda: False).close(
+        Ending(None, 0, 0, False, set())
+    )
+    monkeypatch.setattr(flight_recorder, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(flight_recorder, "_REQUEST_SECONDS", 0.05)
+    written: list[bool] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().suffix == ".ring":
+            written.append(bool(read_stacks(tmp_path, 0)))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (tmp_path / "manifest.json").write_text("{}")
+    step = 7
+    watch = _Watch(tmp_path, 0, lambda: step, None, None, lambda: False)
+    time.sleep(0.5)
+    assert written == [False]
+    step = 8
+    time.sleep(0.5)
+    assert written == [False, False]
+    assert ask_for_stacks([tmp_path], [0], 10) == [0]
+    watch.close()
+    assert written == [False, False, True]
 
 
 def test_a_call_with_other_arguments_is_only_called(

@@ -46,7 +46,7 @@ static struct {
 /* What Python is asked: `FlightRecorder._answers` has the same order. The last two only tell it of a task on a device. */
 enum { GROUP, KIND, PLACE, CONTEXT, DTYPE, SIZE, STARTED, WAITED };
 enum { OTHER = 1, USERS, LAYER, FIRST_PHASE, PHASES_END = FIRST_PHASE + 3 }; /* kinds of code */
-enum { ANY, ROOTED, SENDS, RECEIVES };                                       /* what an operation's second argument says */
+enum { ANY, ROOTED, SENDS, RECEIVES };                                       /* what an operation's argument `peer` says */
 enum { FAILED = -1, RAISED = -2 };
 
 struct group {
@@ -63,7 +63,7 @@ struct method {
         const char *doc;
     } definition;
     Object original;
-    int64_t name, way, index, sharers;
+    int64_t name, way, peer, index, sharers;
     char text[64];
 };
 
@@ -233,8 +233,8 @@ static int64_t add(const struct method *method, Object args)
     const struct group *group = (const struct group *)(uintptr_t)found;
     int64_t peer = -1, key = 0;
     if (method->way != ANY) {
-        Object second = python.argument(args, 2);
-        int64_t rank = second ? python.as_integer(second) : FAILED;
+        Object argument = python.argument(args, 1 + method->peer);
+        int64_t rank = argument ? python.as_integer(argument) : FAILED;
         python.clear_error();
         int is_rank = rank >= 0 && rank < group->num_ranks;
         if (is_rank)
@@ -399,13 +399,13 @@ EXPORT int64_t ppprof_flight_spent(void)
 
 /* Return a function of Python that notes calls of a method; of `wait` if `name` is below 0. */
 EXPORT Object ppprof_flight_method(int64_t number, const char *text, Object original, int64_t name, int64_t way,
-                                   int64_t index, int64_t sharers)
+                                   int64_t peer, int64_t index, int64_t sharers)
 {
     if (number < 0 || number >= MOST_METHODS)
         return NULL;
     struct method *method = &methods[number];
     *method = (struct method){{method->text, name < 0 ? waited : noted, 1 | 2, NULL},
-                              original, name, way, index, sharers, ""};
+                              original, name, way, peer, index, sharers, ""};
     strncpy(method->text, text, sizeof method->text - 1);
     python.keep(original); /* for ever: a caller may hold the function */
     Object self = python.integer(number);
