@@ -294,13 +294,15 @@ def _start_recorder(settings: Mapping[str, Any]) -> Any:
     if sys.modules.get("paddle") is None:  # importing it would cost the caller seconds
         raise RuntimeError("Paddle is not loaded there")
     import paddle
+    from paddle.base import core
 
     from ppprof.capture.recording.recorder import Recorder
     from ppprof.capture.steps.device_timer import holds_cuda
     from ppprof.config import ProfilerConfig
 
-    if paddle.device.get_device().startswith("gpu") and not holds_cuda():
-        # It waits for all GPUs that the process sees, whatever it records.
+    has_gpu = core.is_compiled_with_cuda() and not core.is_compiled_with_rocm()
+    if has_gpu and paddle.device.cuda.device_count() and not holds_cuda():
+        # It waits for all GPUs that the process sees, whatever it records and wherever it computes.
         raise RuntimeError(
             "Paddle's profiler would start CUDA there, which takes 0.5 GB of each GPU"
         )

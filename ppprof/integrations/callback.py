@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -213,18 +213,22 @@ def _tokens_and_flops(
     # With sep or context parallelism, each rank has a part of each sample.
     if ids is None or max(map(partial(_degree, args), _OF_SEQUENCES)) > 1:
         return 0, 0
-    shape = _local_shape(ids)
+    shape, batch_axes = ids.shape, frozenset[str]()
+    if getattr(ids, "is_dist", bool)():  # of semi-automatic parallelism
+        shape, batch_axes = ids._local_shape, frozenset(axis for axis, _ in _split_axes(ids))
     num_tokens, length = math.prod(shape), shape[-1]
     if length not in flops_of:
         mp_degree = max(map(partial(_degree, args), _OF_TENSORS))
-        flops_of[length] = flops_of_token(model, length, mp_degree)
+        flops_of[length] = flops_of_token(model, length, mp_degree, batch_axes)
     return num_tokens, num_tokens * flops_of[length]
 
 
-def _local_shape(tensor: Any) -> Sequence[int]:
-    from ppprof.capture.recording.operator_calls import local_shape, may_split  # imports Paddle
-
-    return local_shape(tensor) if may_split() else tensor.shape
+def _split_axes(tensor: Any) -> Iterator[tuple[str, int]]:
+    """Yield the axes of its mesh over which a tensor is split, with the number of ranks."""
+    mesh = tensor.process_mesh
+    for axis, size, placement in zip(mesh.dim_names, mesh.shape, tensor.placements):
+        if placement.is_shard():
+            yield axis, size
 
 
 _OF_SEQUENCES = (
@@ -240,7 +244,9 @@ def _degree(args: Any, name: str) -> int:
     return max(getattr(args, name, 1) or 1, 1)
 
 
-def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
+def flops_of_token(
+    model: Any, length: int, mp_degree: int = 1, batch_axes: Set[str] = frozenset()
+) -> int:
     """Return the FLOPs that a token costs on this rank, forward and backward; 0 if they are unknown.
 
     Counted are two operations for each weight of a matrix product, and ``4 * length * hidden_size`` for the
@@ -254,6 +260,8 @@ def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
         model: this rank's part of the model, with the ``config`` of its framework.
         length: tokens of a sample.
         mp_degree: the number of ranks that each attention's heads are split over.
+        batch_axes: axes of a mesh over which the samples are split. A weight that is split over them, too, as by
+            sharding stage 3, is gathered for its product.
     """
     hidden = getattr(getattr(model, "config", None), "hidden_size", 0)
     layers = model.sublayers(include_self=True) if hidden else []
@@ -270,13 +278,20 @@ def flops_of_token(model: Any, length: int, mp_degree: int = 1) -> int:
         id(layer) not in inner and all(map(_is_here, layer.parameters())) for layer in attentions
     )
     attention = 4 * length * int(hidden) * num_attentions // mp_degree
-    num_weights: int = sum(math.prod(_local_shape(each)) for each in matrices if _is_here(each))
+    num_weights = sum(_num_multiplied(each, batch_axes) for each in matrices if _is_here(each))
     return 3 * (2 * num_weights + attention)
 
 
 def _is_here(weight: Any) -> bool:
     """Return whether this rank has a part of a weight; of semi-automatic stages, each rank knows all weights."""
     return not weight.is_dist() or bool(weight._is_initialized())
+
+
+def _num_multiplied(weight: Any, batch_axes: Set[str]) -> int:
+    """Return how many elements of a weight this rank's products take."""
+    split = _split_axes(weight) if weight.is_dist() else ()
+    num_parts = math.prod(size for axis, size in split if axis not in batch_axes)
+    return math.prod(map(int, weight.shape)) // num_parts
 
 
 _EXPERTS = re.compile("MoE|Moe|Expert")

@@ -14,7 +14,7 @@ class Steps(list[str]):
 class Recorder:
     """Writes the numbers of the steps of a window, and ``-`` for a step that has not ended."""
 
-    on_device = False
+    waits = False
     probe_seconds_left = 0.0
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Recorder:
         self.is_in_use = False
         self.taken: list[weakref.ref[Steps]] = []
 
-    def prepare(self, preempt: object = None) -> bool:
+    def prepare(self, preempt: object = None, *, continues: bool = False) -> bool:
         if not self.is_in_use:
             self.log.append("prepare")
         return not self.is_in_use

@@ -43,7 +43,7 @@ class SmallRecorder:
         self._steps: list[tuple[int, int, int, bool]] = []
         self._step: tuple[int, int] | None = None
 
-    def prepare(self, preempt: object = None) -> bool:
+    def prepare(self, preempt: object = None, *, continues: bool = False) -> bool:
         """Do nothing, and find no other profiler."""
         return True
 
@@ -82,7 +82,7 @@ class SmallRecorder:
         """Write them."""
         raw.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
 
-    on_device = False
+    waits = False
     probe_seconds_left = 0.0
 
     def end_allocations(self, why: str) -> bool:

@@ -184,20 +184,23 @@ from types import SimpleNamespace
 from paddle import nn
 from ppprof.integrations.callback import _tokens_and_flops
 
-class Attention(nn.Layer):
-    def __init__(self, mesh, *split):
-        super().__init__()
-        self.qkv = nn.Linear(16, 48)
-        for name, where in zip(("weight", "bias"), split):
-            tensor = dist.shard_tensor(getattr(self.qkv, name), mesh, [dist.Replicate(), where])
-            setattr(self.qkv, name, tensor)
+def shards(tensor, mesh, split):
+    places = [dist.Shard(split[axis]) if axis in split else dist.Replicate() for axis in AXES]
+    return dist.shard_tensor(tensor, mesh, places)
 
-here, there = (dist.ProcessMesh([[rank, rank + 1]], dim_names=["dp", "mp"]) for rank in (0, 2))
-model = nn.Sequential(*(Attention(m, dist.Shard(1), dist.Shard(0)) for m in (here, here, there)))
-model.config = SimpleNamespace(hidden_size=16)
-ids = dist.shard_tensor(
-    paddle.ones([4, 8], "int64"), dist.ProcessMesh([0, 1], dim_names=["dp"]), [dist.Shard(0)]
+class Attention(nn.Layer):
+    def __init__(self, mesh):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48, bias_attr=False)
+        self.qkv.weight = shards(self.qkv.weight, mesh, {"mp": 1, "dp": 0})  # sharding stage 3 over dp
+
+AXES = ["dp", "mp"]
+here, there = (
+    dist.ProcessMesh([[rank, rank + 1], [rank + 2, rank + 3]], dim_names=AXES) for rank in (0, 4)
 )
+model = nn.Sequential(*map(Attention, (here, here, there)))
+model.config = SimpleNamespace(hidden_size=16)
+ids = shards(paddle.ones([4, 8], "int64"), here, {"dp": 0})
 args = SimpleNamespace(tensor_parallel_degree=2)
 print(*_tokens_and_flops(args, model, {"input_ids": ids}, {}))
 """

@@ -15,6 +15,7 @@ from ppprof.analysis.efficiency.operator_formulas import (
     LOSSES,
     MOST_DIMS,
     PRODUCTS,
+    WITH_BIAS,
     Formula,
     Inputs,
     UnknownError,
@@ -134,7 +135,8 @@ _SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "eleme
 def _gradient_flops(formula: Formula, flops: int, num_gradients: int) -> int:
     if is_attention(formula):
         return flops * 5 // 2
-    return flops * min(num_gradients, 2)
+    num_products = num_gradients - (formula in WITH_BIAS)  # the gradient of a bias is a sum
+    return flops * min(max(num_products, 0), 2)
 
 
 class Product(NamedTuple):

@@ -29,6 +29,7 @@ from ppprof.capture.child_programs import (
     load_cupti,
 )
 from ppprof.capture.children import lines_of
+from ppprof.capture.device import cupti_folder_of_paddle
 
 log = logging.getLogger("ppprof")
 
@@ -45,7 +46,9 @@ def refusal(*, loads: bool) -> str:
         loads: whether to load the library if the process has not; without a library, return `MISSING`.
     """
     try:
-        cupti = _loaded() or (_load() if loads else None)
+        cupti = _loaded()
+        if cupti is None and loads:
+            _, cupti = load_cupti(cupti_folder_of_paddle(), cupti_folders())
     except OSError:  # replaced on disk, as by an update: Paddle keeps what it has loaded
         return ""
     if cupti is None:
@@ -53,13 +56,6 @@ def refusal(*, loads: bool) -> str:
     with suppress(AttributeError):  # no CUPTI in spite of its name
         return next(filter(None, (_refusal_of(cupti, kind) for kind in CUPTI_KINDS)), "")
     return MISSING if loads else ""
-
-
-def _load() -> Any:
-    """Load the CUPTI that Paddle will load; None without one."""
-    import paddle  # the tests of this file need none
-
-    return load_cupti(paddle.get_flags("FLAGS_cupti_dir")["FLAGS_cupti_dir"], cupti_folders())[1]
 
 
 def _loaded() -> Any:

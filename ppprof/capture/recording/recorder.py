@@ -153,12 +153,14 @@ class Recorder:
         self.wait_seconds = 0.0
         """Processor time for which this has waited for the device's work so far."""
 
-    def _create(self) -> bool:
+    def _create(self, *, continues: bool) -> bool:
         """Create Paddle's profiler for the targets that can be recorded; return whether that is possible.
 
         First wait for a guest to close; a guest that does not close in time loses its window.
         """
-        self._trace_switch = sum(TRACE_SWITCH[target] for target in self._targets.decide())
+        self._trace_switch = sum(
+            TRACE_SWITCH[target] for target in self._targets.decide(continues=continues)
+        )
         has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
         self._profiler = instance.acquire(self._trace_switch, devices, self._give_up)
@@ -187,12 +189,15 @@ class Recorder:
         """The time for which `prepare` is likely to wait for the probe of the device's profiler."""
         return self._targets.seconds_left
 
-    def prepare(self, preempt: Callable[[], None] | None = None) -> bool:
+    def prepare(
+        self, preempt: Callable[[], None] | None = None, *, continues: bool = False
+    ) -> bool:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 
         On a device, the first call waits for the probe of the device's profiler.
 
         Args:
+            continues: whether it is for a further segment of a window.
             preempt: called when the training creates its own profiler, in the thread that does so.
                 It must release Paddle's profiler, by `take` or `discard`. None drops the window, after
                 a while.
@@ -202,7 +207,7 @@ class Recorder:
         """
         with self._lock:
             self._preempt = preempt or self._discard_after_a_while
-            if not self._create():
+            if not self._create(continues=continues):
                 return False
             self._profiler.prepare()
             self._is_prepared = True

@@ -70,16 +70,16 @@ class Targets:
         self._run = run
         self._device = paddle.device.get_device()
         self._training = threading.get_ident()
-        self.waits: bool = self._device != "cpu"
-        """Whether the training computes on a device. Paddle's profiler waits for it, whatever it records."""
         self._names = _usable(wanted, self._device)
+        self.waits: bool = self._device != "cpu" or self._names != ["cpu"]
+        """Whether the training computes on a device. Paddle's profiler waits for it, whatever it records."""
         self.is_gpu = "gpu" in self._names
         """Whether windows record an NVIDIA GPU."""
         self._is_decided = self.is_gpu
         """Whether the probe has accepted the device; a GPU needs none."""
         self._wanted = self._names
-        self._was_recorded = False
-        """Whether the last window has recorded the device."""
+        self._was_recorded = self._has_warned = False
+        """Whether the last window has recorded the device, or this rank has said that it is not recorded."""
         self._thread: threading.Thread | None = None
         self._warns = True
         self._began = time.monotonic()
@@ -131,12 +131,14 @@ class Targets:
     def _has_ended(self) -> bool:
         return self._thread is not None and not self._thread.is_alive()
 
-    def decide(self, patience_s: float = _PATIENCE_SECONDS) -> list[str]:
+    def decide(
+        self, patience_s: float = _PATIENCE_SECONDS, *, continues: bool = False
+    ) -> list[str]:
         """Return the targets to record in the window that begins now; wait for the probe if it has not ended.
 
         If the device is not recorded, log why, once on each node; on each rank if it was recorded before. If
-        CUPTI refuses a window, it may accept the next one. Do not wait after a SIGTERM, which is about to end
-        the process.
+        CUPTI refuses a window, it may accept the next one, but no further segment (``continues``) of that window.
+        Do not wait after a SIGTERM, which is about to end the process.
         """
         if self.on_device and not self._is_decided:
             self._decide_by_probe(patience_s)
@@ -144,9 +146,10 @@ class Targets:
             refusal = cupti.refusal(loads=self.is_gpu)
             if refusal:
                 self._refused(refusal)
-            elif not self.on_device:
-                log.warning(f"{self._device} is recorded again")
-            if not refusal:
+            elif self.on_device or not continues:
+                if self._has_warned:
+                    log.warning(f"{self._device} is recorded again")
+                self._has_warned = False
                 self.on_device, self._names, self._was_recorded = True, self._wanted, True
         return self._names
 
@@ -183,6 +186,7 @@ class Targets:
         self.on_device = False
         self._names = ["cpu"]
         if self._warns and self._run is not None:
+            self._has_warned = True
             advice = f"; what to do: {action}" if action else ""
             log.warning(
                 f"{self._device} is not recorded: {why}; windows hold the host's events only, and "

@@ -271,7 +271,7 @@ class Windows:
         assert segment is not None
         begin, operators = self._now() - self._recorder.wait_seconds, self._num_operators()
         self._save(is_last=False)
-        if not self._recorder.prepare(self.preempt):
+        if not self._recorder.prepare(self.preempt, continues=True):
             log.warning(
                 f"rank {self._store.rank}: window {segment.name.window} was cut short: {_IN_USE}; "
                 f"steps recorded: {segment.window_steps}; {_ONE}"

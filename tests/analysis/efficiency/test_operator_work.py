@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -75,6 +76,9 @@ def test_counts_by_hand() -> None:
     assert flops("matmul", [0, 128], [128, 4]) == 0
     weight_first = {"X3": False, "X4": True, "X5": "none"}
     assert flops("fused_gemm_epilogue", [2, 3, 8], [5, 8], [5], **weight_first) == 2 * 6 * 8 * 5
+    gradient = partial(flops, "Global_FusedGemmEpilogueGradNode", [6, 8], [8, 5], [5])
+    assert gradient(gradients=3) == 2 * 2 * 6 * 8 * 5
+    assert gradient(gradients=2) == 2 * 6 * 8 * 5  # of the weight, and of the bias, which is a sum
     # A ring adds up to one other rank's element to each element; gathering adds nothing.
     assert work("all_reduce", [4, 128]) == Work(4 * 128, 2 * 4 * 128 * 4)
     assert work("c_identity", [4, 128]) == Work(0, 2 * 4 * 128 * 4)

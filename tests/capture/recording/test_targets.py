@@ -220,6 +220,7 @@ def test_cupti_is_asked_in_the_process_of_the_training_ahead_of_each_window(
     assert [rank.decide() for rank in ranks] == [["cpu"]] * 2
     assert len(messages) == 2
     ctypes.c_int.in_dll(library, "code").value = 0  # as if the other profiler has ended
+    assert ranks[0].decide(continues=True) == ["cpu"]  # a window has one kind of events
     assert [rank.decide() for rank in ranks] == [["cpu", "gpu"]] * 2
     assert messages[2:] == ["gpu:0 is recorded again"] * 2
 
@@ -247,7 +248,7 @@ def test_the_cupti_that_paddle_will_load_is_asked(
     monkeypatch.setattr(child_programs, "_CUPTI_NAMES", ("libcupti.so.12",))
     monkeypatch.setattr(cupti, "cupti_folders", lambda: (str(tmp_path / "toolkit"),))
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu", "gpu"]
-    monkeypatch.setattr(paddle, "get_flags", lambda name: {name: str(tmp_path / "lib")})
+    monkeypatch.setattr(cupti, "cupti_folder_of_paddle", lambda: str(tmp_path / "lib"))
     assert Targets("auto", tmp_path, no_probe).decide() == ["cpu"]
 
 
@@ -306,6 +307,8 @@ def test_a_remote_call_is_recorded_inside_only_if_its_process_has_started_cuda(
         return SimpleNamespace(prepare=lambda: True, start=lambda: None)
 
     monkeypatch.setattr(recorder, "Recorder", fake)
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "cpu")
+    monkeypatch.setattr(targets.core, "is_compiled_with_cuda", lambda: True)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="would start CUDA"):
             _start_recorder({})
@@ -313,7 +316,10 @@ def test_a_remote_call_is_recorded_inside_only_if_its_process_has_started_cuda(
     assert started == []
     ctypes.c_int.in_dll(driver, "used").value = 11
     _start_recorder({})
-    assert len(started) == 1
+    ctypes.c_int.in_dll(driver, "used").value = -1
+    monkeypatch.setattr(targets.core, "is_compiled_with_rocm", lambda: True)  # no such driver
+    _start_recorder({})
+    assert len(started) == 2
 
 
 def test_a_plugin_that_uses_a_cupti_is_asked_after_its_probe(
