@@ -232,13 +232,14 @@ def _conclude(
 def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     """Print the tables of a window, in one piece; none if the config is brief."""
     from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
+    from ppprof.rundir import name_of
     from ppprof.rundir.summaries import rows_of
 
     if profiler.brief:
         return
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
-    every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])
+    every = shlex.join(["ppprof", "summary", str(name_of(run)), "--row-limit", "none"])
     where = f"all: {every}, or summary/*.json"
     options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit, where)
     rows = rows_of(tables.tables)

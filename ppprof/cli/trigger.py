@@ -15,7 +15,7 @@ from ppprof.cli.options import Checks, add_run, whole_number
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
-from ppprof.rundir import newest, nodes, read_manifest, topology_of
+from ppprof.rundir import first_run, newest, nodes, read_manifest, topology_of
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.triggers import (
     TriggerResponse,
@@ -90,7 +90,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Return 0 when requested, or with ``--wait`` recorded; 1 when refused or not in time."""
     run = Path(newest(args.run))
-    if run != Path(args.run):
+    if run != Path(args.run) and first_run(args.run) is None:
         log.info("%s: the newest run is %s", args.run, run)
     request_id, what = request_window(run, args.steps, args.rank)
     if not args.wait:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ppprof.cli.options import Checks, add_layout, add_run
 from ppprof.cli.trigger import request_window
 from ppprof.errors import PpprofError
-from ppprof.rundir import nodes
+from ppprof.rundir import name_of, nodes
 from ppprof.rundir.triggers import read_completion, read_response
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class _Page:
     def _make(self) -> None:
         if self.path is None:  # others may write into the folder for temporary files, too
             self.path = Path(tempfile.mkdtemp(prefix="ppprof-")) / "report.html"
-        command = [sys.executable, "-m", "ppprof", "report", str(self._run), "--force"]
+        command = [sys.executable, "-m", "ppprof", "report", str(name_of(self._run)), "--force"]
         command += ["--window", str(self._window), "-o", str(self.path)]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
@@ -178,7 +178,7 @@ class _Page:
     def _made(self, code: int) -> None:
         self._process = None
         if code or self.path is None:
-            self.note = f"no page: try ppprof report {self._run} --window {self._shown}"
+            self.note = f"no page: try ppprof report {name_of(self._run)} --window {self._shown}"
             return
         self.note = f"window {self._shown}: {self.path}"
         if sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():

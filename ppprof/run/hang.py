@@ -10,6 +10,7 @@ operations in different orders.
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -494,15 +495,13 @@ def ask_for_stacks(paths: Sequence[PathLike], ranks: Sequence[int], seconds: flo
 
 def log_unfinished(paths: Sequence[PathLike], command: str) -> None:
     """Log how to ask about the run before the newest one, as before a restart, if not all its ranks ended in peace."""
-    for path in paths:
-        with suppress(InputError, OSError):
-            earlier = run_before(path)
-            if earlier is not None and rank_states(newest(earlier)):
-                _log.info(
-                    "ranks of an earlier run failed, were killed, or still run: ppprof %s %s",
-                    *(command, earlier),
-                )
-                return
+    with suppress(InputError, OSError):
+        earlier = [run for path in paths if (run := run_before(path)) is not None]
+        if any(rank_states(newest(run)) for run in earlier):
+            _log.info(
+                "ranks of an earlier run failed, were killed, or still run: ppprof %s %s",
+                *(command, shlex.join(map(str, earlier))),
+            )
 
 
 def _of_one_run(paths: Sequence[PathLike], *, warns: bool = False) -> list[Path]:

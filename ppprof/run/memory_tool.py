@@ -10,6 +10,7 @@ from ppprof.analysis.predict.prediction import memory
 from ppprof.errors import InputError
 from ppprof.run.predict import spec_in
 from ppprof.run.run import Run, open
+from ppprof.rundir import name_of
 
 _PROGRAM = '''"""Memory of a configuration in MiB: memory_estimation_tool of Paddle's auto-tuner."""
 
@@ -42,7 +43,7 @@ def memory_tool(run: Run) -> str:
     """
     if spec_in(run).word_bytes is None:
         raise InputError(f"{run}: the memory of mixed precision is known for level O2 only")
-    return _PROGRAM.format(path=str(run.path.resolve()))
+    return _PROGRAM.format(path=str(name_of(run.path.resolve())))
 
 
 def estimated_mib(path: str, arguments: Sequence[str]) -> float:

@@ -39,6 +39,8 @@ _FULL = 0.95
 """Share of a device's memory from which it is called nearly full."""
 _MOST_SHOWN, _MOST_READ = 20, 50
 """Latest steps that times and shares are of, among so many."""
+_LONG_NS = 60_000_000_000
+"""A rank that has written no step for so long is not waited for."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,9 @@ class Watch:
         idle_s = min((now_s - (each.changed_s or now_s) for each in ranks.values()), default=0.0)
         # Each step may be in a window, as without a schedule.
         usual_ns = step_ns or median([each.every_step_ns for each in latest.values()] or [0])
-        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9) if latest else _FIRST_STEP_S
+        limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9)
+        if not num_ended:
+            limit_s = _FIRST_STEP_S
         self._is_stalled = is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
         gone = {rank: text for rank, text in self._gone.items() if text}
         states = {}
@@ -331,7 +335,12 @@ def _num_known(steps: Sequence[Sequence[Step]]) -> int:
     A rank writes its steps every 10 seconds, each at another time.
     """
     newest = max(steps, key=lambda each: each[-1].step, default=())
-    return min((each[-1].step + 1 for each in steps if each[-1].step >= newest[0].step), default=0)
+    limit, behind_ns = 0, 0
+    for num, step in enumerate(reversed(newest)):
+        if num > _MOST_READ and behind_ns > _LONG_NS:
+            break
+        limit, behind_ns = step.step, behind_ns + step.batch_cost_ns
+    return min((each[-1].step + 1 for each in steps if each[-1].step >= limit), default=0)
 
 
 def _latest(every: Sequence[Step], first_step: int) -> _Latest:

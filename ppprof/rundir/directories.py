@@ -259,14 +259,20 @@ def first_run(path: PathLike) -> Path | None:
     None for other paths, and if there is such a folder.
     """
     run = to_path(path)
-    is_first = run.name == _FIRST_RUN and not run.exists() and has_manifest(run.parent)
-    return run.parent if is_first else None
+    if run.name != _FIRST_RUN:
+        return None
+    with store_errors_as_oserror(run):
+        return run.parent if not run.exists() and has_manifest(run.parent) else None
+
+
+def name_of(run: Path) -> Path:
+    """Return a path by which commands find a run: ``log/run_001`` of the first one of a log directory with others."""
+    return run if newest(run) == run else run / _FIRST_RUN
 
 
 def run_before(path: PathLike) -> Path | None:
     """Return a name of the run before the newest one in a log directory, such as ``log/run_001``; None without."""
-    runs = runs_of(path)[-2:-1]
-    return next((run if re.fullmatch(_RUN, run.name) else run / _FIRST_RUN for run in runs), None)
+    return next(map(name_of, runs_of(path)[-2:-1]), None)
 
 
 def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:

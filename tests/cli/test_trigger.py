@@ -61,6 +61,16 @@ def test_a_request_is_left_and_said_what_of(tmp_path: Path, cli) -> None:
     assert "requested 4 steps on ranks 0-1" in cli("trigger", run).out
 
 
+def test_the_first_run_of_a_log_with_a_later_one_is_not_called_the_newest(
+    tmp_path: Path, cli
+) -> None:
+    run = job(tmp_path)
+    write_manifest(claim(run), {})
+    out, err = cli("trigger", run / "run_001")
+    assert out.startswith(f"{run}: requested")
+    assert "newest" not in err
+
+
 def test_a_second_request_does_not_replace_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

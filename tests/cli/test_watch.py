@@ -124,6 +124,29 @@ def test_a_rank_that_is_a_little_slow_is_named_once_enough_steps_say_so(tmp_path
     assert finding.endswith(" in 208 steps")
 
 
+def test_a_rank_whose_step_log_ends_does_not_hide_a_slow_one(tmp_path: Path) -> None:
+    """As of one that met a full disk once: the others have written 80 s more."""
+    run = job(tmp_path)
+    for rank in range(1, 8):
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(lines(rank, 30, 200, 5).encode())
+    (found,) = Watch(run).look().findings
+    assert found.startswith("rank 5 ")
+
+
+def test_a_rank_in_a_window_of_its_own_does_not_undo_what_is_known(tmp_path: Path) -> None:
+    run = job(tmp_path, slow=5)
+    now_s = 0.0
+    watch = Watch(run, lambda: now_s)
+    assert len(watch.look().findings) == 1
+    for rank in range(8):
+        text = lines(rank, 30, 60, 5)
+        text = text.replace('"window": null', '"window": 0') if rank == 0 else text
+        RunFile(run, f"steps/rank_{rank:05d}.jsonl").append(text.encode())
+    now_s += 60
+    (found,) = watch.look().findings
+    assert found.endswith(" in 88 steps")  # as in the test above, without the first two
+
+
 @pytest.mark.parametrize(
     ("loss", "shown", "finding"),
     [("2.71828", "loss 2.718 at step 20", ""), ('"nan"', "loss nan at step 20", "the loss is nan")],
@@ -226,6 +249,14 @@ def test_the_first_step_has_300_seconds(tmp_path: Path, ago_s: int, is_stalled: 
     (run / "steps/rank_00000.jsonl").unlink()
     ring(run, 0, 0, ago_s)
     assert Watch(run).look().is_stalled == is_stalled
+
+
+def test_a_job_that_hangs_ahead_of_its_first_line_has_30_seconds(tmp_path: Path) -> None:
+    """Steps are written every 10 s, at the end of one: of 15 short ones none may be on disk."""
+    run = job(tmp_path, Topology.of(dp=1))
+    (run / "steps/rank_00000.jsonl").unlink()
+    ring(run, 0, 15, 40)
+    assert Watch(run).look().is_stalled
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

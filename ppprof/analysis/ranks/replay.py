@@ -239,7 +239,7 @@ def ends_of_steps(rows: pl.DataFrame) -> pl.DataFrame:
     return by_rank.group_by("step").agg(
         recorded_ns=lower_median(pl.col("length")),
         tail_ns=pl.col("tail").min(),
-        tail_stage=pl.col("stage").sort_by("tail", "stage").first(),
+        tail_stage=pl.col("stage").sort_by("tail", "stage", nulls_last=True).first(),
     )
 
 

@@ -123,7 +123,14 @@ def unrecorded_ranks(
     numbers = steps["step"].unique().sort().to_list()
     of_ranks = {rank: roles.get(rank, "") for rank in ranks}
     step_ns: float = steps["step_ns"].median() or 0.0  # type: ignore[assignment]
-    slow = (scores or Scores()).slow(of_ranks, numbers, own, step_ns)
+    if scores is None:
+        slow = Scores().slow(of_ranks, numbers, own, step_ns)
+    else:  # a rank may have no step that counts for a while, as in a window
+        of_all = {**roles, **of_ranks}
+        places = [[*of_all].index(rank) for rank in ranks]
+        of_known = np.full((len(own), len(of_all)), np.nan)
+        of_known[:, places] = own
+        slow = scores.slow(of_all, numbers, of_known, step_ns)
     excess = _excess(own, [*of_ranks.values()])
     if not notes_communication(medians):
         excess[:, [place for place, rank in enumerate(ranks) if rank not in slow]] = np.nan
