@@ -25,7 +25,7 @@ from ppprof.analysis.advice.small_operators import (
 )
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
-from ppprof.analysis.efficiency.strided_inputs import TIMES_USUAL
+from ppprof.analysis.efficiency.copies import TIMES_USUAL
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
 from ppprof.analysis.profile.steps import UNMARKED
@@ -146,6 +146,7 @@ RULES: tuple[Rule, ...] = (
         products.strided_inputs,
         thresholds={"least_ratio": products.LEAST_STRIDED, "times": TIMES_USUAL},
     ),
+    Rule("casts", products.casts, thresholds={"least_ratio": products.LEAST_CASTS}),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("gradients-again", memory.gradients_again, thresholds=_TIME),
@@ -212,7 +213,7 @@ _LONGER = "profiler-overhead"
 _OF_LENGTHS = frozenset(
     (
         *("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "strided-inputs"),
-        *("fusible", "tiny-kernels"),
+        *("casts", "fusible", "tiny-kernels"),
     )
 )
 """Rules about the lengths of single kernels."""

@@ -19,7 +19,14 @@ WAITING = frozenset(
 COMPUTATION = frozenset(
     (
         *("recompute", "wider-dtype", "gradient-accumulation", "slow-product"),
-        *("wide-vocabulary", "unused-rows", "strided-inputs", "fusible", "gradients-again"),
+        *(
+            "wide-vocabulary",
+            "unused-rows",
+            "strided-inputs",
+            "casts",
+            "fusible",
+            "gradients-again",
+        ),
     )
 )
 """Rules about the time in which a device computes, or without a device the host."""

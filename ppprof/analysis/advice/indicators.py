@@ -23,8 +23,8 @@ from ppprof.analysis.efficiency.avoidable import (
     unused_rows,
     vocabulary_work,
 )
+from ppprof.analysis.efficiency.copies import casts, strided_inputs
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
-from ppprof.analysis.efficiency.strided_inputs import strided_inputs
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -181,7 +181,7 @@ which Python collects garbage), lock
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on logits:
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
-`ppprof.analysis.efficiency.strided_inputs`), strided line (line that calls them), table (operators on an embedding's table, with the time of rows that do
+`ppprof.analysis.efficiency.copies`), cast (casts and their gradients), strided line and cast line (lines that call them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -277,9 +277,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     builder.add_names("vocabulary", vocabulary_work(profile))
     if not profile.unrecorded_device:
-        copies = strided_inputs(profile)
-        builder.add_names("strided", copies)
-        builder.add_names("strided line", builder.in_lines(copies))
+        for kind, copies in (("strided", strided_inputs(profile)), ("cast", casts(profile))):
+            builder.add_names(kind, copies)
+            builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
     tables = unused_rows(profile)
     saves = tables.filter(pl.col("saved_ns") > 0)

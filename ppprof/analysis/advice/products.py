@@ -31,7 +31,7 @@ MANY = 16
 
 LEAST_WIDE = 0.05
 """Share of a step from which operators on the vocabulary are reported."""
-LEAST_STRIDED = 0.05
+LEAST_STRIDED = LEAST_CASTS = 0.05
 """Share of a step from which copies of views are reported: each attention has some."""
 
 
@@ -239,6 +239,23 @@ def strided_inputs(evidence: Evidence) -> list[Finding]:
     }
     found = evidence.time_finding("strided-inputs", cost_ns, "possible", facts, copies)
     return [dataclasses.replace(each, severity="minor") for each in found]
+
+
+def casts(evidence: Evidence) -> list[Finding]:
+    """Report casts between dtypes; the cost is their time and that of their gradients."""
+    rows = evidence.names("cast")
+    cost_ns = float(rows["time_ns"].sum())
+    if rows.is_empty() or cost_ns < LEAST_CASTS * evidence.step_ns:
+        return []
+    facts: dict[str, Fact] = {
+        "name": rows["name"][0],
+        "name_ns": rows["time_ns"][0],
+        "casts_ns": cost_ns,
+        "calls": float(rows["calls"].sum()),
+        "line": evidence.first_name("cast line"),
+        "remedy": "code",
+    }
+    return evidence.time_finding("casts", cost_ns, "possible", facts, rows)
 
 
 def fusible(evidence: Evidence) -> list[Finding]:

@@ -47,6 +47,7 @@ from tests.fixtures.findings import (
     calling,
     calls_of_backward_twice,
     calls_of_teaching,
+    casting,
     collecting,
     computing,
     copying,
@@ -143,6 +144,7 @@ NEARLY = {
     "wide-vocabulary": {"threads": [losing(20, 29)]},
     "unused-rows": {"threads": [called_on_tables(*on_table(8191, 1))]},
     "strided-inputs": {"threads": [on_views(19)]},
+    "casts": {"threads": [casting(49)]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "gradients-again": {

@@ -1,4 +1,4 @@
-"""Copies of inputs whose elements do not lie side by side, made ahead of an operator's kernel.
+"""Time in which operators compute nothing: casts, and copies of inputs whose elements do not lie side by side.
 
 ``transpose``, ``slice`` and ``expand`` return views. Most kernels take elements side by side, so Paddle
 copies a view ahead of each of them. On a device, the copy is a kernel. On a host, nothing records it
@@ -21,15 +21,16 @@ from ppprof.arrays import Array, Int64
 from ppprof.trace.labels import map_texts
 from ppprof.trace.operator_inputs import operator_of_gradient, shapes_as_shown
 
-STRIDED = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "row": pl.Int64()}
-"""Columns of `strided_inputs`."""
+COPIES = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "row": pl.Int64()}
+"""Columns of `strided_inputs` and `casts`."""
 
 TIMES_USUAL = 5
 """How many times longer than the usual own time that of operators with a view has to be."""
 
-_COPIES = re.compile(r"\bContiguous\w*Func")
+_COPYING = re.compile(r"\bContiguous\w*Func")
 """In the names of Paddle's kernels that copy a view ahead of others, such as ``phi::ContiguousCaseOneFunc``."""
 _OF_TORCH = "aten::contiguous"
+_CASTS = frozenset(("cast", "cast_", "cast_grad"))
 _VIEWS = frozenset(
     [
         "transpose",
@@ -65,14 +66,25 @@ def strided_inputs(profile: Profile) -> pl.DataFrame:
         rows = operators[is_copy]
         return _named(profile, rows, time_ns[rows])
     if not names.where(lambda name: name.removesuffix(" dygraph") in _VIEWS).any():
-        return pl.DataFrame(schema=STRIDED)
+        return pl.DataFrame(schema=COPIES)
     if not tree.devices.is_empty():
         return _named(profile, *_copying_kernels(tree))
     calls = _named(profile, *_own_times(tree, operators))
     usual_ns = pl.col("time_ns").median()
     more_ns = (pl.col("time_ns") - usual_ns).clip(0).round().cast(pl.Int64)
     is_long = usual_ns.over("name") >= TIMES_USUAL * usual_ns
-    return calls.with_columns(more_ns, is_long=is_long).filter("is_long").select(*STRIDED)
+    return calls.with_columns(more_ns, is_long=is_long).filter("is_long").select(*COPIES)
+
+
+def casts(profile: Profile) -> pl.DataFrame:
+    """Return the casts between dtypes, also those of ``auto_cast``, and their gradients, as `strided_inputs` does."""
+    tree = profile.tree
+    operators = tree.events.host_rows("Operator")
+    is_cast = tree.events.names.take(operators).where(
+        lambda name: _operator(name) in _CASTS and not name.startswith("Local_")
+    )
+    time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
+    return _named(profile, operators[is_cast], time_ns[operators[is_cast]])
 
 
 def _own_times(tree: Tree, operators: Int64) -> tuple[Array, Int64]:
@@ -88,7 +100,7 @@ def _own_times(tree: Tree, operators: Int64) -> tuple[Array, Int64]:
 def _copying_kernels(tree: Tree) -> tuple[Array, Int64]:
     """Return the operators that launch kernels which copy views, and the time of each kernel."""
     devices = tree.events.devices
-    is_copy = tree.events.names.take(devices).where(lambda name: bool(_COPIES.search(name)))
+    is_copy = tree.events.names.take(devices).where(lambda name: bool(_COPYING.search(name)))
     operator = tree.innermost(tree.events.host_rows("Operator"))
     host = tree.events.host_of_device
     row = np.where(host >= 0, operator[host], -1)
@@ -97,7 +109,7 @@ def _copying_kernels(tree: Tree) -> tuple[Array, Int64]:
 
 
 def _named(profile: Profile, row: Array, time_ns: Int64) -> pl.DataFrame:
-    """Return columns of `STRIDED`; a gradient has the shapes of its operator."""
+    """Return columns of `COPIES`; a gradient has the shapes of its operator."""
     events = profile.trace.events
     forward = events["forward"].gather(row).fill_null(-1).to_numpy()
     shapes = events["shapes"].gather(np.where(forward >= 0, forward, row))
@@ -111,8 +123,8 @@ def _named(profile: Profile, row: Array, time_ns: Int64) -> pl.DataFrame:
         }
     )
     name = pl.concat_str("operator", "shapes", separator=" ", ignore_nulls=True)
-    calls = calls.with_columns(name=name).select(*STRIDED)
-    return calls.cast(STRIDED)  # type: ignore[arg-type]
+    calls = calls.with_columns(name=name).select(*COPIES)
+    return calls.cast(COPIES)  # type: ignore[arg-type]
 
 
 def _operator(name: str) -> str:
