@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.analysis.diff.gate import check as check_thresholds
     from ppprof.cli.executors import processes
     from ppprof.cli.output import show
-    from ppprof.cli.runs import open_run
+    from ppprof.cli.runs import NAMES_OF_RUNS, is_any_same, open_run
     from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
     from ppprof.report.markdown import diff_markdown
     from ppprof.report.text.diff import render_diff
@@ -225,6 +225,13 @@ def run(args: argparse.Namespace) -> int:
     baseline = experiment = open_run(args.baseline, reading=args.reading)
     if args.experiment not in (None, args.baseline):
         experiment = open_run(args.experiment, reading=args.reading)
+    part = (args.rank, args.window, args.steps)
+    other_part = (args.experiment_rank, args.experiment_window, args.experiment_steps)
+    if part == other_part and is_any_same(baseline, experiment):
+        raise UsageError(
+            f"EXPERIMENT: {experiment}: the same run and part as BASELINE; expected another run "
+            f"({NAMES_OF_RUNS}), or --experiment-rank, --experiment-window or --experiment-steps"
+        )
     num_windows = len(baseline.recordings) + len(experiment.recordings)
     with processes(args.workers, num_windows) as executor:
         comparison = diff(
