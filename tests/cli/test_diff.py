@@ -271,6 +271,11 @@ def test_a_run_that_is_named_twice_is_one(several, cli):
     assert "the same run is named twice" in err
     _, err = cli("diff", *base, "--", f"{base[0]}/../{base[0].name}", code=2)
     assert "the same run is named twice" in err
+    _, err = cli("diff", base[0], base[0], "--", *several["slow"], code=2)
+    assert "the same run is named twice" in err
+    shutil.copytree(base[1], base[0] / "run_002")
+    _, err = cli("diff", base[0], base[0] / "run_002", "--", *several["slow"], code=2)
+    assert "the same run is named twice" in err
 
 
 def test_a_run_without_steps_outside_windows(several, traces, cli):
