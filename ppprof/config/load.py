@@ -26,6 +26,8 @@ from ppprof.errors import ConfigError, Problem
 from ppprof.topology import AXES, Topology
 
 _OWN_BLOCKS = (*BLOCKS, "Profiler")
+_PEAKS = ("Global.device_peak_flops", "Global.device_peak_gbps")
+"""Keys outside the ``Profiler`` block that `ppprof.attach` reads."""
 _FLEETX_BLOCKS = frozenset(
     [
         *("Offline_Eval", "Generation", "Inference", "Compress", "Quantization"),
@@ -154,7 +156,8 @@ def load_profiler(
     Args:
         path: a YAML file with a ``Profiler`` block, or with the keys of a ``Profiler`` block at its
             top level. None uses the overrides alone.
-        overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``; other keys are an error.
+        overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``, or a peak of the device in
+            ``Global``; other keys are an error.
         world_size: number of processes, to check rank numbers with `check_ranks`. None
             checks no rank numbers.
         needs_block: whether a file without the block and its keys is an error.
@@ -178,8 +181,8 @@ def load_profiler(
         problems.errors += apply_overrides(source, overrides)
         for text in overrides:
             name = text.partition("=")[0].strip()
-            if name.partition(".")[0] != "Profiler":
-                message = "only the Profiler block is read; expected Profiler.KEY=VALUE"
+            if name.partition(".")[0] != "Profiler" and name not in _PEAKS:
+                message = f"only the Profiler block is read; expected Profiler.KEY=VALUE, or {' or '.join(_PEAKS)}"
                 problems.errors.append(Problem(f"-o {text}", name, message))
     profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
     if world_size is not None and profiler.enable and not problems.errors:
