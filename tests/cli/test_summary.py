@@ -364,6 +364,15 @@ def test_only_tables_left_are_printed(tmp_path, cli):
     assert "no trace: no efficiency" in cli("summary", run, "--views", "op,efficiency", code=3).err
 
 
+def test_a_view_of_the_config_that_needs_the_trace_is_left_out(tmp_path, cli):
+    """``with_flops`` adds the view layer, which no capture saves."""
+    plain, with_layer = (only_tables(tmp_path / str(n), with_flops=n == 1) for n in range(2))
+    out, err = cli("summary", with_layer)
+    assert out == cli.quiet("summary", plain)
+    assert err.count(f"{with_layer}: only tables are left, no trace: no layer") == 1
+    assert "no trace: no layer" in cli("summary", with_layer, "--views", "layer", code=3).err
+
+
 def test_efficiency_in_all_formats(trace, cli):
     text = cli.quiet("summary", "a.pb", "--views", "efficiency")
     assert titles(text) == ["Efficiency Summary"]
