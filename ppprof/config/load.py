@@ -82,7 +82,8 @@ def load_config(
     """Load a config file, apply overrides, check all blocks and derive blank values.
 
     Args:
-        path: a YAML file, or the values that were read from one.
+        path: a YAML file, or the values that were read from one: blocks, or the keys of a
+            ``Profiler`` block.
         overrides: each is ``KEY=VALUE``, as after ``-o``; the last one for a key counts.
         world_size: number of processes. None if it is unknown: then it is the product of the
             degrees, with a blank ``dp_degree`` as 1.
@@ -94,6 +95,7 @@ def load_config(
     from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
     source = path if isinstance(path, ConfigTree) else read_tree(path)
+    _wrap_bare_block(source)
     problems = Problems(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:
@@ -167,10 +169,7 @@ def load_profiler(
             read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
-    keys = {item.name for item in dataclasses.fields(ProfilerConfig)}
-    if "Profiler" not in source.values and not keys.isdisjoint(source.values):
-        source.values = {"Profiler": source.values}
-        source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
+    _wrap_bare_block(source)
     problems = Problems(source)
     overrides = list(overrides)
     if path is not None and needs_block and "Profiler" not in source.values:
@@ -191,6 +190,21 @@ def load_profiler(
     if problems.errors:
         raise ConfigError(sorted(problems.errors, key=_place))
     return Loaded(profiler, source.values, tuple(problems.warnings))
+
+
+def _wrap_bare_block(source: ConfigTree) -> None:
+    """Put the keys of a ``Profiler`` block at the top level into a ``Profiler`` block.
+
+    A file without blocks has such keys if they are at least half of its keys: those of another
+    program's config may include one, such as ``export``, and a block's keys may include typos.
+    """
+    fields = {item.name for item in dataclasses.fields(ProfilerConfig)}
+    num_known = len(fields & source.values.keys())
+    if num_known == 0 or 2 * num_known < len(source.values):
+        return
+    if source.values.keys().isdisjoint(_OWN_BLOCKS):
+        source.values = {"Profiler": source.values}
+        source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
 
 
 def _overlay(resolved: Any, typed: Any) -> Any:
