@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.cli.terminal import is_data
+from ppprof.cli.terminal import is_data, print_now
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
 
@@ -33,8 +33,9 @@ def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
     if args.output is None:
         is_any = False
         for chunk in chunks:
-            print(chunk, end="", flush=True)  # at once: the next trace may be a long one
             is_any = True
+            if not print_now(chunk):  # at once: the next trace may be a long one
+                break
         return is_any
     text = "".join(chunks)
     if text:

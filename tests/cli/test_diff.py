@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,19 @@ def test_one_run_under_two_names_is_no_comparison(tmp_path, cli):
     err = cli("report", log / "run_002", "--baseline", log, "-o", page, code=2).err
     assert f"--baseline: {log / 'run_002'}: the run of the page" in err
     assert not page.exists()
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_a_failed_check_is_one_if_the_reader_of_the_pipe_has_gone(traces, format):
+    """As in ``ppprof diff ... | head -3``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    limit = ("--fail-if", "step_time > 5%")
+    command = [sys.executable, "-m", "ppprof", "diff", *traces, *limit, "--format", format]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_everything_that_changed(traces, cli):
