@@ -9,7 +9,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ppprof.config.validation import not_a_bool
-from ppprof.config.yaml_source import MOST_DEPTH, ConfigTree, Key, literal, yaml_value
+from ppprof.config.yaml_source import (
+    MOST_DEPTH,
+    ConfigTree,
+    Key,
+    literal,
+    parse_literals,
+    yaml_value,
+)
 from ppprof.errors import Problem
 
 _PATH = re.compile(r"[^.\[\]=\s]+(\.[^.\[\]=\s]+|\[\d+\])*")
@@ -68,8 +75,8 @@ def read_value(text: str) -> Any:
     """Return the value of an override from its text.
 
     The text is read as a Python literal, else as a YAML scalar, list or mapping, else it stays
-    text. ``10:30`` and ``07`` stay text, which YAML 1.1 would turn into 630 and 7. Empty text is
-    read as null.
+    text. Text inside a YAML mapping is read as in a file (`parse_literals`). ``10:30`` and ``07``
+    stay text, which YAML 1.1 would turn into 630 and 7. Empty text is read as null.
 
     >>> read_value("true"), read_value("None"), read_value("(1, 5)"), read_value("1e-5")
     (True, None, (1, 5), 1e-05)
@@ -82,7 +89,10 @@ def read_value(text: str) -> Any:
     value = literal(text)
     if value is not text:
         return value
-    return text if _ZERO_PADDED.fullmatch(text) or _BASE_60.fullmatch(text) else yaml_value(text)
+    if _ZERO_PADDED.fullmatch(text) or _BASE_60.fullmatch(text):
+        return text
+    value = yaml_value(text)
+    return parse_literals(value) if isinstance(value, dict) else value
 
 
 def _why_not(tree: DictConfig, key: Key, value: Any) -> str:

@@ -35,6 +35,10 @@ from ppprof.config.yaml_source import ConfigTree
         ("[json, pb]", ["json", "pb"]),
         ("{dp: 0, pp: all}", {"dp": 0, "pp": "all"}),
         ("{'dp': 0}", {"dp": 0}),
+        (
+            "{max_lr: 1e-5, warmup: {steps: '8', name: None}}",
+            {"max_lr": 1e-5, "warmup": {"steps": 8, "name": None}},
+        ),
         ("'./x'", "./x"),
         ('"./x"', "./x"),
         ("'1'", "1"),
