@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+_DEVICES = Path("/dev")
+"""Where ``stdout`` links to a file if the shell redirects it to one."""
+
+
 def csv_or_markdown(table: pl.DataFrame, format: str) -> str:
     """Return a table as text in a ``--format``: ``csv`` or ``md``."""
     from ppprof.report.markdown import markdown
@@ -69,8 +73,8 @@ def is_same(output: Path, source: Path) -> bool:
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     """Return why a command that reads ``sources`` cannot write ``output``; None if it can.
 
-    It cannot write to a directory, into a missing directory, to one of ``sources``, or, unless
-    ``force`` is True, to a file that exists.
+    It cannot write to a directory, a pipe or a device, into a missing directory, to one of
+    ``sources``, or, unless ``force`` is True, to a file that exists.
     """
     try:
         with store_errors_as_oserror(output):
@@ -82,6 +86,8 @@ def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) 
 def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     if output.is_dir():
         return "a directory; expected a file"
+    if output.parent == _DEVICES or (output.exists() and not output.is_file()):
+        return "a pipe or a device; expected a file"  # which the file would replace
     if not is_remote(output) and not output.parent.is_dir():  # a store creates them itself
         return f"{output.parent} is not a directory"
     if output.exists() and any(is_same(output, to_path(source)) for source in sources):

@@ -18,6 +18,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import ALL_VIEWS, SummaryOptions
 from ppprof.cli import summary
+from ppprof.cli.output import problem_of_output
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
@@ -345,6 +346,16 @@ def test_what_cannot_be_written_is_said(trace, cli):
         Path("locked").mkdir(mode=0o500)
         where = "locked/out"
     assert cli("summary", "a.pb", "-o", where, code=2).err.startswith(f"-o {where}: ")
+
+
+def test_output_replaces_no_device(trace, cli):
+    os.mkfifo("pipe")
+    err = cli("summary", "a.pb", "-o", "pipe", "--force", code=2).err
+    assert err == "-o pipe: a pipe or a device; expected a file\n"
+    assert Path("pipe").is_fifo()
+    for place in ("/dev/stdout", "/dev/null"):  # not through the command, which might replace them
+        problem = problem_of_output(Path(place), (), force=True)
+        assert problem == "a pipe or a device; expected a file"
 
 
 def test_only_tables_left_are_printed(tmp_path, cli):
