@@ -126,7 +126,7 @@ class TestCode:
             "def no(*a, **k): raise SystemExit('a socket was made')\n"
             "socket.socket.bind = socket.socket.listen = socket.socket.connect = no\n"
             "from ppprof.cli import main\n"
-            "for command in (['summary'], ['ranks'], ['report', '-o', 'p.html'], ['diff', 'a.pb']):\n"
+            "for command in (['summary'], ['ranks'], ['report', '-o', 'p.html'], ['diff', '--experiment-rank', '0']):\n"
             "    assert main([command[0], 'a.pb', *command[1:]]) == 0\n"
         )
         done = subprocess.run(
@@ -375,7 +375,7 @@ class TestManifests:
         commands = (
             ["summary", "--rank", "all", "--views", "overview"],
             ["ranks"],
-            ["diff", str(run)],
+            ["diff", "--experiment-rank", "0"],
         )
         number = len(key)  # another value and command for each key
         values = [ODD[number % len(ODD)]] if is_one else ODD
@@ -454,7 +454,7 @@ class TestTerminals:
 
     @pytest.mark.parametrize("command", ["summary", "ranks", "diff"])
     def test_tables(self, evil, command, cli):
-        others = [evil] if command == "diff" else []
+        others = ["--experiment-rank", "0"] if command == "diff" else []
         views = ["--views", "op,udf"] if command == "summary" else []
         out, err = cli(command, evil, *others, *views)
         assert not re.search(f"[\r{UNSEEN}]", out + err)

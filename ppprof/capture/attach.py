@@ -103,10 +103,11 @@ def attach(
         config: the whole config, to be written into the manifest. None means ``profiler``, if that
             is a whole config.
         device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU; it
-            is written into the manifest. None means the peak for bf16 and fp16 if the device is
-            known (`ppprof.hardware`), else no MFU.
+            is written into the manifest. None means ``Global.device_peak_flops`` of the config, else
+            the peak for bf16 and fp16 if the device is known (`ppprof.hardware`), else no MFU.
         device_peak_gbps: bandwidth of one device's memory in GB/s, for the efficiency of operators;
-            it is written into the manifest. None means the vendor's number if the device is known.
+            it is written into the manifest. None means ``Global.device_peak_gbps`` of the config, else the
+            vendor's number if the device is known.
         first_step: number of the first step, the same on all ranks. A training that resumes from a
             checkpoint passes the number of steps that it has trained before, and its steps go on from
             there in all files. ``Profiler.scheduler`` counts from the first step: ``[10, 20]`` records ten
@@ -139,12 +140,8 @@ def attach(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
         return NoopSession()
-    for name, peak, usual in (
-        ("device_peak_flops", device_peak_flops, "FLOP/s, a number above 0 such as 312e12"),
-        ("device_peak_gbps", device_peak_gbps, "GB/s, a number above 0 such as 2039"),
-    ):
-        if peak is not None and not _is_positive(peak):
-            raise UsageError(f"{name}: {peak!r}: expected {usual}")
+    device_peak_flops = _peak("device_peak_flops", device_peak_flops, config)
+    device_peak_gbps = _peak("device_peak_gbps", device_peak_gbps, config)
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise UsageError(f"first_step: {first_step!r}: expected a whole number from 0")
     try:
@@ -566,6 +563,32 @@ def _plain(values: Any) -> Any:
     if omegaconf is None or not omegaconf.OmegaConf.is_config(values):
         return values
     return omegaconf.OmegaConf.to_container(values, resolve=True)
+
+
+_USUAL_PEAKS = {
+    "device_peak_flops": "FLOP/s, a number above 0 such as 312e12",
+    "device_peak_gbps": "GB/s, a number above 0 such as 2039",
+}
+
+
+def _peak(name: str, given: float | None, config: Mapping[str, Any] | None) -> float | None:
+    """Return a peak: the argument of `attach`, else that of the config's ``Global`` block, if any.
+
+    An invalid value in the config is logged and ignored: the block may belong to another program.
+
+    Raises:
+        UsageError: the argument is not a positive, finite number.
+    """
+    if given is not None:
+        if not _is_positive(given):
+            raise UsageError(f"{name}: {given!r}: expected {_USUAL_PEAKS[name]}")
+        return given
+    block = config.get("Global") if isinstance(config, Mapping) else None
+    stated: float | None = block.get(name) if isinstance(block, Mapping) else None
+    if stated is None or _is_positive(stated):
+        return stated
+    log.warning(f"Global.{name}: {stated!r}: ignored; expected {_USUAL_PEAKS[name]}")
+    return None
 
 
 def _is_positive(number: object) -> bool:

@@ -27,11 +27,13 @@ from typing import Any, NoReturn, TextIO, cast
 from ppprof.cli.options import DEFAULT_RUN
 from ppprof.cli.terminal import (
     Terminal,
+    discard_stdout,
     fit_message,
     is_data,
     layout_of,
     log,
     logging_to_stderr,
+    print_now,
 )
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.packages import installed_version
@@ -110,14 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with _late_interrupts():
                 code = _run(arguments)
-            sys.stdout.flush()
+            print_now("")
         except PpprofError as error:
             log.error("%s", error)
             return error.exit_code
         except KeyboardInterrupt:
             return _INTERRUPTED
         except BrokenPipeError:
-            _discard_stdout()
+            discard_stdout()
             return 0
         except OSError as error:
             if error.filename is not None:  # a path that cannot be reached, such as a loop of links
@@ -125,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return InputError.exit_code
             if error.errno not in _DISK_FULL:
                 raise
-            _discard_stdout()
+            discard_stdout()
             log.error("stdout: cannot write the output: %s", error.strerror or error)
             return _NOT_WRITTEN
         return code
@@ -170,13 +172,6 @@ def _open_closed_streams() -> None:
                 os.dup2(null, descriptor)
                 os.close(null)
             setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
-
-
-def _discard_stdout() -> None:
-    """Let what is still buffered for stdout, which Python flushes when it ends, go nowhere."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 class _Version(argparse.Action):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
 from ppprof.analysis.diff.thresholds import Threshold
@@ -31,7 +30,6 @@ from ppprof.cli.options import (
 from ppprof.cli.terminal import log
 from ppprof.errors import InputError, UsageError
 from ppprof.messages import Counted
-from ppprof.paths import is_remote
 from ppprof.topology import parse_selector
 
 if TYPE_CHECKING:
@@ -214,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     from ppprof.analysis.diff.gate import check as check_thresholds
     from ppprof.cli.executors import processes
     from ppprof.cli.output import show
-    from ppprof.cli.runs import open_run
+    from ppprof.cli.runs import NAMES_OF_RUNS, is_any_same, open_run
     from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
     from ppprof.report.markdown import diff_markdown
     from ppprof.report.text.diff import render_diff
@@ -225,6 +223,13 @@ def run(args: argparse.Namespace) -> int:
     baseline = experiment = open_run(args.baseline, reading=args.reading)
     if args.experiment not in (None, args.baseline):
         experiment = open_run(args.experiment, reading=args.reading)
+    part = (args.rank, args.window, args.steps)
+    other_part = (args.experiment_rank, args.experiment_window, args.experiment_steps)
+    if part == other_part and is_any_same(baseline, experiment):
+        raise UsageError(
+            f"EXPERIMENT: {experiment}: the same run and part as BASELINE; expected another run "
+            f"({NAMES_OF_RUNS}), or --experiment-rank, --experiment-window or --experiment-steps"
+        )
     num_windows = len(baseline.recordings) + len(experiment.recordings)
     with processes(args.workers, num_windows) as executor:
         comparison = diff(
@@ -288,19 +293,22 @@ def _run_several(args: argparse.Namespace) -> int:
     from ppprof.analysis.diff.gate import runs_outcome
     from ppprof.analysis.diff.several_runs import run_times, runs_change, wait_difference
     from ppprof.cli.output import show
-    from ppprof.cli.runs import open_run
+    from ppprof.cli.runs import NAMES_OF_RUNS, is_any_same, open_run
     from ppprof.report.diff_rows import SCHEMA_VERSION
     from ppprof.report.text.several_runs import several_runs_text
     from ppprof.rundir.summaries import dumps
 
-    tables = [{path: open_run(path).step_times for path in paths} for paths in args.sides]
+    opened = [[(path, open_run(path)) for path in paths] for paths in args.sides]
+    if is_any_same(*(run for side in opened for _, run in side)):
+        raise UsageError(
+            "the same run is named twice; expected different runs, as each counts as one: "
+            f"{NAMES_OF_RUNS}"
+        )
+    tables = [{path: run.step_times for path, run in side} for side in opened]
     sides = [
         {path: time_of_several(path, time) for path, time in read.items()}
         for read in run_times(tables)
     ]
-    paths = [path for side in args.sides for path in side]
-    if len({path if is_remote(path) else os.path.realpath(path) for path in paths}) < len(paths):
-        raise UsageError("the same run is named twice; expected different runs: each counts as one")
     times = [list(side.values()) for side in sides]
     change = runs_change(*([time.median_ns for time in side] for side in times))
     quiet = runs_change(*([time.quiet_ns for time in side] for side in times))

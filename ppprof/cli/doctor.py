@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppprof.cli.options import Checks, add_layout, whole_number
-from ppprof.cli.terminal import log
+from ppprof.cli.terminal import log, print_now
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote
 
@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         found += peak_checks(measure_peaks())
     if args.selftest:
         _selftest(found, args.layout)
-    print(_as_json(found) if args.format == "json" else _as_text(found, args.layout))
+    text = _as_json(found) if args.format == "json" else _as_text(found, args.layout)
+    print_now(f"{text}\n")
     return int(any(check.status == PROBLEM for check in found))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppprof.cli.options import Checks, add_run, whole_number
-from ppprof.cli.terminal import log
+from ppprof.cli.terminal import log, print_now
 from ppprof.errors import PpprofError, UsageError
 from ppprof.paths import is_remote
 
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
                 if num_failed == len(runs):
                     raise
                 log.error("%s", error)
-            print(*(f"{verdict}\n" for verdict in verdicts), sep="", end="", flush=True)
+            print_now("".join(f"{verdict}\n" for verdict in verdicts))
             verdicts.clear()
     return 0
 
@@ -244,4 +244,4 @@ def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit, where)
     rows = rows_of(tables.tables)
     text = f"{render_tables(rows, options)}{explain_empty(rows)}"
-    print(f"{heading}\n\n{text}", end="", flush=True)
+    print_now(f"{heading}\n\n{text}")

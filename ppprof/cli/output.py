@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.cli.terminal import is_data
+from ppprof.cli.terminal import is_data, print_now
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+_DEVICES = Path("/dev")
+"""Where ``stdout`` links to a file if the shell redirects it to one."""
 
 
 def csv_or_markdown(table: pl.DataFrame, format: str) -> str:
@@ -33,8 +37,9 @@ def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
     if args.output is None:
         is_any = False
         for chunk in chunks:
-            print(chunk, end="", flush=True)  # at once: the next trace may be a long one
             is_any = True
+            if not print_now(chunk):  # at once: the next trace may be a long one
+                break
         return is_any
     text = "".join(chunks)
     if text:
@@ -68,8 +73,8 @@ def is_same(output: Path, source: Path) -> bool:
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     """Return why a command that reads ``sources`` cannot write ``output``; None if it can.
 
-    It cannot write to a directory, into a missing directory, to one of ``sources``, or, unless
-    ``force`` is True, to a file that exists.
+    It cannot write to a directory, a pipe or a device, into a missing directory, to one of
+    ``sources``, or, unless ``force`` is True, to a file that exists.
     """
     try:
         with store_errors_as_oserror(output):
@@ -81,6 +86,8 @@ def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) 
 def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     if output.is_dir():
         return "a directory; expected a file"
+    if output.parent == _DEVICES or (output.exists() and not output.is_file()):
+        return "a pipe or a device; expected a file"  # which the file would replace
     if not is_remote(output) and not output.parent.is_dir():  # a store creates them itself
         return f"{output.parent} is not a directory"
     if output.exists() and any(is_same(output, to_path(source)) for source in sources):

@@ -54,7 +54,7 @@ def _free_page() -> Path:
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the page was written."""
     from ppprof.cli.executors import processes
-    from ppprof.cli.runs import open_run
+    from ppprof.cli.runs import NAMES_OF_RUNS, is_any_same, open_run
     from ppprof.messages import Message, logged_in
     from ppprof.report.html import write_report
 
@@ -63,6 +63,11 @@ def run(args: argparse.Namespace) -> int:
         baseline = None
         if args.baseline is not None:
             baseline = open_run(args.baseline, reading=args.reading)
+            last = max((recording.window for recording in baseline.recordings), default=None)
+            if args.window in (None, last) and is_any_same(run, baseline):
+                raise UsageError(
+                    f"--baseline: {baseline}: the run of the page; expected another run: {NAMES_OF_RUNS}"
+                )
         with processes(args.workers, len(run.recordings)) as executor:
             try:
                 write_report(

@@ -239,7 +239,11 @@ def _recorder_options(args: argparse.Namespace) -> list[str]:
     blocks += ["timer_only=True"] if args.timer_only else []
     blocks += [f"profiler_log={args.log!r}"] if args.log is not None else []
     blocks += own
-    options = [word for text in blocks for word in ("-o", f"Profiler.{text}")]
+    options = [
+        word
+        for text in blocks
+        for word in ("-o", text if text.startswith("Global.") else f"Profiler.{text}")
+    ]
     options += ["-c", args.config] if args.config is not None else []
     options += ["--report", str(args.report.absolute())] if args.report is not None else []
     options += ["--optimizer", str(args.optimizer)] if args.optimizer is not None else []

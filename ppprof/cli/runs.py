@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ppprof.choices import ReadOptions
 from ppprof.cli.terminal import ProgressBar, log
 from ppprof.messages import Message
-from ppprof.paths import to_path
+from ppprof.paths import is_remote, to_path
 from ppprof.rundir.recordings import RunLocation, resolve
 
 if TYPE_CHECKING:
     from ppprof.run.run import Run
+
+NAMES_OF_RUNS = "a log directory is its newest run, and LOG/run_001 its first one"
+"""How two runs of one log directory are named, for messages about a run that is named twice."""
 
 
 def open_run(*paths: str, reading: ReadOptions | None = None) -> Run:
@@ -44,3 +48,13 @@ def log_newest(run: Run, location: RunLocation) -> None:
     """Log the directory of a run if that is not one of the paths that the user gave."""
     if location.manifest and run.paths != tuple(map(to_path, location.given)):
         log.info("%s", Message("newest", given=", ".join(location.given), path=run))
+
+
+def is_any_same(*runs: Run) -> bool:
+    """Return whether two of the runs are one, which may have several names."""
+    places = [
+        str(path) if is_remote(path) else os.path.realpath(path)
+        for run in runs
+        for path in run.paths
+    ]
+    return len(set(places)) < len(places)

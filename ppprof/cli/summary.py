@@ -199,6 +199,7 @@ def _windows(args: argparse.Namespace, failures: list[int]) -> Iterator[_Window]
             recordings, block = _recordings(args, run), run.profiler
             views = args.views or (block.views() if block else DEFAULT_VIEWS)
             _warn_of_no_effect(args, views)
+            left = {} if args.views else _views_left(run, recordings, views)
             settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
             settings.update(args.settings)
             shown = {name: settings.pop(name) for name in TABLE_OPTIONS if name in settings}
@@ -219,7 +220,8 @@ def _windows(args: argparse.Namespace, failures: list[int]) -> Iterator[_Window]
                     if args.by:
                         tables = run.across(views, args.by, **key, **chosen)
                     else:
-                        tables = run.tables(views, **key, **chosen)
+                        own_views = left.get((key["rank"], key["window"]), views)
+                        tables = run.tables(own_views, **key, **chosen)
                     heading = _heading(run, tables)
                     yield _Window(
                         f"{path}: {heading}" if len(locations) > 1 else heading,
@@ -269,6 +271,20 @@ def _recordings(args: argparse.Namespace, run: Run) -> Sequence[Recording]:
     if args.by and args.rank is None:
         return run.select(window=args.window)
     return run.select_ranks(args.rank, args.window)
+
+
+def _views_left(
+    run: Run, recordings: Sequence[Recording], views: Sequence[str]
+) -> dict[tuple[int, int], Sequence[str]]:
+    """Return the config's views by rank and window: without a trace, those whose tables were saved.
+
+    The other views of windows without a trace are logged.
+    """
+    saved = [view for view in views if view in VIEWS]
+    lost = [view for view in views if view not in VIEWS]
+    if lost and not all(recording.files for recording in recordings):
+        log.warning("%s: only tables are left, no trace: no %s", run, ", ".join(lost))
+    return {(each.rank, each.window): views if each.files else saved for each in recordings}
 
 
 def _warn_of_no_effect(args: argparse.Namespace, views: Sequence[str]) -> None:

@@ -165,6 +165,26 @@ class Terminal:
         return getattr(self._stream, name)
 
 
+def print_now(text: str) -> bool:
+    """Print text, and flush it; return False if stdout is a pipe whose reader has gone.
+
+    What is printed later is discarded then, so that the command ends with its own exit code.
+    """
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        discard_stdout()
+        return False
+    return True
+
+
+def discard_stdout() -> None:
+    """Let what is still buffered for stdout, which Python flushes when it ends, go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
 def is_data(args: argparse.Namespace) -> bool:
     """Return whether ``--format`` is csv or json: the output is for programs.
 

@@ -26,6 +26,8 @@ from ppprof.errors import ConfigError, Problem
 from ppprof.topology import AXES, Topology
 
 _OWN_BLOCKS = (*BLOCKS, "Profiler")
+_PEAKS = ("Global.device_peak_flops", "Global.device_peak_gbps")
+"""Keys outside the ``Profiler`` block that `ppprof.attach` reads."""
 _FLEETX_BLOCKS = frozenset(
     [
         *("Offline_Eval", "Generation", "Inference", "Compress", "Quantization"),
@@ -80,7 +82,8 @@ def load_config(
     """Load a config file, apply overrides, check all blocks and derive blank values.
 
     Args:
-        path: a YAML file, or the values that were read from one.
+        path: a YAML file, or the values that were read from one: blocks, or the keys of a
+            ``Profiler`` block.
         overrides: each is ``KEY=VALUE``, as after ``-o``; the last one for a key counts.
         world_size: number of processes. None if it is unknown: then it is the product of the
             degrees, with a blank ``dp_degree`` as 1.
@@ -92,6 +95,7 @@ def load_config(
     from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
     source = path if isinstance(path, ConfigTree) else read_tree(path)
+    _wrap_bare_block(source)
     problems = Problems(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:
@@ -154,7 +158,8 @@ def load_profiler(
     Args:
         path: a YAML file with a ``Profiler`` block, or with the keys of a ``Profiler`` block at its
             top level. None uses the overrides alone.
-        overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``; other keys are an error.
+        overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``, or a peak of the device in
+            ``Global``; other keys are an error.
         world_size: number of processes, to check rank numbers with `check_ranks`. None
             checks no rank numbers.
         needs_block: whether a file without the block and its keys is an error.
@@ -164,10 +169,7 @@ def load_profiler(
             read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
-    keys = {item.name for item in dataclasses.fields(ProfilerConfig)}
-    if "Profiler" not in source.values and not keys.isdisjoint(source.values):
-        source.values = {"Profiler": source.values}
-        source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
+    _wrap_bare_block(source)
     problems = Problems(source)
     overrides = list(overrides)
     if path is not None and needs_block and "Profiler" not in source.values:
@@ -178,8 +180,8 @@ def load_profiler(
         problems.errors += apply_overrides(source, overrides)
         for text in overrides:
             name = text.partition("=")[0].strip()
-            if name.partition(".")[0] != "Profiler":
-                message = "only the Profiler block is read; expected Profiler.KEY=VALUE"
+            if name.partition(".")[0] != "Profiler" and name not in _PEAKS:
+                message = f"only the Profiler block is read; expected Profiler.KEY=VALUE, or {' or '.join(_PEAKS)}"
                 problems.errors.append(Problem(f"-o {text}", name, message))
     profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
     if world_size is not None and profiler.enable and not problems.errors:
@@ -188,6 +190,21 @@ def load_profiler(
     if problems.errors:
         raise ConfigError(sorted(problems.errors, key=_place))
     return Loaded(profiler, source.values, tuple(problems.warnings))
+
+
+def _wrap_bare_block(source: ConfigTree) -> None:
+    """Put the keys of a ``Profiler`` block at the top level into a ``Profiler`` block.
+
+    A file without blocks has such keys if they are at least half of its keys: those of another
+    program's config may include one, such as ``export``, and a block's keys may include typos.
+    """
+    fields = {item.name for item in dataclasses.fields(ProfilerConfig)}
+    num_known = len(fields & source.values.keys())
+    if num_known == 0 or 2 * num_known < len(source.values):
+        return
+    if source.values.keys().isdisjoint(_OWN_BLOCKS):
+        source.values = {"Profiler": source.values}
+        source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
 
 
 def _overlay(resolved: Any, typed: Any) -> Any:

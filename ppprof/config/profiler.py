@@ -478,3 +478,7 @@ def _warn_about_ignored_keys(
             else "a trigger has no last window"
         )
         problems.warn((*key, "stop_training"), message)
+    is_endless = isinstance(config.scheduler, WindowSchedule) and not config.scheduler.repeat
+    if config.stop_training and is_endless:
+        message = "has no effect, because scheduler.repeat is 0: there is no last window"
+        problems.warn((*key, "stop_training"), message)

@@ -86,7 +86,7 @@ def read_tree(path: str | Path) -> ConfigTree:
             a mapping at the top level, has too many values, or inherits from itself.
     """
     tree = _read_chain(Path(path), ())
-    tree.values = _parse_literals(tree.values)
+    tree.values = parse_literals(tree.values)
     return tree
 
 
@@ -281,13 +281,13 @@ def _has_key(values: Any, key: Key) -> bool:
     return True
 
 
-def _parse_literals(value: Any) -> Any:
+def parse_literals(value: Any) -> Any:
     """Return ``value`` with strings such as ``"1e-5"`` replaced by their values (see `literal`).
 
     Strings are replaced at any depth of nested mappings. Lists stay unchanged.
     """
     if isinstance(value, dict):
-        return {name: _parse_literals(item) for name, item in value.items()}
+        return {name: parse_literals(item) for name, item in value.items()}
     return literal(value) if isinstance(value, str) else value
 
 

@@ -41,7 +41,9 @@ class CallbackSession:
     def __init__(self, profiler: Block, open_session: OpenSession | None = None) -> None:
         super().__init__()
         if isinstance(profiler, (str, Path)):
-            profiler = load_profiler(profiler).profiler
+            loaded = load_profiler(profiler)
+            profiler = loaded.profiler
+            open_session = open_session or partial(attach, config=loaded.resolved)
         elif isinstance(profiler, Mapping):
             profiler = ProfilerConfig.from_mapping(profiler)
         self._profiler = profiler

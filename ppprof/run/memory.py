@@ -268,7 +268,10 @@ def _window_peak(
             _log.warning("%s", error)
             continue
         held = held_at_peak(Profile(trace))
-        return None if held is None else WindowPeak(recording.rank, recording.window, held)
+        if held is not None:
+            return WindowPeak(recording.rank, recording.window, held)
+        if run.profiler is not None and not run.profiler.profile_memory:
+            break  # no other window has allocations either
     return None
 
 

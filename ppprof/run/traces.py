@@ -42,7 +42,7 @@ FileProgress = Callable[[Path, int, int], None]
 
 MOST_BYTES = 256 << 20
 """Largest size of a window's segments, as ``.pb``, that are read together: some 2.5 GB of memory."""
-_PER_PB = {".json": 4.5, ".json.gz": 0.5}
+_PER_PB = {".json": 4.5, ".json.gz": 0.5, ".pb.gz": 0.2}
 """Size of a trace divided by the size of its ``.pb``."""
 _MOST_NAMES = 5
 _NOTABLE_NS = 1_000_000

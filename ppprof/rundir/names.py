@@ -153,7 +153,10 @@ class TraceName:
         return cls(int(rank), label, started, int(window), int(segment or 0))
 
 
-_SUFFIXES = frozenset(["pb", *(f"paddle_trace{suffix}" for suffix in TRACE_SUFFIXES.values())])
+_SUFFIXES = frozenset(
+    ["pb", "pb.gz", *(f"paddle_trace{suffix}" for suffix in (*TRACE_SUFFIXES.values(), ".pb.gz"))]
+)
+"""Suffixes of traces and raw captures, which a user may have compressed."""
 
 
 def steps_path(rank: int) -> str:

@@ -19,7 +19,10 @@ from ppprof.units import format_ranges
 
 _log = logging.getLogger("ppprof")
 
-_BEST_FIRST = (".pb", ".json", ".json.gz")
+_RAW = (".pb", ".pb.gz")
+"""Suffixes of raw captures, and of those that a user has compressed."""
+
+_BEST_FIRST = (*_RAW, ".json", ".json.gz")
 """Suffixes of traces in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be
 inflated."""
 
@@ -29,7 +32,7 @@ _FOLDERS = ("raw", "summary")
 _FOREIGN = (
     r"(?P<worker>[^.].*?)"
     r"(?:_time_(?P<time>[^.]+)|\.(?P<ns>\d+))?"
-    r"(?:\.paddle_trace|\.pt\.trace|(?=\.pb$))\.(?:pb|json|json\.gz)"
+    r"(?:\.paddle_trace|\.pt\.trace|(?=\.pb(?:\.gz)?$))\.(?:pb|json)(?:\.gz)?"
 )
 """Names of foreign traces: those that ppprof has not written. The handlers of ``paddle.profiler``
 and ``torch.profiler`` write worker and time into the name. If a ``.pb``, ``.paddle_trace.json`` or
@@ -411,7 +414,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         path
         for run in directories
         for path in (*_entries(run, "", listing), *_entries(run, "raw", listing))
-        if path.parent in directories or path.name.endswith(".pb")
+        if path.parent in directories or path.name.endswith(_RAW)
     ]
     for path in sorted(files, key=_best_first):
         name = rundir.TraceName.parse(path)
@@ -521,7 +524,7 @@ def _looks_like_trace(path: Path) -> bool:
     """
     head = _head(path)
     is_list_of_events = head.lstrip().startswith(b"[") and b'"ph"' in head
-    return path.name.endswith(".pb") or b'"traceEvents"' in head or is_list_of_events
+    return path.name.endswith(_RAW) or b'"traceEvents"' in head or is_list_of_events
 
 
 def _head(path: Path) -> bytes:

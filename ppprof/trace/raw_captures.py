@@ -22,7 +22,7 @@ from ppprof.trace.schema import Trace
 def read_window(raw: str | Path) -> Trace:
     """Return the trace of a raw capture, with all that was recorded beside it.
 
-    The arguments of the operators in ``window.pb`` are in ``window.ops``; see
+    The arguments of the operators in ``window.pb`` (or ``window.pb.gz``) are in ``window.ops``; see
     `ppprof.trace.join_operator_calls`.
 
     The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
@@ -37,8 +37,9 @@ def read_window(raw: str | Path) -> Trace:
     trace = with_stacks(read_paddle_pb(raw), raw)
     if TraceName.parse(path.name) is not None:  # others' files are read as Paddle reads them
         trace = with_device_clock(trace)
-    trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
-    folder = RunFile(path.parent, path.with_suffix(".calls").name)
+    plain = path.with_name(path.name.removesuffix(".gz"))
+    trace = _with_operator_inputs(trace, RunFile(path.parent, plain.with_suffix(".ops").name))
+    folder = RunFile(path.parent, plain.with_suffix(".calls").name)
     return with_lines(with_remote_calls(trace, folder))
 
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 import ppprof
 from ppprof.capture.session import RecordingSession
 from ppprof.errors import ConfigError, UsageError
+from ppprof.integrations.callback import CallbackSession
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
@@ -52,6 +53,39 @@ def test_a_stated_config_has_precedence(tmp_path: Path) -> None:
     block = {"enable": True, "profiler_log": str(tmp_path / "log"), "timer_only": True}
     ppprof.attach({"Profiler": block}, config={"Global": {"seed": 1}}).close()
     assert manifest(tmp_path / "log")["config"] == {"Global": {"seed": 1}}
+
+
+@pytest.mark.parametrize("way", ["argument", "whole config", "OmegaConf", "path", "callback"])
+def test_peaks_of_the_config_count_unless_stated(tmp_path: Path, way: str) -> None:
+    log = tmp_path / "log"
+    block = {"enable": True, "profiler_log": str(log), "timer_only": True}
+    config = {"Global": {"device_peak_flops": 3.5e14, "device_peak_gbps": 900}, "Profiler": block}
+    file = tmp_path / "profiler.yaml"
+    file.write_text(yaml.safe_dump(config))
+    if way == "callback":
+        callback = CallbackSession(file)
+        callback.begin()
+        callback.end()
+    elif way == "argument":
+        ppprof.attach(config, device_peak_flops=1e12).close()
+    else:
+        forms = {"whole config": config, "OmegaConf": OmegaConf.create(config), "path": file}
+        ppprof.attach(forms[way]).close()
+    written = manifest(log)
+    assert written["device_peak_flops"] == (1e12 if way == "argument" else 3.5e14)
+    assert written["device_peak_gbps"] == 900
+
+
+def test_a_peak_of_the_config_that_is_no_number_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = {"enable": True, "profiler_log": str(tmp_path / "log"), "timer_only": True}
+    ppprof.attach(block, config={"Global": {"device_peak_gbps": "fast"}}).close()
+    message = (
+        "Global.device_peak_gbps: 'fast': ignored; expected GB/s, a number above 0 such as 2039"
+    )
+    assert message in caplog.messages
+    assert manifest(tmp_path / "log")["device_peak_gbps"] is None
 
 
 @pytest.mark.parametrize("nothing", [None, {}, {"Profiler": None}, {"Profiler": {"enable": False}}])

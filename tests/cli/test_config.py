@@ -38,6 +38,27 @@ def test_prints_the_resolved_config(folder, cli):
     )
 
 
+def test_the_keys_of_the_block_at_the_top_level_are_checked(folder, cli):
+    """As where ``ppprof run`` and `attach` read the file."""
+    bare = folder / "bare.yaml"
+    bare.write_text("enable: True\nscheduler: [3, 5]\n")
+    out, err = cli("config", "bare.yaml", "-o", "Profiler.row_limit=5")
+    block = yaml.safe_load(out)["Profiler"]
+    assert (block["enable"], block["scheduler"], block["row_limit"]) == (True, [3, 5], 5)
+    assert err == ""
+    bare.write_text("enable: True\nschedular: [3, 5]\n")
+    err = cli("config", "bare.yaml", code=2).err
+    assert err.startswith("bare.yaml:2: Profiler.schedular: unknown key; did you mean ")
+
+
+def test_a_key_of_another_programs_config_is_none_of_the_block(folder, cli):
+    """PaddleDetection's have ``export``."""
+    (folder / "other.yaml").write_text("export: {nms: True}\nepoch: 12\nuse_gpu: True\n")
+    out, err = cli("config", "other.yaml")
+    assert yaml.safe_load(out)["Profiler"]["export"] is None
+    assert "other.yaml:1: export: unknown block, passed through" in err
+
+
 def test_json_says_the_same(folder, cli):
     as_yaml = yaml.safe_load(cli("config", "cfg.yaml").out)
     assert json.loads(cli("config", "cfg.yaml", "--format", "json").out) == as_yaml

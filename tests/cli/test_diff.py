@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,15 +68,46 @@ def test_steps_recorded_ahead_of_a_window_are_no_steps_of_it(tmp_path, cli):
     for line in lines[1:4]:
         line["window"] = 0
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, err = cli("diff", path, path, "--window", "0", "--steps", "1:4", code=2)
+    _, err = cli("diff", path, RUNS / "nothing", "--window", "0", "--steps", "1:4", code=2)
     assert f"no step of 1:4; it has steps {min(recorded)}-{max(recorded)}" in err
 
 
 def test_a_run_against_itself(traces, cli):
-    out, _ = cli("diff", traces[0], traces[0], "--steps", ":6", "--experiment-steps", "0:6")
+    out, _ = cli("diff", traces[0], "--experiment-rank", "0")
     assert "Operators: none of 4 changed by more than the noise and 0.1% of a step." in out
     assert "Modules: none of 8 changed by more than the noise and 0.1% of a step." in out
     assert "no difference seen: +0.0%" in out
+
+
+def test_one_run_under_two_names_is_no_comparison(tmp_path, cli):
+    """A log directory stands for its newest run: every limit would pass."""
+    log = tmp_path / "log"
+    shutil.copytree(RUNS / "nothing", log)
+    shutil.copytree(RUNS / "slow_layer", log / "run_002")
+    limit = ("--fail-if", "step_time > 5%")
+    message = "a log directory is its newest run, and LOG/run_001 its first one"
+    for names in ((log, log / "run_002"), (log / "run_002", log / "."), (log, log)):
+        done = cli("diff", *names, *limit, code=2)
+        assert message in done.err
+        assert not done.out
+    cli("diff", log, log / "run_002", "--experiment-rank", "0")
+    page = tmp_path / "page.html"
+    err = cli("report", log / "run_002", "--baseline", log, "-o", page, code=2).err
+    assert f"--baseline: {log / 'run_002'}: the run of the page" in err
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_a_failed_check_is_one_if_the_reader_of_the_pipe_has_gone(traces, format):
+    """As in ``ppprof diff ... | head -3``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    limit = ("--fail-if", "step_time > 5%")
+    command = [sys.executable, "-m", "ppprof", "diff", *traces, *limit, "--format", format]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_everything_that_changed(traces, cli):
@@ -252,6 +286,11 @@ def test_a_run_that_is_named_twice_is_one(several, cli):
     _, err = cli("diff", *base[:2], "--", *base[1:], code=2)
     assert "the same run is named twice" in err
     _, err = cli("diff", *base, "--", f"{base[0]}/../{base[0].name}", code=2)
+    assert "the same run is named twice" in err
+    _, err = cli("diff", base[0], base[0], "--", *several["slow"], code=2)
+    assert "the same run is named twice" in err
+    shutil.copytree(base[1], base[0] / "run_002")
+    _, err = cli("diff", base[0], base[0] / "run_002", "--", *several["slow"], code=2)
     assert "the same run is named twice" in err
 
 

@@ -14,7 +14,7 @@ from tests.fixtures.timeline import write
 RUN = Path(__file__).parents[1] / "fixtures" / "runs" / "slow_rank_of_two"
 COMMANDS = (
     *(["summary", "{path}"], ["summary", "{path}", "--rank", "all", "--by", "name"]),
-    *(["ranks", "{path}"], ["advise", "{path}"], ["diff", "{path}", "{path}"]),
+    *(["ranks", "{path}"], ["advise", "{path}"], ["diff", "{path}", "--experiment-rank", "0"]),
     *(["merge", "{path}", "-o", "{out}/merged.json"], ["report", "{path}", "-o", "{out}/a.html"]),
     ["convert", "{path}", "{out}/kineto", "--to", "kineto"],
 )

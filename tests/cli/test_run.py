@@ -157,6 +157,16 @@ def test_the_directory_may_have_any_name(started: list[list[str]]) -> None:
     assert load_profiler(None, overrides).profiler.profiler_log == "it's 😀"
 
 
+def test_the_peaks_that_doctor_measures_are_accepted(started: list[list[str]]) -> None:
+    peaks = ["-o", "Global.device_peak_flops=3e+14", "-o", "Global.device_peak_gbps=2.9e+03"]
+    with pytest.raises(ReplacedError):
+        main(["run", *peaks, "train.py"])
+    command = started[0]
+    overrides = [command[place + 1] for place, word in enumerate(command) if word == "-o"]
+    stated = load_profiler(None, overrides).resolved["Global"]
+    assert stated == {"device_peak_flops": 3e14, "device_peak_gbps": 2900}
+
+
 def test_the_page_is_where_the_user_asked_for_it(started: list[list[str]], tmp_path: Path) -> None:
     with pytest.raises(ReplacedError):
         main(["run", "--report", "page.html", "train.py"])

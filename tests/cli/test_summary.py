@@ -18,6 +18,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices import ALL_VIEWS, SummaryOptions
 from ppprof.cli import summary
+from ppprof.cli.output import problem_of_output
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions
 from ppprof.trace import read
@@ -347,6 +348,16 @@ def test_what_cannot_be_written_is_said(trace, cli):
     assert cli("summary", "a.pb", "-o", where, code=2).err.startswith(f"-o {where}: ")
 
 
+def test_output_replaces_no_device(trace, cli):
+    os.mkfifo("pipe")
+    err = cli("summary", "a.pb", "-o", "pipe", "--force", code=2).err
+    assert err == "-o pipe: a pipe or a device; expected a file\n"
+    assert Path("pipe").is_fifo()
+    for place in ("/dev/stdout", "/dev/null"):  # not through the command, which might replace them
+        problem = problem_of_output(Path(place), (), force=True)
+        assert problem == "a pipe or a device; expected a file"
+
+
 def test_only_tables_left_are_printed(tmp_path, cli):
     run = only_tables(tmp_path)
     text = cli.quiet("summary", run)
@@ -362,6 +373,15 @@ def test_only_tables_left_are_printed(tmp_path, cli):
         in cli("summary", run, "--steps", "1", code=3).err
     )
     assert "no trace: no efficiency" in cli("summary", run, "--views", "op,efficiency", code=3).err
+
+
+def test_a_view_of_the_config_that_needs_the_trace_is_left_out(tmp_path, cli):
+    """``with_flops`` adds the view layer, which no capture saves."""
+    plain, with_layer = (only_tables(tmp_path / str(n), with_flops=n == 1) for n in range(2))
+    out, err = cli("summary", with_layer)
+    assert out == cli.quiet("summary", plain)
+    assert err.count(f"{with_layer}: only tables are left, no trace: no layer") == 1
+    assert "no trace: no layer" in cli("summary", with_layer, "--views", "layer", code=3).err
 
 
 def test_efficiency_in_all_formats(trace, cli):

@@ -35,6 +35,10 @@ from ppprof.config.yaml_source import ConfigTree
         ("[json, pb]", ["json", "pb"]),
         ("{dp: 0, pp: all}", {"dp": 0, "pp": "all"}),
         ("{'dp': 0}", {"dp": 0}),
+        (
+            "{max_lr: 1e-5, warmup: {steps: '8', name: None}}",
+            {"max_lr": 1e-5, "warmup": {"steps": 8, "name": None}},
+        ),
         ("'./x'", "./x"),
         ('"./x"', "./x"),
         ("'1'", "1"),
@@ -97,7 +101,7 @@ def test_any_text_is_some_value(text):
     assert set(source.values["Model"]) == {"x"}
 
 
-TREE = "Generation: {x: 1, on_off: True, list: [1, 2], blank: , rows: [{q: 1}], path: a}"
+TREE = "Generation: {x: 1, on_off: True, list: [1, 2], blank: , rows: [{q: 1}], path: a}\nProfiler: {detailed: False}"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +198,10 @@ def test_they_come_after_the_base(load):
             "-o Profiler.schedular=[1, 5]: Profiler.schedular: unknown key; "
             'did you mean "scheduler"?',
         ),
+        (
+            "Profiler.detailed.x=1",
+            "-o Profiler.detailed.x=1: Profiler.detailed.x: Profiler.detailed is False, without keys",
+        ),
         ("Profiler=3", "-o Profiler=3: Profiler: 3: expected a mapping (key: value)"),
     ],
 )
@@ -225,6 +233,21 @@ def test_false_in_any_spelling_does_not_enable(load):
         assert (
             load("Profiler: {enable: True}", f"Profiler.enable={spelling}").Profiler.enable is False
         )
+
+
+def test_a_key_with_false_in_the_file_takes_what_it_takes_elsewhere(load):
+    config = load("Profiler: {python_stacks: False}", "Profiler.python_stacks=auto")
+    assert config.Profiler.python_stacks == "auto"
+
+
+@pytest.mark.parametrize("value", ["True", "False"])
+def test_true_is_a_block_of_defaults(load, value):
+    text = f"Profiler: {{trigger: {value}}}"
+    trigger = load(text, "Profiler.trigger.steps=8", "Profiler.trigger.ranks=0").Profiler.trigger
+    assert (trigger.file, trigger.steps, trigger.ranks) == (True, 8, 0)
+    text = f"Profiler: {{trigger: {{steps: 3, slow_step: {value}}}}}"
+    trigger = load(text, "Profiler.trigger.slow_step.times=5").Profiler.trigger
+    assert (trigger.steps, trigger.slow_step.times, trigger.slow_step.keep) == (3, 5.0, "slow")
 
 
 def test_a_path_has_an_end():

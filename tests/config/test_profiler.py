@@ -370,6 +370,13 @@ class TestWithoutEffect:
                 ],
             ),
             (
+                "stop_training: True, scheduler: {closed: 1, ready: 1, record: 3}",
+                [
+                    "stop_training: has no effect, because scheduler.repeat is 0: there is no last window"
+                ],
+            ),
+            ("stop_training: True, scheduler: {record: 3, repeat: 1}", []),
+            (
                 "hang_exit_code: 75",
                 ["hang_exit_code: has no effect, because hang_after is blank"],
             ),

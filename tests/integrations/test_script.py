@@ -184,9 +184,9 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
             (
                 ["-c", "on.yaml", "-o", "Global.seed=1", "-o", "Profilr.enable=True", "x.py"],
                 "-o Global.seed=1: Global.seed: only the Profiler block is read; expected "
-                "Profiler.KEY=VALUE\n"
+                "Profiler.KEY=VALUE, or Global.device_peak_flops or Global.device_peak_gbps\n"
                 "-o Profilr.enable=True: Profilr.enable: only the Profiler block is read; expected "
-                "Profiler.KEY=VALUE",
+                "Profiler.KEY=VALUE, or Global.device_peak_flops or Global.device_peak_gbps",
             ),
             (
                 ["--profiler-options", "batch_range=[60, 50]; stat=GPU", "x.py"],

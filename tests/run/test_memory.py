@@ -26,7 +26,7 @@ from ppprof.topology import Topology
 from tests.conftest import Cli
 from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.run_directories import run as run_of_traces
-from tests.fixtures.timeline import Thread, reserve, span
+from tests.fixtures.timeline import Thread, reserve, span, write
 from tests.jobs.launching import ROOT
 
 MANIFEST = '{"schema_version": 2}'
@@ -358,6 +358,17 @@ def test_of_unreadable_windows_an_earlier_one_says_the_peak(
     assert str(trace_name(0, 1).raw) in caplog.text
     with pytest.raises(InputError, match="not a trace"):
         memory_of(opened, 0, 1)
+
+
+def test_of_windows_without_allocations_an_earlier_one_says_the_peak(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "log", {0: 2})
+    last = path / trace_name(0, 1).raw
+    write(last, Thread(1, "main", (span("ProfileStep", "ProfileStep#10", 0, 1_000_000),)))
+    peak = memory_of(ppprof.open(path)).window
+    assert peak is not None
+    assert peak.window == 0
+    with pytest.raises(InputError, match="nothing is known about its memory"):
+        memory_of(ppprof.open(path), 0, 1)
 
 
 def test_a_trace_of_reserved_memory_alone(tmp_path: Path, cli: Cli) -> None:

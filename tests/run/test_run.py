@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -292,6 +293,8 @@ def test_files_without_a_rank_are_numbered_in_the_order_of_their_names(tmp_path)
         "host_apid_9_time_2026_11_20_20_15_30_5.paddle_trace.json.gz",
         "node.example.org_77.1795214805084.pt.trace.json",
         "mine.pb",
+        "mine.pb.gz",
+        "zipped.pb.gz",
         ".hidden.pb",
         "config.json",
     ):
@@ -302,10 +305,21 @@ def test_files_without_a_rank_are_numbered_in_the_order_of_their_names(tmp_path)
         (1, 1, "host_apid_10"),
         (2, 0, "mine"),
         (3, 0, "node.example.org_77"),
+        (4, 0, "zipped"),
     ]
     second = ppprof.open(tmp_path).recordings[2]
     assert [path.suffix for path in second.files] == [".pb", ".json"]
     assert "123" in second.files[0].name
+
+
+def test_compressed_raw_captures_are_read(tmp_path):
+    plain = make_run(tmp_path / "plain", {0: 1, 1: 1})
+    packed = Path(shutil.copytree(plain, tmp_path / "packed"))
+    for path in packed.glob("raw/*.pb"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert [row[:2] for row in is_opened(packed)] == [(0, 0), (1, 0)]
+    assert_frame_equal(ppprof.open(packed).events(), ppprof.open(plain).events())
 
 
 def test_files_without_a_rank_come_after_those_with_one(tmp_path):
@@ -374,7 +388,7 @@ def test_where_only_tables_are_left_step_times_are_too(tmp_path, cli):
     assert not ppprof.open(path).has_traces
     assert "no window; by the times of" in cli("ranks", path).out
     assert "in step times alone" in cli("advise", path).out
-    assert "steps (without a window) against" in cli("diff", path, path).out
+    assert "steps (without a window) against" in cli("diff", path, "--experiment-rank", "0").out
     cli("report", path, "-o", tmp_path / "page.html")
 
 

@@ -120,7 +120,7 @@ def test_steps_without_a_kernel_do_not_make_a_trace_of_launches(tmp_path):
         ["summary", "RUN", "--by", "rank"],
         ["ranks", "RUN"],
         ["advise", "RUN"],
-        ["diff", "RUN", "RUN"],
+        ["diff", "RUN", "--experiment-rank", "0"],
         ["report", "RUN", "-o", "page.html"],
         ["merge", "RUN", "-o", "merged.json"],
     ],

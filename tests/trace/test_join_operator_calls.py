@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,14 @@ def test_an_event_has_the_arguments_of_the_call_around_it(tmp_path: Path) -> Non
         ("gelu", None, None),
         ("relu", '{"X0":[[4,2]]}', '{"X0":["float32"]}'),
     ]
+
+
+def test_a_compressed_window_has_them_too(tmp_path: Path) -> None:
+    rows = joined(tmp_path, [("relu", 1, 4)], [(call("relu", [4, 8]), 0, 5)])
+    packed = tmp_path / "window.pb.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "window.pb").read_bytes()))
+    assert rows == [("relu", '{"X0":[[4,8]]}', '{"X0":["float32"]}')]
+    assert read_window(packed).events["shapes"].cast(pl.String).to_list() == ['{"X0":[[4,8]]}']
 
 
 def test_a_linear_is_a_product_and_a_sum(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def test_every_command_rejects_it(tmp_path, cli, kind, command):
         "report": ["-o", str(tmp_path / "a.html")],
         "merge": ["-o", str(tmp_path / "merged.json")],
         "convert": [str(tmp_path / "b.pb")],
-        "diff": [str(path)],
+        "diff": ["--experiment-rank", "0"],
     }
     output = cli(command, path, *more.get(command, []), code=3)
     assert output.out == ""

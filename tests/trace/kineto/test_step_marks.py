@@ -199,7 +199,7 @@ def test_a_mark_that_fits_names_of_ours_fits_no_others(tmp_path):
 def test_every_command_takes_the_mark(tmp_path, command, cli):
     path = str(write_events(tmp_path / "a.json", serving().events))
     rest = {"merge": ["-o", str(tmp_path / "m.json")], "report": ["-o", str(tmp_path / "r.html")]}
-    rest["diff"] = [path]
+    rest["diff"] = ["--experiment-rank", "0"]
     arguments = [command, path, *rest.get(command, []), "--step-mark", "prefill"]
     assert "4 steps, from spans such as step[prefill" in cli(*arguments).err
 
