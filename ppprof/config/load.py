@@ -349,7 +349,8 @@ def _check_split(
     combine. Adds warnings for settings that have no effect.
     """
     model: ModelConfig = blocks["Model"]
-    mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
+    mp, pp = topology.degree("mp"), topology.degree("pp")
+    virtual = model.virtual_pp_degree if pp > 1 else 1
     for name, unit in (
         ("num_attention_heads", "heads"),
         ("vocab_size", "tokens"),
@@ -362,8 +363,8 @@ def _check_split(
     layers = sizes.get("num_layers", 0)
     if layers % (pp * virtual):
         problems.add(("Model", "num_layers"), f"{layers}: expected a multiple of {stages}")
-    if virtual > 1:
-        _check_virtual(virtual, pp, blocks["Engine"].accumulate_steps, problems)
+    if model.virtual_pp_degree > 1:
+        _check_virtual(model.virtual_pp_degree, pp, blocks["Engine"].accumulate_steps, problems)
     if model.sequence_parallel and mp == 1:
         problems.warn(("Model", "sequence_parallel"), "has no effect: mp_degree is 1")
     if model.sequence_parallel:

@@ -47,6 +47,9 @@ _PROGRAMS = "paddle.distributed.auto_parallel.api"
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
+_Optimizer = weakref.WeakSet[Any]
+"""An optimizer and its wrappers."""
+
 
 def _own(optimizer: Any, /, *_: Any, **__: Any) -> Sequence[Any]:
     return (optimizer,)
@@ -98,7 +101,8 @@ class OptimizerSteps:
         """The wrappers of what begins the session, once there is an optimizer."""
         self._thread_state = threading.local()
         self._wrapped: dict[tuple[type, str], Any] = {}
-        self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
+        self._families: list[list[_Optimizer]] = []
+        """By number: an optimizer, and others of its class that have replaced it, in this order."""
         self._names: list[str] = []
         self.num_optimizers = 0
         """Number of optimizers that have stepped so far, even if they no longer exist."""
@@ -244,35 +248,48 @@ class OptimizerSteps:
         if not optimizers:
             return False
         try:
-            index = self._index(optimizers)
-            self._families[index].update(optimizers)
+            index = self._index(weakref.WeakSet(optimizers), type(optimizers[-1]).__name__)
         except TypeError as error:  # a class without hash or weak references
             log.warning(f"{error}; the training continues without recording of further steps")
             self.close()
             return False
         return index == self._boundary - 1
 
-    def _index(self, optimizers: list[Any]) -> int:
+    def _index(self, called: _Optimizer, name: str) -> int:
         """Return the index of an optimizer, from 0.
 
         An optimizer keeps its index if it or one of its wrappers was seen before. A new optimizer
         takes the index of one of its class with the same parameters: a training may create it again
-        in each step. Else it takes the index of an optimizer that no longer exists, or the next index.
+        in each step. If the earlier one steps again, they were several: the later ones are split
+        off, to an index of their own. Else a new optimizer gets one (`_add`).
+        """
+        for index, family in enumerate(self._families):
+            for place, optimizer in enumerate(family, start=1):
+                if _any_pair(operator.is_, called, optimizer):
+                    optimizer.update(called)
+                    later, family[place:] = [*filter(None, family[place:])], []
+                    if later:
+                        self._add(later, self._names[index])
+                    return index
+        for index, family in enumerate(self._families):
+            if any(_any_pair(_updates_the_same, called, optimizer) for optimizer in family):
+                family[:] = [*filter(None, family), called]
+                return index
+        return self._add([called], name)
+
+    def _add(self, optimizers: list[_Optimizer], name: str) -> int:
+        """Return the index that optimizers get: that of one that no longer exists, or the next.
+
         When index 1 is first used, a warning names both optimizers and the one that ends the steps.
         """
-        for is_same in (operator.is_, _updates_the_same):
-            for index, family in enumerate(self._families):
-                if any(is_same(new, old) for old in family for new in optimizers):
-                    return index
         self.num_optimizers += 1
-        name = type(optimizers[-1]).__name__
-        if self._families and all(self._families):
+        if self._families and all(map(any, self._families)):
             gc.collect()  # reference cycles may keep the optimizer of an ended training alive
         for index, family in enumerate(self._families):
-            if not family:
-                self._names[index] = name
+            if not any(family):
+                self._families[index], self._names[index] = optimizers, name
                 return index
-        self._families.append(weakref.WeakSet())
+        self._families.append(optimizers)
         self._names.append(name)
         if len(self._names) == 2:
             names = " and ".join(f"{name} ({n})" for n, name in enumerate(self._names, start=1))
@@ -281,6 +298,10 @@ class OptimizerSteps:
                 "select another with --optimizer N"
             )
         return len(self._families) - 1
+
+
+def _any_pair(is_same: Callable[[Any, Any], bool], called: _Optimizer, known: _Optimizer) -> bool:
+    return any(is_same(new, old) for old in known for new in called)
 
 
 def _updates_the_same(new: Any, old: Any) -> bool:

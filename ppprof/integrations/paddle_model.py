@@ -26,9 +26,14 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
     def __init__(self, profiler: Block) -> None:
         super().__init__(profiler)
         self._num_samples = self._num_batches = 0
+        self._ends_within_epoch = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Open the session."""
+        # With num_iters, Paddle makes one epoch of it only if the data has more batches. It then ends
+        # within an epoch, and what has accumulated is no update.
+        has_limit = getattr(self.model, "num_iters", None) is not None
+        self._ends_within_epoch = has_limit and (self.params or {}).get("epochs") == 1
         self.begin()
 
     def on_epoch_begin(self, epoch: Any = None, logs: Any = None) -> None:
@@ -46,7 +51,9 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self._num_samples += samples // paddle.distributed.ParallelEnv().nranks
         self._num_batches += 1
         is_last = step + 1 == (self.params or {}).get("steps")
-        if not is_last and (step + 1) % getattr(self.model, "_accumulate", 1):
+        if (not is_last or self._ends_within_epoch) and (step + 1) % getattr(
+            self.model, "_accumulate", 1
+        ):
             return
         self.session.step(
             num_samples=self._num_samples,

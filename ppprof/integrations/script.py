@@ -18,6 +18,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from importlib import import_module
@@ -50,8 +51,9 @@ def main(
     """Run a training script under a ``Profiler`` block, and return an exit code.
 
     Exceptions of the script are raised unchanged. If ``Profiler.stop_training`` is True,
-    SystemExit(0) ends the script after the last window. The process's ``sys.argv``, ``sys.path[0]``
-    and ``__main__`` become those of the script, and stay so.
+    SystemExit(0) ends the thread that trains, mostly the main one and so the script, after the last
+    window. The process's ``sys.argv``, ``sys.path[0]`` and ``__main__`` become those of the script,
+    and stay so.
 
     Args:
         argv: the command line: options, then ``--``, the script and its arguments; None for the
@@ -395,6 +397,12 @@ class _ScriptSession:
         self._num_steps += 1
         self._session.step()
         if self._session.should_stop:
+            thread = threading.current_thread()
+            if thread is not threading.main_thread():
+                log.info(
+                    f"stop_training: the last window has closed, so {thread.name}, the thread that "
+                    "trains, ends here; the script ends when its main thread does"
+                )
             raise SystemExit(0)  # the only clean way to end an unmodified script
 
 

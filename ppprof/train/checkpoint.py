@@ -131,11 +131,11 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
             )
         own = dict(parameters(model))
         weights = _read_weights(folder, coordinate, own)
+        _check_model(folder, own, weights, grid)
         file = folder / _file_name("optimizer", coordinate)
         state = _optimizer_state(load_file(file), model)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: not a checkpoint: {error}") from error
-    _check_model(folder, own, weights)
     for name, param in own.items():
         param.set_value(weights[name])
     optimizer.set_state_dict({**state, "LR_Scheduler": document["schedule"]})
@@ -267,15 +267,18 @@ def _arrays(tensors: Mapping[str, Any]) -> Arrays:
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def _check_model(folder: Path, own: Mapping[str, paddle.Tensor], weights: Arrays) -> None:
+def _check_model(
+    folder: Path, own: Mapping[str, paddle.Tensor], weights: Arrays, grid: Grid
+) -> None:
     expected = {name: _type_and_shape(param) for name, param in own.items()}
     saved = {name: _type_and_shape(array) for name, array in weights.items()}
     names = {*expected, *saved}
     differing = sorted(name for name in names if expected.get(name) != saved.get(name))
     if differing:
         name = differing[0]
+        model = "model or virtual_pp_degree" if grid.topology.degree("pp") > 1 else "model"
         raise InputError(
-            f"{folder}: a checkpoint of another model: {len(differing)} tensors differ, the first "
+            f"{folder}: a checkpoint of another {model}: {len(differing)} tensors differ, the first "
             f"{name}: {saved.get(name, 'missing')} saved, {expected.get(name, 'none')} in the config"
         )
 

@@ -209,6 +209,17 @@ class Pipelined(Engine):
         ``accumulate_steps`` micro-batches pass through the pipeline at a time. The model is in
         training mode afterwards.
         """
+        data = self._config.Data
+        if data.Eval.dataset.max_seq_len == data.Train.dataset.max_seq_len:
+            return self._evaluate(micro_batches)
+        # Stages send shapes only once: with the first micro-batch after this call.
+        forget_shapes = self._distributed_model._p2p_helper.clear_meta_cache
+        forget_shapes()
+        loss = self._evaluate(micro_batches)
+        forget_shapes()
+        return loss
+
+    def _evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
         size = self._config.Engine.accumulate_steps or 1
         losses = []
         for first in range(0, len(micro_batches), size):

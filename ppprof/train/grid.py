@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,8 @@ def make_grid(config: Config) -> Grid:
             from ppprof.train import fleet_on_cpu
 
             fleet_on_cpu.install()
+            # Else Paddle's GPU wheel would communicate with NCCL, and compute on a GPU.
+            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"
         fleet.init(is_collective=True, strategy=_strategy(config), log_level="WARNING")
         if is_cpu:
             fleet_on_cpu.open_channels(_fleet().get_pipe_parallel_group())

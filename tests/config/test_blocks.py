@@ -354,7 +354,7 @@ class TestGrid:
                 "Model.sequence_parallel: has no effect: mp_degree is 1",
             ),
             (
-                "Model: {virtual_pp_degree: 2}",
+                "Model: {virtual_pp_degree: 2, num_layers: 3}",
                 "Model.virtual_pp_degree: has no effect: pp_degree is 1",
             ),
             (

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,6 +78,19 @@ def test_each_step_is_one_and_after_the_last_window_the_script_ends(session, wat
     watched.close()
     assert watched._steps.is_closed
     assert session.calls == ["step", "step", "closed None"]
+
+
+def test_a_thread_that_trains_says_that_it_ends_alone(session, watched, caplog):
+    """Python ends a thread without a message, and the main thread may wait for what it computes."""
+    watched._steps.begin()
+    watched._steps.step()
+    caplog.set_level("INFO", logger="ppprof")
+    with ThreadPoolExecutor(1, "learner") as threads, pytest.raises(SystemExit):
+        threads.submit(watched._steps.step).result()
+    assert caplog.messages == [
+        "stop_training: the last window has closed, so learner_0, the thread that trains, ends here; "
+        "the script ends when its main thread does"
+    ]
 
 
 def test_an_error_of_the_script_is_the_sessions_too(session, watched, monkeypatch):

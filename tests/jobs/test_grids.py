@@ -94,13 +94,19 @@ def test_a_grid_trains_what_one_process_does(
             marks=pytest.mark.jobs,
         ),
         (2, grid(mp=2), ["Model.fuse_attn_qkv=False"]),
+        (2, grid(pp=2), ["Data.Eval.dataset.max_seq_len=16", "Engine.eval_freq=5"]),
         (  # norms above the size from which stage 3 divides parameters
             4,
             [*grid(stage=3, sharding=2, mp=2), "Model.sequence_parallel=True"],
             ["Model.hidden_size=288", "Model.num_layers=1", "Engine.max_steps=4"],
         ),
     ],
-    ids=["interleaved stages", "mp2, query, key and value apart", "wide, stage 3 in sequence"],
+    ids=[
+        "interleaved stages",
+        "mp2, query, key and value apart",
+        "pp2, shorter sequences to evaluate",
+        "wide, stage 3 in sequence",
+    ],
 )
 def test_a_model_of_another_form_too(
     processes: int, of_the_grid: list[str], of_both: list[str], tmp_path: Path

@@ -196,6 +196,32 @@ def test_of_several_optimizers_one_ends_the_steps(
     assert seen(tmp_path, GAN, boundary) == printed.format(line)
 
 
+@pytest.mark.parametrize(
+    ("boundary", "printed"),
+    [
+        (1, "begin step a step b step c {} step a b c step a b c"),
+        (3, "begin a b c {} a b step c a b step c"),
+    ],
+)
+def test_optimizers_that_take_turns_are_several_also_if_they_update_the_same(
+    tmp_path: Path, boundary: int, printed: str
+) -> None:
+    """An optimizer may have replaced another one, until that one steps again."""
+    program = """
+    optimizers = [paddle.optimizer.Adam(parameters=parameters) for _ in range(3)]
+    for _ in range(3):
+        for name, optimizer in zip("abc", optimizers):
+            backward()
+            optimizer.step()
+            say(name)
+    """
+    line = (
+        f"[several optimizers step, Adam (1) and Adam (2): number {boundary} ends the steps; "
+        "select another with --optimizer N]"
+    )
+    assert seen(tmp_path, program, boundary) == printed.format(line)
+
+
 def test_an_optimizer_that_follows_one_that_is_gone_takes_its_place(tmp_path: Path) -> None:
     program = """
     for kind in (paddle.optimizer.SGD, paddle.optimizer.Adam):

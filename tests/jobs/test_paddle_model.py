@@ -97,6 +97,25 @@ def test_batches_that_wait_for_one_update_are_one_step(tmp_path: Path) -> None:
     assert lines == [(8, 2), (8, 2), (4, 1)] * 2
 
 
+@pytest.mark.parametrize(("num_iters", "updates"), [(3, [(8, 2)]), (5, [(8, 2), (8, 2), (4, 1)])])
+def test_batches_without_an_update_at_the_end_are_no_step(
+    num_iters: int, updates: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """The data has 5 batches: of them Paddle makes 3 updates, and of the first 3 it makes one."""
+    program = f"""
+    class Adam(paddle.optimizer.Adam):
+        def minimize(self, loss):
+            super().minimize(loss)
+            print("update")
+
+    model.prepare(Adam(parameters=net.parameters()), paddle.nn.MSELoss())
+    fit([PpprofCallback(block)], accumulate_grad_batches=2, num_iters={num_iters})
+    """
+    assert fits(tmp_path, program).splitlines().count("update") == len(updates)
+    lines = [(line["num_samples"], line["num_micro_batches"]) for line in steps(tmp_path / "log")]
+    assert lines == updates
+
+
 def test_stop_training_ends_fit_after_the_last_window(tmp_path: Path) -> None:
     output = fits(
         tmp_path, "fit([PpprofCallback({**block, 'stop_training': True})]); print('after')"

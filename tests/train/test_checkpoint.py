@@ -175,6 +175,11 @@ def test_moments_of_an_unknown_parameter(tmp_path: Path) -> None:
             "float32 [8] saved, float32 [4] in the config",
         ),
         (
+            {"num_layers": 0},
+            "12 tensors differ, the first blocks.0.attention.out.bias: "
+            "float32 [8] saved, none in the config",
+        ),
+        (
             {"dtype": "bfloat16"},
             "16 tensors differ, the first blocks.0.attention.out.bias: "
             "float32 [8] saved, bfloat16 [8] in the config",
@@ -184,11 +189,25 @@ def test_moments_of_an_unknown_parameter(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    saved = Job().save(tmp_path)
+    job = Job()
+    job.step(seed=1)
+    saved = job.save(tmp_path)
     with pytest.raises(InputError) as raised:
         Job(**changed).load(saved)
-    assert "a checkpoint of another model" in str(raised.value)
+    assert "a checkpoint of another model: " in str(raised.value)
     assert message in str(raised.value)
+
+
+def test_a_stage_with_other_blocks_may_be_one_of_another_virtual_degree(tmp_path: Path) -> None:
+    grid = Grid(0, Topology.of(pp=3))
+    job, other = Job(), Job(num_layers=2)
+    job.step(seed=1)
+    saved = checkpoint.save(tmp_path, PROGRESS, job.model, job.optimizer, ALONE)
+    state = json.loads((saved / "state.json").read_text())
+    state["grid"]["pp"] = 3
+    (saved / "state.json").write_text(json.dumps(state))
+    with pytest.raises(InputError, match="of another model or virtual_pp_degree: 12 tensors"):
+        checkpoint.load(saved, other.model, other.optimizer, grid)
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ STEPS = {
 - ``thin_ns``: on a host, the time of products that mostly read their weights (`thin_products`);
 - ``recompute_ns``: the time of Forward events in a Backward, and of operators that ``recompute(function)`` calls there; without device events, with the time
   in the gradient node around them in which nothing works;
-- ``optimizer_ns``: the time in Optimization phases;
+- ``optimizer_ns``: the time in Optimization phases, without the phases in them;
 - ``optimizer_overhead_ns``: the time from the first to the last update of parameters, outside
   kernels; null in a trace with device events, and if no kernel launch in an Optimization is
   recorded;
@@ -391,8 +391,8 @@ class IndicatorBuilder:
         self.names: list[pl.DataFrame] = []
 
     def phase(self, category: str) -> pl.DataFrame:
-        """Return the outermost events of a phase, as rows of ``tree.hosts``."""
-        return self.profile.outermost.filter(pl.col("category") == category)
+        """Return the events of a phase, as rows of `Profile.disjoint_phases`."""
+        return self.profile.disjoint_phases.filter(pl.col("category") == category)
 
     def hosts(self, rows: Int64) -> pl.DataFrame:
         """Return these rows of ``tree.hosts``, with the column step."""
@@ -533,9 +533,9 @@ class IndicatorBuilder:
         of a line that of the operators that it calls, with their gradients.
         """
         time = "device_ns" if self.on_device else "cpu_ns"
-        phases = self.profile.outermost.filter(pl.col("category") != "ProfileStep")
-        rows = phases["row"].to_numpy()
-        self.add_names("phase", self.hosts(rows).select("step", name="category", time_ns=time))
+        phases = self.profile.disjoint_phases
+        step = self.step_of_host.gather(phases["row"])
+        self.add_names("phase", phases.select(step=step, name="category", time_ns=time))
         hosts = self.tree.hosts
         is_operator = (hosts["category"] == "Operator").to_numpy()
         own_ns = self.tree.own(time, is_operator, self.tree.enclosing(is_operator))
@@ -552,6 +552,13 @@ class IndicatorBuilder:
         name = path.str.replace_all(SEPARATOR, "/", literal=True)
         layers = tree.filter(is_layer).select("step", name=name, time_ns="self_ns")
         self.add_names("module", layers)
+
+    @cached_property
+    def closures(self) -> pl.DataFrame:
+        """The phases that an Optimization contains, since its optimizer calls a closure."""
+        phases = self.profile.disjoint_phases
+        below = self.tree.below(self.phase("Optimization")["row"].to_numpy())
+        return phases.filter(pl.Series(below)[phases["row"]])
 
     @cached_property
     def updating(self) -> Intervals:
@@ -573,7 +580,7 @@ class IndicatorBuilder:
         extents = updates.group_by(span=pl.Series(span)).agg(
             pl.col("start_ns").min(), pl.col("end_ns").max()
         )
-        return together(intervals_of(extents))
+        return difference(together(intervals_of(extents)), together(intervals_of(self.closures)))
 
     def device_columns(self) -> dict[str, Int64 | None]:
         """Return the columns of kernels, blocking copies and idle time; adds names of both.
@@ -832,12 +839,13 @@ class IndicatorBuilder:
         hosts = self.tree.hosts
         spans = self.phase("Optimization")
         below = self.tree.below(spans["row"].to_numpy())
+        below &= self.tree.innermost(self.closures["row"].to_numpy()) < 0
         inside = hosts.with_columns(step=self.step_of_host).filter(pl.Series(below))
         operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
         self.add_names("optimizer", operators)
         updates = operators.filter(matching(operators["name"], UPDATES))
         self.add_names("update", self.in_lines(updates))
-        whole = self.within(together(intervals_of(spans)))
+        whole = difference(together(intervals_of(spans)), together(intervals_of(self.closures)))
         launched = inside.filter(
             pl.col("category").is_in(["DygraphKernelLaunch", "StaticKernelLaunch"])
             | (pl.col("category") == "OperatorInner") & matching(inside["name"], " compute$")
@@ -847,7 +855,7 @@ class IndicatorBuilder:
             kernels = together(intervals_of(launched))
             overhead = self.within(difference(self.updating, kernels))
         return {
-            "optimizer_ns": whole,
+            "optimizer_ns": self.within(whole),
             "optimizer_overhead_ns": overhead,
             "num_updates": self.count_by_step(updates["step"]),
         }

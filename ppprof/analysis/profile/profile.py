@@ -157,6 +157,8 @@ T = TypeVar("T")
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 """The phases of a step; Paddle's "model perspective"."""
 
+_TIMES = ("cpu_ns", "gpu_ns", "device_ns")
+
 
 class Profile:
     """One trace prepared for the summaries. Results that several summaries share are computed once.
@@ -288,6 +290,32 @@ class Profile:
         phases, steps = tree.events.host_rows(*PHASES), tree.events.host_rows("ProfileStep")
         rows = np.union1d(phases, steps)
         return tree.hosts_at(rows[~tree.below(phases)[rows]]).sort("visit")
+
+    @cached_property
+    def disjoint_phases(self) -> pl.DataFrame:
+        """The phases of `outermost`, and those of a closure, which an optimizer such as LBFGS calls.
+
+        ::
+
+            Optimization   ##############        cpu_ns: 6 of 14; in Paddle's Model Summary 14
+              Forward       ##    ##
+              Backward        ##    ##
+
+        Rows of ``tree.hosts``, sorted by the column visit. The times of an Optimization, but not its
+        start and end, are without the phases in it. Only an Optimization with a Backward is divided.
+        """
+        tree, events = self.tree, self.tree.events
+        outer = self.outermost.filter(pl.col("category") != "ProfileStep")
+        updates = outer.filter(pl.col("category") == "Optimization")["row"].to_numpy()
+        others = events.host_rows("Dataloader", "Forward", "Backward")
+        inner = others[(tree.below(updates) & ~tree.below(others))[others]]
+        update = tree.innermost(updates)[inner]
+        has_backward = update[np.isin(inner, events.host_rows("Backward"))]
+        rows = np.union1d(outer["row"].to_numpy(), inner[np.isin(update, has_backward)])
+        chosen = np.isin(np.arange(events.num_hosts), rows)
+        above = tree.enclosing(chosen)
+        times = {time: tree.own(time, chosen, above)[rows] for time in _TIMES}
+        return tree.hosts_at(rows).with_columns(**times).sort("visit")
 
     @cached_property
     def phases(self) -> pl.DataFrame:

@@ -1288,6 +1288,26 @@ def test_the_largest_parts_are_without_what_is_in_them(tmp_path):
     ]
 
 
+def test_a_closure_that_an_optimizer_calls_is_no_part_of_the_optimization(tmp_path):
+    """Of 900 in LBFGS.step, two closures take 600: Forwards of 200, and Backwards of 400 with a sgd."""
+
+    def closure(at, start):
+        net = op(at, start, start + 100, "Net", category="Forward")
+        inner = op(at, start + 110, start + 120, "sgd dygraph")
+        yield from (net, op(at, start + 100, start + 300, "Backward", inner, category="Backward"))
+
+    def make(at):
+        inside = (*closure(at, 0), op(at, 320, 370, "sgd dygraph"), *closure(at, 400))
+        yield op(at, 0, 900, "Optimization Step", *inside, category="Optimization")
+
+    opened = ppprof.open(run(tmp_path / "log", [thread(make)]))
+    profile = Profile(opened.trace(0))
+    step = collect_indicators(profile, breakdown(profile)).steps.row(0, named=True)
+    assert (step["optimizer_ns"], step["num_updates"]) == (300 * US, 1)
+    largest = ppprof.advise(opened).largest[0]
+    assert (largest.kind, largest.name, largest.share) == ("phase", "Backward", 0.4)
+
+
 def test_a_backward_in_a_span_is_no_module(tmp_path):
     """Of 900 in the span, Net takes 300 and the Backward 500."""
 
