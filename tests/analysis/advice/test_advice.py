@@ -475,15 +475,35 @@ def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp
     assert finding.evidence["time_ns"].to_list() == [400 * US]
 
 
+def test_the_longest_of_several_recomputed_layers_is_named(tmp_path):
+    """A node of 400 in which layers take 80 and 120, and a gradient 140; 60 are around them."""
+
+    def make(at):
+        layers = [
+            op(at, start, end, name, op(at, start, end), category="Forward")
+            for name, start, end in (("Norm", 310, 390), ("Attention", 400, 520))
+        ]
+        gradient = op(at, 560, 700, "Global_A")
+        node = op(at, 300, 700, "Global_GradNodePyLayer_RecomputeFunction", *layers, gradient)
+        yield op(at, 250, 950, "Backward", node, category="Backward")
+
+    found = one("recompute", findings(tmp_path, threads=[thread(make)]))
+    assert found.cost_ns == 260 * US
+    assert found.evidence.select("name", "time_ns").rows() == [
+        ("Attention", 180 * US),
+        ("Norm", 80 * US),
+    ]
+
+
 @pytest.mark.parametrize(("node", "cost"), [("RecomputeFunction", 260), ("Mish", None)])
 def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
     """A node of 400 in which operators take 200 and gradients 60 + 80; others may be a PyLayer's own."""
-    stack = Shapes({}, callstack='File "train.py", line 7, in core')
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in core') for n in (7, 8)]
 
     def make(at):
         calls = [
-            op(at, 310, 390, "matmul dygraph", stack),
-            op(at, 400, 520, "softmax dygraph", stack),
+            op(at, 310, 390, "matmul dygraph", stacks[0]),
+            op(at, 400, 520, "softmax dygraph", stacks[1]),
         ]
         gradients = [op(at, 560, 620, "Global_A"), op(at, 620, 700, "Global_B")]
         backward = op(at, 550, 700, "backward", *gradients, category="UserDefined")
@@ -495,10 +515,9 @@ def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
         each for each in findings(tmp_path, threads=[thread(make)]) if each.rule == "recompute"
     ]
     assert [each.cost_ns for each in found] == ([cost * US] if cost else [])
-    assert all(each.facts["line"] == "train.py:7, core()" for each in found)
-    assert all(
-        each.facts["layer"] == "matmul dygraph" for each in found
-    )  # 80, and 60 of the node around
+    for each in found:
+        assert each.facts["line"] == "train.py:8, core()"
+        assert (each.facts["layer"], each.facts["layer_ns"]) == ("softmax dygraph", 120 * US)
 
 
 @pytest.mark.parametrize("rule", NEARLY)
