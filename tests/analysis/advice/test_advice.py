@@ -411,6 +411,44 @@ def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
         assert loop.cost_ns == (64 * 12 - 1) * US
 
 
+def test_a_line_of_many_small_operators_counts_without_a_model_that_its_function_calls(tmp_path):
+    """In main(), line 8 calls 300 operators of 100, a model, and line 9 300 of 20: a mean of 60."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in main') for n in (8, 9)]
+
+    def make(at):
+        for i in range(300):
+            yield op(at, 100 * i, 100 * (i + 1), "conv2d dygraph", stacks[0])
+        for i in range(300):
+            yield op(at, 30_000 + 20 * i, 30_020 + 20 * i, "add dygraph", stacks[1])
+
+    threads = [thread(make, lengths=[40_000] * 6)]
+    found = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert found.facts["layer"] == "train.py:9, main()"
+    assert found.facts["num_operators"] == 300
+    assert found.cost_ns == 300 * 20 * US
+
+
+@pytest.mark.parametrize("line", [8, 9])
+def test_an_optimizer_counts_without_other_operators_of_its_line_and_function(line, tmp_path):
+    """A line calls 300 operators of 1 in 2, then line 9 as many norms of 2 in 3 in an optimizer."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in main') for n in (line, 9)]
+
+    def make(at):
+        for i in range(300):
+            yield op(at, 2 * i, 2 * i + 1, "add dygraph", stacks[0])
+        norms = [
+            op(at, 600 + 3 * i, 602 + 3 * i, "squared_l2_norm dygraph", stacks[1])
+            for i in range(300)
+        ]
+        yield op(at, 600, 1600, "Optimization Step", *norms, category="Optimization")
+
+    threads = [thread(make, lengths=[2000] * 6)]
+    found = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert found.facts["layer"] == "Optimization Step (train.py:9, main())"
+    assert found.facts["remedy"] == "code-optimizer"
+    assert found.cost_ns == (300 * 3 - 1) * US
+
+
 @pytest.mark.parametrize(("category", "is_loop"), [("Optimization", False), ("UserDefined", True)])
 def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, tmp_path):
     stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
