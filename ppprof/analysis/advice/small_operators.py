@@ -65,12 +65,16 @@ def _of_functions(profile: Profile) -> pl.DataFrame:
     # An optimizer clips gradients, and one of the user's updates parameters, by operators for each of them.
     is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
-    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile))
+    in_optimizer = tree.below(tree.events.host_rows("Optimization"))
+    # LBFGS computes the whole model again and again: that is no loop.
+    phases = tree.events.host_rows("Forward", "Backward")
+    in_closure = tree.below(phases[in_optimizer[phases]])
+    hosts = hosts.with_columns(in_optimizer=pl.Series(in_optimizer))
+    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile) & ~in_closure)
     outer = outer.sort("thread", "start_ns")
     # Paddle's own updates are `optimizer-unfused`, and no loop of the user's.
-    in_optimizer = tree.below(tree.events.host_rows("Optimization"))[outer["row"].to_numpy()]
-    is_update = pl.Series(in_optimizer) & matching(outer["name"], UPDATES)
-    outer = outer.with_columns(is_update=is_update, in_optimizer=pl.Series(in_optimizer))
+    is_update = outer["in_optimizer"] & matching(outer["name"], UPDATES)
+    outer = outer.with_columns(is_update=is_update)
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
     line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]

@@ -477,6 +477,28 @@ def test_operators_for_each_parameter_beside_its_update_are_many_small_ones(tmp_
     assert found.facts["remedy"] == "code-optimizer"
 
 
+def test_a_model_that_an_optimizer_computes_again_and_again_is_no_loop(tmp_path):
+    """20 times, ``step(closure)`` of LBFGS runs 15 operators of 1 in 2 in a layer, and a gradient for each."""
+    stack = Shapes({}, callstack='File "train.py", line 9, in forward')
+
+    def make(at):
+        parts = []
+        for begin in range(0, 1000, 50):
+            calls = [
+                op(at, begin + 2 * i, begin + 2 * i + 1, "tanh dygraph", stack) for i in range(15)
+            ]
+            nodes = [
+                op(at, begin + 30 + i, begin + 31 + i, "Global_TanhGradNode", stack)
+                for i in range(15)
+            ]
+            parts.append(op(at, begin, begin + 30, "Net", *calls, category="Forward"))
+            parts.append(op(at, begin + 30, begin + 45, "Backward", *nodes, category="Backward"))
+        yield op(at, 0, 1000, "Optimization Step", *parts, category="Optimization")
+
+    rules = [finding.rule for finding in findings(tmp_path, threads=[thread(make)])]
+    assert "many-small-operators" not in rules
+
+
 @pytest.mark.parametrize("is_of_a_line", [True, False])
 def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
     """300 operators a step, of 3; in the last one of 60."""
