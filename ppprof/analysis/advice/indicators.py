@@ -14,7 +14,7 @@ from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.small_operators import UPDATES, small_operators
+from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
@@ -66,6 +66,11 @@ from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
 
+UPDATES = (
+    "^(merged_|fused_|sparse_|lars_)?"
+    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
+)
+"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 TINY_NS = 10_000
 """Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
@@ -271,7 +276,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_names("lock", held.drop("reads_ahead"))
         builder.add_names("reader", held.filter("reads_ahead").drop("reads_ahead"))
         if not builder.on_device:
-            builder.add_names("small", small_operators(profile))
+            builder.add_names("small", small_operators(profile, builder.updating))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))

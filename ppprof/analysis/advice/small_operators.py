@@ -5,18 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
-from ppprof.analysis.profile.grouping import intervals_of, matching
-from ppprof.analysis.profile.intervals import contains, together
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
-UPDATES = (
-    "^(merged_|fused_|sparse_|lars_)?"
-    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
-)
-"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OF_A_FUNCTION = 256
@@ -32,10 +27,14 @@ _MOSTLY = 0.5
 """A line stands for a layer if it has at least this share of the samples in it."""
 
 
-def small_operators(profile: Profile) -> pl.DataFrame:
+def small_operators(profile: Profile, updating: Intervals) -> pl.DataFrame:
     """Return the functions and layers that call many small operators, as a part of the training.
 
     Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`.
+
+    Args:
+        profile: one rank's window.
+        updating: from the first to the last update of each Optimization, the time of `optimizer-unfused`.
 
     Returns:
         step; name, the layer's path and the line where these are known; calls (operators) and
@@ -43,12 +42,12 @@ def small_operators(profile: Profile) -> pl.DataFrame:
     """
     parts = [
         part.group_by("step", "name").agg(pl.col("calls", "time_ns").sum())
-        for part in (_of_functions(profile), _of_layers(profile))
+        for part in (_of_functions(profile, updating), _of_layers(profile))
     ]
     return pl.concat(parts).sort("time_ns").unique(["step", "name"], keep="last")
 
 
-def _of_functions(profile: Profile) -> pl.DataFrame:
+def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     """Return the functions whose loops call at least `MANY_OF_A_FUNCTION` operators in a step, all small.
 
     ::
@@ -72,14 +71,16 @@ def _of_functions(profile: Profile) -> pl.DataFrame:
     hosts = hosts.with_columns(in_optimizer=pl.Series(in_optimizer))
     outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile) & ~in_closure)
     outer = outer.sort("thread", "start_ns")
-    # Paddle's own updates are `optimizer-unfused`, and no loop of the user's.
-    is_update = outer["in_optimizer"] & matching(outer["name"], UPDATES)
-    outer = outer.with_columns(is_update=is_update)
+    # Paddle's own updates are no loop of the user's.
+    is_updating = outer["in_optimizer"] & pl.Series(
+        contains(updating, outer["start_ns"].to_numpy())
+    )
+    outer = outer.with_columns(is_updating=is_updating)
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
     line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]
     lines = (
-        outer.filter(is_called, ~pl.col("is_update"))
+        outer.filter(is_called, ~pl.col("is_updating"))
         .with_columns(is_next=is_next)
         .drop_nulls(["step", "callstack"])
         .group_by(*line, "layer")
@@ -102,7 +103,7 @@ def _of_functions(profile: Profile) -> pl.DataFrame:
         time_ns=dur + pl.when(is_gap).then(gap).otherwise(0), is_called=is_called
     )
     sums = (
-        outer.filter(~pl.col("is_update"))
+        outer.filter(~pl.col("is_updating"))
         .drop_nulls("function")
         .group_by("step", *key)
         .agg(

@@ -477,6 +477,32 @@ def test_operators_for_each_parameter_beside_its_update_are_many_small_ones(tmp_
     assert found.facts["remedy"] == "code-optimizer"
 
 
+def test_operators_between_updates_count_once(tmp_path):
+    """Twice, for each group of parameters, 260 norms of 2 in 3 and 20 updates of 2 in 3, half of them kernel.
+
+    The second group's norms lie between the first update, at 780, and the last one, which ends at 1679.
+    """
+    stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
+    names = 2 * (["squared_l2_norm"] * 260 + ["adamw_"] * 20)
+
+    def make(at):
+        parts = [
+            op(at, 3 * i, 3 * i + 2, f"{name} dygraph", stack).around(
+                op(at, 3 * i, 3 * i + 1, "adamw kernel launch", category="DygraphKernelLaunch")
+            )
+            for i, name in enumerate(names)
+        ]
+        yield op(at, 0, 1680, "Optimization Step", *parts, category="Optimization")
+
+    found = findings(tmp_path, threads=[thread(make, lengths=[2000] * 6)])
+    costs = {each.rule: each.cost_ns for each in found if each.share}
+    outside_kernels = 899 - (20 + 260 + 20)
+    assert costs == {
+        "optimizer-unfused": pytest.approx(outside_kernels * (1 - 2 / 40) * US),
+        "many-small-operators": 260 * 3 * US,
+    }
+
+
 def test_a_model_that_an_optimizer_computes_again_and_again_is_no_loop(tmp_path):
     """20 times, ``step(closure)`` of LBFGS runs 15 operators of 1 in 2 in a layer, and a gradient for each."""
     stack = Shapes({}, callstack='File "train.py", line 9, in forward')
