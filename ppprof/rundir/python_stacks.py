@@ -17,8 +17,8 @@ time. The last rows are no samples. ``reads`` of them are
 calls that read the values of a tensor (``.item()``, ``.numpy()``, ``float()``, ``print``): the end of the
 call, its duration, and the line that made it. Behind them, ``collections`` rows are those of Python's garbage
 collector in the oldest generation, likewise: the line is where the thread was. The next ``evaluations`` rows, which
-have no line, go from ``eval()`` to ``train()`` of a layer. The last ``clears`` rows have no line either: gradients are
-cleared, one after the other. ``threads`` is `PythonStacks.threads`, ``holders`` is
+have no line, go from ``eval()`` to ``train()`` of a layer, or to the next ``eval()`` ahead of it. The last ``clears``
+rows have no line either: gradients are cleared, one after the other. ``threads`` is `PythonStacks.threads`, ``holders`` is
 `PythonStacks.holders`.
 """
 

@@ -42,6 +42,9 @@ HOST = frozenset(("garbage-collection", "beside-training", "without-gradients", 
 STATEMENT = "beside-training"
 """The rule with a finding for each statement, which has the times of its lines."""
 
+PARTED = (STATEMENT, "without-gradients")
+"""Rules that part the samples beside the training among them: a line may have some of each."""
+
 LOCK = "interpreter-lock"
 """The rule about a thread that stands still, which may be in stretches without an event."""
 
@@ -214,9 +217,10 @@ def _claimed_ns(
 ) -> float:
     """Return the time of a finding's lines that others claim.
 
-    Statements have no time in common, but may have lines: those of a function that they call.
+    Statements, and layers without gradients, have no time in common, but may have lines: those of a
+    function that they call.
     """
-    claims = (claimed,) if finding.rule == STATEMENT else (claimed, *of_statements)
+    claims = (claimed,) if finding.rule in PARTED else (claimed, *of_statements)
     return sum(each.get(line, 0.0) for each in claims for line in _lines_of(finding))
 
 

@@ -14,7 +14,7 @@ from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.small_operators import UPDATES, small_operators
+from ppprof.analysis.advice.small_operators import small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
@@ -66,6 +66,11 @@ from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
 
+UPDATES = (
+    "^(merged_|fused_|sparse_|lars_)?"
+    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
+)
+"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 TINY_NS = 10_000
 """Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
@@ -271,7 +276,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_names("lock", held.drop("reads_ahead"))
         builder.add_names("reader", held.filter("reads_ahead").drop("reads_ahead"))
         if not builder.on_device:
-            builder.add_names("small", small_operators(profile))
+            builder.add_names("small", small_operators(profile, builder.updating))
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
@@ -755,19 +760,21 @@ class IndicatorBuilder:
         is_recomputed = self.tree.below(backward) & self.tree.is_recomputed
         outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
         rows = np.flatnonzero(outermost)
-        recomputed = self.hosts(rows).with_columns(time_ns=time)
-        if not self.on_device:
-            around = pl.Series(self._around_recomputed(rows, backward), dtype=pl.Int64)
-            recomputed = recomputed.with_columns(pl.col("time_ns") + around)
-        self.add_names("recomputed", recomputed.select("step", "name", "time_ns"))
         is_layer = pl.col("category") == "Forward"
+        around_ns = np.zeros(len(rows), np.int64)
+        if not self.on_device:
+            around_ns = self._around_recomputed(rows, backward)
+        around = pl.Series(around_ns, dtype=pl.Int64)
+        recomputed = self.hosts(rows).with_columns(time_ns=time, whole_ns=pl.col(time) + around)
+        named = pl.when(is_layer).then("whole_ns").otherwise("time_ns")
+        self.add_names("recomputed", recomputed.select("step", "name", time_ns=named))
         self._add_lines_of_layers(recomputed.filter(is_layer)["name"], backward)
         self.add_names("of_layer", self.in_lines(recomputed.filter(~is_layer)))
         thin = thin_products(self.profile)
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
             "thin_ns": self.sum_by_step(thin["step"], thin["time_ns"].to_numpy()),
-            "recompute_ns": self.sum_by_step(recomputed["step"], recomputed["time_ns"].to_numpy()),
+            "recompute_ns": self.sum_by_step(recomputed["step"], recomputed["whole_ns"].to_numpy()),
         }
 
     def _sums(self) -> pl.DataFrame:
@@ -799,10 +806,10 @@ class IndicatorBuilder:
         return nodes.select("step", "name", "time_ns")
 
     def _around_recomputed(self, rows: Int64, backward: Int64) -> Int64:
-        """Return the time of the gradient node around each recomputed layer outside all work in it.
+        """Return the time of the gradient node around each recomputed layer or operator outside all work in it.
 
-        There, Python restores the random state and starts a Backward of its own. The first layer in a
-        node has it::
+        There, Python restores the random state and starts a Backward of its own. The longest layer or operator
+        in a node has it::
 
             node        ######################
               Forward       ####                    recomputed
@@ -813,17 +820,18 @@ class IndicatorBuilder:
         tree, hosts = self.tree, self.tree.hosts
         is_node = tree.is_outermost_operator & tree.below(backward)
         above = tree.enclosing(is_node).astype(np.int64)
-        node, first = np.unique(above[rows], return_index=True)
-        node, first = node[node >= 0], first[node >= 0]
+        cpu_ns = hosts["cpu_ns"].to_numpy()
+        order = np.lexsort((-cpu_ns[rows], above[rows]))
+        node, first = np.unique(above[rows][order], return_index=True)
+        node, longest = node[node >= 0], order[first[node >= 0]]
         is_work = hosts["category"].is_in(CONTAINERS).not_().to_numpy() & tree.below(node)
         is_work[rows] = True
         work = np.flatnonzero(is_work)
         is_work &= ~tree.below(work)
         around = np.zeros(len(rows), np.int64)
-        cpu_ns = hosts["cpu_ns"].to_numpy()
         inside = np.zeros(len(cpu_ns), np.int64)
         np.add.at(inside, above[is_work], cpu_ns[is_work])
-        around[first] = cpu_ns[node] - inside[node]
+        around[longest] = cpu_ns[node] - inside[node]
         return around
 
     def _add_lines_of_layers(self, names: pl.Series, backward: Int64) -> None:

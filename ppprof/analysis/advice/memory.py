@@ -212,17 +212,23 @@ def _growth(kept: pl.DataFrame) -> _Growth | None:
 
 
 def _regular_growth(kept: pl.DataFrame) -> _Growth | None:
-    """Return the largest growth of a container that has tensors of every second, third... step; None without one."""
+    """Return the largest growth of a container that has tensors of every second, third... step of each window; None without one."""
     held, found = kept.drop_nulls("holder").filter(pl.col("bytes") > 0), []
+    steps = kept.select("step").unique().sort("step")
+    steps = steps.with_columns(window=(pl.col("step").diff() > 1).fill_null(value=False).cum_sum())
     for (holder,), own in held.group_by("holder"):
-        steps = own["step"].unique().sort()
-        distances = steps.diff().drop_nulls().unique()
+        marked = steps.with_columns(has=pl.col("step").is_in(own["step"].implode()))
+        regular = marked.filter("has")
+        distances = regular.select(pl.col("step").diff().over("window")).to_series()
+        distances = distances.drop_nulls().unique()
         period = int(distances[0]) if len(distances) == 1 else 1
-        num = period * len(steps)
-        covers = num > kept["step"].n_unique() - period
-        if len(steps) >= _LEAST_REGULAR and period > 1 and covers:
+        num = period * regular.height
+        left = (1 - period * pl.col("has").cast(pl.Int64)).sum().over("window")
+        covers = marked.select((left < period).all()).item()
+        if regular.height >= _LEAST_REGULAR and period > 1 and covers:
             each = float(own["bytes"].sum()) / num
-            found.append(_Growth(each, int(steps[0]), num, own, str(holder), period))
+            since = int(regular["step"][0])
+            found.append(_Growth(each, since, num, own, str(holder), period))
     best = max(found, key=lambda growth: (growth.each_bytes, growth.holder), default=None)
     return best if best and best.each_bytes >= LEAST_GROWTH_BYTES else None
 

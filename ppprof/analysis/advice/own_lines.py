@@ -284,10 +284,10 @@ def _evaluations(profile: Profile, thread: int, outermost: pl.DataFrame) -> Inte
     stacks = profile.trace.stacks
     if stacks is None:
         return together()
-    start, end = together(noted(stacks.evaluations[stacks.evaluations[:, 0] == thread]))
+    start, end = noted(stacks.evaluations[stacks.evaluations[:, 0] == thread])
     backward = outermost.filter(pl.col("category") == "Backward")["start_ns"].to_numpy()
     is_alone = np.searchsorted(backward, start) == np.searchsorted(backward, end)
-    return start[is_alone], end[is_alone]
+    return together((start[is_alone], end[is_alone]))
 
 
 def _start_in(intervals: Intervals, events: pl.DataFrame) -> pl.Series:

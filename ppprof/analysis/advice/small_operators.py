@@ -5,18 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
-from ppprof.analysis.profile.grouping import intervals_of, matching
-from ppprof.analysis.profile.intervals import contains, together
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
-UPDATES = (
-    "^(merged_|fused_|sparse_|lars_)?"
-    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
-)
-"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OF_A_FUNCTION = 256
@@ -32,10 +27,14 @@ _MOSTLY = 0.5
 """A line stands for a layer if it has at least this share of the samples in it."""
 
 
-def small_operators(profile: Profile) -> pl.DataFrame:
+def small_operators(profile: Profile, updating: Intervals) -> pl.DataFrame:
     """Return the functions and layers that call many small operators, as a part of the training.
 
     Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`.
+
+    Args:
+        profile: one rank's window.
+        updating: from the first to the last update of each Optimization, the time of `optimizer-unfused`.
 
     Returns:
         step; name, the layer's path and the line where these are known; calls (operators) and
@@ -43,12 +42,12 @@ def small_operators(profile: Profile) -> pl.DataFrame:
     """
     parts = [
         part.group_by("step", "name").agg(pl.col("calls", "time_ns").sum())
-        for part in (_of_functions(profile), _of_layers(profile))
+        for part in (_of_functions(profile, updating), _of_layers(profile))
     ]
     return pl.concat(parts).sort("time_ns").unique(["step", "name"], keep="last")
 
 
-def _of_functions(profile: Profile) -> pl.DataFrame:
+def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     """Return the functions whose loops call at least `MANY_OF_A_FUNCTION` operators in a step, all small.
 
     ::
@@ -57,47 +56,56 @@ def _of_functions(profile: Profile) -> pl.DataFrame:
         time_ns    #################        with the gaps, and with the gradients of a and b
 
     A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or outside layers, it is the next to
-    call an operator, or if it calls so many alone: the lines of a model's layers are in one call of each layer.
+    call an operator: the lines of a model's layers are in one call of each layer. A line that calls so many
+    operators alone counts without the others of its function, and an optimizer's operators without all others.
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack").slice(0, tree.hosts.height)
     # An optimizer clips gradients, and one of the user's updates parameters, by operators for each of them.
     is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
-    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile))
+    in_optimizer = tree.below(tree.events.host_rows("Optimization"))
+    # LBFGS computes the whole model again and again: that is no loop.
+    phases = tree.events.host_rows("Forward", "Backward")
+    in_closure = tree.below(phases[in_optimizer[phases]])
+    hosts = hosts.with_columns(in_optimizer=pl.Series(in_optimizer))
+    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile) & ~in_closure)
     outer = outer.sort("thread", "start_ns")
-    # Paddle's own updates are `optimizer-unfused`, and no loop of the user's.
-    is_in_optimizer = tree.below(tree.events.host_rows("Optimization"))[outer["row"].to_numpy()]
-    is_update = pl.Series(is_in_optimizer) & matching(outer["name"], UPDATES)
-    outer = outer.with_columns(is_update=is_update)
+    # Paddle's own updates are no loop of the user's.
+    is_updating = outer["in_optimizer"] & pl.Series(
+        contains(updating, outer["start_ns"].to_numpy())
+    )
+    outer = outer.with_columns(is_updating=is_updating)
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
+    line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]
     lines = (
-        outer.filter(is_called, ~pl.col("is_update"))
+        outer.filter(is_called, ~pl.col("is_updating"))
         .with_columns(is_next=is_next)
         .drop_nulls(["step", "callstack"])
-        .group_by("step", "callstack", "layer")
+        .group_by(*line, "layer")
         .agg(calls=pl.len(), times=pl.col("is_next").sum())
-        .group_by("step", "callstack")
+        .group_by(line)
         .agg(pl.col("calls").sum(), pl.col("times").max())
     )
-    is_in_loop = (pl.col("times") >= MANY_OPERATORS) | (pl.col("calls") >= MANY_OF_A_FUNCTION)
-    lines = lines.filter(is_in_loop).select("step", "callstack")
-    functions = {text: _function(text) for text in lines["callstack"].cast(pl.String).unique()}
-    function = pl.col("callstack").cast(pl.String).replace_strict(functions, return_dtype=pl.String)
-    lines = lines.with_columns(function=function)
-    outer = outer.join(lines, ["step", "callstack"], "left", maintain_order="left")
+    is_in_loop, stack = pl.col("times") >= MANY_OPERATORS, pl.col("callstack").cast(pl.String)
+    lines = lines.filter(is_in_loop | (pl.col("calls") >= MANY_OF_A_FUNCTION))
+    functions = {text: _function(text) for text in lines.select(stack).to_series().unique()}
+    function = stack.replace_strict(functions, return_dtype=pl.String)
+    lines = lines.select(*line, function=pl.when(is_in_loop).then(function).otherwise(stack))
+    outer = outer.join(lines, line, "left", maintain_order="left")
     dur, following = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns").shift(-1)
     gap = following.over("thread") - pl.col("end_ns")
-    goes_on = pl.col("function") == pl.col("function").shift(-1).over("thread")
+    both = (pl.col(name) == pl.col(name).shift(-1).over("thread") for name in ("step", *key))
+    goes_on = pl.all_horizontal(*both)
     is_gap = goes_on.fill_null(value=False) & gap.is_between(0, _LONGEST_GAP_NS)
     outer = outer.with_columns(
         time_ns=dur + pl.when(is_gap).then(gap).otherwise(0), is_called=is_called
     )
     sums = (
-        outer.filter(~pl.col("is_update"))
+        outer.filter(~pl.col("is_updating"))
         .drop_nulls("function")
-        .group_by("step", "function")
+        .group_by("step", *key)
         .agg(
             calls=pl.col("is_called").sum().cast(pl.Int64),
             called_ns=dur.filter("is_called").sum(),
@@ -106,14 +114,15 @@ def _of_functions(profile: Profile) -> pl.DataFrame:
             layer=pl.col("layer").filter("is_called").unique(),
         )
     )
-    many = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small("function"))
-    names = {}
-    for (text,), of_function in many.group_by("function"):
-        line = line_of_operators(profile, of_function["operators"].explode()) or str(text)
+    many = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small(*key))
+    parts = []
+    for (text, _), of_function in many.group_by(key):
+        name = line_of_operators(profile, of_function["operators"].explode()) or str(text)
         paths = {_path(hosts, row) for row in of_function["layer"].explode().unique()}
-        names[text] = f"{path} ({line})" if len(paths) == 1 and (path := paths.pop()) else line
-    name = pl.col("function").replace_strict(names, return_dtype=pl.String)
-    return many.select("step", "calls", "time_ns", name=name)
+        name = f"{path} ({name})" if len(paths) == 1 and (path := paths.pop()) else name
+        parts.append(of_function.select("step", "calls", "time_ns", name=pl.lit(name)))
+    schema = {"step": pl.Int64, "calls": pl.Int64, "time_ns": pl.Int64, "name": pl.String}
+    return pl.concat([pl.DataFrame(schema=schema), *parts])
 
 
 def _function(stack: str) -> str:
@@ -179,7 +188,7 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     return calls.select("step", "calls", "time_ns", name=pl.Series(names, dtype=pl.String))
 
 
-def _are_small(key: str) -> pl.Expr:
+def _are_small(*key: str) -> pl.Expr:
     """Whether operators take less than `SMALL_NS` on average over the window: a slow step makes none of them large."""
     return pl.col("called_ns").sum().over(key) < SMALL_NS * pl.col("calls").sum().over(key)
 

@@ -409,9 +409,6 @@ _TORCH = _by_name(
 """By the name after ``aten::``, only operators that call no other ones: those would count twice."""
 
 
-WITH_BIAS = (_matmul_bias,)
-"""Formulas of products to which a bias is added."""
-
 PRODUCTS: Mapping[Formula | None, Callable[[Inputs], tuple[list[int], list[int]]]] = {
     _matmul: _matmul_shapes,
     _matmul_bias: _matmul_bias_shapes,

@@ -15,7 +15,6 @@ from ppprof.analysis.efficiency.operator_formulas import (
     LOSSES,
     MOST_DIMS,
     PRODUCTS,
-    WITH_BIAS,
     Formula,
     Inputs,
     UnknownError,
@@ -135,8 +134,9 @@ _SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "eleme
 def _gradient_flops(formula: Formula, flops: int, num_gradients: int) -> int:
     if is_attention(formula):
         return flops * 5 // 2
-    num_products = num_gradients - (formula in WITH_BIAS)  # the gradient of a bias is a sum
-    return flops * min(max(num_products, 0), 2)
+    # Each is a product, but that of a bias, which is a sum. Of two with a bias, which two is unknown: those of the
+    # input and the weight are two products, and those of a first layer's weight and bias one. They count as two.
+    return flops * min(num_gradients, 2)
 
 
 class Product(NamedTuple):

@@ -157,8 +157,8 @@ class StackSampler(FileObserver["_Sampling"]):
         """The span of the garbage collection that goes on."""
         self._collection_ns = 0
         """When it began."""
-        self._evaluated: dict[int, int] = {}
-        """When each layer was switched to evaluation, by its id."""
+        self._evaluated: dict[int, list[int]] = {}
+        """When each layer was switched to evaluation since it trained, by its id."""
         self._used_bytes: int | None = None
         """Memory in use as the window began; None outside windows, and where it is unknown."""
         self._has_grown = False
@@ -237,16 +237,18 @@ class StackSampler(FileObserver["_Sampling"]):
     def _switching(self, method: Callable[..., Any], *, default: bool) -> Callable[..., Any]:
         """Return what wraps ``train(mode=True)`` or ``eval()`` of a layer, which trains by default or not.
 
-        A layer that is evaluated already still is: a loop may call ``eval()`` for each batch.
+        A loop may call ``eval()`` for each batch, or ahead of a validation behind an attack, which has a Backward
+        in evaluation: each call begins an evaluation of its own.
         """
 
         def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             if (*args, *kwargs.values(), default)[0]:
-                begin_ns, sampling = self._evaluated.pop(id(layer), None), self._sampling
-                if begin_ns is not None and sampling is not None:
-                    sampling.note(begin_ns, None, "evaluations")
+                begins, sampling = self._evaluated.pop(id(layer), []), self._sampling
+                if sampling is not None:
+                    for begin_ns, end_ns in zip(begins, [*begins[1:], time.time_ns()]):
+                        sampling.note(begin_ns, None, "evaluations", end_ns)
             else:
-                self._evaluated.setdefault(id(layer), time.time_ns())
+                self._evaluated.setdefault(id(layer), []).append(time.time_ns())
             return method(layer, *args, **kwargs)
 
         return wrapper
@@ -376,11 +378,13 @@ class _Sampling:
                 row = self._row(stack_of(frames[ident], _MOST_DEPTH))
                 self._samples.extend((native, end_ns, dur_ns, row, now_ns - self._counted_ns))
 
-    def note(self, begin_ns: int, frame: FrameType | None, what: str) -> None:
-        """Note a call until now, one of `NOTED`, and the user's line in a frame or around it."""
+    def note(
+        self, begin_ns: int, frame: FrameType | None, what: str, end_ns: int | None = None
+    ) -> None:
+        """Note a call until now, or an end, one of `NOTED`, and the user's line in a frame or around it."""
         rows = self._noted[what]
         if len(rows) < COLUMNS * _MOST_READS:
-            end_ns, line = time.time_ns(), self._own_lines.around(frame)
+            end_ns, line = end_ns or time.time_ns(), self._own_lines.around(frame)
             rows.extend((threading.get_native_id(), end_ns, end_ns - begin_ns, line, 0))
 
     def note_clear(self, begin_ns: int, frame: FrameType) -> None:

@@ -413,6 +413,44 @@ def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
         assert loop.cost_ns == (64 * 12 - 1) * US
 
 
+def test_a_line_of_many_small_operators_counts_without_a_model_that_its_function_calls(tmp_path):
+    """In main(), line 8 calls 300 operators of 100, a model, and line 9 300 of 20: a mean of 60."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in main') for n in (8, 9)]
+
+    def make(at):
+        for i in range(300):
+            yield op(at, 100 * i, 100 * (i + 1), "conv2d dygraph", stacks[0])
+        for i in range(300):
+            yield op(at, 30_000 + 20 * i, 30_020 + 20 * i, "add dygraph", stacks[1])
+
+    threads = [thread(make, lengths=[40_000] * 6)]
+    found = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert found.facts["layer"] == "train.py:9, main()"
+    assert found.facts["num_operators"] == 300
+    assert found.cost_ns == 300 * 20 * US
+
+
+@pytest.mark.parametrize("line", [8, 9])
+def test_an_optimizer_counts_without_other_operators_of_its_line_and_function(line, tmp_path):
+    """A line calls 300 operators of 1 in 2, then line 9 as many norms of 2 in 3 in an optimizer."""
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in main') for n in (line, 9)]
+
+    def make(at):
+        for i in range(300):
+            yield op(at, 2 * i, 2 * i + 1, "add dygraph", stacks[0])
+        norms = [
+            op(at, 600 + 3 * i, 602 + 3 * i, "squared_l2_norm dygraph", stacks[1])
+            for i in range(300)
+        ]
+        yield op(at, 600, 1600, "Optimization Step", *norms, category="Optimization")
+
+    threads = [thread(make, lengths=[2000] * 6)]
+    found = one("many-small-operators", findings(tmp_path, threads=threads))
+    assert found.facts["layer"] == "Optimization Step (train.py:9, main())"
+    assert found.facts["remedy"] == "code-optimizer"
+    assert found.cost_ns == (300 * 3 - 1) * US
+
+
 @pytest.mark.parametrize(("category", "is_loop"), [("Optimization", False), ("UserDefined", True)])
 def test_updates_of_many_parameters_are_no_loop_of_the_users(category, is_loop, tmp_path):
     stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
@@ -439,6 +477,54 @@ def test_operators_for_each_parameter_beside_its_update_are_many_small_ones(tmp_
     assert found.facts["layer"] == "Optimization Step (train.py:9)"
     assert found.facts["num_operators"] == 256
     assert found.facts["remedy"] == "code-optimizer"
+
+
+def test_operators_between_updates_count_once(tmp_path):
+    """Twice, for each group of parameters, 260 norms of 2 in 3 and 20 updates of 2 in 3, half of them kernel.
+
+    The second group's norms lie between the first update, at 780, and the last one, which ends at 1679.
+    """
+    stack = Shapes({}, callstack='File "train.py", line 9, in <module>')
+    names = 2 * (["squared_l2_norm"] * 260 + ["adamw_"] * 20)
+
+    def make(at):
+        parts = [
+            op(at, 3 * i, 3 * i + 2, f"{name} dygraph", stack).around(
+                op(at, 3 * i, 3 * i + 1, "adamw kernel launch", category="DygraphKernelLaunch")
+            )
+            for i, name in enumerate(names)
+        ]
+        yield op(at, 0, 1680, "Optimization Step", *parts, category="Optimization")
+
+    found = findings(tmp_path, threads=[thread(make, lengths=[2000] * 6)])
+    costs = {each.rule: each.cost_ns for each in found if each.share}
+    outside_kernels = 899 - (20 + 260 + 20)
+    assert costs == {
+        "optimizer-unfused": pytest.approx(outside_kernels * (1 - 2 / 40) * US),
+        "many-small-operators": 260 * 3 * US,
+    }
+
+
+def test_a_model_that_an_optimizer_computes_again_and_again_is_no_loop(tmp_path):
+    """20 times, ``step(closure)`` of LBFGS runs 15 operators of 1 in 2 in a layer, and a gradient for each."""
+    stack = Shapes({}, callstack='File "train.py", line 9, in forward')
+
+    def make(at):
+        parts = []
+        for begin in range(0, 1000, 50):
+            calls = [
+                op(at, begin + 2 * i, begin + 2 * i + 1, "tanh dygraph", stack) for i in range(15)
+            ]
+            nodes = [
+                op(at, begin + 30 + i, begin + 31 + i, "Global_TanhGradNode", stack)
+                for i in range(15)
+            ]
+            parts.append(op(at, begin, begin + 30, "Net", *calls, category="Forward"))
+            parts.append(op(at, begin + 30, begin + 45, "Backward", *nodes, category="Backward"))
+        yield op(at, 0, 1000, "Optimization Step", *parts, category="Optimization")
+
+    rules = [finding.rule for finding in findings(tmp_path, threads=[thread(make)])]
+    assert "many-small-operators" not in rules
 
 
 @pytest.mark.parametrize("is_of_a_line", [True, False])
@@ -477,15 +563,35 @@ def test_recomputing_on_a_host_costs_its_gradient_node_without_the_gradients(tmp
     assert finding.evidence["time_ns"].to_list() == [400 * US]
 
 
+def test_the_longest_of_several_recomputed_layers_is_named(tmp_path):
+    """A node of 400 in which layers take 80 and 120, and a gradient 140; 60 are around them."""
+
+    def make(at):
+        layers = [
+            op(at, start, end, name, op(at, start, end), category="Forward")
+            for name, start, end in (("Norm", 310, 390), ("Attention", 400, 520))
+        ]
+        gradient = op(at, 560, 700, "Global_A")
+        node = op(at, 300, 700, "Global_GradNodePyLayer_RecomputeFunction", *layers, gradient)
+        yield op(at, 250, 950, "Backward", node, category="Backward")
+
+    found = one("recompute", findings(tmp_path, threads=[thread(make)]))
+    assert found.cost_ns == 260 * US
+    assert found.evidence.select("name", "time_ns").rows() == [
+        ("Attention", 180 * US),
+        ("Norm", 80 * US),
+    ]
+
+
 @pytest.mark.parametrize(("node", "cost"), [("RecomputeFunction", 260), ("Mish", None)])
 def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
     """A node of 400 in which operators take 200 and gradients 60 + 80; others may be a PyLayer's own."""
-    stack = Shapes({}, callstack='File "train.py", line 7, in core')
+    stacks = [Shapes({}, callstack=f'File "train.py", line {n}, in core') for n in (7, 8)]
 
     def make(at):
         calls = [
-            op(at, 310, 390, "matmul dygraph", stack),
-            op(at, 400, 520, "softmax dygraph", stack),
+            op(at, 310, 390, "matmul dygraph", stacks[0]),
+            op(at, 400, 520, "softmax dygraph", stacks[1]),
         ]
         gradients = [op(at, 560, 620, "Global_A"), op(at, 620, 700, "Global_B")]
         backward = op(at, 550, 700, "backward", *gradients, category="UserDefined")
@@ -497,10 +603,9 @@ def test_a_function_is_recomputed_without_a_layer(node, cost, tmp_path):
         each for each in findings(tmp_path, threads=[thread(make)]) if each.rule == "recompute"
     ]
     assert [each.cost_ns for each in found] == ([cost * US] if cost else [])
-    assert all(each.facts["line"] == "train.py:7, core()" for each in found)
-    assert all(
-        each.facts["layer"] == "matmul dygraph" for each in found
-    )  # 80, and 60 of the node around
+    for each in found:
+        assert each.facts["line"] == "train.py:8, core()"
+        assert (each.facts["layer"], each.facts["layer_ns"]) == ("softmax dygraph", 120 * US)
 
 
 @pytest.mark.parametrize("rule", NEARLY)

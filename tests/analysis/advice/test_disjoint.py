@@ -224,6 +224,20 @@ def test_small_operators_of_a_line_beside_the_training_count_once(tmp_path: Path
     ]
 
 
+def test_a_line_beside_the_training_has_none_of_its_time_in_layers_without_gradients(
+    tmp_path: Path,
+) -> None:
+    """Of steps of 1000 us, ``y = augment(teacher(x))`` takes 450: 250 in the teacher, 200 beside the training."""
+    line = "train.py:15: y = augment(teacher(x))"
+    steps = thread(lambda at: (op(at, 0, 1000),))
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
+    both = []
+    for rule, cost_ns in (("beside-training", 200.0 * US), ("without-gradients", 250.0 * US)):
+        rows = pl.DataFrame({"name": [line], "time_ns": [cost_ns]})
+        both += evidence.time_finding(rule, cost_ns, "likely", {"line": line}, rows)
+    assert [each.cost_ns for each in disjoint(both, evidence)] == [200 * US, 250 * US]
+
+
 def test_a_loop_in_a_wider_dtype_counts_once(tmp_path: Path) -> None:
     """700 of 1000 us are computation: 600 in a loop; 300 in products of float64, so 200 of these in the loop."""
     steps = thread(lambda at: (op(at, 0, 700),))

@@ -16,10 +16,11 @@ from ppprof.analysis.advice.memory_growth import LAST_STEPS, kept_memory
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
 from ppprof.report.text.advice import render_findings
-from ppprof.rundir.python_stacks import Holder
+from ppprof.rundir.python_stacks import Holder, write_python_stacks
+from ppprof.rundir.run_file import RunFile
 from ppprof.trace import read
 from tests.fixtures.findings import FORWARD, growing, in_lines, one
-from tests.fixtures.run_directories import run
+from tests.fixtures.run_directories import run, trace_name
 from tests.fixtures.timeline import GPU0, Memory, Thread, span, write
 
 STEPS, LENGTH = 6, 100
@@ -115,3 +116,28 @@ def test_a_container_that_grows_every_second_step_is_found(
         assert (finding.facts["since"], finding.facts["num_steps"]) == (0, 6)
         assert finding.facts["holder"] == "history, train.py (list)"
         assert "on average: one step in 2 does" in render_findings([finding])
+
+
+@pytest.mark.parametrize(("in_second", "is_found"), [(True, True), (False, False)])
+def test_a_container_that_grows_every_second_step_is_found_in_several_windows(
+    tmp_path: Path, in_second: bool, is_found: bool
+) -> None:
+    """Of steps 0 to 5 and 101 to 106, which count, 0, 2, 4, 101, 103 and 105 keep 128 KiB; or only the first three."""
+    first = growing(1 << 17, 2)
+    steps = [
+        dataclasses.replace(step, name=f"ProfileStep#{101 + number}")
+        for number, step in enumerate(first.inside)
+    ]
+    windows = first, dataclasses.replace(first, inside=tuple(steps))
+    path = run(tmp_path / "log", [])
+    for window, thread in enumerate(windows):
+        addresses = [step << 20 for step in range(8)] if in_second or not window else []
+        holders = [Holder("history, train.py (list)", addresses)]
+        stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+        write(path / trace_name(0, window).raw, thread)
+        write_python_stacks(RunFile(path, trace_name(0, window).stacks), stacks)
+    found = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "growing-memory"]
+    assert len(found) == is_found
+    for finding in found:
+        assert finding.facts["growth_bytes"] == 1 << 16
+        assert (finding.facts["period"], finding.facts["num_steps"]) == (2, 12)

@@ -311,9 +311,17 @@ def test_a_layer_without_gradients_ahead_of_a_backward_is_beside_the_training_if
 
 
 @pytest.mark.parametrize("name", ["matmul dygraph", "pd_op.matmul"])
-@pytest.mark.parametrize(("until", "is_found"), [(300, True), (700, False)])
+@pytest.mark.parametrize(
+    ("evaluations", "is_found"),
+    [
+        ([(0, 300)], True),
+        ([(0, 700)], False),
+        ([(0, 300), (0, 700)], True),  # the other is of a GAN's discriminator, which is not trained
+        ([(0, 300), (300, 700)], True),  # then an attack, as from a second eval() on
+    ],
+)
 def test_an_evaluation_ahead_of_a_backward_of_unknown_operators_is_beside_the_training(
-    tmp_path: Path, name: str, until: int, is_found: bool
+    tmp_path: Path, name: str, evaluations: list[tuple[int, int]], is_found: bool
 ) -> None:
     """With a Backward ahead of ``train()``, the layer is trained as it is.
 
@@ -331,10 +339,13 @@ def test_an_evaluation_ahead_of_a_backward_of_unknown_operators_is_beside_the_tr
         yield op(at, 500, 700, "Gradient Backward", node, category="Backward")
         yield op(at, 700, 1000, "Optimization Step", op(at, 700, 1000), category="Optimization")
 
-    ends = [EPOCH_NS + (1000 * step + until) * US for step in range(6)]
-    rows = np.array([(1, end, until * US, -1, 0) for end in ends], np.int64)
+    rows = [
+        (1, EPOCH_NS + (1000 * step + end) * US, (end - start) * US, -1, 0)
+        for step in range(6)
+        for start, end in evaluations
+    ]
     stacks = in_lines((300, AFTER), (200, FORWARD), (200, BACKWARD), (300, UPDATE))
-    stacks = dataclasses.replace(stacks, evaluations=rows)
+    stacks = dataclasses.replace(stacks, evaluations=np.array(rows, np.int64))
     expected = {"train.py:15: log(step)": 6 * 300} if is_found else {}
     assert lines(tmp_path, thread(make), stacks) == expected
 

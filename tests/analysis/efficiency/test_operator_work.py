@@ -78,7 +78,9 @@ def test_counts_by_hand() -> None:
     assert flops("fused_gemm_epilogue", [2, 3, 8], [5, 8], [5], **weight_first) == 2 * 6 * 8 * 5
     gradient = partial(flops, "Global_FusedGemmEpilogueGradNode", [6, 8], [8, 5], [5])
     assert gradient(gradients=3) == 2 * 2 * 6 * 8 * 5
-    assert gradient(gradients=2) == 2 * 6 * 8 * 5  # of the weight, and of the bias, which is a sum
+    assert gradient(gradients=2) == 2 * 2 * 6 * 8 * 5  # one less if a bias is among them
+    assert gradient(gradients=1) == 2 * 6 * 8 * 5  # of the input alone: the layer is frozen
+    assert gradient(gradients=0) == 0
     # A ring adds up to one other rank's element to each element; gathering adds nothing.
     assert work("all_reduce", [4, 128]) == Work(4 * 128, 2 * 4 * 128 * 4)
     assert work("c_identity", [4, 128]) == Work(0, 2 * 4 * 128 * 4)
