@@ -155,6 +155,7 @@ def attach(
             "device_peak_flops": device_peak_flops,
             "device_peak_gbps": device_peak_gbps,
             "tf32": _uses_tf32(),
+            "first_step": first_step,
         }
         with above_standard_streams(), ExitStack() as undo:
             session = _attach(block, topology, manifest, first_step, undo)
@@ -584,9 +585,14 @@ def _peak(name: str, given: float | None, config: Mapping[str, Any] | None) -> f
             raise UsageError(f"{name}: {given!r}: expected {_USUAL_PEAKS[name]}")
         return given
     block = config.get("Global") if isinstance(config, Mapping) else None
-    stated: float | None = block.get(name) if isinstance(block, Mapping) else None
+    from ppprof.config.yaml_source import literal
+
+    stated: Any = block.get(name) if isinstance(block, Mapping) else None
+    if isinstance(stated, str):  # YAML takes 312e12 for a text
+        stated = literal(stated)
     if stated is None or _is_positive(stated):
-        return stated
+        peak: float | None = stated
+        return peak
     log.warning(f"Global.{name}: {stated!r}: ignored; expected {_USUAL_PEAKS[name]}")
     return None
 

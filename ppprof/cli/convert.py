@@ -80,7 +80,7 @@ def check(args: argparse.Namespace) -> None:
     if args.to in _OF_STACKS:
         checks.no_effect(("steps", "gzip", "workers"), "without --to kineto")
         checks.done()
-        if problem := problem_of_output(args.target, [args.source], args.force):
+        if problem := problem_of_output(args.target, [args.source], args.force, replaces=False):
             raise UsageError(f"{args.target}: {problem}")
         return
     checks.no_effect(("rank", "window", "steps", "gzip", "workers"), "without --to kineto")

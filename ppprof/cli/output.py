@@ -70,24 +70,32 @@ def is_same(output: Path, source: Path) -> bool:
     return source.exists() and output.samefile(source)
 
 
-def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
+def problem_of_output(
+    output: Path, sources: Iterable[str | Path], force: bool, *, replaces: bool = True
+) -> str | None:
     """Return why a command that reads ``sources`` cannot write ``output``; None if it can.
 
-    It cannot write to a directory, a pipe or a device, into a missing directory, to one of
-    ``sources``, or, unless ``force`` is True, to a file that exists.
+    It cannot write to a directory, into a missing directory, to one of ``sources``, or, unless ``force``
+    is True, to a file that exists. One that ``replaces`` the file cannot write to a pipe or a device, either.
     """
     try:
         with store_errors_as_oserror(output):
+            if replaces and _is_special(output):
+                return "a pipe or a device; expected a file"
             return _problem_of(output, sources, force)
     except OSError as error:
         return error.strerror or str(error)
 
 
+def _is_special(output: Path) -> bool:
+    """Return whether a path is of a pipe or a device; that of a file that stdout goes to is, too."""
+    exists = output.exists() and not output.is_dir()
+    return output.parent == _DEVICES or (exists and not output.is_file())
+
+
 def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     if output.is_dir():
         return "a directory; expected a file"
-    if output.parent == _DEVICES or (output.exists() and not output.is_file()):
-        return "a pipe or a device; expected a file"  # which the file would replace
     if not is_remote(output) and not output.parent.is_dir():  # a store creates them itself
         return f"{output.parent} is not a directory"
     if output.exists() and any(is_same(output, to_path(source)) for source in sources):

@@ -102,7 +102,7 @@ def check(args: argparse.Namespace) -> None:
             checks.problems.append(f"--to {what}: expected {_TUNER} or {_MEMORY_TOOL}")
         elif what == _TUNER and not args.search:
             checks.problems.append(f"--to {what}: has no effect without --search")
-        elif problem := problem_of_output(to_path(file), args.paths, args.force):
+        elif problem := problem_of_output(to_path(file), args.paths, args.force, replaces=False):
             checks.problems.append(f"--to {what} {file}: {problem}")
     elif args.force:
         checks.problems.append("--force: has no effect without --to")

@@ -53,8 +53,7 @@ def log_newest(run: Run, location: RunLocation) -> None:
 def is_any_same(*runs: Run) -> bool:
     """Return whether two of the runs are one, which may have several names."""
     places = [
-        str(path) if is_remote(path) else os.path.realpath(path)
+        {str(path) if is_remote(path) else os.path.realpath(path) for path in run.paths}
         for run in runs
-        for path in run.paths
     ]
-    return len(set(places)) < len(places)
+    return len(set[str]().union(*places)) < sum(map(len, places))

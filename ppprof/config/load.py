@@ -169,7 +169,7 @@ def load_profiler(
             read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
-    _wrap_bare_block(source)
+    _wrap_bare_block(source, is_profilers=needs_block)
     problems = Problems(source)
     overrides = list(overrides)
     if path is not None and needs_block and "Profiler" not in source.values:
@@ -192,15 +192,16 @@ def load_profiler(
     return Loaded(profiler, source.values, tuple(problems.warnings))
 
 
-def _wrap_bare_block(source: ConfigTree) -> None:
+def _wrap_bare_block(source: ConfigTree, *, is_profilers: bool = False) -> None:
     """Put the keys of a ``Profiler`` block at the top level into a ``Profiler`` block.
 
     A file without blocks has such keys if they are at least half of its keys: those of another
-    program's config may include one, such as ``export``, and a block's keys may include typos.
+    program's config may include one, such as ``export``, and a block's keys may include typos. One is
+    enough in a file that is about the profiler alone.
     """
     fields = {item.name for item in dataclasses.fields(ProfilerConfig)}
     num_known = len(fields & source.values.keys())
-    if num_known == 0 or 2 * num_known < len(source.values):
+    if num_known == 0 or (2 * num_known < len(source.values) and not is_profilers):
         return
     if source.values.keys().isdisjoint(_OWN_BLOCKS):
         source.values = {"Profiler": source.values}

@@ -120,6 +120,8 @@ class Watch:
         self.run = run
         self._manifest = read_manifest(self.run)
         self._topology = topology_of(self._manifest)
+        first_step = self._manifest.get("first_step")
+        self._first_step = first_step if isinstance(first_step, int) else 0
         self._peak_flops = job_context_of(self._manifest).peak_flops
         self._follower = Follower(self.run, self.clock)
         self._next_states_s = self._next_scores_s = -math.inf
@@ -215,7 +217,7 @@ class Watch:
         # Each step may be in a window, as without a schedule.
         usual_ns = step_ns or median([each.every_step_ns for each in latest.values()] or [0])
         limit_s = max(_LEAST_STALL_S, _STALL_STEPS * usual_ns / 1e9)
-        if not num_ended:
+        if not latest and num_ended <= self._first_step + 1:  # the second one may compile, too
             limit_s = _FIRST_STEP_S
         self._is_stalled = is_stalled = bool(ranks) and not self._has_ended and idle_s > limit_s
         gone = {rank: text for rank, text in self._gone.items() if text}

@@ -18,7 +18,7 @@ from ppprof.cli import watch as watch_command
 from ppprof.report.text.layout import Layout, cut
 from ppprof.report.text.watch import screen
 from ppprof.run.watch import Watch
-from ppprof.rundir import claim, write_manifest, write_node_marker
+from ppprof.rundir import claim, read_manifest, write_manifest, write_node_marker
 from ppprof.rundir.flight import FlightRing
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
@@ -244,10 +244,15 @@ def test_long_steps_that_are_all_in_windows_are_no_hang(
 
 
 @pytest.mark.parametrize(("ago_s", "is_stalled"), [(250, False), (350, True)])
-def test_the_first_step_has_300_seconds(tmp_path: Path, ago_s: int, is_stalled: bool) -> None:
+@pytest.mark.parametrize("first_step", [0, 700])
+def test_the_first_step_has_300_seconds(
+    tmp_path: Path, ago_s: int, is_stalled: bool, first_step: int
+) -> None:
+    """Also that of a training that resumes."""
     run = job(tmp_path, Topology.of(dp=1))
+    write_manifest(run, {**read_manifest(run), "first_step": first_step})
     (run / "steps/rank_00000.jsonl").unlink()
-    ring(run, 0, 0, ago_s)
+    ring(run, 0, first_step, ago_s)
     assert Watch(run).look().is_stalled == is_stalled
 
 

@@ -25,7 +25,7 @@ from ppprof.analysis.advice.small_operators import (
 )
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.avoidable import LEAST_CLASSES, LEAST_WORDS
-from ppprof.analysis.efficiency.copies import TIMES_USUAL
+from ppprof.analysis.efficiency.copied_inputs import TIMES_USUAL
 from ppprof.analysis.profile.machine_load import FULL, LEAST_OTHERS, LEAST_WAIT
 from ppprof.analysis.profile.step_basis import LEAST_STEPS, SLOW
 from ppprof.analysis.profile.steps import UNMARKED

@@ -14,7 +14,7 @@ from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
-from ppprof.analysis.advice.small_operators import small_operators
+from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
@@ -23,7 +23,7 @@ from ppprof.analysis.efficiency.avoidable import (
     unused_rows,
     vocabulary_work,
 )
-from ppprof.analysis.efficiency.copies import casts, strided_inputs
+from ppprof.analysis.efficiency.copied_inputs import casts, strided_inputs
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
@@ -66,11 +66,6 @@ from ppprof.trace.labels import Labels
 from ppprof.trace.schema import is_kernel, nullable
 from ppprof.trace.steps import steps_at
 
-UPDATES = (
-    "^(merged_|fused_|sparse_|lars_)?"
-    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
-)
-"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 TINY_NS = 10_000
 """Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
 Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
@@ -186,7 +181,7 @@ which Python collects garbage), lock
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on logits:
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
-`ppprof.analysis.efficiency.copies`), cast (casts and their gradients), strided line and cast line (lines that call them), table (operators on an embedding's table, with the time of rows that do
+`ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -280,9 +275,13 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         builder.add_samples()
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
-    builder.add_names("vocabulary", vocabulary_work(profile))
+    vocabulary = vocabulary_work(profile)
+    builder.add_names("vocabulary", vocabulary)
     if not profile.unrecorded_device:
-        for kind, copies in (("strided", strided_inputs(profile)), ("cast", casts(profile))):
+        cast = casts(profile).filter(~pl.col("name").is_in(vocabulary["name"].unique().implode()))
+        if not builder.on_device:
+            cast = cast.filter(~pl.Series(starts_beside(profile))[cast["row"]])
+        for kind, copies in (("strided", strided_inputs(profile)), ("cast", cast)):
             builder.add_names(kind, copies)
             builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
@@ -418,7 +417,8 @@ class IndicatorBuilder:
 
             BBBBBBBBUU    8            BUBU    1, as of a GAN
         """
-        phases = pl.concat([self.phase("Backward"), self.phase("Optimization")]).sort("start_ns")
+        outer = self.profile.outermost  # an optimizer that calls a closure again accumulates nothing
+        phases = outer.filter(pl.col("category").is_in(["Backward", "Optimization"])).sort("start_ns")
         is_update = (phases["category"] == "Optimization").to_numpy()
         begins = is_update & ~np.append(False, is_update)[:-1]
         step = self.step_of_host.gather(phases["row"])

@@ -251,9 +251,9 @@ def casts(evidence: Evidence) -> list[Finding]:
         "name": rows["name"][0],
         "name_ns": rows["time_ns"][0],
         "casts_ns": cost_ns,
-        "calls": float(rows["calls"].sum()),
+        "calls": float(rows.filter(~pl.col("name").str.starts_with("cast_grad"))["calls"].sum()),
         "line": evidence.first_name("cast line"),
-        "remedy": "code",
+        "remedy": evidence.remedy("Engine"),
     }
     return evidence.time_finding("casts", cost_ns, "possible", facts, rows)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
-from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
+UPDATES = (
+    "^(merged_|fused_|sparse_|lars_)?"
+    "(adamw?|nadam|radam|asgd|sgd|momentum|lamb|adagrad|rmsprop|rprop|adadelta|adamax)_?( |$)"
+)
+"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OF_A_FUNCTION = 256
@@ -72,9 +77,8 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile) & ~in_closure)
     outer = outer.sort("thread", "start_ns")
     # Paddle's own updates are no loop of the user's.
-    is_updating = outer["in_optimizer"] & pl.Series(
-        contains(updating, outer["start_ns"].to_numpy())
-    )
+    is_between = pl.Series(contains(updating, outer["start_ns"].to_numpy()))
+    is_updating = outer["in_optimizer"] & (is_between | matching(outer["name"], UPDATES))
     outer = outer.with_columns(is_updating=is_updating)
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))

@@ -1409,6 +1409,7 @@ def test_a_closure_that_an_optimizer_calls_is_no_part_of_the_optimization(tmp_pa
     profile = Profile(opened.trace(0))
     step = collect_indicators(profile, breakdown(profile)).steps.row(0, named=True)
     assert (step["optimizer_ns"], step["num_updates"]) == (300 * US, 1)
+    assert step["num_micro_batches"] == 0  # each closure clears the gradients: nothing is accumulated
     largest = ppprof.advise(opened).largest[0]
     assert (largest.kind, largest.name, largest.share) == ("phase", "Backward", 0.4)
 

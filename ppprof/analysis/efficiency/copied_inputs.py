@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
+from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Array, Int64
 from ppprof.trace.labels import map_texts
@@ -30,7 +31,7 @@ TIMES_USUAL = 5
 _COPYING = re.compile(r"\bContiguous\w*Func")
 """In the names of Paddle's kernels that copy a view ahead of others, such as ``phi::ContiguousCaseOneFunc``."""
 _OF_TORCH = "aten::contiguous"
-_CASTS = frozenset(("cast", "cast_", "cast_grad"))
+_CASTS = frozenset(("cast", "cast_", "cast_grad", "pd_op.cast"))
 _VIEWS = frozenset(
     [
         "transpose",
@@ -77,14 +78,24 @@ def strided_inputs(profile: Profile) -> pl.DataFrame:
 
 
 def casts(profile: Profile) -> pl.DataFrame:
-    """Return the casts between dtypes, also those of ``auto_cast``, and their gradients, as `strided_inputs` does."""
+    """Return the casts between dtypes, also those of ``auto_cast``, and their gradients, as `strided_inputs` does.
+
+    A gradient is the Local one in the Global one, which may add up gradients, too. Casts of float64 are left out,
+    which `ppprof.analysis.advice.wide_dtypes` counts.
+    """
     tree = profile.tree
     operators = tree.events.host_rows("Operator")
-    is_cast = tree.events.names.take(operators).where(
-        lambda name: _operator(name) in _CASTS and not name.startswith("Local_")
-    )
+    is_cast = tree.events.names.take(operators).where(lambda name: _operator(name) in _CASTS)
+    rows = operators[is_cast]
+    outer = tree.innermost(rows)[tree.events.parent[rows]]
+    outer[tree.events.parent[rows] < 0] = -1
+    is_inner = ~np.isin(rows, outer)
     time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
-    return _named(profile, operators[is_cast], time_ns[operators[is_cast]])
+    named = np.where(outer >= 0, outer, rows)[is_inner]
+    forward = profile.trace.events["forward"].gather(named).fill_null(-1).to_numpy()
+    dtypes = profile.trace.events["dtypes"].gather(np.where(forward >= 0, forward, named))
+    is_usual = ~matching(dtypes.cast(pl.String).fill_null(""), "float64").to_numpy()
+    return _named(profile, named[is_usual], time_ns[rows[is_inner]][is_usual])
 
 
 def _own_times(tree: Tree, operators: Int64) -> tuple[Array, Int64]:
