@@ -540,6 +540,27 @@ def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
     assert first.facts["num_operators"] == 300
 
 
+@pytest.mark.parametrize("is_of_a_line", [True, False])
+@pytest.mark.parametrize(("names", "is_loop"), [(("add", "add"), True), (("add", "conv2d"), False)])
+def test_a_pause_makes_an_operator_no_larger(names, is_loop, is_of_a_line, tmp_path):
+    """Of 300 operators, each tenth takes 520, and the others 10: a mean of 61."""
+    stack = [Shapes({}, callstack='File "train.py", line 9, in <module>')] * is_of_a_line
+
+    def make(at):
+        parts = []
+        for i in range(30):
+            begin = 610 * i
+            for k in range(9):
+                start = begin + 10 * k
+                parts.append(op(at, start, start + 10, f"{names[0]} dygraph", *stack))
+            parts.append(op(at, begin + 90, begin + 610, f"{names[1]} dygraph", *stack))
+        yield op(at, 0, 18_300, "Net", *parts, category="Forward")
+
+    threads = [thread(make, lengths=[18_500] * 6)]
+    rules = [finding.rule for finding in findings(tmp_path, threads=threads)]
+    assert ("many-small-operators" in rules) == is_loop
+
+
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
     found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
     assert "many-small-operators" not in [finding.rule for finding in found]
