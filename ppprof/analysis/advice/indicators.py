@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import LEAST_BESIDE
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE, starts_beside
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
@@ -417,8 +417,12 @@ class IndicatorBuilder:
 
             BBBBBBBBUU    8            BUBU    1, as of a GAN
         """
-        outer = self.profile.outermost  # an optimizer that calls a closure again accumulates nothing
-        phases = outer.filter(pl.col("category").is_in(["Backward", "Optimization"])).sort("start_ns")
+        outer = (
+            self.profile.outermost
+        )  # an optimizer that calls a closure again accumulates nothing
+        phases = outer.filter(pl.col("category").is_in(["Backward", "Optimization"])).sort(
+            "start_ns"
+        )
         is_update = (phases["category"] == "Optimization").to_numpy()
         begins = is_update & ~np.append(False, is_update)[:-1]
         step = self.step_of_host.gather(phases["row"])

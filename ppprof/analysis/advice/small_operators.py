@@ -22,7 +22,7 @@ MANY_OPERATORS = 64
 MANY_OF_A_FUNCTION = 256
 """Least number of operators that loops of a function call in a step, also through layers of packages."""
 SMALL_NS = 50_000
-"""Longest mean time of these operators: about what Paddle needs to call one from Python."""
+"""Longest mean time of these operators, each of the median of its name: about what Paddle needs to call one from Python."""
 LEAST_SMALL = 0.05
 """Share of a step. Less time of a layer is not worth a change."""
 _LONGEST_GAP_NS = 1_000_000
@@ -104,7 +104,9 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     goes_on = pl.all_horizontal(*both)
     is_gap = goes_on.fill_null(value=False) & gap.is_between(0, _LONGEST_GAP_NS)
     outer = outer.with_columns(
-        time_ns=dur + pl.when(is_gap).then(gap).otherwise(0), is_called=is_called
+        time_ns=dur + pl.when(is_gap).then(gap).otherwise(0),
+        usual_ns=dur.median().over(*key, "name"),
+        is_called=is_called,
     )
     sums = (
         outer.filter(~pl.col("is_updating"))
@@ -112,7 +114,7 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
         .group_by("step", *key)
         .agg(
             calls=pl.col("is_called").sum().cast(pl.Int64),
-            called_ns=dur.filter("is_called").sum(),
+            called_ns=pl.col("usual_ns").filter("is_called").sum(),
             time_ns=pl.col("time_ns").sum(),
             operators=pl.col("row").filter("is_called"),
             layer=pl.col("layer").filter("is_called").unique(),
@@ -160,8 +162,9 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     is_training = ~starts_beside(profile)
     own = hosts.filter(tree.is_outermost_operator & is_training)
     own = own.filter(is_called, pl.col("layer") >= 0)
+    own = own.with_columns(usual_ns=dur.median().over("layer", "name"))
     sums = own.group_by("layer").agg(
-        calls=pl.len().cast(pl.Int64), called_ns=dur.sum(), operators=pl.col("row")
+        calls=pl.len().cast(pl.Int64), called_ns=pl.col("usual_ns").sum(), operators=pl.col("row")
     )
     many = sums.filter(pl.col("calls") >= MANY_OPERATORS)
     paths = {row: _path(hosts, row) for row in many["layer"].to_list()}
@@ -193,7 +196,10 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
 
 
 def _are_small(*key: str) -> pl.Expr:
-    """Whether operators take less than `SMALL_NS` on average over the window: a slow step makes none of them large."""
+    """Whether operators take less than `SMALL_NS` on average over the window: a slow step makes none of them large.
+
+    Each counts as the median of its name: where other processes take the processor, a few take milliseconds.
+    """
     return pl.col("called_ns").sum().over(key) < SMALL_NS * pl.col("calls").sum().over(key)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
-from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Array, Int64
 from ppprof.trace.labels import map_texts
@@ -94,8 +93,8 @@ def casts(profile: Profile) -> pl.DataFrame:
     named = np.where(outer >= 0, outer, rows)[is_inner]
     forward = profile.trace.events["forward"].gather(named).fill_null(-1).to_numpy()
     dtypes = profile.trace.events["dtypes"].gather(np.where(forward >= 0, forward, named))
-    is_usual = ~matching(dtypes.cast(pl.String).fill_null(""), "float64").to_numpy()
-    return _named(profile, named[is_usual], time_ns[rows[is_inner]][is_usual])
+    is_double = dtypes.cast(pl.String).str.contains("float64").fill_null(value=False).to_numpy()
+    return _named(profile, named[~is_double], time_ns[rows[is_inner]][~is_double])
 
 
 def _own_times(tree: Tree, operators: Int64) -> tuple[Array, Int64]:

@@ -542,6 +542,27 @@ def test_a_slow_step_makes_no_operators_large(is_of_a_line, tmp_path):
     assert first.facts["num_operators"] == 300
 
 
+@pytest.mark.parametrize("is_of_a_line", [True, False])
+@pytest.mark.parametrize(("names", "is_loop"), [(("add", "add"), True), (("add", "conv2d"), False)])
+def test_a_pause_makes_an_operator_no_larger(names, is_loop, is_of_a_line, tmp_path):
+    """Of 300 operators, each tenth takes 520, and the others 10: a mean of 61."""
+    stack = [Shapes({}, callstack='File "train.py", line 9, in <module>')] * is_of_a_line
+
+    def make(at):
+        parts = []
+        for i in range(30):
+            begin = 610 * i
+            for k in range(9):
+                start = begin + 10 * k
+                parts.append(op(at, start, start + 10, f"{names[0]} dygraph", *stack))
+            parts.append(op(at, begin + 90, begin + 610, f"{names[1]} dygraph", *stack))
+        yield op(at, 0, 18_300, "Net", *parts, category="Forward")
+
+    threads = [thread(make, lengths=[18_500] * 6)]
+    rules = [finding.rule for finding in findings(tmp_path, threads=threads)]
+    assert ("many-small-operators" in rules) == is_loop
+
+
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
     found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
     assert "many-small-operators" not in [finding.rule for finding in found]
@@ -1409,7 +1430,9 @@ def test_a_closure_that_an_optimizer_calls_is_no_part_of_the_optimization(tmp_pa
     profile = Profile(opened.trace(0))
     step = collect_indicators(profile, breakdown(profile)).steps.row(0, named=True)
     assert (step["optimizer_ns"], step["num_updates"]) == (300 * US, 1)
-    assert step["num_micro_batches"] == 0  # each closure clears the gradients: nothing is accumulated
+    assert (
+        step["num_micro_batches"] == 0
+    )  # each closure clears the gradients: nothing is accumulated
     largest = ppprof.advise(opened).largest[0]
     assert (largest.kind, largest.name, largest.share) == ("phase", "Backward", 0.4)
 
