@@ -88,6 +88,13 @@ def test_a_peak_of_the_config_that_is_no_number_is_reported(
     assert manifest(tmp_path / "log")["device_peak_gbps"] is None
 
 
+def test_a_peak_that_yaml_takes_for_a_text_is_a_number(tmp_path: Path) -> None:
+    """Only a number with a point is one for PyYAML."""
+    block = {"enable": True, "profiler_log": str(tmp_path / "log"), "timer_only": True}
+    ppprof.attach(block, config={"Global": {"device_peak_flops": "312e12"}}).close()
+    assert manifest(tmp_path / "log")["device_peak_flops"] == 312e12
+
+
 @pytest.mark.parametrize("nothing", [None, {}, {"Profiler": None}, {"Profiler": {"enable": False}}])
 def test_without_enable_nothing_is_recorded(
     nothing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,8 @@ def test_one_run_under_two_names_is_no_comparison(tmp_path, cli):
     err = cli("report", log / "run_002", "--baseline", log, "-o", page, code=2).err
     assert f"--baseline: {log / 'run_002'}: the run of the page" in err
     assert not page.exists()
+    trace = min((log / "run_002").glob("rank_*.json*"))
+    cli("report", trace, trace, "--baseline", RUNS / "nothing", "-o", page)
 
 
 @pytest.mark.parametrize("format", ["table", "json"])

@@ -356,6 +356,16 @@ def test_output_replaces_no_device(trace, cli):
     for place in ("/dev/stdout", "/dev/null"):  # not through the command, which might replace them
         problem = problem_of_output(Path(place), (), force=True)
         assert problem == "a pipe or a device; expected a file"
+        assert problem_of_output(Path(place), (), force=True, replaces=False) is None
+
+
+def test_stacks_go_into_a_pipe(trace):
+    """As in ``ppprof convert FILE /dev/stdout --to collapsed --force | flamegraph.pl``: nothing is replaced."""
+    command = [sys.executable, "-m", "ppprof", "convert", "a.pb", "/dev/stdout"]
+    done = subprocess.run(
+        [*command, "--to", "collapsed", "--force"], capture_output=True, text=True, check=False
+    )
+    assert "a pipe" not in done.stderr, done.stderr
 
 
 def test_only_tables_left_are_printed(tmp_path, cli):
