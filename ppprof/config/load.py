@@ -196,12 +196,14 @@ def _wrap_bare_block(source: ConfigTree, *, is_profilers: bool = False) -> None:
     """Put the keys of a ``Profiler`` block at the top level into a ``Profiler`` block.
 
     A file without blocks has such keys if they are at least half of its keys: those of another
-    program's config may include one, such as ``export``, and a block's keys may include typos. One is
-    enough in a file that is about the profiler alone.
+    program's config may include one, such as ``export``, and a block's keys may include typos. In a file
+    that should be about the profiler, one is enough if the others look like typos.
     """
     fields = {item.name for item in dataclasses.fields(ProfilerConfig)}
-    num_known = len(fields & source.values.keys())
-    if num_known == 0 or (2 * num_known < len(source.values) and not is_profilers):
+    unknown = source.values.keys() - fields
+    num_known = len(source.values) - len(unknown)
+    are_typos = is_profilers and all(did_you_mean(str(key), fields) for key in unknown)
+    if num_known == 0 or (2 * num_known < len(source.values) and not are_typos):
         return
     if source.values.keys().isdisjoint(_OWN_BLOCKS):
         source.values = {"Profiler": source.values}

@@ -245,14 +245,15 @@ def test_long_steps_that_are_all_in_windows_are_no_hang(
 
 @pytest.mark.parametrize(("ago_s", "is_stalled"), [(250, False), (350, True)])
 @pytest.mark.parametrize("first_step", [0, 700])
-def test_the_first_step_has_300_seconds(
-    tmp_path: Path, ago_s: int, is_stalled: bool, first_step: int
+@pytest.mark.parametrize("num_ended", [0, 1])
+def test_the_first_steps_have_300_seconds(
+    tmp_path: Path, ago_s: int, is_stalled: bool, first_step: int, num_ended: int
 ) -> None:
-    """Also that of a training that resumes."""
+    """Also those of a training that resumes."""
     run = job(tmp_path, Topology.of(dp=1))
     write_manifest(run, {**read_manifest(run), "first_step": first_step})
     (run / "steps/rank_00000.jsonl").unlink()
-    ring(run, 0, first_step, ago_s)
+    ring(run, 0, first_step + num_ended, ago_s)
     assert Watch(run).look().is_stalled == is_stalled
 
 

@@ -65,7 +65,7 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     operators alone counts without the others of its function, and an optimizer's operators without all others.
     """
     tree, events = profile.tree, profile.trace.events
-    columns = events.select("step", "callstack").slice(0, tree.hosts.height)
+    columns = events.select("step", "callstack", "shapes").slice(0, tree.hosts.height)
     # An optimizer clips gradients, and one of the user's updates parameters, by operators for each of them.
     is_layer = tree.hosts["category"].is_in(["Forward", "Optimization"]).to_numpy()
     hosts = tree.hosts.with_columns(columns, layer=pl.Series(tree.enclosing(is_layer)))
@@ -105,7 +105,7 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     is_gap = goes_on.fill_null(value=False) & gap.is_between(0, _LONGEST_GAP_NS)
     outer = outer.with_columns(
         time_ns=dur + pl.when(is_gap).then(gap).otherwise(0),
-        usual_ns=dur.median().over(*key, "name"),
+        usual_ns=_usual(dur, *key),
         is_called=is_called,
     )
     sums = (
@@ -153,7 +153,7 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
         time_ns: the call without the layers in it, and the gradients of its operators.
     """
     tree, events = profile.tree, profile.trace.events
-    hosts = tree.hosts.with_columns(step=events["step"].slice(0, tree.hosts.height))
+    hosts = tree.hosts.with_columns(events.select("step", "shapes").slice(0, tree.hosts.height))
     is_layer = (hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
@@ -162,7 +162,7 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     is_training = ~starts_beside(profile)
     own = hosts.filter(tree.is_outermost_operator & is_training)
     own = own.filter(is_called, pl.col("layer") >= 0)
-    own = own.with_columns(usual_ns=dur.median().over("layer", "name"))
+    own = own.with_columns(usual_ns=_usual(dur, "layer"))
     sums = own.group_by("layer").agg(
         calls=pl.len().cast(pl.Int64), called_ns=pl.col("usual_ns").sum(), operators=pl.col("row")
     )
@@ -193,6 +193,14 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     lines = {path: _line(profile, of_path) for (path,), of_path in calls.group_by("path")}
     names = [f"{path} ({lines[path]})" if lines[path] else path for path in calls["path"].to_list()]
     return calls.select("step", "calls", "time_ns", name=pl.Series(names, dtype=pl.String))
+
+
+def _usual(dur: pl.Expr, *key: str) -> pl.Expr:
+    """The median of operators of one name and shape, which a busy processor does not lengthen; else the mean."""
+    of_shape = dur.median().over(*key, "name", "shapes")
+    return (
+        pl.when(pl.col("shapes").is_null()).then(dur.mean().over(*key, "name")).otherwise(of_shape)
+    )
 
 
 def _are_small(*key: str) -> pl.Expr:

@@ -79,18 +79,22 @@ def strided_inputs(profile: Profile) -> pl.DataFrame:
 def casts(profile: Profile) -> pl.DataFrame:
     """Return the casts between dtypes, also those of ``auto_cast``, and their gradients, as `strided_inputs` does.
 
-    A gradient is the Local one in the Global one, which may add up gradients, too. Casts of float64 are left out,
-    which `ppprof.analysis.advice.wide_dtypes` counts.
+    Casts of float64 are left out, which `ppprof.analysis.advice.wide_dtypes` counts. A gradient has the time of its
+    Local node, since the Global one adds up gradients, too; with ``create_graph``, that of the cast in it.
     """
     tree = profile.tree
-    operators = tree.events.host_rows("Operator")
-    is_cast = tree.events.names.take(operators).where(lambda name: _operator(name) in _CASTS)
-    rows = operators[is_cast]
-    outer = tree.innermost(rows)[tree.events.parent[rows]]
-    outer[tree.events.parent[rows] < 0] = -1
-    is_inner = ~np.isin(rows, outer)
+    rows = tree.events.host_rows("Operator", "OperatorInner")
+    is_cast = tree.events.names.take(rows).where(
+        lambda name: _operator(name.replace("Local_", "Global_")) in _CASTS
+    )
+    rows = rows[is_cast]
+    innermost, parent = tree.innermost(rows), tree.events.parent
+    around = np.where(parent[rows] >= 0, innermost[parent[rows]], -1)
+    is_inner = ~np.isin(rows, around)
+    named = np.where(around >= 0, around, rows)[is_inner]
+    outermost = np.where(parent[named] >= 0, innermost[parent[named]], -1)
+    named = np.where(outermost >= 0, outermost, named)
     time_ns = tree.hosts["cpu_ns" if tree.devices.is_empty() else "device_ns"].to_numpy()
-    named = np.where(outer >= 0, outer, rows)[is_inner]
     forward = profile.trace.events["forward"].gather(named).fill_null(-1).to_numpy()
     dtypes = profile.trace.events["dtypes"].gather(np.where(forward >= 0, forward, named))
     is_double = dtypes.cast(pl.String).str.contains("float64").fill_null(value=False).to_numpy()

@@ -1140,6 +1140,12 @@ def test_tokens_of_experts_have_their_own_proposal(collective, remedy, tmp_path)
     assert ("experts" in render_findings([found])) == (remedy == "config-experts")
 
 
+def test_a_gradient_of_a_cast_that_a_cast_computes_counts_once(tmp_path):
+    found = one("casts", findings(tmp_path, [casting(100, with_create_graph=True)]))
+    assert (found.cost_ns, found.facts["calls"]) == (100 * US, 1)
+    assert found.evidence["name"].to_list() == ["cast [8,64]", "cast_grad"]
+
+
 @pytest.mark.parametrize("view", ["transpose", "relu"])
 def test_operators_that_copy_views(view, tmp_path):
     """A step without an operator that returns a view has no such copies, whatever takes the time."""
