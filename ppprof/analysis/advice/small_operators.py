@@ -196,11 +196,8 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
 
 
 def _usual(dur: pl.Expr, *key: str) -> pl.Expr:
-    """The median of operators of one name and shape, which a busy processor does not lengthen; else the mean."""
-    of_shape = dur.median().over(*key, "name", "shapes")
-    return (
-        pl.when(pl.col("shapes").is_null()).then(dur.mean().over(*key, "name")).otherwise(of_shape)
-    )
+    """The median of operators of one name and shape: a busy processor lengthens some of them."""
+    return dur.median().over(*key, "name", "shapes")
 
 
 def _are_small(*key: str) -> pl.Expr:

@@ -563,6 +563,24 @@ def test_a_pause_makes_an_operator_no_larger(names, is_loop, is_of_a_line, tmp_p
     assert ("many-small-operators" in rules) == is_loop
 
 
+def test_a_large_product_among_small_ones_of_its_name_is_none(tmp_path):
+    """Each third of 300 products is one of 500 with a vocabulary: the median of all is 10."""
+
+    def make(at):
+        parts = []
+        for i in range(100):
+            begin = 520 * i
+            for k, (length, width) in enumerate([(10, 8), (10, 8), (500, 50304)]):
+                inputs = {"X0": [[8, 256]], "X1": [[256, width]]}
+                call = Shapes(inputs, callstack='File "train.py", line 9, in <module>')
+                start = begin + 10 * k
+                parts.append(op(at, start, start + length, "matmul dygraph", call))
+        yield op(at, 0, 52_000, "Net", *parts, category="Forward")
+
+    found = findings(tmp_path, threads=[thread(make, lengths=[52_500] * 6)])
+    assert "many-small-operators" not in [finding.rule for finding in found]
+
+
 def test_operators_of_a_program_are_not_called_one_by_one(tmp_path):
     found = findings(tmp_path, threads=[looping(64, "pd_op.slice")])
     assert "many-small-operators" not in [finding.rule for finding in found]

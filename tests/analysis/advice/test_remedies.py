@@ -218,11 +218,8 @@ def test_the_optimizer_decides_how_to_fuse_it(operator: str, says: str, tmp_path
     assert says in row.do
 
 
-# Only Paddle records the accumulation of a gradient beside its computation; only its lookups and casts are known.
-_OF_PADDLE = {"gradient-accumulation", "unused-rows", "casts"}
-
-
-@pytest.mark.parametrize("rule", sorted(TRIGGERS.keys() - _OF_PADDLE))
+# Only Paddle records the accumulation of a gradient beside its computation; only its lookups are known.
+@pytest.mark.parametrize("rule", sorted(TRIGGERS.keys() - {"gradient-accumulation", "unused-rows"}))
 def test_advice_on_a_trace_of_torch_names_nothing_of_paddle(
     rule: str, evidence: dict[str, Evidence]
 ):
