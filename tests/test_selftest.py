@@ -60,3 +60,20 @@ def test_only_a_time_that_differs_is_measured_again(
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == trainings
     assert (tmp_path / trainings[-1] / "output.0").read_text() == trainings[-1]
+
+
+def test_a_device_that_was_not_recorded_is_said_before_any_claim(tmp_path: Path) -> None:
+    warning = (
+        "npu:0 is not recorded: why; windows hold the host's events only, and the training goes on"
+    )
+
+    def claims(trained: Trained) -> Iterator[Claim]:
+        yield Claim(True, "memory", "")
+
+    trained = Trained(tmp_path, [0], {0: "step 1", 1: f"first\nppprof: rank 1: {warning}\nlast"})
+    (claim,) = Body(claims, "body").check(trained)
+    assert not claim.holds
+    assert claim.measured == f"ppprof: rank 1: {warning}"
+    assert [claim.holds for claim in Body(claims, "body", needs_kernels=False).check(trained)] == [
+        True
+    ]

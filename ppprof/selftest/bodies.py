@@ -339,6 +339,10 @@ class Body:
             yield _equal("exit code of the training", list(trained.exit_codes), [0])
             yield Claim(False, f"its last line: {_text(last)[:200]}", "no error")
             return
+        without = trained.without_device
+        if self.needs_kernels and without:
+            yield Claim(False, without, "windows that hold the device's kernels")
+            return
         yield from self.claims(trained)
 
 

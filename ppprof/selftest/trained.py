@@ -55,6 +55,12 @@ class Trained:
         """What rank 0 printed."""
         return self.printed.get(0, "")
 
+    @property
+    def without_device(self) -> str:
+        """A rank's warning that its windows hold the host's events only; "" without one."""
+        lines = (line for printed in self.printed.values() for line in printed.splitlines())
+        return next((line for line in lines if "windows hold the host's events only" in line), "")
+
     @cached_property
     def run(self) -> Run:
         """The recorded run.
