@@ -12,6 +12,9 @@ A call of the model that ``paddle.distributed.to_static`` returns is a step if i
 
 If a training has several optimizers, only the calls of one optimizer end steps (``boundary``). Calls
 of the other optimizers are part of these steps.
+
+A training may update its parameters itself, without an optimizer of Paddle. Then each outermost call of
+``backward`` ends a step, from the `FIRST_BACKWARD`-th on, until there is an optimizer.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ _WRAPPERS = (
 """Modules of classes that wrap an optimizer but do not inherit from ``Optimizer``."""
 _PROGRAMS = "paddle.distributed.auto_parallel.api"
 """Module of ``DistModel``, which ``paddle.distributed.to_static`` returns."""
+FIRST_BACKWARD = 4
+"""The call of ``backward`` that ends the first step if there is no optimizer: a script may try its model out before."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -100,6 +105,9 @@ class OptimizerSteps:
         self._first_use: Any = None
         """The wrappers of what begins the session, once there is an optimizer."""
         self._thread_state = threading.local()
+        self._has_optimizer = False
+        """Whether an optimizer of Paddle was created."""
+        self._num_backwards = 0
         self._wrapped: dict[tuple[type, str], Any] = {}
         self._families: list[list[_Optimizer]] = []
         """By number: an optimizer, and others of its class that have replaced it, in this order."""
@@ -107,6 +115,7 @@ class OptimizerSteps:
         self.num_optimizers = 0
         """Number of optimizers that have stepped so far, even if they no longer exist."""
         after_import("paddle.optimizer.optimizer", self._watch_creation)
+        after_import("paddle", self._watch_backwards)
 
     def close(self) -> None:
         """Stop calling ``begin`` and ``end_step``. The wrappers stay installed and forward calls."""
@@ -139,6 +148,7 @@ class OptimizerSteps:
         @functools.wraps(init)
         def wrapper(*args: Any, **kwargs: Any) -> None:
             init(*args, **kwargs)
+            self._has_optimizer = True
             if self._at_creation:
                 self._begin_if_ready()
             elif self._is_active:
@@ -149,6 +159,38 @@ class OptimizerSteps:
         with suppress(TypeError, ValueError):
             wrapper.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
         cls.__init__ = wrapper
+
+    def _watch_backwards(self, paddle: Any) -> None:
+        self._has_optimizer = False  # Fleet makes one when it is imported
+        for owner in (paddle.Tensor, paddle.autograd):
+            owner.backward = self._backward_wrapper(owner.backward)
+
+    def _backward_wrapper(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            state = self._thread_state
+            is_inner = getattr(state, "is_in_backward", False)  # as recomputation makes it
+            if is_inner or self._has_optimizer or not self._is_active:
+                return method(*args, **kwargs)
+            self._num_backwards += 1
+            ends_step = self._num_backwards >= FIRST_BACKWARD
+            if self._num_backwards == FIRST_BACKWARD:
+                log.warning(
+                    "there is no optimizer of Paddle: each backward() ends a step; if an update takes "
+                    "several of them, use ppprof.attach() and its step()"
+                )
+            if ends_step:
+                self._begin_if_ready()
+            state.is_in_backward = True
+            try:
+                result = method(*args, **kwargs)
+            finally:
+                state.is_in_backward = False
+            if ends_step:
+                self._end_step()  # may raise SystemExit, and nothing else
+            return result
+
+        return wrapper
 
     def _begin_if_ready(self) -> None:
         if self._began or not self._is_active:

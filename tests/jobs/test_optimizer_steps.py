@@ -81,6 +81,51 @@ def test_minimize_is_a_step_too_and_so_are_the_steps_of_somebodys_own_class(tmp_
     assert seen(tmp_path, program) == "begin step own inside step"
 
 
+def test_without_an_optimizer_of_paddle_each_outermost_backward_ends_a_step(tmp_path: Path) -> None:
+    program = """
+    class Nested(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+        @staticmethod
+        def backward(ctx, grad):
+            y = paddle.ones([1])
+            y.stop_gradient = False
+            y.sum().backward()  # as recomputation does it
+            return grad
+
+    for number in range(6):
+        say(number)
+        Nested.apply(net(paddle.ones([1, 2]))).sum().backward()
+        for parameter in parameters:
+            parameter.clear_gradient()
+    say("autograd")
+    paddle.autograd.backward([net(paddle.ones([1, 2])).sum()])
+    optimizer = paddle.optimizer.SGD(parameters=parameters)
+    backward()
+    say("update")
+    optimizer.step()
+    """
+    warning = (
+        "[there is no optimizer of Paddle: each backward() ends a step; if an update takes several "
+        "of them, use ppprof.attach() and its step()]"
+    )
+    assert seen(tmp_path, program) == (
+        f"0 1 2 3 {warning} begin step 4 step 5 step autograd step update step"
+    )
+
+
+def test_backwards_ahead_of_an_optimizers_first_step_end_no_step(tmp_path: Path) -> None:
+    program = """
+    optimizer = paddle.optimizer.SGD(parameters=parameters)
+    for _ in range(8):
+        backward()
+    say("accumulated")
+    optimizer.step()
+    """
+    assert seen(tmp_path, program) == "begin accumulated step"
+
+
 @pytest.mark.jobs
 def test_a_scaler_and_its_optimizer_are_one_step_and_a_skipped_update_is_one(
     tmp_path: Path,

@@ -19,6 +19,7 @@ from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.slow_reason import ALIKE, REASON
 from ppprof.analysis.advice.small_operators import (
     LEAST_SMALL,
+    MANY_CALLS,
     MANY_OF_A_FUNCTION,
     MANY_OPERATORS,
     SMALL_NS,
@@ -111,6 +112,7 @@ RULES: tuple[Rule, ...] = (
             "least_ratio": LEAST_SMALL,
             "many": MANY_OPERATORS,
             "many_of_function": MANY_OF_A_FUNCTION,
+            "many_calls": MANY_CALLS,
             "small_ns": SMALL_NS,
         },
     ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import sample_lines, sampled_steps
+from ppprof.analysis.profile.python_lines import line_name, sample_lines, sampled_steps
+from ppprof.arrays import Bool
+from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
@@ -21,6 +26,8 @@ MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OF_A_FUNCTION = 256
 """Least number of operators that loops of a function call in a step, also through layers of packages."""
+MANY_CALLS = 32
+"""Least number of calls of a layer in one call of another one, such as of a cell over a sequence."""
 SMALL_NS = 50_000
 """Longest mean time of these operators, each of the median of its name: about what Paddle needs to call one from Python."""
 LEAST_SMALL = 0.05
@@ -30,6 +37,8 @@ _LONGEST_GAP_NS = 1_000_000
 _LEAST_SAMPLES = 3
 _MOSTLY = 0.5
 """A line stands for a layer if it has at least this share of the samples in it."""
+_NEARLY_ALL = 0.9
+"""Share of the samples in the calls of a layer that have the line that calls it."""
 
 
 def small_operators(profile: Profile, updating: Intervals) -> pl.DataFrame:
@@ -45,14 +54,83 @@ def small_operators(profile: Profile, updating: Intervals) -> pl.DataFrame:
         step; name, the layer's path and the line where these are known; calls (operators) and
         time_ns, with the gradients of the operators. Of a layer and a function with one name, the longer one.
     """
+    repeated, is_repeated = _of_repeated_layers(profile)
+    others = _of_functions(profile, updating, is_repeated), _of_layers(profile, is_repeated)
     parts = [
         part.group_by("step", "name").agg(pl.col("calls", "time_ns").sum())
-        for part in (_of_functions(profile, updating), _of_layers(profile))
+        for part in (repeated, *others)
     ]
     return pl.concat(parts).sort("time_ns").unique(["step", "name"], keep="last")
 
 
-def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
+def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
+    """Return the layers that another one calls at least `MANY_CALLS` times in one call, all of small operators.
+
+    ::
+
+        Forward    Net  ##############################
+                     Cell  ####   ####   ####   ####
+        operators          a b  c a b  c a b  c a b      time_ns, with the gaps, and with the gradients
+        time_ns            #########################     of a and b
+
+    Outside layers, the calls ahead of one Backward count together. Blocks of a model are several layers.
+
+    Returns:
+        step; name, the layer's path and the line that calls it; calls (operators) and time_ns. And whether
+        each host event is below such a layer.
+    """
+    tree, events = profile.tree, profile.trace.events
+    columns = events.select("step", "shapes", "attributes").slice(0, tree.hosts.height)
+    hosts = tree.hosts.with_columns(columns)
+    is_layer = (hosts["category"] == "Forward").to_numpy()
+    backward = np.sort(hosts.filter(pl.col("category") == "Backward")["start_ns"].to_numpy())
+    own = pl.col("attributes").cast(pl.String).str.json_path_match("$.layer")
+    hosts = hosts.with_columns(
+        layer=pl.Series(tree.enclosing(is_layer), dtype=pl.Int64),
+        passes=pl.Series(np.searchsorted(backward, hosts["start_ns"].to_numpy())),
+        row=pl.col("row").cast(pl.Int64),
+    )
+    calls = hosts.filter(is_layer & ~starts_beside(profile)).with_columns(own=own)
+    calls = calls.drop_nulls(["step", "own"]).filter(
+        pl.len().over("step", "layer", "passes", "own") >= MANY_CALLS
+    )
+    is_called = np.zeros(len(is_layer), bool)
+    is_called[calls["row"].to_numpy()] = True
+    dur = pl.col("end_ns") - pl.col("start_ns")
+    operators = hosts.with_columns(call=pl.Series(tree.enclosing(is_called), dtype=pl.Int64))
+    is_small_part = pl.Series(tree.is_outermost_operator) & (pl.col("call") >= 0)
+    operators = operators.filter(is_small_part).join(
+        calls.select("own", call="row"), "call", maintain_order="left"
+    )
+    operators = operators.with_columns(usual_ns=_usual(dur, "own"))
+    sums = operators.group_by("step", "own").agg(
+        calls=pl.len().cast(pl.Int64), called_ns=pl.col("usual_ns").sum(), operators=pl.col("row")
+    )
+    sums = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small("own"))
+    gap = pl.col("start_ns").shift(-1).over("step", "thread", "own") - pl.col("end_ns")
+    calls = calls.join(sums.select("step", "own"), ["step", "own"], "semi").sort("start_ns")
+    calls = calls.with_columns(
+        time_ns=dur + pl.when(gap.is_between(0, _LONGEST_GAP_NS)).then(gap).otherwise(0)
+    )
+    times = calls.group_by("step", "own").agg(pl.col("time_ns").sum(), first=pl.col("row").first())
+    found = sums.join(times, ["step", "own"]).join(
+        _of_gradients(profile, sums), ["step", "own"], "left"
+    )
+    names = {}
+    for (layer,), of_layer in found.group_by("own"):
+        line = _calling_line(profile, calls.filter(own=layer))
+        line = line or line_of_operators(profile, of_layer["operators"].explode())
+        path = _path(hosts, of_layer["first"][0])
+        names[layer] = f"{path} ({line})" if line else path
+    table = found.select(
+        *("step", "calls"),
+        time_ns=pl.col("time_ns") + pl.col("backward_ns").fill_null(0),
+        name=pl.col("own").replace_strict(names, return_dtype=pl.String),
+    )
+    return table, tree.below(calls["row"].sort().to_numpy())
+
+
+def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> pl.DataFrame:
     """Return the functions whose loops call at least `MANY_OF_A_FUNCTION` operators in a step, all small.
 
     ::
@@ -74,7 +152,8 @@ def _of_functions(profile: Profile, updating: Intervals) -> pl.DataFrame:
     phases = tree.events.host_rows("Forward", "Backward")
     in_closure = tree.below(phases[in_optimizer[phases]])
     hosts = hosts.with_columns(in_optimizer=pl.Series(in_optimizer))
-    outer = hosts.filter(tree.is_outermost_operator & ~starts_beside(profile) & ~in_closure)
+    is_apart = starts_beside(profile) | in_closure | is_repeated
+    outer = hosts.filter(tree.is_outermost_operator & ~is_apart)
     outer = outer.sort("thread", "start_ns")
     # Paddle's own updates are no loop of the user's.
     is_between = pl.Series(contains(updating, outer["start_ns"].to_numpy()))
@@ -137,7 +216,7 @@ def _function(stack: str) -> str:
     return stack if frame is None else f"{frame.file}, {frame.function}"
 
 
-def _of_layers(profile: Profile) -> pl.DataFrame:
+def _of_layers(profile: Profile, is_repeated: Bool) -> pl.DataFrame:
     """Return the calls of layers that make at least `MANY_OPERATORS` small operators themselves.
 
     ::
@@ -159,7 +238,7 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     dur = pl.col("end_ns") - pl.col("start_ns")
     is_called = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM).not_()
-    is_training = ~starts_beside(profile)
+    is_training = ~(starts_beside(profile) | is_repeated)
     own = hosts.filter(tree.is_outermost_operator & is_training)
     own = own.filter(is_called, pl.col("layer") >= 0)
     own = own.with_columns(usual_ns=_usual(dur, "layer"))
@@ -175,17 +254,7 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
         hosts.select("row", "step", "start_ns", "end_ns"), left_on="layer", right_on="row"
     )
     calls = calls.join(inner, "layer", "left")
-    gradients = events.select("forward", "dur_ns", "name").filter(
-        pl.col("forward").is_not_null()
-        & pl.col("name").cast(pl.String).str.starts_with("Local_").not_()
-    )
-    of_operators = calls.select("layer", forward="operators").explode("forward")
-    backward = (
-        gradients.with_columns(pl.col("forward").cast(pl.Int64))
-        .join(of_operators, on="forward")
-        .group_by("layer")
-        .agg(backward_ns=pl.col("dur_ns").sum())
-    )
+    backward = _of_gradients(profile, calls.select("layer", "operators"))
     calls = calls.join(backward, "layer", "left")
     calls = calls.with_columns(
         time_ns=dur - pl.col("inner_ns").fill_null(0) + pl.col("backward_ns").fill_null(0),
@@ -193,6 +262,30 @@ def _of_layers(profile: Profile) -> pl.DataFrame:
     lines = {path: _line(profile, of_path) for (path,), of_path in calls.group_by("path")}
     names = [f"{path} ({lines[path]})" if lines[path] else path for path in calls["path"].to_list()]
     return calls.select("step", "calls", "time_ns", name=pl.Series(names, dtype=pl.String))
+
+
+def _of_gradients(profile: Profile, operators: pl.DataFrame) -> pl.DataFrame:
+    """Return the time of the gradients of operators.
+
+    Args:
+        profile: one rank's window.
+        operators: keys, and operators (rows of events), which are of one key each.
+
+    Returns:
+        The keys, and backward_ns. Keys without gradients have no row.
+    """
+    keys = [name for name in operators.columns if name != "operators"]
+    gradients = profile.trace.events.select("forward", "dur_ns", "name").filter(
+        pl.col("forward").is_not_null()
+        & pl.col("name").cast(pl.String).str.starts_with("Local_").not_()
+    )
+    of_operators = operators.select(*keys, forward="operators").explode("forward")
+    return (
+        gradients.with_columns(pl.col("forward").cast(pl.Int64))
+        .join(of_operators, on="forward")
+        .group_by(keys)
+        .agg(backward_ns=pl.col("dur_ns").sum())
+    )
 
 
 def _usual(dur: pl.Expr, *key: str) -> pl.Expr:
@@ -234,3 +327,20 @@ def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
     best = max(instants, key=lambda name: instants[name], default="")
     is_known = instants.get(best, 0) >= max(_LEAST_SAMPLES, _MOSTLY * sum(instants.values()))
     return best if best and is_known else None
+
+
+def _calling_line(profile: Profile, calls: pl.DataFrame) -> str | None:
+    """Return the innermost line that nearly all samples in the calls of a layer have in common: it calls the layer."""
+    sampled = sampled_steps(profile)
+    if sampled is None:
+        return None
+    samples = sampled.samples.filter("is_step")
+    inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
+    found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+    instants: Counter[tuple[Frame, ...]] = Counter()
+    for stack, num in found.iter_rows():
+        frames = sampled.own[stack][::-1]
+        instants.update({tuple(frames[: depth + 1]): num for depth in range(len(frames))})
+    least = max(_LEAST_SAMPLES, _NEARLY_ALL * found["instants"].sum())
+    shared = [frames for frames, num in instants.items() if num >= least]
+    return line_name(sampled.stacks, max(shared, key=len)[-1]) if shared else None

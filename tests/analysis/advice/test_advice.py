@@ -22,6 +22,8 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
+from ppprof.rundir.operator_calls import OperatorCalls
+from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.findings import (
@@ -79,6 +81,7 @@ from tests.fixtures.findings import (
 )
 from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import (
+    EPOCH_NS,
     Memory,
     Shapes,
     Thread,
@@ -411,6 +414,79 @@ def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
     for loop in loops:
         assert loop.facts["layer"] == "train.py:8, loss()"
         assert loop.cost_ns == (64 * 12 - 1) * US
+
+
+def calls_of_layers(names, times):
+    """Calls of layers in each of 6 steps: rows of ``names``, and (row, start, end) in the step."""
+    rows = [
+        (1, EPOCH_NS + (1000 * step + start) * US, EPOCH_NS + (1000 * step + end) * US, row)
+        for step in range(6)
+        for row, start, end in times
+    ]
+    nothing = np.zeros((0, 5), np.int64)
+    return OperatorCalls([], [], nothing, (), list(names), np.array(rows, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("num", "is_one_layer", "is_found"),
+    [(40, True, True), (40, False, False), (31, True, False)],
+)
+def test_a_layer_that_another_one_calls_in_a_loop_has_the_loops_time(
+    num, is_one_layer, is_found, tmp_path
+):
+    """num times 20: a cell of 9 operators of 2, and an operator of 1 behind it. Else blocks of a model."""
+
+    def make(at):
+        parts = []
+        for i in range(num):
+            inner = [op(at, 20 * i + 2 * k, 20 * i + 2 * k + 2, "tanh dygraph") for k in range(9)]
+            parts.append(op(at, 20 * i, 20 * i + 18, "Cell", *inner, category="Forward"))
+            parts.append(op(at, 20 * i + 18, 20 * i + 19, "slice dygraph"))
+        yield op(at, 0, 20 * num, "Net", *parts, category="Forward")
+
+    names = ["", *(["cell"] if is_one_layer else [f"blocks.{i}" for i in range(num)])]
+    times = [(0, 0, 20 * num)]
+    times += [(1 if is_one_layer else 1 + i, 20 * i, 20 * i + 18) for i in range(num)]
+    calls = calls_of_layers(names, sorted(times, key=lambda call: (call[1], -call[2])))
+    found = findings(tmp_path, threads=[thread(make)], calls=[calls])
+    loops = [each for each in found if each.rule == "many-small-operators"]
+    assert len(loops) == is_found
+    for loop in loops:
+        assert loop.facts["layer"] == "Net/Cell"
+        assert loop.facts["num_operators"] == 9 * num
+        assert loop.cost_ns == (20 * num - 2) * US
+
+
+def test_the_line_of_a_repeated_layer_is_the_innermost_that_its_samples_share(tmp_path):
+    """Samples in the cell: main, forward of Net, and one of two lines of the cell."""
+
+    def make(at):
+        parts = []
+        for i in range(40):
+            inner = [op(at, 20 * i + 2 * k, 20 * i + 2 * k + 2, "tanh dygraph") for k in range(9)]
+            parts.append(op(at, 20 * i, 20 * i + 18, "Cell", *inner, category="Forward"))
+        yield op(at, 0, 800, "Net", *parts, category="Forward")
+
+    frames = [
+        Frame("__main__", "train.py", function, line, is_own=True)
+        for line, function in (
+            (3, "Cell.forward"),
+            (4, "Cell.forward"),
+            (9, "Net.forward"),
+            (20, "main"),
+        )
+    ]
+    samples = [
+        (1, EPOCH_NS + (1000 * step + 20 * i + 9) * US, 20 * US, (step + i) % 2, 0)
+        for step in range(6)
+        for i in range(40)
+    ]
+    stacks = PythonStacks(20 * US, frames, [[0, 2, 3], [1, 2, 3]], np.array(samples, np.int64))
+    calls = calls_of_layers(
+        ["", "cell"], [(0, 0, 800), *((1, 20 * i, 20 * i + 18) for i in range(40))]
+    )
+    found = findings(tmp_path, threads=[thread(make)], calls=[calls], stacks=[stacks])
+    assert one("many-small-operators", found).facts["layer"] == "Net/Cell (train.py:9, forward())"
 
 
 def test_a_line_of_many_small_operators_counts_without_a_model_that_its_function_calls(tmp_path):
