@@ -52,8 +52,8 @@ def format_ratio(ratio: float) -> str:
 def format_value(name: str, value: str | float | None) -> str:
     """Format a value in the unit at the end of its name: ``_ns``, ``_bytes`` or ``_ratio``.
 
-    None becomes "-". Text and booleans stay as they are, other numbers get six significant digits (calls
-    of a step three), and no decimals from 100 on.
+    None becomes "-". Text and booleans stay as they are, other numbers get six significant digits (means
+    of counts, ``calls`` and ``num_...``, three), and no decimals from 100 on.
 
     >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
@@ -69,7 +69,7 @@ def format_value(name: str, value: str | float | None) -> str:
             return format_bytes(value)
         if name.endswith("_ratio"):
             return format_ratio(value)
-        digits = 3 if name == "calls" else 6
+        digits = 3 if name == "calls" or name.startswith("num_") else 6
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
     return str(value)
 

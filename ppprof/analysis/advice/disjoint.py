@@ -73,7 +73,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         those of which less than `LEAST_RATIO` of a step is left. The costs add up to a step at most,
         those of `WAITING` rules to what the rank that waits longest waits, those of `COMPUTATION`
         rules to the computation of the median rank, and those of `IDLE` rules to the idle time of the
-        median device, without that in which a device waits for the excess of a slow rank.
+        median device, without that in which a device waits for the excess of a slow rank. Slow steps
+        are beside that sum, without what another finding has of their cause.
     """
     whole = 1.0
     pools = {
@@ -114,18 +115,43 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         if finding.rule == STATEMENT:
             of_statements.append(dict(finding.evidence.select("name", "time_ns").iter_rows()))
         if share < finding.share:
-            severity = max(severity_of(share), finding.severity, key=SEVERITIES.index)
-            alone_ns = finding.cost_ns if finding.alone_ns is None else finding.alone_ns
-            finding = dataclasses.replace(
-                finding,
-                cost_ns=share * step_ns,
-                share=share,
-                severity=severity,
-                facts=_lowered_facts(finding, evidence.usual("idle_ns") - share * step_ns),
-                alone_ns=alone_ns,
-            )
+            facts = _lowered_facts(finding, evidence.usual("idle_ns") - share * step_ns)
+            finding = dataclasses.replace(_lowered(finding, share * step_ns, share), facts=facts)
         kept.append(finding)
-    return kept
+    return [found for finding in kept if (found := _beside(finding, kept)) is not None]
+
+
+def _lowered(finding: Finding, cost_ns: float, share: float) -> Finding:
+    """Return a finding with the part of its cost that other findings leave it."""
+    return dataclasses.replace(
+        finding,
+        cost_ns=cost_ns,
+        share=share,
+        severity=max(severity_of(share), finding.severity, key=SEVERITIES.index),
+        alone_ns=finding.cost_ns if finding.alone_ns is None else finding.alone_ns,
+    )
+
+
+def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
+    """Return slow steps without the time that another finding has of their cause; other findings as they are.
+
+    What slows every second step down is in half of the typical ones, too. None if too little is left.
+    """
+    if finding.rule != BESIDE or not finding.cost_ns or finding.share is None:
+        return finding
+    place = finding.facts.get("gap")
+    is_collection = finding.facts.get("wording") == "collection"
+    known_ns = sum(
+        other.cost_ns or 0.0
+        for other in others
+        if (is_collection and other.rule == "garbage-collection")
+        or (other.rule in PARTED and place in _lines_of(other))
+    )
+    if not known_ns:
+        return finding
+    cost_ns = finding.cost_ns - known_ns
+    share = finding.share * cost_ns / finding.cost_ns
+    return None if share < LEAST_RATIO else _lowered(finding, cost_ns, share)
 
 
 def _lowered_facts(finding: Finding, other_idle_ns: float) -> Mapping[str, Fact]:

@@ -341,6 +341,6 @@ def _calling_line(profile: Profile, calls: pl.DataFrame) -> str | None:
     for stack, num in found.iter_rows():
         frames = sampled.own[stack][::-1]
         instants.update({tuple(frames[: depth + 1]): num for depth in range(len(frames))})
-    least = max(_LEAST_SAMPLES, _NEARLY_ALL * found["instants"].sum())
+    least = max(_LEAST_SAMPLES, _NEARLY_ALL * sum(found["instants"].to_list()))
     shared = [frames for frames, num in instants.items() if num >= least]
     return line_name(sampled.stacks, max(shared, key=len)[-1]) if shared else None

@@ -30,6 +30,7 @@ TIMES_USUAL = 5
 _COPYING = re.compile(r"\bContiguous\w*Func")
 """In the names of Paddle's kernels that copy a view ahead of others, such as ``phi::ContiguousCaseOneFunc``."""
 _OF_TORCH = "aten::contiguous"
+_SUM = "GradNodeAccumulation"
 _CASTS = frozenset(("cast", "cast_", "cast_grad", "pd_op.cast"))
 _VIEWS = frozenset(
     [
@@ -107,7 +108,9 @@ def _own_times(tree: Tree, operators: Int64) -> tuple[Array, Int64]:
     own_ns = tree.own("cpu_ns", np.ones(len(parent), bool), parent)
     launching = np.unique(parent[tree.events.host_rows("DygraphKernelLaunch")])
     operator = tree.innermost(operators)[launching]
-    is_known = (launching >= 0) & (operator >= 0)
+    # The sum of a parameter's gradients waits for other ranks in it, where DataParallel reduces them.
+    is_sum = tree.events.names.take(operator).where(lambda name: _SUM in name)
+    is_known = (launching >= 0) & (operator >= 0) & ~is_sum
     return operator[is_known], own_ns[launching[is_known]]
 
 

@@ -1247,6 +1247,37 @@ def test_operators_that_copy_views(view, tmp_path):
     assert ("strided-inputs" in found) == (view == "transpose")
 
 
+def test_sums_of_gradients_are_no_copies_of_views(tmp_path):
+    """With DataParallel, the last of 8 sums waits for 400 of 1000 until all ranks have reduced their gradients."""
+
+    def make(at):
+        inputs = Shapes({"X0": [[8, 64]]}, {}, 'File "train.py", line 7, in forward')
+        yield op(at, 0, 5, "transpose dygraph", inputs)
+        for number in range(8):
+            begin, own = 10 + 30 * number, 405 if number == 7 else 105
+            launched = op(
+                *(at, begin + own, begin + own + 20, "add kernel launch"),
+                category="DygraphKernelLaunch",
+            )
+            node = op(at, begin, begin + own + 20, "Global_GradNodeAccumulation").around(launched)
+            yield (
+                node
+                if number == 7
+                else op(at, begin, begin + 25, "add dygraph", inputs).around(
+                    op(
+                        at,
+                        begin + 5,
+                        begin + 25,
+                        "add kernel launch",
+                        category="DygraphKernelLaunch",
+                    )
+                )
+            )
+
+    found = [each.rule for each in findings(tmp_path, [thread(make)])]
+    assert "strided-inputs" not in found
+
+
 def test_the_kernels_of_a_device_that_copy_views(tmp_path):
     """Of the relu's two kernels, the one that copies its input counts: 100 of 1000, of a gradient as much."""
     copying = "void phi::ContiguousCaseOneFunc<float, 4ul>(float const*)"

@@ -249,3 +249,29 @@ def test_a_loop_in_a_wider_dtype_counts_once(tmp_path: Path) -> None:
     ]
     found = disjoint(both, evidence)
     assert [each.cost_ns for each in found] == pytest.approx([600 * US, 100 * US])
+
+
+@pytest.mark.parametrize(
+    ("rule", "cause", "left"),
+    [
+        ("garbage-collection", {"wording": "collection"}, [200, 100]),
+        ("garbage-collection", {"wording": "line", "gap": "a.py:7, save()"}, [200, 300]),
+        ("beside-training", {"wording": "line", "gap": "a.py:7, save()"}, [200, 100]),
+        ("beside-training", {"wording": "line", "gap": "a.py:9, log()"}, [200, 300]),
+    ],
+)
+def test_slow_steps_count_without_what_another_finding_has_of_their_cause(
+    rule: str, cause: dict[str, str], left: list[int], tmp_path: Path
+) -> None:
+    """Slow steps add 300 us to a mean step; another finding has 200 us of it in the typical steps."""
+    steps = thread(lambda at: (op(at, 0, 1000),))
+    evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
+    rows = pl.DataFrame({"name": ["a.py:7, save()"], "time_ns": [200.0 * US]})
+    (typical,) = evidence.time_finding(rule, 200 * US, "sure", {}, rows)
+    for num in (300, 205):
+        (slow,) = evidence.time_finding("slow-steps", num * US, "sure", cause, rows)
+        found = disjoint([slow, typical], evidence)
+        costs = {each.rule: each.cost_ns for each in found}
+        expected = left[1] - (300 - num)
+        assert costs[rule] == 200 * US
+        assert costs.get("slow-steps", 0) == pytest.approx((expected if expected >= 10 else 0) * US)
