@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
+from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, together
 from ppprof.analysis.profile.profile import Profile
@@ -81,20 +82,11 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "shapes", "attributes").slice(0, tree.hosts.height)
-    hosts = tree.hosts.with_columns(columns)
-    is_layer = (hosts["category"] == "Forward").to_numpy()
-    backward = np.sort(hosts.filter(pl.col("category") == "Backward")["start_ns"].to_numpy())
-    own = pl.col("attributes").cast(pl.String).str.json_path_match("$.layer")
-    hosts = hosts.with_columns(
-        layer=pl.Series(tree.enclosing(is_layer), dtype=pl.Int64),
-        passes=pl.Series(np.searchsorted(backward, hosts["start_ns"].to_numpy())),
-        row=pl.col("row").cast(pl.Int64),
-    )
-    calls = hosts.filter(is_layer & ~starts_beside(profile)).with_columns(own=own)
-    calls = calls.drop_nulls(["step", "own"]).filter(
-        pl.len().over("step", "layer", "passes", "own") >= MANY_CALLS
-    )
-    is_called = np.zeros(len(is_layer), bool)
+    is_layer = (tree.hosts["category"] == "Forward").to_numpy()
+    layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
+    hosts = tree.hosts.with_columns(columns, layer=layer, row=pl.col("row").cast(pl.Int64))
+    calls = _repeated(hosts.filter(is_layer & ~starts_beside(profile)), tree)
+    is_called = np.zeros(tree.hosts.height, bool)
     is_called[calls["row"].to_numpy()] = True
     dur = pl.col("end_ns") - pl.col("start_ns")
     operators = hosts.with_columns(call=pl.Series(tree.enclosing(is_called), dtype=pl.Int64))
@@ -128,6 +120,17 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
         name=pl.col("own").replace_strict(names, return_dtype=pl.String),
     )
     return table, tree.below(calls["row"].sort().to_numpy())
+
+
+def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
+    """Return the calls of layers that repeat `MANY_CALLS` times, with column own: which layer is called."""
+    backward = tree.of_category("Backward")["start_ns"].sort().to_numpy()
+    layers = layers.with_columns(
+        own=pl.col("attributes").cast(pl.String).str.json_path_match("$.layer"),
+        num_backwards=pl.Series(np.searchsorted(backward, layers["start_ns"].to_numpy())),
+    )
+    key = ["step", "thread", "layer", "num_backwards", "own"]
+    return layers.drop_nulls(["step", "own"]).filter(pl.len().over(key) >= MANY_CALLS)
 
 
 def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> pl.DataFrame:
