@@ -216,6 +216,8 @@ class Triggers:
         self._cool_until = 0
         self._undecided: dict[int, _HeldWindow] = {}
         """On rank 0, the held windows without a decision, keyed by number."""
+        self._has_decided = False
+        """Whether rank 0 has sent a decision."""
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
         self._num_for_steps = 0
@@ -317,7 +319,7 @@ class Triggers:
             self._give_up(error)
 
     def close(self, failed: bool) -> None:
-        """Wait up to 2 s for confirmations or decisions of other ranks, then close the channel.
+        """Wait up to 2 s for decisions, or on rank 0 until they are confirmed, then close the channel.
 
         Rank 0 decides on all held windows and deletes the request file; the other ranks wait
         for its decisions. Decisions that arrived in time are in ``keep_decisions``. A window that
@@ -335,7 +337,9 @@ class Triggers:
                 self._awaited.discard(plan.window)  # it is cut off, and kept
             if self._rank == 0:
                 self._decide(math.inf)
-                self._channel.close(0 if failed else _DECISION_SECONDS)
+                # Of other messages, none matters any more: the window that they announce does not open.
+                waits = self._has_decided and not failed
+                self._channel.close(_DECISION_SECONDS if waits else 0)
                 if self._config.file:
                     triggers.remove_request(self._run)
                 return
@@ -640,6 +644,7 @@ class Triggers:
                 cause = f"no step took more than {self._slow.times:g} times the median"
                 self._num_for_steps -= not is_slow
             self._channel.send({"kind": "verdict", "window": window, "keep": is_slow})
+            self._has_decided = True
             self._awaited.discard(window)
             self.keep_decisions[window] = is_slow
             if not is_slow:

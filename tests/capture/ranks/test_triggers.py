@@ -39,6 +39,8 @@ class Post(ControlChannel):
         self.box: list[Message] = []
         self.delayed: list[Message] = []
         self.delays = False
+        self.waited: float | None = None
+        """For how long `close` may have waited for confirmations."""
 
     def read(self) -> list[Message]:
         found, self.box = self.box, []
@@ -58,7 +60,7 @@ class Post(ControlChannel):
         self.delayed = []
 
     def close(self, seconds: float = 0) -> None:
-        pass
+        self.waited = seconds
 
 
 class Job:
@@ -574,7 +576,18 @@ def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
     for triggers in job.ranks:
         triggers.close(failed=False)
     assert [triggers.keep_decisions for triggers in job.ranks] == [{0: False}] * 2
+    assert job.posts[0].waited == 2
     assert not request_path(tmp_path).exists()
+
+
+def test_a_plan_that_comes_too_late_for_the_training_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, settled=3, file=False).go(7)
+    assert "window 0, steps 11 to 13, on ranks 0-1" in capsys.readouterr().err
+    for triggers in job.ranks:
+        triggers.close(failed=False)
+    assert job.posts[0].waited == 0
 
 
 @pytest.mark.parametrize("recovers", [False, True])
