@@ -14,7 +14,7 @@ If a training has several optimizers, only the calls of one optimizer end steps 
 of the other optimizers are part of these steps.
 
 A training may update its parameters itself, without an optimizer of Paddle. Then each outermost call of
-``backward`` ends a step, from the `FIRST_BACKWARD`-th on, until there is an optimizer.
+``backward`` ends a step, once parameters have changed between two such calls, and until there is an optimizer.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ppprof.capture.signals import pass_interruption
+
 log = logging.getLogger("ppprof")
 
 _FLEET = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
@@ -47,8 +49,11 @@ _WRAPPERS = (
 """Modules of classes that wrap an optimizer but do not inherit from ``Optimizer``."""
 _PROGRAMS = "paddle.distributed.auto_parallel.api"
 """Module of ``DistModel``, which ``paddle.distributed.to_static`` returns."""
-FIRST_BACKWARD = 4
-"""The call of ``backward`` that ends the first step if there is no optimizer: a script may try its model out before."""
+_FIRST_BACKWARD, _LAST_BACKWARD = 4, 100
+"""Without an optimizer, the calls of ``backward`` between which parameters are looked at: the first ones may only try
+the model out, and a script that has not updated it by the last does something else."""
+_MOST_WATCHED, _MOST_ELEMENTS = 8, 4096
+"""Parameters whose values are compared, and their most elements: biases and norms, above all."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -108,6 +113,8 @@ class OptimizerSteps:
         self._has_optimizer = False
         """Whether an optimizer of Paddle was created."""
         self._num_backwards = 0
+        self._updates: list[Callable[[], bool]] = []
+        self._updates_parameters = self._has_warned = False
         self._wrapped: dict[tuple[type, str], Any] = {}
         self._families: list[list[_Optimizer]] = []
         """By number: an optimizer, and others of its class that have replaced it, in this order."""
@@ -172,13 +179,7 @@ class OptimizerSteps:
             is_inner = getattr(state, "is_in_backward", False)  # as recomputation makes it
             if is_inner or self._has_optimizer or not self._is_active:
                 return method(*args, **kwargs)
-            self._num_backwards += 1
-            ends_step = self._num_backwards >= FIRST_BACKWARD
-            if self._num_backwards == FIRST_BACKWARD:
-                log.warning(
-                    "there is no optimizer of Paddle: each backward() ends a step; if an update takes "
-                    "several of them, use ppprof.attach() and its step()"
-                )
+            ends_step = self._has_updated()
             if ends_step:
                 self._begin_if_ready()
             state.is_in_backward = True
@@ -186,11 +187,32 @@ class OptimizerSteps:
                 result = method(*args, **kwargs)
             finally:
                 state.is_in_backward = False
-            if ends_step:
+            if ends_step and self._is_active and self._began:
+                if not self._has_warned:
+                    self._has_warned = True
+                    log.warning(
+                        "there is no optimizer of Paddle: each backward() ends a step; if an update takes "
+                        "several of them, use ppprof.attach() and its step()"
+                    )
                 self._end_step()  # may raise SystemExit, and nothing else
             return result
 
         return wrapper
+
+    def _has_updated(self) -> bool:
+        """Return whether the script has updated parameters between two calls of ``backward``."""
+        self._num_backwards += 1
+        try:
+            if self._updates and _FIRST_BACKWARD < self._num_backwards <= _LAST_BACKWARD:
+                self._updates_parameters |= any(has_changed() for has_changed in self._updates)
+            elif self._num_backwards == _FIRST_BACKWARD:
+                self._updates = _watched_parameters()
+        except Exception as error:  # values that cannot be read
+            pass_interruption(error)
+            self._updates = []
+        if self._updates_parameters:
+            self._updates = []
+        return self._updates_parameters
 
     def _begin_if_ready(self) -> None:
         if self._began or not self._is_active:
@@ -269,6 +291,7 @@ class OptimizerSteps:
             if optimizers is None:
                 optimizers = self._thread_state.optimizers = []
             optimizers.extend(called(*args, **kwargs))
+            self._has_optimizer = True  # of somebody's own, which a scaler steps
             try:
                 result = method(*args, **kwargs)
             finally:
@@ -340,6 +363,34 @@ class OptimizerSteps:
                 "select another with --optimizer N"
             )
         return len(self._families) - 1
+
+
+def _watched_parameters() -> list[Callable[[], bool]]:
+    """Return, for small parameters of this process, functions that say whether the values have changed since the last call."""
+    kind = sys.modules["paddle.base.framework"].EagerParamBase
+    small = [
+        parameter
+        for parameter in gc.get_objects()
+        if isinstance(parameter, kind)
+        and not parameter.stop_gradient
+        and parameter._is_initialized()
+        and not parameter.is_dist()  # its values may be on other ranks
+        and parameter.size <= _MOST_ELEMENTS
+    ]
+    return [_change_of(each) for each in small[:: max(1, len(small) // _MOST_WATCHED)]]
+
+
+def _change_of(parameter: Any) -> Callable[[], bool]:
+    reference, values = weakref.ref(parameter), [parameter.numpy()]
+
+    def has_changed() -> bool:
+        known = reference()
+        if known is None:
+            return False
+        values.append(known.numpy())
+        return bool((values.pop(0) != values[0]).any())
+
+    return has_changed
 
 
 def _any_pair(is_same: Callable[[Any, Any], bool], called: _Optimizer, known: _Optimizer) -> bool:

@@ -357,6 +357,8 @@ class _ScriptSession:
             return False
         if self._yields and is_attached():
             self._has_begun = self._has_own_session = True
+            if self._steps is not None:
+                self._steps.close()
             if "PPPROF_BENCH" in os.environ:  # see ppprof.cli.bench
                 self._end_message = _NO_BENCH
                 raise SystemExit(UsageError.exit_code)

@@ -94,11 +94,15 @@ def test_without_an_optimizer_of_paddle_each_outermost_backward_ends_a_step(tmp_
             y.sum().backward()  # as recomputation does it
             return grad
 
-    for number in range(6):
+    def update():
+        for parameter in parameters:
+            parameter.set_value(parameter - 0.1 * parameter.grad)
+            parameter.clear_gradient()
+
+    for number in range(7):
         say(number)
         Nested.apply(net(paddle.ones([1, 2]))).sum().backward()
-        for parameter in parameters:
-            parameter.clear_gradient()
+        update()
     say("autograd")
     paddle.autograd.backward([net(paddle.ones([1, 2])).sum()])
     optimizer = paddle.optimizer.SGD(parameters=parameters)
@@ -111,8 +115,43 @@ def test_without_an_optimizer_of_paddle_each_outermost_backward_ends_a_step(tmp_
         "of them, use ppprof.attach() and its step()]"
     )
     assert seen(tmp_path, program) == (
-        f"0 1 2 3 {warning} begin step 4 step 5 step autograd step update step"
+        f"0 1 2 3 4 begin {warning} step 5 step 6 step autograd step update step"
     )
+
+
+def test_backwards_that_update_nothing_end_no_step(tmp_path: Path) -> None:
+    """Gradients that are only looked at, as to initialize LoRA, and then a training."""
+    program = """
+    for _ in range(20):
+        backward()
+        for parameter in parameters:
+            parameter.clear_gradient()
+    say("estimated")
+    optimizer = paddle.optimizer.SGD(parameters=parameters)
+    for _ in range(2):
+        backward()
+        optimizer.step()
+    """
+    assert seen(tmp_path, program) == "estimated begin step step"
+
+
+def test_an_own_optimizer_in_a_scaler_is_one_step(tmp_path: Path) -> None:
+    program = """
+    class Own:
+        def __init__(self):
+            self._parameter_list = parameters
+        def step(self):
+            for parameter in parameters:
+                parameter.set_value(parameter - 0.1 * parameter.grad)
+                parameter.clear_gradient()
+    own, scaler = Own(), paddle.amp.GradScaler(enable=False)
+    for number in range(8):
+        say(number)
+        scaler.scale(net(paddle.ones([1, 2])).sum()).backward()
+        scaler.step(own)
+    """
+    # The first one ends with its backward(): no scaler is watched before.
+    assert seen(tmp_path, program).partition("]")[2] == " step step 5 step 6 step 7 step"
 
 
 def test_backwards_ahead_of_an_optimizers_first_step_end_no_step(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence, mean_of
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Fact, Finding, severity_of
+from ppprof.analysis.profile.step_basis import RECORDED
 from ppprof.trace import GARBAGE_COLLECTION
 
 WAITING = frozenset(
@@ -135,18 +136,21 @@ def _lowered(finding: Finding, cost_ns: float, share: float) -> Finding:
 def _beside(finding: Finding, others: Sequence[Finding]) -> Finding | None:
     """Return slow steps without the time that another finding has of their cause; other findings as they are.
 
-    What slows every second step down is in half of the typical ones, too. None if too little is left.
+    What slows every second step down is in half of the recorded steps, typical ones, too; the slow steps are
+    then others, which were not recorded. None if too little is left.
     """
     if finding.rule != BESIDE or not finding.cost_ns or finding.share is None:
         return finding
-    place = finding.facts.get("gap")
-    is_collection = finding.facts.get("wording") == "collection"
-    known_ns = sum(
-        other.cost_ns or 0.0
-        for other in others
-        if (is_collection and other.rule == "garbage-collection")
-        or (other.rule in PARTED and place in _lines_of(other))
-    )
+    if finding.facts["basis"] == RECORDED:
+        return finding
+    place, cause = finding.facts.get("gap"), finding.facts.get("wording")
+    known_ns = 0.0
+    for other in others:
+        if cause == "collection" and other.rule == "garbage-collection":
+            known_ns += other.cost_ns or 0.0
+        if cause == "line" and other.rule in PARTED:
+            times = dict(other.evidence.select("name", "time_ns").iter_rows())
+            known_ns += min(times.get(place, 0.0), other.cost_ns or 0.0)
     if not known_ns:
         return finding
     cost_ns = finding.cost_ns - known_ns

@@ -10,7 +10,7 @@ import polars as pl
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
-from ppprof.analysis.profile.intervals import Intervals, contains, together
+from ppprof.analysis.profile.intervals import Intervals, contains, covered_within, together
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import line_name, sample_lines, sampled_steps
 from ppprof.arrays import Bool
@@ -74,7 +74,8 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
         operators          a b  c a b  c a b  c a b      time_ns, with the gaps, and with the gradients
         time_ns            #########################     of a and b
 
-    Outside layers, the calls ahead of one Backward count together. Blocks of a model are several layers.
+    Outside layers, the calls ahead of one Backward count together. Blocks of a model are several layers; and
+    outermost layers, which have no name, are left out.
 
     Returns:
         step; name, the layer's path and the line that calls it; calls (operators) and time_ns. And whether
@@ -85,13 +86,17 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
     is_layer = (tree.hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
     hosts = tree.hosts.with_columns(columns, layer=layer, row=pl.col("row").cast(pl.Int64))
+    above = hosts["name"].cast(pl.String).gather(layer.replace(-1, None))
+    hosts = hosts.with_columns(above=above)
     calls = _repeated(hosts.filter(is_layer & ~starts_beside(profile)), tree)
     is_called = np.zeros(tree.hosts.height, bool)
     is_called[calls["row"].to_numpy()] = True
     dur = pl.col("end_ns") - pl.col("start_ns")
     operators = hosts.with_columns(call=pl.Series(tree.enclosing(is_called), dtype=pl.Int64))
-    is_small_part = pl.Series(tree.is_outermost_operator) & (pl.col("call") >= 0)
-    operators = operators.filter(is_small_part).join(
+    is_outermost = pl.Series(tree.is_outermost_operator)
+    beside = intervals_of(hosts.filter(is_outermost & pl.Series(tree.enclosing(is_called) < 0)))
+    is_of_program = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM)
+    operators = operators.filter(is_outermost & (pl.col("call") >= 0) & ~is_of_program).join(
         calls.select("own", call="row"), "call", maintain_order="left"
     )
     operators = operators.with_columns(usual_ns=_usual(dur, "own"))
@@ -99,10 +104,16 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
         calls=pl.len().cast(pl.Int64), called_ns=pl.col("usual_ns").sum(), operators=pl.col("row")
     )
     sums = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small("own"))
-    gap = pl.col("start_ns").shift(-1).over("step", "thread", "own") - pl.col("end_ns")
     calls = calls.join(sums.select("step", "own"), ["step", "own"], "semi").sort("start_ns")
+    following = pl.col("start_ns").shift(-1).over("step", "thread", "own")
+    goes_on = (following - pl.col("end_ns")).is_between(0, _LONGEST_GAP_NS)
+    calls = calls.with_columns(next_ns=pl.when(goes_on).then(following).otherwise("end_ns"))
+    # An operator of another layer in between is no part of the loop's small ones.
+    others_ns = covered_within(
+        together(beside), calls["end_ns"].to_numpy(), calls["next_ns"].to_numpy()
+    )
     calls = calls.with_columns(
-        time_ns=dur + pl.when(gap.is_between(0, _LONGEST_GAP_NS)).then(gap).otherwise(0)
+        time_ns=pl.col("next_ns") - pl.col("start_ns") - pl.Series(others_ns)
     )
     times = calls.group_by("step", "own").agg(pl.col("time_ns").sum(), first=pl.col("row").first())
     found = sums.join(times, ["step", "own"]).join(
@@ -130,7 +141,11 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
         num_backwards=pl.Series(np.searchsorted(backward, layers["start_ns"].to_numpy())),
     )
     key = ["step", "thread", "layer", "num_backwards", "own"]
-    return layers.drop_nulls(["step", "own"]).filter(pl.len().over(key) >= MANY_CALLS)
+    layers = layers.drop_nulls(["step", "own"]).filter(pl.col("own") != "")
+    layers = layers.with_columns(
+        own=pl.concat_str("above", pl.lit("/"), "own")
+    )  # of several models
+    return layers.filter(pl.len().over(key) >= MANY_CALLS)
 
 
 def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> pl.DataFrame:

@@ -217,7 +217,7 @@ class Triggers:
         self._undecided: dict[int, _HeldWindow] = {}
         """On rank 0, the held windows without a decision, keyed by number."""
         self._has_decided = False
-        """Whether rank 0 has sent a decision."""
+        """Whether rank 0's last message is a decision."""
         self._awaited: set[int] = set()
         """Numbers of the windows whose keep decision this rank waits for."""
         self._num_for_steps = 0
@@ -618,6 +618,7 @@ class Triggers:
 
     def _open(self, plan: Plan, step: int, why: str) -> None:
         self._channel.send({"kind": "plan", "plan": vars(plan)})
+        self._has_decided = False
         self._accept_plan(plan, step)
         self._announced = plan
         self._log_opening(plan, why)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.advice.disjoint import BESIDE, COMPUTATION, WAITING, disjoint
 from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED
 from ppprof.run.advise import collect_evidence_of_run
 from ppprof.trace import GARBAGE_COLLECTION
 from tests.fixtures.findings import (
@@ -252,26 +253,31 @@ def test_a_loop_in_a_wider_dtype_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "cause", "left"),
+    ("rule", "cause", "basis", "known"),
     [
-        ("garbage-collection", {"wording": "collection"}, [200, 100]),
-        ("garbage-collection", {"wording": "line", "gap": "a.py:7, save()"}, [200, 300]),
-        ("beside-training", {"wording": "line", "gap": "a.py:7, save()"}, [200, 100]),
-        ("beside-training", {"wording": "line", "gap": "a.py:9, log()"}, [200, 300]),
+        ("garbage-collection", {"wording": "collection"}, NOT_RECORDED, 200),
+        ("garbage-collection", {"wording": "line", "gap": "a.py:7, save()"}, NOT_RECORDED, 0),
+        ("beside-training", {"wording": "line", "gap": "a.py:7, save()"}, NOT_RECORDED, 150),
+        ("beside-training", {"wording": "line", "gap": "a.py:9, log()"}, NOT_RECORDED, 0),
+        # The slow steps of the window are no part of its typical ones.
+        ("garbage-collection", {"wording": "collection"}, RECORDED, 0),
     ],
 )
 def test_slow_steps_count_without_what_another_finding_has_of_their_cause(
-    rule: str, cause: dict[str, str], left: list[int], tmp_path: Path
+    rule: str, cause: dict[str, str], basis: str, known: int, tmp_path: Path
 ) -> None:
-    """Slow steps add 300 us to a mean step; another finding has 200 us of it in the typical steps."""
+    """Slow steps add 300 or 155 us to a mean step; another finding has 200 us of it, 150 of these in one line."""
     steps = thread(lambda at: (op(at, 0, 1000),))
     evidence = collect_evidence_of_run(ppprof.open(run(tmp_path / "log", [steps])))
-    rows = pl.DataFrame({"name": ["a.py:7, save()"], "time_ns": [200.0 * US]})
+    rows = pl.DataFrame(
+        {"name": ["a.py:7, save()", "a.py:8, save()"], "time_ns": [150.0 * US, 50.0 * US]}
+    )
     (typical,) = evidence.time_finding(rule, 200 * US, "sure", {}, rows)
-    for num in (300, 205):
-        (slow,) = evidence.time_finding("slow-steps", num * US, "sure", cause, rows)
-        found = disjoint([slow, typical], evidence)
-        costs = {each.rule: each.cost_ns for each in found}
-        expected = left[1] - (300 - num)
+    for added in (300, 155):
+        (slow,) = evidence.time_finding(
+            "slow-steps", added * US, "sure", cause, rows, (1000 * US, basis)
+        )
+        costs = {each.rule: each.cost_ns for each in disjoint([slow, typical], evidence)}
         assert costs[rule] == 200 * US
-        assert costs.get("slow-steps", 0) == pytest.approx((expected if expected >= 10 else 0) * US)
+        left = added - known if added - known >= 10 else 0
+        assert costs.get("slow-steps", 0) == pytest.approx(left * US)
