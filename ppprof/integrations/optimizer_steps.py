@@ -291,7 +291,7 @@ class OptimizerSteps:
             if optimizers is None:
                 optimizers = self._thread_state.optimizers = []
             optimizers.extend(called(*args, **kwargs))
-            self._has_optimizer = True  # of somebody's own, which a scaler steps
+            self._has_optimizer = True  # also one that is not Paddle's, which a scaler steps
             try:
                 result = method(*args, **kwargs)
             finally:

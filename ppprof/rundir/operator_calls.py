@@ -6,8 +6,8 @@ then as many for each call of a layer, whose signature is -2::
     {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {},
                      "File \"train.py\", line 3, in log"]],
      "dtypes": ["float32", "bfloat16"],
-     "backwards": [[7, [["MatmulGradNode", 3, 2], ["GradNodeAccumulation", -1, 0]]]],
-     "layers": ["", "blocks.0", "blocks.0.mlp"]}
+     "backwards": [[7, [["MatmulGradNode", 3, 2, 0], ["GradNodeAccumulation", -1, 0, 0]]]],
+     "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"}}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
     thread id | start_ns | end_ns | -2                         | row of the layer
 
@@ -66,6 +66,8 @@ class Node(msgspec.Struct, array_like=True, frozen=True):
     """Row of the call that created it; -1 if unknown."""
     num_gradients: int
     """How many gradients it computes: one for each input that needs one."""
+    num_unused: int = 0
+    """How many of them lead only to parameters that no optimizer updates."""
 
 
 class Backward(msgspec.Struct, array_like=True, frozen=True):
@@ -82,6 +84,7 @@ class _Header(msgspec.Struct):
     dtypes: list[str]
     backwards: list[Backward] = []
     layers: list[str] = []
+    not_updated: dict[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,9 @@ class OperatorCalls:
     layer_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     """One row per call of a layer: thread id, start_ns, end_ns, and row of the layer; sorted by thread,
     then start."""
+    not_updated: Mapping[int, str] = field(default_factory=dict)
+    """Rows of the layers with parameters that get gradients, and none of which an optimizer updates; with the
+    line that calls the layer, as `Signature.callstack`."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -110,7 +116,13 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
         OSError: the file cannot be written.
     """
     header = msgspec.json.encode(
-        _Header(calls.signatures, calls.dtypes, list(calls.backwards), list(calls.layers))
+        _Header(
+            calls.signatures,
+            calls.dtypes,
+            list(calls.backwards),
+            list(calls.layers),
+            dict(calls.not_updated),
+        )
     )
     layers = np.insert(calls.layer_calls, 3, _LAYER, axis=1)
     numbers = np.concatenate([calls.calls, layers]).astype("<i8")
@@ -157,7 +169,13 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     backwards = [_moved(backward, position) for backward in header.backwards]
     layer_calls = layer_calls[np.lexsort((layer_calls[:, 1], layer_calls[:, 0]))]
     return OperatorCalls(
-        header.signatures, header.dtypes, calls[order], backwards, header.layers, layer_calls
+        header.signatures,
+        header.dtypes,
+        calls[order],
+        backwards,
+        header.layers,
+        layer_calls,
+        header.not_updated,
     )
 
 
@@ -165,12 +183,15 @@ def _moved(backward: Backward, position: Int64) -> Backward:
     """Return the same with the rows to which the calls have moved."""
     if not all(0 <= node.num_gradients <= _MOST_GRADIENTS for node in backward.nodes):
         raise ValueError("a node with more gradients than an operator has inputs")
+    if not all(0 <= node.num_unused <= node.num_gradients for node in backward.nodes):
+        raise ValueError("a node with more unused gradients than it computes")
     rows = [backward.call, *(node.call for node in backward.nodes)]
     if not all(-1 <= row < len(position) for row in rows) or backward.call < 0:
         raise ValueError("a call that does not exist")
     moved = [int(position[row]) if row >= 0 else -1 for row in rows]
     nodes = [
-        Node(node.name, row, node.num_gradients) for node, row in zip(backward.nodes, moved[1:])
+        Node(node.name, row, node.num_gradients, node.num_unused)
+        for node, row in zip(backward.nodes, moved[1:])
     ]
     return Backward(moved[0], nodes)
 

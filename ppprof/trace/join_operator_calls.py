@@ -42,7 +42,14 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
-from ppprof.trace.operator_inputs import LAYER, NUM_GRADIENTS, operator_of_gradient, to_json
+from ppprof.trace.operator_inputs import (
+    LAYER,
+    NOT_UPDATED,
+    NUM_GRADIENTS,
+    UNUSED_GRADIENTS,
+    operator_of_gradient,
+    to_json,
+)
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM, RUN_OF_PROGRAM
 
 _SUFFIX = " dygraph"
@@ -72,7 +79,7 @@ _MOST_TRIED = 8
 """How many calls with the same nodes to compare with."""
 _LINKS = {
     **{"row": pl.Int64(), "run": pl.Int64(), "call": pl.Int64()},
-    **{"operator": pl.String(), "gradients": pl.Int64()},
+    **{"operator": pl.String(), "gradients": pl.Int64(), "unused": pl.Int64()},
 }
 
 
@@ -121,8 +128,9 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     gradients = links.join(
         known.with_columns(pl.col("row").cast(pl.Int64)), left_on="forward", right_on="row"
     )
+    has_attributes = pl.col("shapes").is_not_null() | (pl.col("unused") > 0)
     gradients = gradients.with_columns(
-        attributes=pl.when(pl.col("shapes").is_not_null()).then(_with_gradients(gradients))
+        attributes=pl.when(has_attributes).then(_with_gradients(gradients))
     )
     known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed").sort("row")
     forward = events["forward"].scatter(links["row"], links["forward"])
@@ -162,7 +170,10 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
     # Other events in a call are those of layers without a name, and of the training's own spans.
     is_own = pl.col("start_ns") == pl.col("start_ns").min().over("call")
     forwards = forwards.filter((pl.col("call") >= 0) & is_own)
-    texts = [to_json({LAYER: name}) for name in recorded.layers]
+    texts = [
+        to_json({LAYER: name, **_if_known(NOT_UPDATED, recorded.not_updated.get(row))})
+        for row, name in enumerate(recorded.layers)
+    ]
     layer = recorded.layer_calls[forwards["call"].to_numpy(), 3]
     attributes = events["attributes"].cast(pl.String)
     attributes = attributes.scatter(forwards["row"], [texts[row] for row in layer])
@@ -170,17 +181,27 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
 
 
 def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
-    """Return the attributes of gradients: those of their operators, and how many are computed."""
-    kinds = gradients.select("attributes", "gradients").unique()
+    """Return the attributes of gradients: those of their operators, how many are computed, and how many are unused."""
+    key = ["attributes", "gradients", "unused"]
+    kinds = gradients.select(key).unique()
     texts = [
-        to_json({**msgspec.json.decode(text or "{}"), NUM_GRADIENTS: num})
-        for text, num in kinds.rows()
+        to_json(
+            {
+                **msgspec.json.decode(text or "{}"),
+                NUM_GRADIENTS: num,
+                **_if_known(UNUSED_GRADIENTS, num_unused or None),
+            }
+        )
+        for text, num, num_unused in kinds.rows()
     ]
     kinds = kinds.with_columns(text=pl.Series(texts, dtype=pl.String))
-    key = ["attributes", "gradients"]
     return gradients.join(kinds, on=key, how="left", nulls_equal=True, maintain_order="left")[
         "text"
     ]
+
+
+def _if_known(name: str, value: object) -> dict[str, object]:
+    return {} if value is None else {name: value}
 
 
 def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:
@@ -281,7 +302,8 @@ def links_of_gradients(
         recorded: the calls.
 
     Returns:
-        row (of the gradient), forward (row of the operator), gradients (how many it computes), int64.
+        row (of the gradient), forward (row of the operator), gradients (how many it computes), unused
+        (how many of them no optimizer uses), int64.
     """
     nodes = pl.DataFrame(list(_nodes_of_events(events, recorded)), _LINKS, orient="row")
     forwards = operators.select(
@@ -291,12 +313,12 @@ def links_of_gradients(
     links = nodes.join(forwards, on=["call", "operator"])
     # An operator has one gradient; if it seems to have two in a run, one of them is another operator's.
     links = links.filter(pl.len().over("forward", "run") == 1)
-    return links.select("row", "forward", "gradients")
+    return links.select("row", "forward", "gradients", "unused")
 
 
 def _nodes_of_events(
     events: pl.DataFrame, recorded: OperatorCalls
-) -> Iterator[tuple[int, int, int, str, int]]:
+) -> Iterator[tuple[int, int, int, str, int, int]]:
     """Yield the columns of `_LINKS` for each gradient whose node is known."""
     if not recorded.backwards:
         return
@@ -320,7 +342,7 @@ def _nodes_of_events(
                 for row, node, call in zip(rows, sample.nodes, sample.calls):
                     operator = operator_of_gradient(node.name)
                     if call is not None and operator is not None:
-                        yield row, run, run + call, operator, node.num_gradients
+                        yield row, run, run + call, operator, node.num_gradients, node.num_unused
                 break
 
 

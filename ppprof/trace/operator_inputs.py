@@ -39,6 +39,13 @@ the outermost layer on, which has none."""
 NUM_GRADIENTS = "gradients"
 """The attribute of a gradient that says for how many inputs of its operator it is computed."""
 
+UNUSED_GRADIENTS = "unused_gradients"
+"""The attribute of a gradient that says how many of these lead only to parameters that no optimizer updates."""
+
+NOT_UPDATED = "not_updated"
+"""The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get
+gradients: the line that calls the layer, as a call stack; empty if unknown."""
+
 
 _GRADIENT = re.compile(r"(Global_)?(\w+?)GradNode(Final)?")
 

@@ -109,11 +109,23 @@ def with_backward(*nodes: Node, call: int = 0) -> OperatorCalls:
 def test_a_backward_pass_moves_with_its_calls(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(
-        file, with_backward(Node("MatmulGradNode", 1, 2), Node("GradNodeAccumulation", -1, 0))
+        file, with_backward(Node("MatmulGradNode", 1, 2, 1), Node("GradNodeAccumulation", -1, 0))
     )
     (backward,) = read_operator_calls(file).backwards
     assert backward.call == 2
     assert [node.call for node in backward.nodes] == [1, -1]
+    assert [node.num_unused for node in backward.nodes] == [1, 0]
+
+
+def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, with_backward(Node("MatmulGradNode", 1, 2)))
+    content = file.read(1 << 20)
+    file.write(content.replace(b"1,2,0]", b"1,2]").replace(b',"not_updated":{}', b""))
+    assert len(file.read(1 << 20)) < len(content)
+    recorded = read_operator_calls(file)
+    assert recorded.backwards[0].nodes[0].num_unused == 0
+    assert recorded.not_updated == {}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +136,7 @@ def test_a_backward_pass_moves_with_its_calls(tmp_path: Path) -> None:
         (with_backward(Node("AddGradNode", 3, 1)), "a call that does not exist"),
         (with_backward(Node("AddGradNode", 1, -1)), "more gradients than"),
         (with_backward(Node("AddGradNode", 1, 1 << 70)), "."),
+        (with_backward(Node("AddGradNode", 1, 1, 2)), "more unused gradients than"),
     ],
 )
 def test_a_backward_pass_of_other_calls_is_refused(

@@ -257,3 +257,29 @@ def test_forward_events_have_the_name_of_the_layer_that_is_called(tmp_path: Path
         "ReLU": None,
         "relu dygraph": None,
     }
+
+
+def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> None:
+    """Of the weight of a product that no optimizer has, and whose input needs a gradient."""
+    product = span("Forward", "Linear", 10, 40).around(span("Operator", "matmul dygraph", 20, 30))
+    node = span("Operator", "Global_MatmulGradNode", 60, 70)
+    raw = write(tmp_path / "window.pb", Thread(31, "main", (product, node)))
+    line = 'File "train.py", line 3, in step'
+    calls = [Signature("matmul", {}, {}, {}, line), Signature("run_backward", {}, {}, {})]
+    rows = [[31, EPOCH_NS + start, EPOCH_NS + start + 20, start // 50, -1] for start in (15, 55)]
+    recorded = OperatorCalls(
+        calls,
+        [],
+        np.array(rows, np.int64),
+        [Backward(1, [Node("MatmulGradNode", 0, 2, 1)])],
+        [""],
+        np.array([[31, EPOCH_NS + 9, EPOCH_NS + 41, 0]], np.int64),
+        {0: line},
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.select(pl.col("name", "attributes").cast(pl.String))
+    assert dict(table.rows()) == {
+        "Linear": '{"layer":"","not_updated":"File \\"train.py\\", line 3, in step"}',
+        "matmul dygraph": None,
+        "Global_MatmulGradNode": '{"gradients":2,"unused_gradients":1}',
+    }

@@ -121,6 +121,7 @@ RULES: tuple[Rule, ...] = (
         launches.unexplained,
         thresholds={"least_ratio": launches.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
     ),
+    Rule("unused-gradients", memory.unused_gradients, thresholds=_TIME),
     Rule("wider-dtype", products.wider_dtype, thresholds=_TIME),
     Rule(
         "slow-product",

@@ -26,6 +26,7 @@ COMPUTATION = frozenset(
             "strided-inputs",
             "casts",
             "fusible",
+            "unused-gradients",
             "gradients-again",
         ),
     )
@@ -263,8 +264,8 @@ def _lines_of(finding: Finding) -> list[str]:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]
-    if finding.rule in ("unused-rows", "gradient-accumulation"):
-        return []  # the line only looks rows up, or calls the Backward
+    if finding.rule in ("unused-rows", "gradient-accumulation", "unused-gradients"):
+        return []  # the line only looks rows up, or calls the Backward or the layer
     lines = [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
     return [*lines, GARBAGE_COLLECTION] if finding.rule == "garbage-collection" else lines
 

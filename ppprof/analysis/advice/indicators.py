@@ -16,6 +16,7 @@ from ppprof.analysis.advice.own_lines import LEAST_BESIDE, starts_beside
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
+from ppprof.analysis.advice.unneeded_gradients import unneeded_gradients
 from ppprof.analysis.advice.wide_dtypes import WIDE, wide_dtypes
 from ppprof.analysis.efficiency.avoidable import (
     fusible_chains,
@@ -173,7 +174,8 @@ gradient node), optimizer (name of an operator in an Optimization), gap (a layer
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
-while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), collection (a line in
+while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), unneeded (layer without an updated parameter,
+with the time of its gradients), unneeded passing (likewise, where gradients of other layers pass through it), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
 `ppprof.analysis.advice.interpreter_lock`), reader (those of threads that read samples), small (a layer with many small operators:
@@ -285,6 +287,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
             builder.add_names(kind, copies)
             builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
+    unneeded = unneeded_gradients(profile)
+    builder.add_names("unneeded", unneeded)
+    builder.add_names("unneeded passing", unneeded.filter("passes"))
     tables = unused_rows(profile)
     saves = tables.filter(pl.col("saved_ns") > 0)
     builder.add_names("table", saves.select("step", "name", time_ns="saved_ns"))

@@ -1,4 +1,4 @@
-"""Rules about memory: devices that are nearly full or fragmented, recomputation despite room, and gradients computed again."""
+"""Rules about memory: devices that are nearly full or fragmented, recomputation despite room, and gradients that are unused or computed again."""
 
 from __future__ import annotations
 
@@ -121,6 +121,26 @@ def recompute(evidence: Evidence) -> list[Finding]:
     )
     rows = layers if layers.height else rows.filter(pl.col("recompute_ns") > 0)
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+def unused_gradients(evidence: Evidence) -> list[Finding]:
+    """Report gradients of layers whose parameters no optimizer updates; the cost is their time.
+
+    Gradients that trained layers need, and that pass through such a layer, do not count: of a product, its share
+    of gradients for parameters does.
+    """
+    layers = evidence.names("unneeded")
+    if layers.is_empty():
+        return []
+    cost_ns, layer = float(layers["time_ns"].sum()), layers["name"][0]
+    passing = evidence.names("unneeded passing")["name"]
+    facts: dict[str, Fact] = {
+        "unused_ns": cost_ns,
+        "layer": layer,
+        "num_others": layers.height - 1 or None,
+        "remedy": "code-passing" if layer in passing else "code",
+    }
+    return evidence.time_finding("unused-gradients", cost_ns, "possible", facts, layers)
 
 
 def gradients_again(evidence: Evidence) -> list[Finding]:

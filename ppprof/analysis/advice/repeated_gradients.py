@@ -25,8 +25,8 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
     layer and no update in between. Nodes of unknown operators do not count: their graph may be another one.
 
     Returns:
-        A row for each node that runs again: step, name (the line that most samples of these Backwards
-        are in; `UNKNOWN` without samples) and time_ns, device time if the trace has device events.
+        A row for each node that runs again: row (of the host events), step, name (the line that most samples of
+        these Backwards are in; `UNKNOWN` without samples) and time_ns, device time if the trace has device events.
     """
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts
@@ -34,7 +34,7 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
         "Global_"
     )
     nodes = hosts.filter(is_node).select(
-        *("thread", "start_ns"),
+        *("row", "thread", "start_ns"),
         time_ns="cpu_ns" if tree.devices.is_empty() else "device_ns",
         step=events["step"].gather(hosts.filter(is_node)["row"]),
         forward=events["forward"].gather(hosts.filter(is_node)["row"]),
@@ -58,7 +58,7 @@ def repeated_gradients(profile: Profile) -> pl.DataFrame:
     )
     stretches = intervals_of(phases.join(again, "phase", "semi"))
     name = pl.lit(_line(profile, stretches) or UNKNOWN)
-    return again.drop_nulls("step").select("step", "time_ns", name=name)
+    return again.drop_nulls("step").select("row", "step", "time_ns", name=name)
 
 
 def _line(profile: Profile, stretches: Intervals) -> str | None:

@@ -16,6 +16,7 @@ from ppprof.analysis.profile.python_lines import line_name, sample_lines, sample
 from ppprof.arrays import Bool
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
+from ppprof.trace.operator_inputs import LAYER
 from ppprof.trace.schema import OPERATOR_OF_PROGRAM
 
 UPDATES = (
@@ -137,7 +138,7 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
     """Return the calls of layers that repeat `MANY_CALLS` times, with column own: which layer is called."""
     backward = tree.of_category("Backward")["start_ns"].sort().to_numpy()
     layers = layers.with_columns(
-        own=pl.col("attributes").cast(pl.String).str.json_path_match("$.layer"),
+        own=pl.col("attributes").cast(pl.String).str.json_path_match(f"$.{LAYER}"),
         num_backwards=pl.Series(np.searchsorted(backward, layers["start_ns"].to_numpy())),
     )
     key = ["step", "thread", "layer", "num_backwards", "own"]

@@ -14,7 +14,7 @@ import operator
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import paddle
@@ -32,6 +32,8 @@ class GraphNode(NamedTuple):
     """Where it lies in memory as long as the graph exists."""
     num_gradients: int
     """How many gradients it passes on."""
+    below: Sequence[int] = ()
+    """The addresses of the nodes to which it passes them on."""
 
 
 def node_reader() -> Callable[[Any], Any]:
@@ -141,9 +143,31 @@ def _order(starts: Collection[int], graph: _Graph) -> list[GraphNode]:
         if ready and num_waited_for[address]:
             continue
         name, num_gradients, below_it = graph[address]
-        order.append(GraphNode(name, address, num_gradients))
+        order.append(GraphNode(name, address, num_gradients, below_it))
         for other in below_it:
             num_waited_for[other] -= 1
             if num_waited_for[other] == 0:
                 (ready.appendleft if graph[other][0] == ACCUMULATION else ready.append)(other)
     return order
+
+
+def unused_gradients(order: Sequence[GraphNode], unused: Set[int]) -> list[int]:
+    """Return how many of its gradients each node computes only for some leaves.
+
+    ::
+
+        loss ─ a ┬ b ─ c ─ w        w, u: unused; v: used
+                 └ d ┬ v            a: 1 of 2, b: 1 of 1, c: 1 of 1, d: 1 of 2
+                     └ u
+
+    Args:
+        order: from `gradient_order`: a node comes after those that lead to it.
+        unused: the addresses of the leaves.
+    """
+    leading, counts = set(unused), []
+    for node in reversed(order):
+        num = sum(address in leading for address in node.below)
+        if node.below and num == len(node.below):
+            leading.add(node.address)
+        counts.append(num)
+    return counts[::-1]

@@ -22,9 +22,9 @@ import threading
 import time
 import types
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -35,12 +35,19 @@ from paddle.base.framework import EagerParamBase
 from ppprof.arrays import Int64
 from ppprof.capture.recording.gradient_order import (
     ACCUMULATION,
+    GraphNode,
     TooLongError,
     gradient_order,
     node_reader,
+    unused_gradients,
 )
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
+from ppprof.capture.recording.updated_parameters import (
+    ParameterStates,
+    has_only,
+    may_split,
+)
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
@@ -73,6 +80,15 @@ _MOST_WALK_NS = 50_000_000
 """How long a window may look at graphs of gradients, in all."""
 
 
+class _Graph(NamedTuple):
+    """What a call that computes gradients runs."""
+
+    nodes: list[GraphNode]
+    created_by: list[CallId | None]
+    is_of_inputs: bool
+    """Whether the call is ``paddle.grad``, which returns the gradients: they are used."""
+
+
 class WindowCalls:
     """The calls of a window, and the graphs of gradients that they made.
 
@@ -95,8 +111,8 @@ class WindowCalls:
         graphs are no longer looked at."""
         self._freed: dict[int, tuple[Any, Any]] = {}
         """A tensor whose memory was freed, and its node, by the tensor's identity."""
-        self.backwards: dict[CallId, list[tuple[str, CallId | None, int]]] = {}
-        """The nodes of each graph, with the call that created them: see `Node`."""
+        self.backwards: dict[CallId, _Graph] = {}
+        self.states = ParameterStates()
         self._walked_ns = 0
         self._kept: list[Any] = []
         self._num_kept = 0
@@ -105,6 +121,8 @@ class WindowCalls:
         self.layers: dict[int, tuple[int, str, Any]] = {}
         """Row and name of each layer, by its identity, which the layer keeps."""
         self.layer_calls = array("q")
+        self.layer_lines: dict[int, int] = {}
+        """Number of the line that first calls a layer, by the layer's row."""
         self.has_programs = False
         """Whether a program of ``to_static`` has run: one call for all its operators."""
 
@@ -185,6 +203,7 @@ class WindowCalls:
             for name, inner in layer.named_sublayers(include_self=True):
                 if len(self.layers) < _MOST_LAYERS:
                     self.layers.setdefault(id(inner), (len(self.layers), str(name), inner))
+                    self.states.note(inner)
             known = self.layers.get(id(layer))
         return -1 if known is None else known[0]
 
@@ -193,10 +212,8 @@ class WindowCalls:
         self.calls_of_nodes = None
         self._freed.clear()
 
-    def nodes_of(
-        self, tensors: Any, inputs: Any, *, retains: bool
-    ) -> list[tuple[str, CallId | None, int]]:
-        """Return the nodes that compute the gradients of tensors; empty if that is unknown.
+    def graph_of(self, tensors: Any, inputs: Any, *, retains: bool) -> _Graph | None:
+        """Return the nodes that compute the gradients of tensors; None if that is unknown.
 
         Args:
             tensors: what ``run_backward`` is called with.
@@ -205,7 +222,7 @@ class WindowCalls:
         """
         calls, node_of = self.calls_of_nodes, self._node_of
         if calls is None or node_of is None:
-            return []
+            return None
         begin = time.thread_time_ns()
         try:
             freed = [self._freed.pop(id(tensor), None) for tensor in tensors]
@@ -217,7 +234,7 @@ class WindowCalls:
             if not isinstance(error, (TooLongError, AttributeError)):
                 log.debug("the graph of gradients is not recorded", exc_info=True)
             self.stop_looking_at_graphs()
-            return []
+            return None
         self._walked_ns += time.thread_time_ns() - begin
         created_by = [
             None if node.name == ACCUMULATION else calls.get(node.address) for node in order
@@ -225,18 +242,43 @@ class WindowCalls:
         if not retains:  # another node may lie there soon
             for node in order:
                 calls.pop(node.address, None)
-        return [(node.name, call, node.num_gradients) for node, call in zip(order, created_by)]
+        return _Graph(order, created_by, inputs is not None)
 
-    def backwards_of(self, rows: Int64) -> list[Backward]:
-        """Return the calls that computed gradients, with rows of calls in place of their starts."""
+    def unused_parameters(self) -> Mapping[int, Any]:
+        """Return `ParameterStates.unused` of the layers; empty without the graphs of gradients."""
+        if not self.backwards:
+            return {}
+        try:
+            return self.states.unused([layer for _, _, layer in list(self.layers.values())])
+        except Exception as error:  # a layer of the training's may do anything
+            pass_interruption(error)
+            log.debug("parameters without an optimizer are not recorded", exc_info=True)
+            return {}
+
+    def backwards_of(self, rows: Int64, unused: Iterable[Any]) -> list[Backward]:
+        """Return the calls that computed gradients, with rows of calls in place of their starts.
+
+        Args:
+            rows: the calls.
+            unused: parameters whose gradients are unused.
+        """
         if not self.backwards:
             return []
         row_of: dict[CallId | None, int] = {
             (thread, start): row for row, (thread, start) in enumerate(rows[:, :2].tolist())
         }
+        leaves = frozenset(self.address_of([parameter]) for parameter in unused) - {0}
+
+        def nodes_of(graph: _Graph) -> list[Node]:
+            counts = unused_gradients(graph.nodes, frozenset() if graph.is_of_inputs else leaves)
+            return [
+                Node(node.name, row_of.get(by, -1), node.num_gradients, num)
+                for node, by, num in zip(graph.nodes, graph.created_by, counts)
+            ]
+
         return [
-            Backward(row_of[call], [Node(name, row_of.get(by, -1), n) for name, by, n in nodes])
-            for call, nodes in list(self.backwards.items())
+            Backward(row_of[call], nodes_of(graph))
+            for call, graph in list(self.backwards.items())
             if call in row_of
         ]
 
@@ -278,6 +320,8 @@ _ARGUMENTS = {"x": "X0", "y": "X1"}
 _PROGRAM = "run_program"
 _CALL = "_dygraph_call_func"
 """Method of layers that records their event."""
+_SETTERS = ("set_value", "copy_")
+"""Methods of tensors by which a training changes parameters itself."""
 _FREE = "_clear_dataptr"
 """Method of tensors that frees their memory."""
 
@@ -333,6 +377,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             if vars(self._tensor).get(name) is method:
                 self._patches.put(self._tensor, name, wrapper)
         self._patches.replace(self._tensor, _FREE, self._free_wrapper)
+        for name in _SETTERS:
+            self._patches.replace(self._tensor, name, self._set_wrapper)
         self._patches.replace(paddle.nn.Layer, _CALL, self._layer_wrapper)
         self._patches.replace(core.eager, RUN_BACKWARD, self._backward_wrapper)
         of_inputs = functools.partial(self._backward_wrapper, is_of_inputs=True)
@@ -399,14 +445,26 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         rows[:, 3] = [position.get(row, -1) for row in rows[:, 3].tolist()]
         rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
         signatures_of_calls = [self._signature(key) for key in signatures]
+        unused = window.unused_parameters()
         return OperatorCalls(
             signatures_of_calls,
             list(_DTYPES),
             rows,
-            window.backwards_of(rows),
+            window.backwards_of(rows, unused.values()),
             [_encodable(name) for _, name, _ in window.layers.values()],
             np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4),
+            self._not_updated(window, unused),
         )
+
+    def _not_updated(self, window: WindowCalls, unused: Mapping[int, Any]) -> dict[int, str]:
+        """Return `OperatorCalls.not_updated`."""
+        try:
+            layers = list(window.layers.values()) if unused else []
+            rows = [row for row, _, layer in layers if has_only(layer, unused)]
+        except Exception as error:  # a layer of the training's may do anything
+            pass_interruption(error)
+            return {}
+        return {row: self._lines.call_stack(window.layer_lines.get(row, -1)) for row in rows}
 
     def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
@@ -440,6 +498,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                         key += (_KEYWORD, keyword, described(arg))
                     row = window.row(tuple(key))
                     if is_update:
+                        window.states.changed.add(id(args[0]))
                         window.keep(args[0])
                         window.rows_of_updates[id(args[0])] = row
             except Exception as error:  # an argument that is no usual one must not fail here
@@ -471,20 +530,21 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 return function(tensors, *args, **kwargs)
             # ([inputs], grad_tensors, retain_graph, ...): Paddle passes no keywords.
             inputs, others = (args[0], args[1:]) if is_of_inputs else (None, args)
-            nodes = window.nodes_of(tensors, inputs, retains=others[1:2] == (True,))
+            graph = window.graph_of(tensors, inputs, retains=others[1:2] == (True,))
             start = now()
             result = function(tensors, *args, **kwargs)
             end = now()
             thread = threading.get_native_id()
             window.add((thread, start, end, window.row((RUN_BACKWARD, -1)), _NO_DTYPE))
-            if nodes:
-                window.backwards[thread, start] = nodes
+            if graph is not None and graph.nodes:
+                window.backwards[thread, start] = graph
             return result
 
         return wrapper
 
     def _layer_wrapper(self, function: _Call) -> _Call:
         now, local = time.time_ns, self._local
+        line_around, caller = self._lines.around, sys._getframe
 
         def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             window = self._window
@@ -493,6 +553,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             depth = getattr(local, "depth", 0)
             try:
                 row = window.layer_row(layer, is_outermost=not depth)
+                if row not in window.layer_lines:
+                    window.layer_lines[row] = line_around(caller(1))
             except Exception as error:  # a layer of the training's may do anything
                 pass_interruption(error)
                 row = -1
@@ -505,6 +567,15 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 if row >= 0:
                     call = threading.get_native_id(), start, now(), row
                     window.layer_calls.extend(call)
+
+        return wrapper
+
+    def _set_wrapper(self, function: _Call) -> _Call:
+        def wrapper(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is not None and isinstance(tensor, self._parameter):
+                window.states.changed.add(id(tensor))
+            return function(tensor, *args, **kwargs)
 
         return wrapper
 
@@ -562,13 +633,6 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             elif value is not None:
                 attributes[argument] = _plain(value)
         return Signature(name, shapes, dtypes, attributes, self._lines.call_stack(line))
-
-
-def may_split() -> bool:
-    """Return whether the training may hold tensors of which each rank has a part: it has made a ProcessMesh."""
-    module = sys.modules.get("paddle.distributed.auto_parallel.static.dist_context")
-    context = getattr(module, "_g_default_distributed_context", None)
-    return context is not None and bool(context.process_meshes)
 
 
 def local_shape(tensor: Any) -> Sequence[int]:

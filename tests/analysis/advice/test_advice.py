@@ -22,7 +22,7 @@ from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.report.text.advice import finding_rows, headline, render_findings, verdict
 from ppprof.run.advise import collect_evidence_of_run
-from ppprof.rundir.operator_calls import OperatorCalls
+from ppprof.rundir.operator_calls import Backward, Node, OperatorCalls
 from ppprof.rundir.python_stacks import Frame, PythonStacks
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
@@ -48,12 +48,14 @@ from tests.fixtures.findings import (
     called_on_tables,
     calling,
     calls_of_backward_twice,
+    calls_of_distilling,
     calls_of_teaching,
     casting,
     collecting,
     computing,
     copying,
     copying_pageable,
+    distilling,
     growing,
     holding,
     in_lines,
@@ -142,6 +144,11 @@ NEARLY = {
     },
     "many-small-operators": {"threads": [looping(63)]},
     "unexplained": {"threads": [sleeping(480)]},
+    # A sum computes both of its gradients at once.
+    "unused-gradients": {
+        "threads": [distilling("add")],
+        "calls": [calls_of_distilling("add", num=2)],
+    },
     "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
     "wide-vocabulary": {"threads": [losing(20, 29)]},
@@ -1425,6 +1432,56 @@ def test_steps_that_are_longer_up_to_the_window_are_no_few_slow_ones(slow, sever
         each["window"] = 0
     path = run(tmp_path, [thread(lambda at: training_step(at, 999), num=20)], step_lines=[times])
     assert one("slow-steps", ppprof.advise(ppprof.open(path))).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("operator", "num", "unused", "costs"),
+    [
+        ("matmul", 2, 2, [(200 * US, "code")]),
+        ("matmul", 2, 1, [(100 * US, "code-passing")]),  # the other gradient is needed
+        ("matmul", 2, 0, []),
+        ("add", 2, 2, [(200 * US, "code")]),
+    ],
+)
+def test_of_gradients_that_pass_through_a_layer_those_of_weights_are_unused(
+    operator, num, unused, costs, tmp_path
+):
+    calls = calls_of_distilling(operator, num, unused)
+    path = run(tmp_path / "log", [distilling(operator)], calls=[calls])
+    found = ppprof.advise(ppprof.open(path))
+    found = [each for each in found if each.rule == "unused-gradients"]
+    assert [(each.cost_ns, each.facts["remedy"]) for each in found] == costs
+
+
+def test_gradients_that_run_again_are_unused_once(tmp_path):
+    """A second loss runs the teacher's node of 200 once more, for 150: that is not counted twice."""
+    calls = calls_of_backward_twice()
+    rows = calls.calls[calls.calls[:, 3] == 0][:, :4]
+    line = 'File "train.py", line 12, in step'
+    signatures = [msgspec.structs.replace(each, callstack=line) for each in calls.signatures]
+    backwards = [
+        Backward(each.call, [*each.nodes[:-1], Node("MatmulGradNode", 0, 1, 1)])
+        for each in calls.backwards
+    ]
+    calls = dataclasses.replace(
+        calls,
+        signatures=signatures,
+        backwards=backwards,
+        layers=[""],
+        layer_calls=rows,
+        not_updated={0: line},
+    )
+    path = run(tmp_path / "log", [backward_twice()], calls=[calls])
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["unused-gradients"] == 200 * US
+    assert costs["gradients-again"] == 150 * US
+
+
+def test_a_layer_with_an_optimizer_has_no_unused_gradients(tmp_path):
+    """Its operators may use parameters of another layer: which one is unknown."""
+    calls = dataclasses.replace(calls_of_distilling(), not_updated={})
+    path = run(tmp_path / "log", [distilling()], calls=[calls])
+    assert "unused-gradients" not in {each.rule for each in ppprof.advise(ppprof.open(path))}
 
 
 def test_nodes_of_unknown_operators_do_not_run_again(tmp_path):

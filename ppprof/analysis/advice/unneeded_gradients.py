@@ -1,0 +1,114 @@
+"""Gradients that lead only to parameters that no optimizer updates: of a teacher, or below a head that alone is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.advice.repeated_gradients import repeated_gradients
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.python_lines import line_name
+from ppprof.trace.event_lines import frame_of_call
+from ppprof.trace.labels import map_texts
+from ppprof.trace.operator_inputs import (
+    LAYER,
+    NOT_UPDATED,
+    NUM_GRADIENTS,
+    UNUSED_GRADIENTS,
+    operator_of_gradient,
+)
+
+_PRODUCTS = frozenset(
+    ("matmul", "linear", "bmm", "mm", "conv1d", "conv2d", "conv3d", "depthwise_conv2d")
+)
+"""Operators whose gradients take about as long as each other. Other operators compute theirs together."""
+
+
+def unneeded_gradients(profile: Profile) -> pl.DataFrame:
+    """Return the nodes of gradients that lead only to parameters that no optimizer updates, by layer.
+
+    ::
+
+        layers      student     teacher                   generator    loss network
+        updated     yes         no                        yes          no
+        nodes       ########    uuuuuuu                   #########    #u#u#u#u
+                                all their time counts                  half of that of products
+
+    Nodes that run again count for `repeated_gradients`, and nodes of operators outside such layers not at all.
+
+    Returns:
+        One row per node, with gradients that are linked to operators: step; name, the outermost layer around
+        the operator without an updated parameter, by its path or class, with the line that calls it
+        (``backbone (net.py:8, forward(): x = self.backbone(x))``); time_ns, device time if the trace has device
+        events; and passes, whether the node also computes gradients that lead to other layers. No rows
+        without a recorded graph of gradients.
+    """
+    tree, events = profile.tree, profile.trace.events
+    hosts = tree.hosts.with_columns(
+        events.select("step", "forward", "attributes").slice(0, tree.hosts.height)
+    )
+    layers = _layers(profile, hosts)
+    nodes = hosts.filter(pl.col("category") == "Operator").drop_nulls("forward")
+    known = map_texts(nodes["attributes"], _share, pl.Float64)
+    operators = map_texts(nodes["name"], operator_of_gradient)
+    share = pl.when((pl.col("known") == 1) | pl.col("operator").is_in(_PRODUCTS)).then("known")
+    nodes = nodes.with_columns(known=known, operator=operators).with_columns(share=share)
+    again = repeated_gradients(profile)["row"]
+    nodes = nodes.filter(pl.col("share") > 0, ~pl.col("row").is_in(again.implode()))
+    if nodes.is_empty() or not layers:
+        return pl.DataFrame(schema=_ROWS)
+    is_layer = np.zeros(hosts.height, bool)
+    is_layer[list(layers)] = True
+    layer = tree.enclosing(is_layer)[nodes["forward"].to_numpy()]
+    time_ns = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    nodes = nodes.select(
+        "step",
+        name=pl.Series([layers.get(row) for row in layer.tolist()], dtype=pl.String),
+        time_ns=(pl.col(time_ns) * pl.col("share")).round().cast(pl.Int64),
+        passes=pl.col("share") < 1,
+    )
+    return nodes.drop_nulls(["step", "name"])
+
+
+_ROWS = {"step": pl.Int64, "name": pl.String, "time_ns": pl.Int64, "passes": pl.Boolean}
+
+
+def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, str]:
+    """Return the row and the name of each outermost call of a layer without an updated parameter."""
+    tree = profile.tree
+    is_forward = (hosts["category"] == "Forward") & hosts["attributes"].is_not_null()
+    forwards = hosts.filter(is_forward)
+    line = map_texts(forwards["attributes"], lambda text: _attributes(text).get(NOT_UPDATED))
+    path = map_texts(forwards["attributes"], lambda text: _attributes(text).get(LAYER))
+    forwards = forwards.with_columns(line=line, path=path).drop_nulls("line")
+    rows = forwards["row"].to_numpy()
+    forwards = forwards.filter(pl.Series(~tree.below(rows)[rows]))
+    names = {}
+    for row, kind, path, line in forwards.select(
+        "row", pl.col("name").cast(pl.String), "path", "line"
+    ).iter_rows():
+        frame = frame_of_call(line)
+        place = f" ({line_name(profile.trace.stacks, frame)})" if frame else ""
+        names[row] = f"{path or kind}{place}"
+    return names
+
+
+def _share(attributes: str) -> float | None:
+    """Return which share of a node's gradients is unused; None without the attributes of a node."""
+    known = _attributes(attributes) if UNUSED_GRADIENTS in attributes else {}
+    num, unused = known.get(NUM_GRADIENTS), known.get(UNUSED_GRADIENTS)
+    if type(num) is not int or type(unused) is not int or not 0 < unused <= num:
+        return None
+    return unused / num
+
+
+def _attributes(text: str) -> Mapping[str, Any]:
+    """Return the attributes of an event; none for a text of another program."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
