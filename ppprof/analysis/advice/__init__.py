@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import beside, launches, memory, products, slow_steps, trust, waiting
+from ppprof.analysis.advice.discarded_rows import MOST_KEPT
 from ppprof.analysis.advice.disjoint import IDLE, disjoint
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.memory_growth import LAST_STEPS
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
+from ppprof.analysis.advice.penalties import LEAST_PARAMETERS
 from ppprof.analysis.advice.slow_reason import ALIKE, REASON
 from ppprof.analysis.advice.small_operators import (
     LEAST_SMALL,
@@ -106,6 +108,11 @@ RULES: tuple[Rule, ...] = (
         thresholds={"least_ratio": LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
     Rule(
+        "penalty-in-loss",
+        products.penalty_in_loss,
+        thresholds={**_TIME, "least_parameters": LEAST_PARAMETERS},
+    ),
+    Rule(
         "many-small-operators",
         launches.many_small_operators,
         thresholds={
@@ -133,6 +140,11 @@ RULES: tuple[Rule, ...] = (
             "thin": products.THIN,
             "many": products.MANY,
         },
+    ),
+    Rule(
+        "discarded-rows",
+        products.discarded_rows,
+        thresholds={**_TIME, "kept_ratio": MOST_KEPT},
     ),
     Rule(
         "wide-vocabulary",
@@ -216,7 +228,7 @@ _LONGER = "profiler-overhead"
 _OF_LENGTHS = frozenset(
     (
         *("slow-product", "wider-dtype", "wide-vocabulary", "unused-rows", "strided-inputs"),
-        *("casts", "fusible", "tiny-kernels"),
+        *("casts", "fusible", "tiny-kernels", "discarded-rows", "penalty-in-loss"),
     )
 )
 """Rules about the lengths of single kernels."""

@@ -23,6 +23,8 @@ COMPUTATION = frozenset(
         *(
             "wide-vocabulary",
             "unused-rows",
+            "discarded-rows",
+            "penalty-in-loss",
             "strided-inputs",
             "casts",
             "fusible",
@@ -49,6 +51,15 @@ PARTED = (STATEMENT, "without-gradients")
 
 LOCK = "interpreter-lock"
 """The rule about a thread that stands still, which may be in stretches without an event."""
+
+PENALTY = "penalty-in-loss"
+"""The rule about operators that `many-small-operators` may find in one loop, too."""
+
+_OF_OPERATORS = (
+    *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
+    PENALTY,
+)
+"""Rules that name a line for the operators that it calls, for a Backward, or for a layer."""
 
 BESIDE = "slow-steps"
 """The rule whose cost is no part of the typical step: it is about the other steps."""
@@ -112,8 +123,8 @@ def disjoint(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
             pools[HOST] = _rest_ns(evidence, finding.facts, share * step_ns)
             pools[IDLE] = _idle_ns(evidence, finding.facts, share * step_ns)
             claimed.update(_of_reason(evidence, finding.facts))
-        if finding.rule == LOCK:
-            claimed[LOCK] = share * step_ns
+        if finding.rule in (LOCK, PENALTY):
+            claimed[_claim(finding.rule, finding.facts.get("line"))] = share * step_ns
         if finding.rule == STATEMENT:
             of_statements.append(dict(finding.evidence.select("name", "time_ns").iter_rows()))
         if share < finding.share:
@@ -255,6 +266,11 @@ def _claimed_ns(
     return sum(each.get(line, 0.0) for each in claims for line in _lines_of(finding))
 
 
+def _claim(rule: str, line: object) -> str:
+    """Return the name of what a rule claims: for a penalty, that of the operators that a line calls."""
+    return f"{rule} {line}" if rule == PENALTY else rule
+
+
 def _lines_of(finding: Finding) -> list[str]:
     """Return the names of lines, layers and rules whose time a finding contains, too.
 
@@ -264,9 +280,11 @@ def _lines_of(finding: Finding) -> list[str]:
         return finding.evidence["name"].to_list()
     if finding.rule == "unexplained":
         return [LOCK]
-    if finding.rule in ("unused-rows", "gradient-accumulation", "unused-gradients"):
-        return []  # the line only looks rows up, or calls the Backward or the layer
+    if finding.rule in _OF_OPERATORS:
+        return []  # the cost is that of operators, not of the line's Python
     lines = [str(finding.facts[name]) for name in ("line", "layer") if finding.facts.get(name)]
+    if finding.rule == "many-small-operators":
+        return [*lines, *(_claim(PENALTY, line) for line in lines)]
     return [*lines, GARBAGE_COLLECTION] if finding.rule == "garbage-collection" else lines
 
 

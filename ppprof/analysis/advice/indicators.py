@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.discarded_rows import discarded_rows
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
-from ppprof.analysis.advice.own_lines import LEAST_BESIDE, starts_beside
+from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
+from ppprof.analysis.advice.penalties import penalties
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
@@ -183,7 +185,10 @@ which Python collects garbage), lock
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.avoidable`), vocabulary (operators on logits:
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
-`ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), table (operators on an embedding's table, with the time of rows that do
+`ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
+rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
+are their rows, and those that are used), LINE_OF a product and TAKER_OF it (lines that compute it, and that take rows), penalty (operators of penalties on
+parameters: `ppprof.analysis.advice.penalties`), penalty form (their forms; calls are parameters), penalty line (line that calls them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -200,6 +205,9 @@ _COMPUTES = 0.1
 """Share of a line's time in layers, or in operators, from which all of it may be for them: noise for a teacher, a metric of its result."""
 BESIDE_IN = "beside in "
 """What the kinds of lines beside the training begin with that are of one statement."""
+
+LINE_OF, TAKER_OF = "discarded line of ", "discarded taker of "
+"""What the kinds of lines begin with that compute a product with unused rows, and that take the others."""
 
 MEMORY = {
     "place": pl.String,
@@ -278,12 +286,18 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     saved_ns = pl.col("saved_ns").round().cast(pl.Int64)
     builder.add_names("chain", fusible_chains(profile).select("step", "name", time_ns=saved_ns))
     vocabulary = vocabulary_work(profile)
+    saved_rows: list[pl.Series] = []
+    if not profile.unrecorded_device:
+        discarded = builder.add_discarded()
+        saved_rows = [discarded["row"], builder.add_penalties()]
+        vocabulary = vocabulary.filter(~pl.col("name").is_in(discarded["name"].unique().implode()))
     builder.add_names("vocabulary", vocabulary)
     if not profile.unrecorded_device:
         cast = casts(profile).filter(~pl.col("name").is_in(vocabulary["name"].unique().implode()))
         if not builder.on_device:
             cast = cast.filter(~pl.Series(starts_beside(profile))[cast["row"]])
         for kind, copies in (("strided", strided_inputs(profile)), ("cast", cast)):
+            copies = copies.filter(~pl.col("row").is_in(pl.concat(saved_rows).implode()))
             builder.add_names(kind, copies)
             builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
@@ -538,6 +552,30 @@ class IndicatorBuilder:
         line = pl.col("line").replace_strict(names, default=None, return_dtype=pl.String)
         called = operators.with_columns(line=stacks.cast(pl.String))
         return called.select("step", "time_ns", name=line).drop_nulls("name")
+
+    def add_discarded(self) -> pl.DataFrame:
+        """Add the products with rows that nothing uses, their rows, and their lines; return them."""
+        found = discarded_rows(self.profile)
+        self.add_names("discarded", found)
+        products = found.filter(pl.col("rows").is_not_null())
+        for kind in ("rows", "kept"):
+            self.add_names(f"discarded {kind}", products.with_columns(calls=kind, name="product"))
+        self.add_names("discarded by", found.with_columns(name="product"))
+        for (product,), own in found.group_by("product", maintain_order=True):
+            for prefix, row in ((LINE_OF, "product_row"), (TAKER_OF, "taker_row")):
+                self.add_names(f"{prefix}{product}", self.in_lines(own.with_columns(row=row)))
+        return found
+
+    def add_penalties(self) -> pl.Series:
+        """Add the penalties on parameters in the loss, their forms, and their line; return their rows."""
+        found = penalties(self.profile)
+        self.add_names("penalty", found)
+        calls = pl.col("is_parameter").cast(pl.Int64)
+        self.add_names("penalty form", found.with_columns(name="form", calls=calls))
+        line = line_of_operators(self.profile, found["called_row"])
+        if line is not None:
+            self.add_names("penalty line", found.with_columns(name=pl.lit(line)))
+        return found["row"]
 
     def add_largest(self) -> None:
         """Add the names of phases, operators, modules and lines, with their times.

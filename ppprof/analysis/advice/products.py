@@ -1,4 +1,4 @@
-"""Rules about the work of operators: slow products, a wide vocabulary, unused rows, copies of views, fusible operators."""
+"""Rules about the work of operators: slow products, rows that nothing uses, penalties, copies of views, fusible operators."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
+from ppprof.analysis.advice.indicators import LINE_OF, TAKER_OF
+from ppprof.analysis.advice.penalties import L2, NORM
 
 REACHABLE = 0.7
 """Share of the vendor's peak that large, aligned products reach on current devices."""
@@ -89,6 +91,8 @@ def _products(evidence: Evidence) -> pl.DataFrame:
     table = pl.concat(parts).drop_nulls("least_ns").group_by(key).agg(sums)
     table = table.with_columns(roof_ratio=pl.col("least_ns") / pl.col("time_ns"))
     table = table.filter(pl.col("roof_ratio") <= 1)  # above, the device's peak is not the known one
+    discarded = evidence.names("discarded")["name"].implode()  # which has its own finding
+    table = table.filter(~pl.format("{} {}", "name", "shapes").is_in(discarded))
     return table.sort("time_ns", *key, descending=[True, *[False] * len(key)], nulls_last=True)
 
 
@@ -187,6 +191,52 @@ def unused_rows(evidence: Evidence) -> list[Finding]:
         "remedy": "code-one-hot" if is_one_hot else "code",
     }
     return evidence.time_finding("unused-rows", saved_ns, "possible", facts, operators)
+
+
+def discarded_rows(evidence: Evidence) -> list[Finding]:
+    """Report products with rows that the next operator leaves out; the cost is the time of these rows.
+
+    The product is the one with the most time in such rows; the cost is that of all.
+    """
+    products = evidence.names("discarded by")
+    if products.is_empty():
+        return []
+    name = products["name"][0]
+    rows, kept = (
+        float(evidence.names(f"discarded {kind}").filter(name=name)["calls"].sum())
+        for kind in ("rows", "kept")
+    )
+    facts: dict[str, Fact] = {
+        "name": name,
+        "line": evidence.first_name(f"{LINE_OF}{name}"),
+        "taken_line": evidence.first_name(f"{TAKER_OF}{name}"),
+        "rows": round(rows),
+        "kept": max(1, round(kept)),
+    }
+    cost_ns = float(products["time_ns"].sum())
+    operators = evidence.names("discarded")
+    return evidence.time_finding("discarded-rows", cost_ns, "possible", facts, operators)
+
+
+def penalty_in_loss(evidence: Evidence) -> list[Finding]:
+    """Report penalties on parameters in the loss; the cost is the time of their operators and gradients.
+
+    An optimizer adds the gradients of squares and of absolute values in the update, and none of norms.
+    """
+    operators, forms = evidence.names("penalty"), evidence.names("penalty form")
+    if operators.is_empty():
+        return []
+    form = str(forms["name"][0])
+    facts: dict[str, Fact] = {
+        "name": operators["name"][0],
+        "name_ns": operators["time_ns"][0],
+        "line": evidence.first_name("penalty line"),
+        "penalties": round(float(forms["calls"].sum())),
+        "remedy": "code" if form == L2 else f"code-{form}",
+    }
+    confidence = "possible" if form == NORM else "likely"
+    cost_ns = float(operators["time_ns"].sum())
+    return evidence.time_finding("penalty-in-loss", cost_ns, confidence, facts, operators)
 
 
 def wider_dtype(evidence: Evidence) -> list[Finding]:

@@ -216,6 +216,8 @@ def _link_of_event(finding: Finding, links: Links, ranks: list[int] | None) -> s
         "blocking-copies": ("operator", "caller"),
         "wide-vocabulary": ("operator", "name"),
         "unused-rows": ("operator", "name"),
+        "discarded-rows": ("operator", "name"),
+        "penalty-in-loss": ("operator", "name"),
     }
     kind, fact = kinds.get(rule, ("", ""))
     return links.to(kind, str(facts[fact])) if kind and facts.get(fact) else ""

@@ -77,6 +77,8 @@ _SECTIONS = {
     "many-small-operators": "operators",
     "wide-vocabulary": "operators",
     "unused-rows": "operators",
+    "discarded-rows": "operators",
+    "penalty-in-loss": "operators",
     "slow-product": "efficiency",
     "tiny-kernels": "kernels",
     **dict.fromkeys(

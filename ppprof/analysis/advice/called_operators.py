@@ -1,0 +1,101 @@
+"""The operators that a training calls outside its optimizer, each with the time of its gradient."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from ppprof.analysis.profile.profile import Profile, once
+from ppprof.trace.labels import map_texts
+from ppprof.trace.operator_inputs import NUM_GRADIENTS
+
+Shape = tuple[int, ...]
+
+CALLED = {
+    **dict.fromkeys(("step", "thread"), pl.Int64()),
+    "name": pl.String(),
+    **dict.fromkeys(("shapes", "attributes", "callstack"), pl.String()),
+    **dict.fromkeys(("row", "start_ns", "time_ns"), pl.Int64()),
+    **dict.fromkeys(("gradient_row", "gradient_start_ns", "gradient_ns"), pl.Int64()),
+    **dict.fromkeys(("summed_gradient_ns", "num_gradients"), pl.Int64()),
+    **dict.fromkeys(("in_layer", "in_backward"), pl.Boolean()),
+}
+"""Columns of `called_operators`."""
+
+_CALLED = " dygraph"
+
+
+@once
+def called_operators(profile: Profile) -> pl.DataFrame:
+    """Return the operators that steps call from Python outside an Optimization, with their gradients.
+
+    ::
+
+        matmul dygraph               time_ns
+        Global_MatmulGradNode        summed_gradient_ns, with sums of gradients of one tensor
+          Local_MatmulGradNode       gradient_ns
+
+    Returns:
+        A row for each call, sorted by step, thread and start: columns of `CALLED`. name is ``matmul``; shapes
+        and attributes are as recorded, null if unknown; row is that of ``tree.hosts``. The columns of the
+        gradient are null without a known one; gradient_row is that of the Global node, and num_gradients for
+        how many inputs it is. Times are device time if the trace has device events.
+    """
+    tree = profile.tree
+    time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    columns = ("step", "shapes", "attributes", "callstack", "forward")
+    events = profile.trace.events.select(columns).slice(0, tree.hosts.height)
+    of_updates, of_layers, of_gradients = (
+        pl.Series(tree.below(tree.events.host_rows(category)))
+        for category in ("Optimization", "Forward", "Backward")
+    )
+    hosts = tree.hosts.select(
+        *("thread", "start_ns", "category"),
+        row=pl.col("row").cast(pl.Int64),
+        name=pl.col("name").cast(pl.String),
+        parent=pl.col("parent").cast(pl.Int64),
+        time_ns=pl.col(time).cast(pl.Int64),
+        in_layer=of_layers,
+        in_backward=of_gradients,
+    ).with_columns(events)
+    local = hosts.filter(pl.col("name").str.starts_with("Local_")).drop_nulls("parent")
+    local = local.group_by(gradient_row="parent").agg(local_ns=pl.col("time_ns").sum())
+    linked = hosts.filter(pl.col("forward").is_not_null(), pl.col("category") == "Operator")
+    gradients = linked.select(
+        row=pl.col("forward").cast(pl.Int64),
+        gradient_row="row",
+        gradient_start_ns="start_ns",
+        summed_gradient_ns="time_ns",
+        num_gradients=map_texts(linked["attributes"], _num_gradients, pl.Int64),
+    ).unique("row", keep="first", maintain_order=True)
+    gradients = gradients.join(local, "gradient_row", "left").with_columns(
+        gradient_ns=pl.coalesce("local_ns", "summed_gradient_ns")
+    )
+    called = hosts.filter(
+        pl.Series(tree.is_outermost_operator) & ~of_updates, pl.col("name").str.ends_with(_CALLED)
+    ).drop_nulls("step")
+    called = called.with_columns(pl.col("name").str.strip_suffix(_CALLED).str.strip_suffix("_"))
+    called = called.join(gradients, "row", "left").sort("step", "thread", "start_ns")
+    return called.select(pl.col(name).cast(dtype) for name, dtype in CALLED.items())
+
+
+def shapes_in(text: str | None) -> list[Shape]:
+    """Return the shapes of all tensors in a text of the column ``shapes``, by argument; [] if unknown.
+
+    >>> shapes_in('{"X0":[[4,128]],"X1":[[128]]}'), shapes_in(None)
+    ([(4, 128), (128,)], [])
+    """
+    try:
+        inputs = msgspec.json.decode(text or "{}", type=dict[str, list[tuple[int, ...]]])
+    except msgspec.DecodeError:  # of another program
+        return []
+    return [shape for tensors in inputs.values() for shape in tensors]
+
+
+def _num_gradients(attributes: str) -> int | None:
+    """Return the attribute ``gradients`` of a gradient."""
+    try:
+        found = msgspec.json.decode(attributes, type=dict[str, object]).get(NUM_GRADIENTS)
+    except msgspec.DecodeError:
+        return None
+    return found if isinstance(found, int) else None

@@ -1,0 +1,141 @@
+"""Penalties on parameters in the loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice.disjoint import disjoint
+from ppprof.analysis.advice.finding import Finding
+from ppprof.run.advise import collect_evidence_of_run
+from tests.fixtures.findings import (
+    PARAMETERS,
+    TRIGGERS,
+    US,
+    Called,
+    differentiating,
+    penalised,
+)
+from tests.fixtures.run_directories import run
+
+ALL = {"X5": True}
+
+
+def each_of(*names: str, attributes: dict[str, object] | None = None) -> list[Called]:
+    """The operators on each parameter; those behind the first one of a norm have its result."""
+    return [
+        Called(name, (shape,) if number == 0 or names[0] != "p_norm" else ((),), attributes or {})
+        for shape in PARAMETERS
+        for number, name in enumerate(names)
+    ]
+
+
+def finding(folder: Path, *called: Called, **options: object) -> Finding | None:
+    options = {"each": 20, "updated": PARAMETERS, **options}
+    made = ppprof.advise(ppprof.open(run(folder / "log", **differentiating(*called, **options))))
+    return next((each for each in made if each.rule == "penalty-in-loss"), None)
+
+
+@pytest.mark.parametrize(
+    ("called", "remedy", "confidence", "num"),
+    [
+        (penalised(*PARAMETERS), "code", "likely", 8),
+        (each_of("pow", "sum", attributes={"X1": 2}), None, None, 0),  # the sum of one axis
+        (
+            [
+                call
+                for shape in PARAMETERS
+                for call in (Called("pow", (shape,), {"X1": 2}), Called("sum", (shape,)))
+            ],
+            *("code", "likely", 8),
+        ),
+        (each_of("square", "sum"), "code", "likely", 8),
+        (each_of("square", "mean"), "code", "likely", 8),
+        (each_of("abs", "sum"), "code-l1", "likely", 8),
+        (each_of("p_norm", attributes=ALL), "code-norm", "possible", 4),
+        (each_of("p_norm", "square", attributes=ALL), "code", "likely", 8),
+        (each_of("p_norm", attributes={**ALL, "X1": 1}), "code-l1", "likely", 4),
+        (each_of("p_norm", attributes={"X5": False}), None, None, 0),  # of each row
+    ],
+)
+def test_forms_of_penalties(
+    called: list[Called], remedy: str | None, confidence: str | None, num: int, tmp_path: Path
+):
+    found = finding(tmp_path, *called)
+    facts = (None, None) if found is None else (found.facts["remedy"], found.confidence)
+    assert facts == (remedy, confidence)
+    assert (0 if found is None else found.cost_ns) == pytest.approx(2 * num * 20 * US)
+
+
+def test_the_penalty_is_added_up(tmp_path: Path):
+    """A factor and an addition behind each sum are parts of it."""
+    called = [
+        each
+        for start in range(0, 8, 2)
+        for each in (*penalised(*PARAMETERS)[start : start + 2], Called("add", ((), ())))
+    ]
+    found = finding(tmp_path, *called)
+    assert found is not None
+    assert found.cost_ns == 2 * 12 * 20 * US
+
+
+def squares(**changes: object) -> list[Called]:
+    """`penalised`, with changes of the squares."""
+    return [
+        call._replace(**changes) if call.name == "multiply" else call
+        for call in penalised(*PARAMETERS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("called", "options"),
+    [
+        # A product of two tensors, one of which needs no gradients: a mask, a gradient of another model.
+        (squares(gradients=1), {}),
+        # Without gradients: an average, a norm that is only shown.
+        (squares(gradients=0), {}),
+        ([Called("square", ((3, 3),)), *squares(in_layer=True)], {}),
+        # Activations of a shape that no parameter has.
+        (penalised(*PARAMETERS), {"updated": ((16, 16), (16,))}),
+        # More than there are parameters of a shape, or of one shape.
+        (penalised(*PARAMETERS, (8,)), {}),
+        (penalised(*[(8,)] * 4), {"updated": [(8,)] * 4}),
+        # The distance between two models.
+        (
+            [
+                call
+                for shape in PARAMETERS
+                for call in (Called("subtract", (shape, shape)), *penalised(shape))
+            ],
+            {},
+        ),
+        # Squares of gradients, whose gradients are computed.
+        (penalised(*PARAMETERS), {"more": ("Global_MatmulDoubleGradNode",)}),
+        # Different lines: three of the parameters, and one.
+        ([*penalised(*PARAMETERS[:3]), *penalised(PARAMETERS[3], line=9)], {}),
+    ],
+)
+def test_no_penalty_on_parameters(called: list[Called], options: dict[str, object], tmp_path: Path):
+    assert finding(tmp_path, *called, **options) is None
+
+
+def test_a_loop_over_parameters_counts_once(tmp_path: Path):
+    """Its operators may be many small ones, too: 400 of 600 are the penalty's."""
+    path = run(tmp_path / "log", **TRIGGERS["penalty-in-loss"][0])
+    evidence = collect_evidence_of_run(ppprof.open(path))
+    step_ns = evidence.step_ns
+
+    def made(rule: str, cost_ns: float, **facts: str) -> Finding:
+        return Finding(rule, "major", cost_ns, cost_ns / step_ns, "likely", facts, pl.DataFrame())
+
+    line = "train.py:7, forward()"
+    both = [
+        made("penalty-in-loss", 400 * US, line=line),
+        made("many-small-operators", 500 * US, layer=line),
+    ]
+    assert [each.cost_ns for each in disjoint(both, evidence)] == [400 * US, 100 * US]
+    both[1] = made("many-small-operators", 500 * US, layer="train.py:9, forward()")
+    assert [each.cost_ns for each in disjoint(both, evidence)] == [400 * US, 500 * US]
