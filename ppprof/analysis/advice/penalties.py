@@ -73,7 +73,11 @@ def penalties(profile: Profile) -> pl.DataFrame:
     if not sizes or matching(profile.tree.hosts["name"], _DOUBLE).any():
         return nothing
     calls = called_operators(profile).filter(pl.col("gradient_row").is_not_null())
-    if calls.filter(pl.col("name").is_in(_STARTS), ~pl.col("in_layer")).is_empty():
+    may_begin = pl.col("name").is_in(_STARTS) & ~pl.col("in_layer") & ~pl.col("in_backward")
+    # Of most calls, only these and those around them are looked at.
+    around = (may_begin.shift(distance) for distance in range(-1, _MOST_BEHIND + 2))
+    calls = calls.filter(pl.any_horizontal(*around))
+    if calls.is_empty():
         return nothing
     shapes = {text: tuple(shapes_in(text)) for text in calls["shapes"].unique()}
     backwards = _num_backwards(profile)
