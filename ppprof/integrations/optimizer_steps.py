@@ -53,7 +53,7 @@ _FIRST_BACKWARD, _LAST_BACKWARD = 4, 100
 """Without an optimizer, the calls of ``backward`` between which parameters are looked at: the first ones may only try
 the model out, and a script that has not updated it by the last does something else."""
 _MOST_WATCHED, _MOST_ELEMENTS = 8, 4096
-"""Parameters whose values are compared, and their most elements: biases and norms, above all."""
+"""Parameters that are compared, and about how many values of each, from all of it: a step may change some rows."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -366,31 +366,35 @@ class OptimizerSteps:
 
 
 def _watched_parameters() -> list[Callable[[], bool]]:
-    """Return, for small parameters of this process, functions that say whether the values have changed since the last call."""
+    """Return, for some parameters of this process, functions that say whether values have changed since the last call."""
     kind = sys.modules["paddle.base.framework"].EagerParamBase
-    small = [
-        parameter
-        for parameter in gc.get_objects()
-        if isinstance(parameter, kind)
-        and not parameter.stop_gradient
-        and parameter._is_initialized()
-        and not parameter.is_dist()  # its values may be on other ranks
-        and parameter.size <= _MOST_ELEMENTS
+    found = [
+        each
+        for each in gc.get_objects()
+        if kind in type(each).__mro__  # `isinstance` looks behind proxies
+        and not each.stop_gradient
+        and each._is_initialized()
+        and not each.is_dist()  # its values may be on other ranks
     ]
-    return [_change_of(each) for each in small[:: max(1, len(small) // _MOST_WATCHED)]]
+    return [_change_of(each) for each in found[:: max(1, len(found) // _MOST_WATCHED)]]
 
 
 def _change_of(parameter: Any) -> Callable[[], bool]:
-    reference, values = weakref.ref(parameter), [parameter.numpy()]
+    reference, values = weakref.ref(parameter), [_some_values(parameter)]
 
     def has_changed() -> bool:
         known = reference()
         if known is None:
             return False
-        values.append(known.numpy())
+        values.append(_some_values(known))
         return bool((values.pop(0) != values[0]).any())
 
     return has_changed
+
+
+def _some_values(parameter: Any) -> Any:
+    with sys.modules["paddle"].no_grad():
+        return parameter.flatten()[:: max(1, parameter.size // _MOST_ELEMENTS)].numpy()
 
 
 def _any_pair(is_same: Callable[[Any, Any], bool], called: _Optimizer, known: _Optimizer) -> bool:

@@ -119,6 +119,24 @@ def test_without_an_optimizer_of_paddle_each_outermost_backward_ends_a_step(tmp_
     )
 
 
+def test_updates_of_some_rows_of_a_table_are_steps(tmp_path: Path) -> None:
+    program = """
+    import weakref
+    proxy = weakref.proxy(type("Gone", (), {})())  # of an object that is gone
+    table = paddle.nn.Embedding(20000, 8)
+    for number in range(7):
+        say(number)
+        rows = paddle.randint(0, 20000, [2000])
+        table(rows).sum().backward()
+        table.weight.set_value(table.weight - 0.1 * table.weight.grad)
+        table.weight.clear_gradient()
+    """
+    assert seen(tmp_path, program).replace("[", "]").split("]")[::2] == [
+        "0 1 2 3 4 begin ",
+        " step 5 step 6 step",
+    ]
+
+
 def test_backwards_that_update_nothing_end_no_step(tmp_path: Path) -> None:
     """Gradients that are only looked at, as to initialize LoRA, and then a training."""
     program = """

@@ -87,7 +87,7 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
     is_layer = (tree.hosts["category"] == "Forward").to_numpy()
     layer = pl.Series(tree.enclosing(is_layer), dtype=pl.Int64)
     hosts = tree.hosts.with_columns(columns, layer=layer, row=pl.col("row").cast(pl.Int64))
-    above = hosts["name"].cast(pl.String).gather(layer.replace(-1, None))
+    above = hosts["name"].cast(pl.String).gather(layer.replace(-1, None)).fill_null("")
     hosts = hosts.with_columns(above=above)
     calls = _repeated(hosts.filter(is_layer & ~starts_beside(profile)), tree)
     is_called = np.zeros(tree.hosts.height, bool)
