@@ -38,6 +38,7 @@ from ppprof.capture.recording.gradient_order import (
     GraphNode,
     TooLongError,
     gradient_order,
+    leaves_below_functions,
     node_reader,
     unused_gradients,
 )
@@ -245,11 +246,20 @@ class WindowCalls:
         return _Graph(order, created_by, inputs is not None)
 
     def unused_parameters(self) -> Mapping[int, Any]:
-        """Return `ParameterStates.unused` of the layers; empty without the graphs of gradients."""
+        """Return `ParameterStates.unused` of the layers, but those that let a function such as ``recompute`` run.
+
+        Empty without the graphs of gradients.
+        """
         if not self.backwards:
             return {}
         try:
-            return self.states.unused([layer for _, _, layer in list(self.layers.values())])
+            unused = self.states.unused([layer for _, _, layer in list(self.layers.values())])
+            leaves = {number: self.address_of([each]) for number, each in unused.items()}
+            addresses = frozenset(leaves.values()) - {0}
+            needed: set[int] = set()
+            for graph in list(self.backwards.values()):
+                needed |= leaves_below_functions(graph.nodes, addresses)
+            return {number: each for number, each in unused.items() if leaves[number] not in needed}
         except Exception as error:  # a layer of the training's may do anything
             pass_interruption(error)
             log.debug("parameters without an optimizer are not recorded", exc_info=True)

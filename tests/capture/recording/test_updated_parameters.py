@@ -17,6 +17,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from paddle import nn  # noqa: E402
+from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
 from ppprof.capture.recording.updated_parameters import parameters_of_optimizers  # noqa: E402
@@ -174,6 +175,85 @@ def test_gradients_that_pass_to_trained_layers_are_used(objects: list[Any]) -> N
     calls = recorded(lambda: critic(generator(paddle.ones([2, 4]))).mean().backward())
     assert [num for *_, num in nodes(calls)] == [0, 0, 1, 1, 0, 0]
     assert list(lines(calls)) == ["", "0"]
+
+
+class Recomputing(nn.Layer):
+    """Two layers ahead of a block that is recomputed, and a head."""
+
+    def __init__(self, shares: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.project = nn.Embedding(8, 4), nn.Linear(4, 4, bias_attr=False)
+        self.block, self.head = nn.Linear(4, 4), nn.Linear(4, 4, bias_attr=False)
+        if shares:
+            self.head.weight = self.project.weight
+
+    def forward(self, tokens: Any) -> Any:
+        h = self.project(self.embedding(tokens))
+        return self.head(nn.functional.tanh(recompute(self.block, h)))
+
+
+@pytest.mark.parametrize(
+    ("trained", "shares", "counts", "layers"),
+    [
+        # Without a gradient for the embedding or the projection, the block would not be trained.
+        (["block"], False, [0, 1, 0, 0, 0, 0], ["head"]),
+        (["block"], True, [0, 0, 0, 0, 0, 0], []),
+        # The projection has one anyway.
+        (["block", "project"], False, [0, 1, 0, 0, 1, 1], ["embedding", "head"]),
+    ],
+)
+def test_parameters_that_are_recomputed_are_trained(
+    trained: list[str],
+    shares: bool,
+    counts: list[int],
+    layers: list[str],
+    objects: list[Any],
+) -> None:
+    """Their gradients are computed while the node of the function runs, which leads to its inputs only."""
+    net = watched(Recomputing(shares))
+    objects[:] = [optimizer(*(getattr(net, name) for name in trained))]
+    calls = recorded(lambda: net(paddle.to_tensor([1, 2])).mean().backward())
+    inner, outer = nodes(calls)[:-6], nodes(calls)[-6:]
+    assert inner == [("AddGradNode", 2, 0), ("MatmulGradNode", 2, 0)]
+    assert [num for *_, num in outer] == counts
+    assert [name for name, *_ in outer] == [
+        *("MeanGradNode", "MatmulGradNode", "TanhGradNode"),
+        *("GradNodePyLayer_RecomputeFunction", "MatmulGradNode", "EmbeddingGradNode"),
+    ]
+    assert list(lines(calls)) == layers
+
+
+class Modulate(paddle.autograd.PyLayer):
+    """The product of two tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any) -> Any:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, scale = ctx.saved_tensor()
+        return gradient * scale, gradient * x
+
+
+def test_a_function_may_pass_gradients_through_the_layer_that_calls_it(objects: list[Any]) -> None:
+    """The layer must not run without gradients; that its node does so is not in the trace."""
+
+    class Conditioned(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Linear(4, 4)
+
+        def forward(self, x: Any, condition: Any) -> Any:
+            return Modulate.apply(x, self.scale(condition))
+
+    encoder, film = watched(nn.Linear(4, 4)), watched(Conditioned())
+    objects[:] = [optimizer(encoder)]
+    x = paddle.ones([2, 4])
+    calls = recorded(lambda: film(encoder(x), x).mean().backward())
+    assert sum(num for *_, num in nodes(calls)) == 0
+    assert lines(calls) == {}
 
 
 def use(way: str, net: Net, objects: list[Any]) -> Callable[[], Any] | None:
