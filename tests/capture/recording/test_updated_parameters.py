@@ -121,13 +121,14 @@ def watched(net: Any) -> Any:
     return net
 
 
-def recorded(step: Callable[[], Any]) -> OperatorCalls:
-    """Return the calls of a window of one step."""
+def recorded(step: Callable[[], Any], num_steps: int = 1) -> OperatorCalls:
+    """Return the calls of a window of so many steps."""
     recorder = OperatorCallRecorder(Path())
     recorder.install()
     try:
-        step()
-        recorder.step(1)
+        for number in range(num_steps):
+            step()
+            recorder.step(number + 1)
     finally:
         recorder.uninstall()
     return recorder.take()
@@ -313,6 +314,29 @@ def test_parameters_that_anything_updates_are_used(way: str, objects: list[Any])
 
     calls = recorded(step)
     assert len(nodes(calls)) > 2
+    assert sum(num for *_, num in nodes(calls)) == 0
+    assert lines(calls) == {}
+
+
+def test_parameters_whose_memory_is_the_first_one_again_are_used(objects: list[Any]) -> None:
+    """New values often lie where those of the step before last did."""
+    net = watched(Net())
+    weights = net.backbone.parameters()
+    objects[:] = [optimizer(net.head)]
+    memories = [[each.detach().clone(), each.detach()] for each in weights]
+    states = []
+
+    def step() -> None:
+        states.append([(each.data_ptr(), each.inplace_version) for each in weights])
+        net(paddle.ones([2, 4])).mean().backward()
+        for each, memory in zip(weights, memories):
+            memory[0].set_value(each.detach() - 0.1 * each.grad)
+            each.data = memory[0]
+            memory.reverse()
+
+    calls = recorded(step, num_steps=2)
+    assert states[0] == [(each.data_ptr(), each.inplace_version) for each in weights]
+    assert states[0] != states[1]
     assert sum(num for *_, num in nodes(calls)) == 0
     assert lines(calls) == {}
 
