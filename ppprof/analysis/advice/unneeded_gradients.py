@@ -44,8 +44,8 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         One row per node, with gradients that are linked to operators: step; name, the outermost layer around
         the operator without an updated parameter, by its path or class, with the line that calls it
         (``backbone (net.py:8, forward(): x = self.backbone(x))``); time_ns, device time if the trace has device
-        events; and passes, whether the node also computes gradients that lead to other layers. No rows
-        without a recorded graph of gradients.
+        events; and passes, whether any node of the layer, also one without a row, computes gradients that lead to
+        other layers. No rows without a recorded graph of gradients.
     """
     tree, events = profile.tree, profile.trace.events
     hosts = tree.hosts.with_columns(
@@ -53,25 +53,28 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
     )
     layers = _layers(profile, hosts)
     nodes = hosts.filter(pl.col("category") == "Operator").drop_nulls("forward")
-    known = map_texts(nodes["attributes"], _share, pl.Float64)
-    operators = map_texts(nodes["name"], operator_of_gradient)
-    share = pl.when((pl.col("known") == 1) | pl.col("operator").is_in(_PRODUCTS)).then("known")
-    nodes = nodes.with_columns(known=known, operator=operators).with_columns(share=share)
-    again = repeated_gradients(profile)["row"]
-    nodes = nodes.filter(pl.col("share") > 0, ~pl.col("row").is_in(again.implode()))
     if nodes.is_empty() or not layers:
         return pl.DataFrame(schema=_ROWS)
     is_layer = np.zeros(hosts.height, bool)
     is_layer[list(layers)] = True
     layer = tree.enclosing(is_layer)[nodes["forward"].to_numpy()]
+    nodes = nodes.with_columns(
+        name=pl.Series([layers.get(row) for row in layer.tolist()], dtype=pl.String),
+        share=map_texts(nodes["attributes"], _share, pl.Float64).fill_null(0.0),
+        operator=map_texts(nodes["name"], operator_of_gradient),
+    ).drop_nulls("name")
+    nodes = nodes.with_columns(passes=(pl.col("share") < 1).any().over("name"))
+    counts = (pl.col("share") == 1) | pl.col("operator").is_in(_PRODUCTS)
+    again = repeated_gradients(profile)["row"]
+    nodes = nodes.filter(counts, pl.col("share") > 0, ~pl.col("row").is_in(again.implode()))
     time_ns = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     nodes = nodes.select(
         "step",
-        name=pl.Series([layers.get(row) for row in layer.tolist()], dtype=pl.String),
+        "name",
         time_ns=(pl.col(time_ns) * pl.col("share")).round().cast(pl.Int64),
-        passes=pl.col("share") < 1,
+        passes="passes",
     )
-    return nodes.drop_nulls(["step", "name"])
+    return nodes.drop_nulls("step")
 
 
 _ROWS = {"step": pl.Int64, "name": pl.String, "time_ns": pl.Int64, "passes": pl.Boolean}
@@ -97,12 +100,12 @@ def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, str]:
     return names
 
 
-def _share(attributes: str) -> float | None:
-    """Return which share of a node's gradients is unused; None without the attributes of a node."""
+def _share(attributes: str) -> float:
+    """Return which share of a node's gradients is unused; 0 without the attributes of a node."""
     known = _attributes(attributes) if UNUSED_GRADIENTS in attributes else {}
     num, unused = known.get(NUM_GRADIENTS), known.get(UNUSED_GRADIENTS)
     if type(num) is not int or type(unused) is not int or not 0 < unused <= num:
-        return None
+        return 0.0
     return unused / num
 
 

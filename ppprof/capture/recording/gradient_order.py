@@ -160,14 +160,56 @@ def unused_gradients(order: Sequence[GraphNode], unused: Set[int]) -> list[int]:
                  └ d ┬ v            a: 1 of 2, b: 1 of 1, c: 1 of 1, d: 1 of 2
                      └ u
 
+    A node that may hide parameters (`leaves_below_functions`) leads to used ones.
+
     Args:
         order: from `gradient_order`: a node comes after those that lead to it.
         unused: the addresses of the leaves.
     """
-    leading, counts = set(unused), []
+    leading = _leading_only_to(unused, order)
+    return [sum(address in leading for address in node.below) for node in order]
+
+
+def leaves_below_functions(order: Sequence[GraphNode], leaves: Set[int]) -> set[int]:
+    """Return those of some leaves whose gradients may let a function run that trains hidden parameters.
+
+    ``recompute`` is such a function: its node passes on the gradients of its inputs, and trains the
+    parameters of its layers meanwhile. If none of its inputs needs a gradient, the node does not exist, and
+    they are not trained.
+
+    ::
+
+        loss ─ recompute ┬ a ─ u        u: in the result
+                         └ b ┬ v        v: a leaf that is not among ``leaves``
+                             └ w        w: not in the result, since b needs a gradient for v anyway
+
+    Args:
+        order: from `gradient_order`.
+        leaves: the addresses of the leaves.
+    """
+    leading = _leading_only_to(leaves, order)
+    below = {node.address: node.below for node in order}
+    functions = (node for node in order if _may_hide_parameters(node.name))
+    unseen = [other for node in functions for other in node.below if other in leading]
+    seen: set[int] = set()
+    while unseen:
+        address = unseen.pop()
+        if address not in seen:
+            seen.add(address)
+            unseen.extend(below.get(address, ()))
+    return seen & leaves
+
+
+def _leading_only_to(leaves: Set[int], order: Sequence[GraphNode]) -> set[int]:
+    """Return the addresses of some leaves, and of the nodes that lead to no others."""
+    leading = set(leaves)
     for node in reversed(order):
-        num = sum(address in leading for address in node.below)
-        if node.below and num == len(node.below):
+        hides = not node.below or _may_hide_parameters(node.name)
+        if not hides and leading.issuperset(node.below):
             leading.add(node.address)
-        counts.append(num)
-    return counts[::-1]
+    return leading
+
+
+def _may_hide_parameters(name: str) -> bool:
+    """Return whether a node may do more than to compute the gradients of one operator of Paddle."""
+    return name != ACCUMULATION and not name.partition("GradNode")[0]

@@ -38,6 +38,7 @@ from ppprof.capture.recording.gradient_order import (
     GraphNode,
     TooLongError,
     gradient_order,
+    leaves_below_functions,
     node_reader,
     unused_gradients,
 )
@@ -244,12 +245,34 @@ class WindowCalls:
                 calls.pop(node.address, None)
         return _Graph(order, created_by, inputs is not None)
 
+    def _called_layers(self) -> list[Any]:
+        return [layer for _, _, layer in list(self.layers.values())]
+
+    def compare_parameters(self) -> None:
+        """Note which parameters of the layers a step has changed (`ParameterStates.compare`)."""
+        if not self.backwards:
+            return
+        try:
+            self.states.compare(self._called_layers())
+        except Exception as error:  # a layer of the training's may do anything
+            pass_interruption(error)
+            log.debug("the parameters of a step are not compared", exc_info=True)
+
     def unused_parameters(self) -> Mapping[int, Any]:
-        """Return `ParameterStates.unused` of the layers; empty without the graphs of gradients."""
+        """Return `ParameterStates.unused` of the layers, but those that let a function such as ``recompute`` run.
+
+        Empty without the graphs of gradients.
+        """
         if not self.backwards:
             return {}
         try:
-            return self.states.unused([layer for _, _, layer in list(self.layers.values())])
+            unused = self.states.unused(self._called_layers())
+            leaves = {number: self.address_of([each]) for number, each in unused.items()}
+            addresses = frozenset(leaves.values()) - {0}
+            needed: set[int] = set()
+            for graph in list(self.backwards.values()):
+                needed |= leaves_below_functions(graph.nodes, addresses)
+            return {number: each for number, each in unused.items() if leaves[number] not in needed}
         except Exception as error:  # a layer of the training's may do anything
             pass_interruption(error)
             log.debug("parameters without an optimizer are not recorded", exc_info=True)
@@ -414,9 +437,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         recorded.add = add
 
     def step(self, num_steps: int) -> None:
-        """Look at graphs of gradients no longer: those of the window's first step are enough."""
+        """Look at graphs of gradients no longer: those of the window's first step are enough; compare parameters."""
         self._recorded.stop_looking_at_graphs()
         self._recorded.forget_parameters()
+        self._recorded.compare_parameters()
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 

@@ -124,11 +124,31 @@ class ParameterStates:
         self.changed: set[int] = set()
         """Identities of parameters that the training has set, or updated by a function."""
         self._states: dict[int, tuple[int, int] | None] = {}
+        self._others: set[int] = set()
+        """Identities of parameters whose state is no longer that which was noted."""
 
     def note(self, layer: Any) -> None:
         """Note the state of the parameters of a layer, without those of the layers in it."""
         for parameter in _own(layer):
             self._states.setdefault(id(parameter), _state(parameter))
+
+    def compare(self, layers: Iterable[Any]) -> None:
+        """Note which parameters have another state than at first; to be called after each step.
+
+        ``p.data = p - lr * p.grad`` gives a parameter other memory in one step, and often its first one in the
+        next step. Takes some 1 us a parameter.
+
+        Args:
+            layers: layers that were noted.
+        """
+        for layer in layers:
+            for parameter in _own(layer):
+                number = id(parameter)
+                if number in self.changed or number in self._others:
+                    continue
+                state = self._states.get(number)
+                if state is None or state != _state(parameter):
+                    self._others.add(number)
 
     def unused(self, layers: Iterable[Any]) -> dict[int, Any]:
         """Return the parameters of layers that get gradients, and that nothing updates, by their identities.
@@ -139,14 +159,14 @@ class ParameterStates:
         Args:
             layers: layers that were noted.
         """
+        layers = list(layers)
+        self.compare(layers)
         parameters = {id(each): each for layer in layers for each in _own(layer)}
+        changed = self.changed | self._others
         unchanged = {
             number: each
             for number, each in parameters.items()
-            if number not in self.changed
-            and not each.stop_gradient
-            and self._states.get(number) is not None
-            and self._states[number] == _state(each)
+            if number not in changed and not each.stop_gradient
         }
         in_optimizers = parameters_of_optimizers() if unchanged else None
         has_copies = paddle.distributed.is_initialized() and not (

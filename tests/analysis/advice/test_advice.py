@@ -152,7 +152,7 @@ NEARLY = {
     # A sum computes both of its gradients at once.
     "unused-gradients": {
         "threads": [distilling("add")],
-        "calls": [calls_of_distilling("add", num=2)],
+        "calls": [calls_of_distilling(("add", 2, 1))],
     },
     "wider-dtype": {"threads": [widening(519)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
@@ -1441,19 +1441,21 @@ def test_steps_that_are_longer_up_to_the_window_are_no_few_slow_ones(slow, sever
 
 
 @pytest.mark.parametrize(
-    ("operator", "num", "unused", "costs"),
+    ("nodes", "costs"),
     [
-        ("matmul", 2, 2, [(200 * US, "code")]),
-        ("matmul", 2, 1, [(100 * US, "code-passing")]),  # the other gradient is needed
-        ("matmul", 2, 0, []),
-        ("add", 2, 2, [(200 * US, "code")]),
+        ([("matmul", 2, 2)], [(200 * US, "code")]),
+        ([("matmul", 2, 1)], [(100 * US, "code-passing")]),  # the other gradient is needed
+        ([("matmul", 2, 0)], []),
+        ([("add", 2, 2)], [(200 * US, "code")]),
+        # fc(condition) * x, whose gradient passes to x, and one that passes in whole
+        ([("matmul", 1, 1), ("multiply", 2, 1)], [(100 * US, "code-passing")]),
+        ([("matmul", 1, 1), ("tanh", 1, 0)], [(100 * US, "code-passing")]),
+        ([("matmul", 1, 1), ("tanh", 1, 1)], [(200 * US, "code")]),
     ],
 )
-def test_of_gradients_that_pass_through_a_layer_those_of_weights_are_unused(
-    operator, num, unused, costs, tmp_path
-):
-    calls = calls_of_distilling(operator, num, unused)
-    path = run(tmp_path / "log", [distilling(operator)], calls=[calls])
+def test_of_gradients_that_pass_through_a_layer_those_of_weights_are_unused(nodes, costs, tmp_path):
+    operators = [name for name, _, _ in nodes]
+    path = run(tmp_path / "log", [distilling(*operators)], calls=[calls_of_distilling(*nodes)])
     found = ppprof.advise(ppprof.open(path))
     found = [each for each in found if each.rule == "unused-gradients"]
     assert [(each.cost_ns, each.facts["remedy"]) for each in found] == costs

@@ -29,7 +29,12 @@ from paddle import nn  # noqa: E402
 from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.recording import operator_calls  # noqa: E402
-from ppprof.capture.recording.gradient_order import node_reader  # noqa: E402
+from ppprof.capture.recording.gradient_order import (  # noqa: E402
+    GraphNode,
+    leaves_below_functions,
+    node_reader,
+    unused_gradients,
+)
 from tests.jobs import toy  # noqa: E402
 
 NUM_STEPS = 3
@@ -307,3 +312,26 @@ def test_nodes_that_wait_for_their_gradients_are_bounded(monkeypatch: pytest.Mon
     recorded = recorder.take()
     assert not recorded.backwards
     assert len(recorded.calls) >= 6
+
+
+def test_functions_may_hide_parameters_that_use_gradients() -> None:
+    """The node of a function of Python does not show them.
+
+    ::
+
+        mean ─ second ─ add ┬ first ─ relu ─ u
+                            └ w
+    """
+    nodes = {
+        "MeanGradNode": [1],
+        "GradNodePyLayer_Second": [2],
+        "AddGradNode": [3, 6],
+        "GradNodePyLayer_First": [4],
+        "ReluGradNode": [5],
+    }
+    order = [
+        GraphNode(name, row, len(below), below) for row, (name, below) in enumerate(nodes.items())
+    ] + [GraphNode("GradNodeAccumulation", row, 0) for row in (5, 6)]
+    assert unused_gradients(order, {5, 6}) == [0, 0, 1, 1, 1, 0, 0]
+    # The second function runs for the parameters of the first one.
+    assert leaves_below_functions(order, {5, 6}) == {5}

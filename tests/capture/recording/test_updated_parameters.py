@@ -17,6 +17,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.usefixtures("unfinished")]
 
 from paddle import nn  # noqa: E402
+from paddle.distributed.fleet.utils import recompute  # noqa: E402
 
 from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
 from ppprof.capture.recording.updated_parameters import parameters_of_optimizers  # noqa: E402
@@ -120,13 +121,14 @@ def watched(net: Any) -> Any:
     return net
 
 
-def recorded(step: Callable[[], Any]) -> OperatorCalls:
-    """Return the calls of a window of one step."""
+def recorded(step: Callable[[], Any], num_steps: int = 1) -> OperatorCalls:
+    """Return the calls of a window of so many steps."""
     recorder = OperatorCallRecorder(Path())
     recorder.install()
     try:
-        step()
-        recorder.step(1)
+        for number in range(num_steps):
+            step()
+            recorder.step(number + 1)
     finally:
         recorder.uninstall()
     return recorder.take()
@@ -174,6 +176,85 @@ def test_gradients_that_pass_to_trained_layers_are_used(objects: list[Any]) -> N
     calls = recorded(lambda: critic(generator(paddle.ones([2, 4]))).mean().backward())
     assert [num for *_, num in nodes(calls)] == [0, 0, 1, 1, 0, 0]
     assert list(lines(calls)) == ["", "0"]
+
+
+class Recomputing(nn.Layer):
+    """Two layers ahead of a block that is recomputed, and a head."""
+
+    def __init__(self, shares: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.project = nn.Embedding(8, 4), nn.Linear(4, 4, bias_attr=False)
+        self.block, self.head = nn.Linear(4, 4), nn.Linear(4, 4, bias_attr=False)
+        if shares:
+            self.head.weight = self.project.weight
+
+    def forward(self, tokens: Any) -> Any:
+        h = self.project(self.embedding(tokens))
+        return self.head(nn.functional.tanh(recompute(self.block, h)))
+
+
+@pytest.mark.parametrize(
+    ("trained", "shares", "counts", "layers"),
+    [
+        # Without a gradient for the embedding or the projection, the block would not be trained.
+        (["block"], False, [0, 1, 0, 0, 0, 0], ["head"]),
+        (["block"], True, [0, 0, 0, 0, 0, 0], []),
+        # The projection has one anyway.
+        (["block", "project"], False, [0, 1, 0, 0, 1, 1], ["embedding", "head"]),
+    ],
+)
+def test_parameters_that_are_recomputed_are_trained(
+    trained: list[str],
+    shares: bool,
+    counts: list[int],
+    layers: list[str],
+    objects: list[Any],
+) -> None:
+    """Their gradients are computed while the node of the function runs, which leads to its inputs only."""
+    net = watched(Recomputing(shares))
+    objects[:] = [optimizer(*(getattr(net, name) for name in trained))]
+    calls = recorded(lambda: net(paddle.to_tensor([1, 2])).mean().backward())
+    inner, outer = nodes(calls)[:-6], nodes(calls)[-6:]
+    assert inner == [("AddGradNode", 2, 0), ("MatmulGradNode", 2, 0)]
+    assert [num for *_, num in outer] == counts
+    assert [name for name, *_ in outer] == [
+        *("MeanGradNode", "MatmulGradNode", "TanhGradNode"),
+        *("GradNodePyLayer_RecomputeFunction", "MatmulGradNode", "EmbeddingGradNode"),
+    ]
+    assert list(lines(calls)) == layers
+
+
+class Modulate(paddle.autograd.PyLayer):
+    """The product of two tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any) -> Any:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, scale = ctx.saved_tensor()
+        return gradient * scale, gradient * x
+
+
+def test_a_function_may_pass_gradients_through_the_layer_that_calls_it(objects: list[Any]) -> None:
+    """The layer must not run without gradients; that its node does so is not in the trace."""
+
+    class Conditioned(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Linear(4, 4)
+
+        def forward(self, x: Any, condition: Any) -> Any:
+            return Modulate.apply(x, self.scale(condition))
+
+    encoder, film = watched(nn.Linear(4, 4)), watched(Conditioned())
+    objects[:] = [optimizer(encoder)]
+    x = paddle.ones([2, 4])
+    calls = recorded(lambda: film(encoder(x), x).mean().backward())
+    assert sum(num for *_, num in nodes(calls)) == 0
+    assert lines(calls) == {}
 
 
 def use(way: str, net: Net, objects: list[Any]) -> Callable[[], Any] | None:
@@ -233,6 +314,29 @@ def test_parameters_that_anything_updates_are_used(way: str, objects: list[Any])
 
     calls = recorded(step)
     assert len(nodes(calls)) > 2
+    assert sum(num for *_, num in nodes(calls)) == 0
+    assert lines(calls) == {}
+
+
+def test_parameters_whose_memory_is_the_first_one_again_are_used(objects: list[Any]) -> None:
+    """New values often lie where those of the step before last did."""
+    net = watched(Net())
+    weights = net.backbone.parameters()
+    objects[:] = [optimizer(net.head)]
+    memories = [[each.detach().clone(), each.detach()] for each in weights]
+    states = []
+
+    def step() -> None:
+        states.append([(each.data_ptr(), each.inplace_version) for each in weights])
+        net(paddle.ones([2, 4])).mean().backward()
+        for each, memory in zip(weights, memories):
+            memory[0].set_value(each.detach() - 0.1 * each.grad)
+            each.data = memory[0]
+            memory.reverse()
+
+    calls = recorded(step, num_steps=2)
+    assert states[0] == [(each.data_ptr(), each.inplace_version) for each in weights]
+    assert states[0] != states[1]
     assert sum(num for *_, num in nodes(calls)) == 0
     assert lines(calls) == {}
 
