@@ -77,6 +77,8 @@ _MOST_LAYERS = 100_000
 """Limit of the layers that have names."""
 _MOST_FREED = 1000
 """Limit of the freed tensors that wait for their backward pass."""
+_COMPARED_STEPS = 2
+"""First steps of a segment, after which parameters are looked at: the training may change them itself."""
 _MOST_WALK_NS = 50_000_000
 """How long a window may look at graphs of gradients, in all."""
 
@@ -440,7 +442,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         """Look at graphs of gradients no longer: those of the window's first step are enough; compare parameters."""
         self._recorded.stop_looking_at_graphs()
         self._recorded.forget_parameters()
-        self._recorded.compare_parameters()
+        if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
+            self._recorded.compare_parameters()
         if len(self._recorded.calls) + len(self._recorded.layer_calls) > _MOST_NUMBERS:
             self._window = None
 

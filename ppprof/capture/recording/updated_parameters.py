@@ -136,7 +136,7 @@ class ParameterStates:
         """Note which parameters have another state than at first; to be called after each step.
 
         ``p.data = p - lr * p.grad`` gives a parameter other memory in one step, and often its first one in the
-        next step. Takes some 1 us a parameter.
+        next step.
 
         Args:
             layers: layers that were noted.
