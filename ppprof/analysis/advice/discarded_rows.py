@@ -246,8 +246,9 @@ class _Calls:
             return None
         known = self._known(user)
         shape = next((known[name] for name in ("X1", "shape") if name in known), None)
-        is_shaped = self.names[user] == "reshape" and isinstance(shape, list)
-        is_of_rows = mask[0][-1:] == (1,) or (is_shaped and shape[-1:] == [product.n])
+        width = shape[-1] if isinstance(shape, list) and len(shape) > 1 else None
+        is_shaped = self.names[user] == "reshape" and width == product.n
+        is_of_rows = mask[0][-1:] == (1,) or is_shaped
         return elements[0][0] // product.n if is_of_rows else None
 
     def _known(self, number: int) -> dict[str, Any]:
