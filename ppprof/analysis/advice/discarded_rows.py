@@ -63,7 +63,7 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
 
     Between the product and the operator that takes rows, only operators on single elements count, such as
     the addition of a bias. Left out are products whose results another operator takes, too, as far as
-    shapes show it, until the step ends or the product is computed again, and those without gradients.
+    shapes show it, until the product's line computes one again, and those without gradients.
     How many rows are taken is read from the index; without one, from the next call, if its gradient
     is computed just ahead of those of the chain.
 
@@ -76,8 +76,10 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
     calls = _Calls(called_operators(profile))
     chains = list(calls.chains())
     members = {number for chain in chains for number in chain.members}
-    taken = {calls.key(chain) for chain in chains if calls.is_taken_elsewhere(chain, members)}
-    parts = [calls.saved(chain) for chain in chains if calls.key(chain) not in taken]
+    elsewhere = [chain for chain in chains if calls.is_taken_elsewhere(chain, members)]
+    # A window may end ahead of the last step's metric.
+    taken = {calls.key(chain.members[0]) for chain in elsewhere}
+    parts = [calls.saved(chain) for chain in chains if calls.key(chain.members[0]) not in taken]
     return pl.concat([pl.DataFrame(schema=DISCARDED), *parts])
 
 
@@ -94,6 +96,7 @@ class _Calls:
             table.select(pl.struct("step", "thread").rle_id()).to_series().to_list()
         )
         """A number for each step and thread."""
+        self.threads: list[int] = table["thread"].to_list()
         self.starts: list[int] = table["start_ns"].to_list()
         self.num_gradients: list[int | None] = table["num_gradients"].to_list()
         self.gradient_starts: list[int] = table["gradient_start_ns"].fill_null(-1).to_list()
@@ -258,31 +261,25 @@ class _Calls:
         except msgspec.DecodeError:  # of another program
             return {}
 
-    def key(self, chain: _Chain) -> tuple[str, str | None, str | None]:
-        """Return name, inputs and line of a chain's product: what else is computed in the same way."""
-        number = chain.members[0]
-        return self.names[number], self.shapes[number], self.callstacks[number]
+    def key(self, number: int) -> tuple[str, str | None]:
+        """Return name and line of a call, or its inputs without a known line: others are computed in the same way."""
+        return self.names[number], self.callstacks[number] or self.shapes[number]
 
     def is_taken_elsewhere(self, chain: _Chain, members: set[int]) -> bool:
-        """Return whether another operator may take the results of a chain in its step.
+        """Return whether another operator may take the results of a chain.
 
         Until their gradients are computed, and behind these, such as for a metric, until the product is
-        computed again.
+        computed again: a step may end ahead of its metric.
         """
         first, last = chain.members[0], chain.members[-1]
         end_ns = self.gradient_starts[first]
         if end_ns < self.gradient_starts[last]:
             return True  # it has a gradient of another Backward, too
-        key = self.key(chain)
         for number in range(first + 1, len(self.names)):
+            if self.threads[number] != self.threads[first]:
+                continue
             is_behind = self.starts[number] >= end_ns
-            if self.lane[number] != self.lane[first]:
-                return False
-            if is_behind and key == (
-                self.names[number],
-                self.shapes[number],
-                self.callstacks[number],
-            ):
+            if is_behind and self.key(number) == self.key(first):
                 return False
             if number not in members and self._may_take(number, chain, is_behind):
                 return True

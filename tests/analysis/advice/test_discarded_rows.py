@@ -180,6 +180,12 @@ def test_a_metric_behind_the_gradients_is_a_use(
     assert bool(found(tmp_path, PRODUCT, SLICE, LOSS, behind=behind)) is is_found
 
 
+def test_a_metric_in_the_next_step_is_a_use(tmp_path: Path):
+    """A step ends with the optimizer's update; the window ends ahead of the last metric."""
+    metric = Called("argmax", ((48, 20, 128),), gradients=0, line=12)
+    assert not found(tmp_path, metric, PRODUCT, SLICE, LOSS)
+
+
 @pytest.mark.parametrize(("order", "is_found"), [([3, 2, 1, 0], True), ([3, 2, 0, 1], False)])
 def test_rows_of_unknown_shapes_are_those_of_the_gradient_behind(
     order: list[int], is_found: bool, tmp_path: Path
