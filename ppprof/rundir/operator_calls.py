@@ -68,6 +68,8 @@ class Node(msgspec.Struct, array_like=True, frozen=True):
     """How many gradients it computes: one for each input that needs one."""
     num_unused: int = 0
     """How many of them lead only to parameters that no optimizer updates."""
+    is_of_one_leaf: bool = False
+    """Whether it computes several, all of them for one leaf: a parameter that is multiplied by itself."""
 
 
 class Backward(msgspec.Struct, array_like=True, frozen=True):
@@ -190,7 +192,7 @@ def _moved(backward: Backward, position: Int64) -> Backward:
         raise ValueError("a call that does not exist")
     moved = [int(position[row]) if row >= 0 else -1 for row in rows]
     nodes = [
-        Node(node.name, row, node.num_gradients, node.num_unused)
+        Node(node.name, row, node.num_gradients, node.num_unused, node.is_of_one_leaf)
         for node, row in zip(backward.nodes, moved[1:])
     ]
     return Backward(moved[0], nodes)

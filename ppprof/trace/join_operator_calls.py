@@ -46,6 +46,7 @@ from ppprof.trace.operator_inputs import (
     LAYER,
     NOT_UPDATED,
     NUM_GRADIENTS,
+    OF_ONE_LEAF,
     UNUSED_GRADIENTS,
     operator_of_gradient,
     to_json,
@@ -80,6 +81,7 @@ _MOST_TRIED = 8
 _LINKS = {
     **{"row": pl.Int64(), "run": pl.Int64(), "call": pl.Int64()},
     **{"operator": pl.String(), "gradients": pl.Int64(), "unused": pl.Int64()},
+    "is_of_one_leaf": pl.Boolean(),
 }
 
 
@@ -181,8 +183,8 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
 
 
 def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
-    """Return the attributes of gradients: those of their operators, how many are computed, and how many are unused."""
-    key = ["attributes", "gradients", "unused"]
+    """Return the attributes of gradients: those of their operators, how many are computed, for which inputs, and how many are unused."""
+    key = ["attributes", "gradients", "unused", "is_of_one_leaf"]
     kinds = gradients.select(key).unique()
     texts = [
         to_json(
@@ -190,9 +192,10 @@ def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
                 **msgspec.json.decode(text or "{}"),
                 NUM_GRADIENTS: num,
                 **_if_known(UNUSED_GRADIENTS, num_unused or None),
+                **_if_known(OF_ONE_LEAF, is_of_one_leaf or None),
             }
         )
-        for text, num, num_unused in kinds.rows()
+        for text, num, num_unused, is_of_one_leaf in kinds.rows()
     ]
     kinds = kinds.with_columns(text=pl.Series(texts, dtype=pl.String))
     return gradients.join(kinds, on=key, how="left", nulls_equal=True, maintain_order="left")[
@@ -303,7 +306,7 @@ def links_of_gradients(
 
     Returns:
         row (of the gradient), forward (row of the operator), gradients (how many it computes), unused
-        (how many of them no optimizer uses), int64.
+        (how many of them no optimizer uses), int64; is_of_one_leaf (`Node.is_of_one_leaf`), bool.
     """
     nodes = pl.DataFrame(list(_nodes_of_events(events, recorded)), _LINKS, orient="row")
     forwards = operators.select(
@@ -313,12 +316,12 @@ def links_of_gradients(
     links = nodes.join(forwards, on=["call", "operator"])
     # An operator has one gradient; if it seems to have two in a run, one of them is another operator's.
     links = links.filter(pl.len().over("forward", "run") == 1)
-    return links.select("row", "forward", "gradients", "unused")
+    return links.select("row", "forward", "gradients", "unused", "is_of_one_leaf")
 
 
 def _nodes_of_events(
     events: pl.DataFrame, recorded: OperatorCalls
-) -> Iterator[tuple[int, int, int, str, int, int]]:
+) -> Iterator[tuple[int, int, int, str, int, int, bool]]:
     """Yield the columns of `_LINKS` for each gradient whose node is known."""
     if not recorded.backwards:
         return
@@ -342,7 +345,8 @@ def _nodes_of_events(
                 for row, node, call in zip(rows, sample.nodes, sample.calls):
                     operator = operator_of_gradient(node.name)
                     if call is not None and operator is not None:
-                        yield row, run, run + call, operator, node.num_gradients, node.num_unused
+                        counts = node.num_gradients, node.num_unused
+                        yield row, run, run + call, operator, *counts, node.is_of_one_leaf
                 break
 
 

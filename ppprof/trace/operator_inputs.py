@@ -42,6 +42,9 @@ NUM_GRADIENTS = "gradients"
 UNUSED_GRADIENTS = "unused_gradients"
 """The attribute of a gradient that says how many of these lead only to parameters that no optimizer updates."""
 
+OF_ONE_LEAF = "of_one_leaf"
+"""The attribute of a gradient that is true if it is for several inputs, all of which are one parameter."""
+
 NOT_UPDATED = "not_updated"
 """The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get
 gradients: the line that calls the layer, as a call stack; empty if unknown."""

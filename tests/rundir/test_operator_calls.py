@@ -109,22 +109,29 @@ def with_backward(*nodes: Node, call: int = 0) -> OperatorCalls:
 def test_a_backward_pass_moves_with_its_calls(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(
-        file, with_backward(Node("MatmulGradNode", 1, 2, 1), Node("GradNodeAccumulation", -1, 0))
+        file,
+        with_backward(
+            Node("MatmulGradNode", 1, 2, 1),
+            Node("GradNodeAccumulation", -1, 0),
+            Node("MultiplyGradNode", 0, 2, 0, True),
+        ),
     )
     (backward,) = read_operator_calls(file).backwards
     assert backward.call == 2
-    assert [node.call for node in backward.nodes] == [1, -1]
-    assert [node.num_unused for node in backward.nodes] == [1, 0]
+    assert [node.call for node in backward.nodes[:2]] == [1, -1]
+    assert [node.num_unused for node in backward.nodes] == [1, 0, 0]
+    assert [node.is_of_one_leaf for node in backward.nodes] == [False, False, True]
 
 
 def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(file, with_backward(Node("MatmulGradNode", 1, 2)))
     content = file.read(1 << 20)
-    file.write(content.replace(b"1,2,0]", b"1,2]").replace(b',"not_updated":{}', b""))
+    file.write(content.replace(b"1,2,0,false]", b"1,2]").replace(b',"not_updated":{}', b""))
     assert len(file.read(1 << 20)) < len(content)
     recorded = read_operator_calls(file)
-    assert recorded.backwards[0].nodes[0].num_unused == 0
+    (node,) = recorded.backwards[0].nodes
+    assert (node.num_unused, node.is_of_one_leaf) == (0, False)
     assert recorded.not_updated == {}
 
 

@@ -271,7 +271,7 @@ def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> N
         calls,
         [],
         np.array(rows, np.int64),
-        [Backward(1, [Node("MatmulGradNode", 0, 2, 1)])],
+        [Backward(1, [Node("MatmulGradNode", 0, 2, 1, True)])],
         [""],
         np.array([[31, EPOCH_NS + 9, EPOCH_NS + 41, 0]], np.int64),
         {0: line},
@@ -281,5 +281,5 @@ def test_layers_and_gradients_say_what_no_optimizer_updates(tmp_path: Path) -> N
     assert dict(table.rows()) == {
         "Linear": '{"layer":"","not_updated":"File \\"train.py\\", line 3, in step"}',
         "matmul dygraph": None,
-        "Global_MatmulGradNode": '{"gradients":2,"unused_gradients":1}',
+        "Global_MatmulGradNode": '{"gradients":2,"of_one_leaf":true,"unused_gradients":1}',
     }

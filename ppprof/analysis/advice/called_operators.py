@@ -7,7 +7,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile, once
 from ppprof.trace.labels import map_texts
-from ppprof.trace.operator_inputs import NUM_GRADIENTS
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, OF_ONE_LEAF
 
 Shape = tuple[int, ...]
 
@@ -18,7 +18,7 @@ CALLED = {
     **dict.fromkeys(("row", "start_ns", "time_ns"), pl.Int64()),
     **dict.fromkeys(("gradient_row", "gradient_start_ns", "gradient_ns"), pl.Int64()),
     **dict.fromkeys(("summed_gradient_ns", "num_gradients"), pl.Int64()),
-    **dict.fromkeys(("in_layer", "in_backward"), pl.Boolean()),
+    **dict.fromkeys(("is_of_one_leaf", "in_layer", "in_backward"), pl.Boolean()),
 }
 """Columns of `called_operators`."""
 
@@ -38,8 +38,8 @@ def called_operators(profile: Profile) -> pl.DataFrame:
     Returns:
         A row for each call, sorted by step, thread and start: columns of `CALLED`. name is ``matmul``; shapes
         and attributes are as recorded, null if unknown; row is that of ``tree.hosts``. The columns of the
-        gradient are null without a known one; gradient_row is that of the Global node, and num_gradients for
-        how many inputs it is. Times are device time if the trace has device events.
+        gradient are null without a known one; gradient_row is that of the Global node, num_gradients for
+        how many inputs it is, and is_of_one_leaf whether these are several, and all of them one parameter. Times are device time if the trace has device events.
     """
     tree = profile.tree
     time = "cpu_ns" if tree.devices.is_empty() else "device_ns"
@@ -67,6 +67,7 @@ def called_operators(profile: Profile) -> pl.DataFrame:
         gradient_start_ns="start_ns",
         summed_gradient_ns="time_ns",
         num_gradients=map_texts(linked["attributes"], _num_gradients, pl.Int64),
+        is_of_one_leaf=map_texts(linked["attributes"], _is_of_one_leaf, pl.Boolean),
     ).unique("row", keep="first", maintain_order=True)
     gradients = gradients.join(local, "gradient_row", "left").with_columns(
         gradient_ns=pl.coalesce("local_ns", "summed_gradient_ns")
@@ -94,8 +95,18 @@ def shapes_in(text: str | None) -> list[Shape]:
 
 def _num_gradients(attributes: str) -> int | None:
     """Return the attribute ``gradients`` of a gradient."""
-    try:
-        found = msgspec.json.decode(attributes, type=dict[str, object]).get(NUM_GRADIENTS)
-    except msgspec.DecodeError:
-        return None
+    found = _decoded(attributes).get(NUM_GRADIENTS)
     return found if isinstance(found, int) else None
+
+
+def _is_of_one_leaf(attributes: str) -> bool:
+    """Return the attribute ``of_one_leaf`` of a gradient."""
+    return _decoded(attributes).get(OF_ONE_LEAF) is True
+
+
+def _decoded(attributes: str) -> dict[str, object]:
+    """Return attributes; {} for those of another program."""
+    try:
+        return msgspec.json.decode(attributes, type=dict[str, object])
+    except msgspec.DecodeError:
+        return {}

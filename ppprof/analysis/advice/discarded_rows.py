@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -28,8 +29,11 @@ DISCARDED = {
 
 _SLICES = frozenset(("slice", "strided_slice"))
 _MASKED = "masked_select"
-_TAKERS = _SLICES | {_MASKED, "gather", "gather_nd", "index_select", "index_elementwise_get"}
+_INDEXED = frozenset(("gather", "index_select"))
+_TAKERS = _SLICES | _INDEXED | {_MASKED, "gather_nd", "index_elementwise_get"}
 """Operators that take some rows. ``index_elementwise_get`` is ``logits[mask]``, whose shapes are not recorded."""
+_TABLES = frozenset(("embedding", "c_embedding"))
+_TRANSPOSES = frozenset(("transpose_x", "transpose_y", "X2", "X3"))
 _VIEWS = frozenset(("reshape", "flatten", "squeeze", "unsqueeze"))
 _LONGEST = 4
 """Operators between a product and the one that takes rows: a bias, an activation, a cast, a new shape."""
@@ -59,7 +63,9 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
 
     Between the product and the operator that takes rows, only operators on single elements count, such as
     the addition of a bias. Left out are products whose results another operator takes, too, as far as
-    shapes show it, and those without gradients.
+    shapes show it, until the product's line computes one again, and those without gradients.
+    How many rows are taken is read from the index; without one, from the next call, if its gradient
+    is computed just ahead of those of the chain.
 
     Returns:
         A row for each call: columns of `DISCARDED`. time_ns is the share of its time that the rows have
@@ -70,7 +76,10 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
     calls = _Calls(called_operators(profile))
     chains = list(calls.chains())
     members = {number for chain in chains for number in chain.members}
-    parts = [calls.saved(chain) for chain in chains if not calls.is_taken_elsewhere(chain, members)]
+    elsewhere = [chain for chain in chains if calls.is_taken_elsewhere(chain, members)]
+    # A window may end ahead of the last step's metric.
+    taken = {calls.key(chain.members[0]) for chain in elsewhere}
+    parts = [calls.saved(chain) for chain in chains if calls.key(chain.members[0]) not in taken]
     return pl.concat([pl.DataFrame(schema=DISCARDED), *parts])
 
 
@@ -82,11 +91,14 @@ class _Calls:
         self.names: list[str] = table["name"].to_list()
         self.shapes: list[str | None] = table["shapes"].to_list()
         self.attributes: list[str | None] = table["attributes"].to_list()
+        self.callstacks: list[str | None] = table["callstack"].to_list()
         self.lane: list[int] = (
             table.select(pl.struct("step", "thread").rle_id()).to_series().to_list()
         )
         """A number for each step and thread."""
+        self.threads: list[int] = table["thread"].to_list()
         self.starts: list[int] = table["start_ns"].to_list()
+        self.num_gradients: list[int | None] = table["num_gradients"].to_list()
         self.gradient_starts: list[int] = table["gradient_start_ns"].fill_null(-1).to_list()
         self.linked = np.flatnonzero(table["gradient_row"].is_not_null().to_numpy())
         """Numbers of the calls with a gradient, ascending."""
@@ -114,8 +126,6 @@ class _Calls:
         if self.lane[user] != self.lane[taker]:
             return None
         shapes = self.inputs(taker)
-        if not shapes and not self._are_neighbours(linked[place - 1 : place + 2]):
-            return None
         state = shapes[0] if shapes else self._widest(linked[place - 1])
         members, states = [taker], set[Shape]()
         for number in reversed(linked[max(0, place - _LONGEST - 1) : place]):
@@ -129,7 +139,7 @@ class _Calls:
             states.add(state)
             product = self._product(number, state)
             if product is not None:
-                kept = self._kept(user, taker, product)
+                kept = self._kept([*members, user], product)
                 return None if kept is None else _Chain(members, product, frozenset(states), kept)
             before = self._before(number, state)
             if before is None:
@@ -180,37 +190,108 @@ class _Calls:
             return shape if same else None
         return state if state in inputs and family_of(self.names[number]) == "pointwise" else None
 
-    def _kept(self, user: int, taker: int, product: Product) -> int | None:
-        """Return how many rows the next operator gets; None if too many, or if that is unknown."""
-        taken = []
-        for shape in self.inputs(user):
-            size = math.prod(shape)
-            is_flat = self.names[taker] == _MASKED and len(shape) == 1
-            if (is_flat and size % product.n == 0) or shape[-1:] == (product.n,):
-                taken.append((size // product.n, shape))
-        kept, shape = max(taken, default=(0, ()))
-        if self.names[taker] in _SLICES and not _is_part(shape, self.inputs(taker)[0]):
+    def _kept(self, numbers: list[int], product: Product) -> int | None:
+        """Return how many rows the members of a chain and the next call take; None if too many, or if that is unknown."""
+        taker, user = numbers[-2:]
+        if self.names[taker] in _INDEXED or self.names[taker] == "gather_nd":
+            kept = self._indexed(taker, product)
+        else:
+            kept = self._used(user, taker, product) if self._are_neighbours(numbers) else None
+        return kept if kept is not None and 0 < kept <= MOST_KEPT * product.m else None
+
+    def _indexed(self, taker: int, product: Product) -> int | None:
+        """Return how many rows an index takes; None if it takes elements, or if that is unknown."""
+        shapes = self.inputs(taker)
+        if len(shapes) != 2:
+            return None  # the axis is a tensor, too
+        whole, index = shapes
+        if self.names[taker] == "gather_nd":
+            depth = index[-1] if index else 0
+            is_of_rows = 0 < depth < len(whole)
+            return math.prod((*index[:-1], *whole[depth:-1])) if is_of_rows else None
+        known = self._known(taker)
+        axis = next((known[name] for name in ("X2", "axis", "dim") if name in known), 0)
+        if not isinstance(axis, int) or not -len(whole) <= axis < len(whole) - 1 or axis == -1:
             return None
-        return kept if 0 < kept <= MOST_KEPT * product.m else None
+        return product.m // max(1, whole[axis]) * math.prod(index)
+
+    def _used(self, user: int, taker: int, product: Product) -> int | None:
+        """Return how many rows the next call gets from one that has no index; None if that is unknown."""
+        if self.names[taker] == _MASKED:
+            return self._masked(user, taker, product)
+        shapes = self.inputs(user)
+        if self.names[user] in _TABLES:
+            return None  # its inputs are numbers and a parameter
+        if family_of(self.names[user]) == "product":
+            shapes = self._multiplied(user, taker)
+        whole = self.inputs(taker)
+        rows = [
+            (math.prod(shape) // product.n, shape)
+            for shape in shapes
+            if shape[-1:] == (product.n,)
+            and (_is_part(shape, whole[0]) if whole else len(shape) > 1)
+        ]
+        return max(rows)[0] if rows else None
+
+    def _multiplied(self, user: int, taker: int) -> list[Shape]:
+        """Return the first input of a product behind one that takes rows; [] if that may be another branch's."""
+        shapes = self.inputs(user)
+        if len(shapes) < 2 or len(shapes[1]) != 2 or (self.num_gradients[user] or 0) < 2:
+            return []  # an input without a gradient is a sample
+        known, whole = self._known(user), self.inputs(taker)
+        is_transposed = any(known.get(name) is True for name in _TRANSPOSES)
+        return [] if is_transposed and (not whole or _is_part(shapes[1], whole[0])) else shapes[:1]
+
+    def _masked(self, user: int, taker: int, product: Product) -> int | None:
+        """Return how many rows the elements of a mask fill; None unless the mask, or a new shape, is one of rows."""
+        mask, elements = self.inputs(taker)[1:2], self.inputs(user)[:1]
+        if not mask or not elements or len(elements[0]) != 1 or elements[0][0] % product.n:
+            return None
+        known = self._known(user)
+        shape = next((known[name] for name in ("X1", "shape") if name in known), None)
+        width = shape[-1] if isinstance(shape, list) and len(shape) > 1 else None
+        is_shaped = self.names[user] == "reshape" and width == product.n
+        is_of_rows = mask[0][-1:] == (1,) or is_shaped
+        return elements[0][0] // product.n if is_of_rows else None
+
+    def _known(self, number: int) -> dict[str, Any]:
+        """Return the attributes of a call; {} if unknown."""
+        try:
+            return msgspec.json.decode(self.attributes[number] or "{}", type=dict[str, Any])
+        except msgspec.DecodeError:  # of another program
+            return {}
+
+    def key(self, number: int) -> tuple[str, str | None]:
+        """Return name and line of a call, or its inputs without a known line: others are computed in the same way."""
+        return self.names[number], self.callstacks[number] or self.shapes[number]
 
     def is_taken_elsewhere(self, chain: _Chain, members: set[int]) -> bool:
-        """Return whether another operator may take the results of a chain before their gradients are computed."""
+        """Return whether another operator may take the results of a chain.
+
+        Until their gradients are computed, and behind these, such as for a metric, until the product is
+        computed again: a step may end ahead of its metric.
+        """
         first, last = chain.members[0], chain.members[-1]
         end_ns = self.gradient_starts[first]
         if end_ns < self.gradient_starts[last]:
             return True  # it has a gradient of another Backward, too
         for number in range(first + 1, len(self.names)):
-            if self.lane[number] != self.lane[first] or self.starts[number] >= end_ns:
-                return False
-            if number in members:
+            if self.threads[number] != self.threads[first]:
                 continue
-            inputs = self.inputs(number)
-            # Of unknown inputs, those without a gradient are numbers of rows.
-            if chain.states.intersection(inputs) or (
-                not inputs and self.gradient_starts[number] >= 0
-            ):
+            is_behind = self.starts[number] >= end_ns
+            if is_behind and self.key(number) == self.key(first):
+                return False
+            if number not in members and self._may_take(number, chain, is_behind):
                 return True
         return False
+
+    def _may_take(self, number: int, chain: _Chain, is_behind: bool) -> bool:
+        """Return whether a call may take the results of a chain."""
+        inputs, has_gradient = self.inputs(number), self.gradient_starts[number] >= 0
+        if is_behind and has_gradient:
+            return False  # it belongs to the next forward pass
+        # Of unknown inputs, those without a gradient are numbers of rows.
+        return bool(chain.states.intersection(inputs)) or (not inputs and has_gradient)
 
     def saved(self, chain: _Chain) -> pl.DataFrame:
         """Return the rows of `DISCARDED` of a chain."""

@@ -187,8 +187,9 @@ which Python collects garbage), lock
 `ppprof.analysis.efficiency.avoidable`), strided (operators that first copy a view, with the time of the copy:
 `ppprof.analysis.efficiency.copied_inputs`), cast (casts and their gradients), strided line and cast line (lines that call them), discarded (operators on rows that the next operator leaves out, with the time of these
 rows: `ppprof.analysis.advice.discarded_rows`), discarded by (their products, with the time of all), discarded rows and discarded kept (products; calls
-are their rows, and those that are used), LINE_OF a product and TAKER_OF it (lines that compute it, and that take rows), penalty (operators of penalties on
-parameters: `ppprof.analysis.advice.penalties`), penalty form (their forms; calls are parameters), penalty line (line that calls them), table (operators on an embedding's table, with the time of rows that do
+are their rows, and those that are used), LINE_OF a product and TAKER_OF it (lines that compute it, and that take rows), PENALTY a form (operators of penalties on
+parameters: `ppprof.analysis.advice.penalties`), penalty form (the forms; calls are parameters), penalty of some (those that only some of the updated
+parameters have), PENALTY_LINE a form (line that calls them), table (operators on an embedding's table, with the time of rows that do
 not occur), used (updates of such a table, with the time of rows that may occur), lookup (line that looks up rows of such a table), remote (name of a remote call), overhead (what the profiler
 itself does), loader (a Dataloader event), call (runtime call that allocates, frees or loads kernels), pageable (copy from
 memory that is not pinned), line (line of the user's code, without the lines that it calls, by samples), loading (likewise, of
@@ -208,6 +209,9 @@ BESIDE_IN = "beside in "
 
 LINE_OF, TAKER_OF = "discarded line of ", "discarded taker of "
 """What the kinds of lines begin with that compute a product with unused rows, and that take the others."""
+
+PENALTY, PENALTY_LINE = "penalty of form ", "penalty line of form "
+"""What the kinds of operators of penalties of a form begin with, and of the line that calls them."""
 
 MEMORY = {
     "place": pl.String,
@@ -569,12 +573,15 @@ class IndicatorBuilder:
     def add_penalties(self) -> pl.Series:
         """Add the penalties on parameters in the loss, their forms, and their line; return their rows."""
         found = penalties(self.profile)
-        self.add_names("penalty", found)
         calls = pl.col("is_parameter").cast(pl.Int64)
-        self.add_names("penalty form", found.with_columns(name="form", calls=calls))
-        line = line_of_operators(self.profile, found["called_row"])
-        if line is not None:
-            self.add_names("penalty line", found.with_columns(name=pl.lit(line)))
+        forms = found.with_columns(name="form", calls=calls)
+        self.add_names("penalty form", forms)
+        self.add_names("penalty of some", forms.filter("is_of_some"))
+        for (form,), own in found.group_by("form", maintain_order=True):
+            self.add_names(f"{PENALTY}{form}", own)
+            line = line_of_operators(self.profile, own["called_row"])
+            if line is not None:
+                self.add_names(f"{PENALTY_LINE}{form}", own.with_columns(name=pl.lit(line)))
         return found["row"]
 
     def add_largest(self) -> None:

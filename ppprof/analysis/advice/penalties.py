@@ -22,6 +22,7 @@ LEAST_PARAMETERS = 4
 PENALTIES = {
     **{"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64(), "row": pl.Int64()},
     **{"form": pl.String(), "called_row": pl.Int64(), "is_parameter": pl.Boolean()},
+    "is_of_some": pl.Boolean(),
 }
 """Columns of `penalties`."""
 
@@ -31,13 +32,22 @@ L2, L1, NORM = "l2", "l1", "norm"
 _SUMS = frozenset(("sum", "mean", "mean_all"))
 _STARTS = frozenset(("multiply", "square", "pow", "abs", "p_norm"))
 _LEAST_SHAPES = 2
+_LINEAR = frozenset(
+    (
+        *("scale", "add", "add_n", "subtract", "cast", "assign", *_SUMS),
+        *("reshape", "flatten", "squeeze", "unsqueeze"),
+    )
+)
+"""Operators on single numbers behind which the gradient of a penalty is the same but for a factor."""
+_FACTORS = frozenset(("multiply", "divide"))
+"""Likewise, if one of their two inputs needs no gradient."""
 _MOST_BEHIND = 2
 """Operators on single numbers behind a sum: a factor, and the addition to the penalty."""
 _DOUBLE = "doublegradnode"
 """In the names of gradients of gradients, in lower case. A penalty on gradients has the shapes of one on parameters."""
 
 _Call = Mapping[str, Any]
-"""A row of `called_operators`, with ``inputs``, a tuple of shapes."""
+"""A row of `called_operators`, with ``inputs``, a tuple of shapes, and ``place``, its number among all with gradients."""
 
 
 class _Penalty(NamedTuple):
@@ -62,36 +72,43 @@ def penalties(profile: Profile) -> pl.DataFrame:
     A line has penalties on at least `LEAST_PARAMETERS` parameters, not all of one shape. What the operator
     before may have computed is no parameter: the distance between two models is a penalty that no
     optimizer has. In a window with gradients of gradients, penalties may be on these, and are left out.
+    So are those behind which an operator on single numbers may change the gradient by more than a factor;
+    the root of a sum of squares is a norm.
 
     Returns:
         A row for each operator and each gradient: columns of `PENALTIES`. time_ns of a gradient is with the
         sums that it makes. row is that of the event, called_row that of the operator that a line
-        calls. form is `L2`, `L1` or `NORM`. is_parameter is true once for each parameter.
+        calls. form is `L2`, `L1` or `NORM`. is_parameter is true once for each parameter. is_of_some is true
+        if the step has fewer penalties of this form than its optimizers update parameters.
     """
     nothing = pl.DataFrame(schema=PENALTIES)
     sizes = _updated(profile)
     if not sizes or matching(profile.tree.hosts["name"], _DOUBLE).any():
         return nothing
     calls = called_operators(profile).filter(pl.col("gradient_row").is_not_null())
+    shapes = {text: tuple(shapes_in(text)) for text in calls["shapes"].unique()}
+    of_numbers = pl.Series(
+        [text for text, each in shapes.items() if _are_numbers(each)], dtype=pl.String
+    )
     may_begin = pl.col("name").is_in(_STARTS) & ~pl.col("in_layer") & ~pl.col("in_backward")
     # Of most calls, only these and those around them are looked at.
     around = (may_begin.shift(distance) for distance in range(-1, _MOST_BEHIND + 2))
-    calls = calls.filter(pl.any_horizontal(*around))
-    if calls.is_empty():
+    is_of_numbers = pl.col("shapes").is_in(of_numbers.implode())
+    if not calls.select(may_begin.any()).item():
         return nothing
-    shapes = {text: tuple(shapes_in(text)) for text in calls["shapes"].unique()}
+    calls = calls.with_row_index("place").filter(pl.any_horizontal(*around, is_of_numbers))
     backwards = _num_backwards(profile)
     found: list[_Penalty] = []
     for _, lane in calls.group_by("step", "thread", maintain_order=True):
         rows = [{**row, "inputs": shapes[row["shapes"]]} for row in lane.iter_rows(named=True)]
-        of_lines: dict[str | None, list[_Penalty]] = {}
-        for penalty in _in_lane(rows, sizes):
-            of_lines.setdefault(penalty.calls[0]["callstack"], []).append(penalty)
         times = backwards.get(rows[0]["step"], 1)
-        found += [
-            each for line in of_lines.values() if _is_of_model(line, sizes, times) for each in line
-        ]
-    rows_of_all = [row for penalty in found for row in _rows(penalty)]
+        found += _of_models(_in_lane(rows, sizes), rows, sizes, times)
+    of_some = _of_some(found, sizes)
+    rows_of_all = [
+        (*row, (penalty.calls[0]["step"], penalty.form) in of_some)
+        for penalty in found
+        for row in _rows(penalty)
+    ]
     return pl.DataFrame(rows_of_all, PENALTIES, orient="row")
 
 
@@ -146,13 +163,83 @@ def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty
                 continue
             own.append(behind.pop(0))
         for other in behind[:_MOST_BEHIND]:
-            if other["in_layer"] or not _is_of_numbers(other):
+            changed = _changed(form, other) if other is behind[0] else None
+            is_next = other["place"] == own[-1]["place"] + 1 and not other["in_layer"]
+            if not is_next or not (changed or _is_linear(other)):
                 break
-            if form == NORM and other is behind[0] and _is_square(other):
-                form = L2
+            form = changed or form
             own.append(other)
         found.append(_Penalty(form, shape, own))
     return found
+
+
+def _changed(form: str, call: _Call) -> str | None:
+    """Return the form that an operator on the sum of a parameter makes of another one; None if it is linear, or unknown."""
+    if not _are_numbers(call["inputs"]):
+        return None
+    if form == NORM and (_is_square(call) or _is_power(call, 2)):
+        return L2
+    return NORM if form == L2 and _is_root(call) else None
+
+
+def _of_models(
+    penalties: Sequence[_Penalty], rows: Sequence[_Call], sizes: Mapping[Shape, int], times: int
+) -> list[_Penalty]:
+    """Return the penalties of a step's thread whose lines have those of a model, and a known gradient."""
+    of_lines: dict[str | None, list[_Penalty]] = {}
+    for penalty in penalties:
+        of_lines.setdefault(penalty.calls[0]["callstack"], []).append(penalty)
+    lines = [line for line in of_lines.values() if _is_of_model(line, sizes, times)]
+    own = {call["place"]: call for line in lines for each in line for call in each.calls}
+    # A parameter of one element has the operators of the others.
+    known = {(call["callstack"], call["name"]) for call in own.values()}
+    numbers = {call["place"]: call for call in rows if _are_numbers(call["inputs"])}
+    changing = [
+        call
+        for place, call in numbers.items()
+        if place not in own
+        and not _is_linear(call)
+        and ((call["callstack"], call["name"]) not in known or _is_of_two(call))
+    ]
+    return [each for line in lines for each in _of_total(line, own, numbers, changing)]
+
+
+def _of_total(
+    line: list[_Penalty],
+    own: Mapping[int, _Call],
+    numbers: Mapping[int, _Call],
+    changing: Sequence[_Call],
+) -> list[_Penalty]:
+    """Return the penalties of a line, as norms if a root of the total follows; [] if their gradient is unknown."""
+    forms = {each.form for each in line}
+    if forms >= {L2, NORM}:
+        return []
+    begin = line[0].calls[0]["place"]
+    behind = [call for call in changing if call["place"] > begin]
+    if not behind:
+        return line
+    for call in behind:
+        place = call["place"] - 1
+        while place in numbers and place not in own:
+            place -= 1
+        if place not in own or not _is_root(call):
+            return []
+    return [each._replace(form=NORM) for each in line] if forms == {L2} else []
+
+
+def _of_some(found: Sequence[_Penalty], sizes: Mapping[Shape, int]) -> set[tuple[int, str]]:
+    """Return step and form of the penalties that some of the updated parameters have, but not all."""
+    shapes: dict[tuple[int, str], Counter[Shape]] = {}
+    for penalty in found:
+        key = penalty.calls[0]["step"], penalty.form
+        shapes.setdefault(key, Counter())[penalty.shape] += 1
+    # Of one element, a penalty has other shapes: those are not counted.
+    updated = {shape: num for shape, num in sizes.items() if math.prod(shape) > 1}
+    return {
+        key
+        for key, own in shapes.items()
+        if any(own[shape] < num for shape, num in updated.items())
+    }
 
 
 def _form(call: _Call) -> str | None:
@@ -166,11 +253,25 @@ def _form(call: _Call) -> str | None:
 
 
 def _is_square(call: _Call) -> bool:
-    """Return whether a call squares a tensor. A product with another tensor has one gradient, or other shapes."""
+    """Return whether a call squares a tensor. The gradients of a product with another one are of two tensors."""
     if call["name"] == "multiply":
-        inputs = call["inputs"]
-        return len(inputs) == 2 and inputs[0] == inputs[1] and call["num_gradients"] == 2
-    return call["name"] == "square" or (call["name"] == "pow" and _attributes(call).get("X1") == 2)
+        return call["is_of_one_leaf"] is True
+    return call["name"] == "square" or _is_power(call, 2)
+
+
+def _is_power(call: _Call, exponent: float) -> bool:
+    """Return whether a call raises a tensor to a power. Real exponents are not recorded."""
+    return call["name"] == "pow" and _attributes(call).get("X1") == exponent
+
+
+def _is_root(call: _Call) -> bool:
+    """Return whether a call may compute a square root: exponents such as 0.5 are not recorded."""
+    return call["name"] == "sqrt" or (call["name"] == "pow" and "X1" not in _attributes(call))
+
+
+def _is_of_two(call: _Call) -> bool:
+    """Return whether a call multiplies two tensors that need gradients."""
+    return call["name"] == "multiply" and not _is_square(call)
 
 
 def _is_sum_of(call: _Call, shape: Shape) -> bool:
@@ -183,9 +284,15 @@ def _is_sum_of(call: _Call, shape: Shape) -> bool:
     )
 
 
-def _is_of_numbers(call: _Call) -> bool:
+def _are_numbers(shapes: Sequence[Shape]) -> bool:
     """Return whether all inputs of a call are single numbers."""
-    return bool(call["inputs"]) and all(math.prod(shape) == 1 for shape in call["inputs"])
+    return bool(shapes) and all(math.prod(shape) == 1 for shape in shapes)
+
+
+def _is_linear(call: _Call) -> bool:
+    """Return whether all that a call changes of a number's gradient is a factor."""
+    is_factor = call["name"] in _FACTORS and (call["num_gradients"] or 0) < 2
+    return _are_numbers(call["inputs"]) and (call["name"] in _LINEAR or is_factor)
 
 
 def _may_make(call: _Call, shape: Shape) -> bool:

@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
-from ppprof.analysis.advice.indicators import LINE_OF, TAKER_OF
+from ppprof.analysis.advice.indicators import LINE_OF, PENALTY, PENALTY_LINE, TAKER_OF
 from ppprof.analysis.advice.penalties import L2, NORM
 
 REACHABLE = 0.7
@@ -221,18 +221,22 @@ def discarded_rows(evidence: Evidence) -> list[Finding]:
 def penalty_in_loss(evidence: Evidence) -> list[Finding]:
     """Report penalties on parameters in the loss; the cost is the time of their operators and gradients.
 
-    An optimizer adds the gradients of squares and of absolute values in the update, and none of norms.
+    An optimizer adds the gradients of squares and of absolute values in the update, and none of norms. Of
+    several forms, only the one with the most time is reported: the optimizer takes one, and the others stay.
     """
-    operators, forms = evidence.names("penalty"), evidence.names("penalty form")
-    if operators.is_empty():
+    forms = evidence.names("penalty form")
+    if forms.is_empty():
         return []
     form = str(forms["name"][0])
+    operators = evidence.names(f"{PENALTY}{form}")
+    is_of_some = form != NORM and form in evidence.names("penalty of some")["name"]
+    remedy = "code" if form == L2 else f"code-{form}"
     facts: dict[str, Fact] = {
         "name": operators["name"][0],
         "name_ns": operators["time_ns"][0],
-        "line": evidence.first_name("penalty line"),
-        "penalties": round(float(forms["calls"].sum())),
-        "remedy": "code" if form == L2 else f"code-{form}",
+        "line": evidence.first_name(f"{PENALTY_LINE}{form}"),
+        "penalties": round(float(forms["calls"][0])),
+        "remedy": f"{remedy}-some" if is_of_some else remedy,
     }
     confidence = "possible" if form == NORM else "likely"
     cost_ns = float(operators["time_ns"].sum())

@@ -151,6 +151,19 @@ def _order(starts: Collection[int], graph: _Graph) -> list[GraphNode]:
     return order
 
 
+def of_one_leaf(order: Sequence[GraphNode]) -> list[bool]:
+    """Return whether each node computes several gradients, all of them for one leaf, as that of ``p * p``.
+
+    Args:
+        order: from `gradient_order`.
+    """
+    leaves = {node.address for node in order if node.name == ACCUMULATION}
+    return [
+        len(node.below) > 1 and len(set(node.below)) == 1 and node.below[0] in leaves
+        for node in order
+    ]
+
+
 def unused_gradients(order: Sequence[GraphNode], unused: Set[int]) -> list[int]:
     """Return how many of its gradients each node computes only for some leaves.
 

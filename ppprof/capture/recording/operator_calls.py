@@ -40,6 +40,7 @@ from ppprof.capture.recording.gradient_order import (
     gradient_order,
     leaves_below_functions,
     node_reader,
+    of_one_leaf,
     unused_gradients,
 )
 from ppprof.capture.recording.observers import FileObserver
@@ -296,9 +297,11 @@ class WindowCalls:
 
         def nodes_of(graph: _Graph) -> list[Node]:
             counts = unused_gradients(graph.nodes, frozenset() if graph.is_of_inputs else leaves)
+            # The inputs of paddle.grad may be no leaves: several results of one operator have one node.
+            of_one = [not graph.is_of_inputs and each for each in of_one_leaf(graph.nodes)]
             return [
-                Node(node.name, row_of.get(by, -1), node.num_gradients, num)
-                for node, by, num in zip(graph.nodes, graph.created_by, counts)
+                Node(node.name, row_of.get(by, -1), node.num_gradients, num, is_of_one)
+                for node, by, num, is_of_one in zip(graph.nodes, graph.created_by, counts, of_one)
             ]
 
         return [

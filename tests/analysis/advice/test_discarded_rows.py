@@ -46,10 +46,17 @@ def test_all_that_computes_on_the_rows_counts(tmp_path: Path):
         (
             PRODUCT,
             Called("reshape", ((48, 20, 128),)),
-            Called("gather", (ROWS, (48,))),
+            Called("gather", (ROWS, (48,)), {"X2": 0}),
             Called("cross_entropy_with_softmax", ((48, 128), (48, 1))),
         ),
-        (PRODUCT, SLICE._replace(name="index_select"), LOSS),
+        (PRODUCT, Called("index_select", ((48, 20, 128), (1,)), {"X2": 1}), LOSS),
+        # Without an axis it is the first one. The next call may be of another branch.
+        (
+            PRODUCT,
+            Called("reshape", ((48, 20, 128),)),
+            Called("gather", (ROWS, (48,))),
+            Called("tanh", ((16, 3),)),
+        ),
         (
             PRODUCT,
             Called("gather_nd", ((48, 20, 128), (48, 2))),
@@ -59,8 +66,13 @@ def test_all_that_computes_on_the_rows_counts(tmp_path: Path):
         (
             PRODUCT,
             Called("masked_select", ((48, 20, 128), (48, 20, 128))),
-            Called("reshape", ((48 * 128,),)),
+            Called("reshape", ((48 * 128,),), {"X1": [-1, 128]}),
             Called("cross_entropy_with_softmax", ((48, 128), (48, 1))),
+        ),
+        (
+            PRODUCT,
+            Called("masked_select", ((48, 20, 128), (48, 20, 1))),
+            Called("relu", ((48 * 128,),)),
         ),
         # logits[mask]: the shapes are not recorded.
         (
@@ -95,12 +107,83 @@ def test_rows_are_taken_in_many_ways(called: tuple[Called, ...], tmp_path: Path)
         (PRODUCT, SLICE, Called("cross_entropy_with_softmax", ((96, 1, 128), (96, 1)))),
         # A layer that needs no gradients.
         (PRODUCT._replace(gradients=0), SLICE._replace(gradients=0), LOSS),
+        # Its weight has as many columns as a row has elements: it is no input of the next product.
+        (PRODUCT, SLICE, Called("matmul", ((48, 20, 128), (1, 128)), gradients=2)),
+        # The samples of another branch, which get no gradient.
+        (PRODUCT, SLICE, Called("matmul", ((48, 128), (128, 64)))),
+        (PRODUCT, SLICE, Called("embedding", ((48, 20), (9, 128)))),
+        # The product with other rows, whose number may be any.
+        (PRODUCT, SLICE, Called("matmul", ((8, 128), (48, 128)), {"transpose_y": True}, 2)),
+        # Elements of rows: the values of the actions that were taken.
+        (
+            PRODUCT,
+            Called("masked_select", ((48, 20, 128), (48, 20, 128))),
+            Called("subtract", ((128,), (128,))),
+        ),
+        (
+            PRODUCT,
+            Called("masked_select", ((48, 20, 128), (48, 20, 128))),
+            Called("reshape", ((128,),), {"X1": [-1]}),
+        ),
+        (PRODUCT, Called("gather_nd", ((48, 20, 128), (48, 3))), LOSS),
+        # Columns are gathered; more rows than a half.
+        (PRODUCT, Called("gather", ((48, 20, 128), (8,)), {"X2": -1}), LOSS),
+        (PRODUCT, Called("gather", ((48, 20, 128), (30,)), {"X2": 0}), LOSS),
         # Of unknown shapes, two that take rows.
         (PRODUCT, *[MASK, LOSS] * 2),
     ],
 )
 def test_rows_that_something_uses_are_not_discarded(called: tuple[Called, ...], tmp_path: Path):
     assert not found(tmp_path, *called)
+
+
+def test_a_square_weight_behind_is_no_row(tmp_path: Path):
+    """Of 960 rows, 4 are multiplied with 128 times 128."""
+    square = Called("matmul", ((4, 128), (128, 128)), gradients=2)
+    assert ("matmul [48,20,64] [64,128]", pytest.approx(50 * (1 - 4 / 960), abs=0.01)) in found(
+        tmp_path, PRODUCT, SLICE, square
+    )
+
+
+def test_two_products_whose_rows_are_gathered(tmp_path: Path):
+    """Of 96 rows, 24 are gathered; the weight of the second product has 128 times 64."""
+    gathering = (
+        Called("matmul", ((96, 128), (128, 64)), gradients=2),
+        Called("gather", ((96, 64), (24,)), {"X2": 0}),
+    )
+    found_of_both = dict(found(tmp_path, *gathering, *gathering, Called("add", ((24, 64),) * 2)))
+    assert found_of_both["matmul [96,128] [128,64]"] == 75
+
+
+@pytest.mark.parametrize("order", [[4, 2, 3, 1, 0], [4, 3, 2, 0, 1]])
+def test_rows_of_a_slice_are_those_of_the_gradient_ahead(order: list[int], tmp_path: Path):
+    """The next call computes another branch: img = vproj(h)[:, :1], txt = tproj(g)."""
+    other = Called("matmul", ((48, 1, 128), (128, 128)), gradients=2)
+    before = Called("relu", ((48, 1, 128),), line=5)
+    product = PRODUCT, SLICE, other, LOSS
+    assert not found(tmp_path / "branches", before, *product, order=order)
+    assert found(tmp_path / "chain", before, *product)
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_found"),
+    [
+        ((Called("argmax", ((48, 20, 128),), gradients=0, line=12),), False),
+        # Of the evaluation, which computes the product again.
+        ((PRODUCT._replace(gradients=0), Called("argmax", ((48, 20, 128),), gradients=0)), True),
+        ((Called("argmax", ((48, 1, 128),), gradients=0, line=12),), True),
+    ],
+)
+def test_a_metric_behind_the_gradients_is_a_use(
+    behind: tuple[Called, ...], is_found: bool, tmp_path: Path
+):
+    assert bool(found(tmp_path, PRODUCT, SLICE, LOSS, behind=behind)) is is_found
+
+
+def test_a_metric_in_the_next_step_is_a_use(tmp_path: Path):
+    """A step ends with the optimizer's update; the window ends ahead of the last metric."""
+    metric = Called("argmax", ((48, 20, 128),), gradients=0, line=12)
+    assert not found(tmp_path, metric, PRODUCT, SLICE, LOSS)
 
 
 @pytest.mark.parametrize(("order", "is_found"), [([3, 2, 1, 0], True), ([3, 2, 0, 1], False)])

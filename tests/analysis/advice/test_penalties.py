@@ -94,9 +94,11 @@ def squares(**changes: object) -> list[Called]:
     ("called", "options"),
     [
         # A product of two tensors, one of which needs no gradients: a mask, a gradient of another model.
-        (squares(gradients=1), {}),
+        (squares(gradients=1, of_one_leaf=False), {}),
+        # Products of the parameters of two networks.
+        (squares(of_one_leaf=False), {}),
         # Without gradients: an average, a norm that is only shown.
-        (squares(gradients=0), {}),
+        (squares(gradients=0, of_one_leaf=False), {}),
         ([Called("square", ((3, 3),)), *squares(in_layer=True)], {}),
         # Activations of a shape that no parameter has.
         (penalised(*PARAMETERS), {"updated": ((16, 16), (16,))}),
@@ -120,6 +122,87 @@ def squares(**changes: object) -> list[Called]:
 )
 def test_no_penalty_on_parameters(called: list[Called], options: dict[str, object], tmp_path: Path):
     assert finding(tmp_path, *called, **options) is None
+
+
+def behind_each(*names: str, **options: object) -> list[Called]:
+    """`penalised`, with operators on the sum of each parameter."""
+    return [
+        each
+        for start in range(0, 8, 2)
+        for each in (
+            *penalised(*PARAMETERS)[start : start + 2],
+            *(Called(name, ((),), **options) for name in names),
+        )
+    ]
+
+
+def behind_all(*names: str) -> list[Called]:
+    """`penalised`, with an addition for each parameter, and operators on the total."""
+    added = [
+        call._replace(shapes=((), ())) if call.name == "add" else call
+        for call in behind_each("add")
+    ]
+    return [*added, *(Called(name, ((),)) for name in names)]
+
+
+LEARNED = Called("multiply", ((), ()), gradients=2)
+"""A product of two numbers that both need gradients: the square of a total, or a learned factor."""
+
+
+@pytest.mark.parametrize(
+    ("called", "remedy"),
+    [
+        (behind_each("scale"), "code"),
+        (behind_each("sqrt"), "code-norm"),
+        (behind_each("pow"), "code-norm"),  # ** 0.5: real numbers are not recorded
+        (behind_each("scale", "sqrt"), "code-norm"),
+        (behind_each("exp"), None),
+        (behind_each("pow", attributes={"X1": 2}), None),
+        (behind_all("scale"), "code"),
+        (behind_all("sqrt", "scale"), "code-norm"),
+        (behind_all("log"), None),
+        ([*behind_all(), LEARNED], None),
+        ([*behind_all(), LEARNED._replace(gradients=1)], "code"),
+        # The root of something else, such as the mean of squared errors.
+        ([*behind_all(), Called("mean", ((16, 3),)), Called("sqrt", ((),))], None),
+        ([Called("sqrt", ((),)), Called("tanh", ((16, 3),)), *behind_all()], "code"),
+    ],
+)
+def test_operators_behind_the_sums_decide_on_the_gradient(
+    called: list[Called], remedy: str | None, tmp_path: Path
+):
+    """The gradient of a root is that of a norm; behind others but factors and additions, it is unknown."""
+    found = finding(tmp_path, *called)
+    assert (found and found.facts["remedy"]) == remedy
+
+
+def test_a_parameter_of_one_element_has_the_operators_of_the_others(tmp_path: Path):
+    one = ((1,),)
+    found = finding(tmp_path, *penalised(*PARAMETERS, *one), updated=(*PARAMETERS, *one))
+    assert found is not None
+    assert (found.facts["remedy"], found.facts["penalties"]) == ("code", 4)
+
+
+@pytest.mark.parametrize(
+    ("called", "remedy"),
+    [(penalised(*PARAMETERS), "code-some"), (each_of("abs", "sum"), "code-l1-some")],
+)
+def test_weight_decay_is_for_all_parameters(called: list[Called], remedy: str, tmp_path: Path):
+    """Some that the optimizer updates have no penalty."""
+    found = finding(tmp_path, *called, updated=(*PARAMETERS, (8, 4)))
+    assert found is not None
+    assert found.facts["remedy"] == remedy
+
+
+def test_of_two_forms_the_longer_one_is_reported(tmp_path: Path):
+    """An elastic net: the optimizer takes one of its penalties, and the other one stays."""
+    l1 = [call._replace(line=9) for call in each_of("abs", "sum")]
+    found = finding(tmp_path, *behind_each("scale"), *l1)
+    assert found is not None
+    assert (found.facts["remedy"], found.facts["penalties"]) == ("code", 4)
+    assert found.facts["line"] == "train.py:7, forward()"
+    assert found.cost_ns == 2 * 12 * 20 * US
+    assert not [name for name in found.evidence["name"] if name.startswith("abs")]
 
 
 def test_a_loop_over_parameters_counts_once(tmp_path: Path):

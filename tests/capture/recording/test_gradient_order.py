@@ -138,6 +138,25 @@ def test_only_gradients_that_are_computed_count(tmp_path: Path) -> None:
     assert products["attributes"].to_list() == NUM_STEPS * ['{"gradients":2}', '{"gradients":1}']
 
 
+def test_a_square_is_of_one_parameter(tmp_path: Path) -> None:
+    """Its factors are one tensor: two gradients for one node. Those of two parameters, or of an activation, are not."""
+    p, q = (paddle.create_parameter([4, 4], "float32") for _ in range(2))
+    parts = paddle.create_parameter([2, 4, 4], "float32")
+
+    def step(_: int) -> None:
+        first, second = paddle.unbind(parts)
+        (p * p).sum().backward()
+        (p * q).sum().backward()
+        (first * second).sum().backward()
+        p.square().sum().backward()
+
+    found = gradients(tmp_path, step)
+    names = [f"Global_{name}GradNode" for name in ("Multiply", "Square")]
+    texts = found.filter(pl.col("name").is_in(names))["attributes"]
+    are_of_one = [json.loads(text).get("of_one_leaf", False) for text in texts]
+    assert are_of_one == [True, False, False, False] * NUM_STEPS
+
+
 @pytest.mark.parametrize("way", ["contiguous", "in place"])
 def test_a_call_without_a_node_leaves_that_of_its_argument(tmp_path: Path, way: str) -> None:
     """It may return its argument, or change it without a gradient."""
