@@ -52,8 +52,9 @@ _PROGRAMS = "paddle.distributed.auto_parallel.api"
 _FIRST_BACKWARD, _LAST_BACKWARD = 4, 100
 """Without an optimizer, the calls of ``backward`` between which parameters are looked at: the first ones may only try
 the model out, and a script that has not updated it by the last does something else."""
-_MOST_WATCHED, _MOST_ELEMENTS = 8, 4096
-"""Parameters that are compared, and about how many values of each, from all of it: a step may change some rows."""
+_MOST_WATCHED, _MOST_ELEMENTS, _MOST_OF_A_ROW = 8, 4096, 1 << 20
+"""Parameters that are compared, about how many values of each, in rows from all of it, since a step may change some
+of them; and the most values of such a row."""
 _Called = Callable[..., Sequence[Any]]
 """Takes the arguments of a call, and returns what steps in it."""
 
@@ -375,6 +376,9 @@ def _watched_parameters() -> list[Callable[[], bool]]:
         and not each.stop_gradient
         and each._is_initialized()
         and not each.is_dist()  # its values may be on other ranks
+        and each.size
+        and each.shape  # a single number has no rows
+        and _row_size(each) <= _MOST_OF_A_ROW
     ]
     return [_change_of(each) for each in found[:: max(1, len(found) // _MOST_WATCHED)]]
 
@@ -394,7 +398,13 @@ def _change_of(parameter: Any) -> Callable[[], bool]:
 
 def _some_values(parameter: Any) -> Any:
     with sys.modules["paddle"].no_grad():
-        return parameter.flatten()[:: max(1, parameter.size // _MOST_ELEMENTS)].numpy()
+        num_rows = max(1, _MOST_ELEMENTS // _row_size(parameter))
+        return parameter[:: max(1, parameter.shape[0] // num_rows)].numpy()
+
+
+def _row_size(parameter: Any) -> int:
+    """Return how many elements one index of the first axis has."""
+    return int(parameter.size) // int(parameter.shape[0])
 
 
 def _any_pair(is_same: Callable[[Any, Any], bool], called: _Optimizer, known: _Optimizer) -> bool:

@@ -49,6 +49,9 @@ NOT_UPDATED = "not_updated"
 """The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get
 gradients: the line that calls the layer, as a call stack; empty if unknown."""
 
+OWN_ATTRIBUTES = frozenset((LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED))
+"""Attributes that ppprof has added: no argument of an operator has their names."""
+
 
 _GRADIENT = re.compile(r"(Global_)?(\w+?)GradNode(Final)?")
 

@@ -26,6 +26,8 @@ UPDATES = (
 """The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
+MANY_OUTSIDE = 16
+"""Least number of times that a line outside of layers calls operators, again and again ahead of one Backward."""
 MANY_OF_A_FUNCTION = 256
 """Least number of operators that loops of a function call in a step, also through layers of packages."""
 MANY_CALLS = 32
@@ -136,10 +138,9 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
 
 def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
     """Return the calls of layers that repeat `MANY_CALLS` times, with column own: which layer is called."""
-    backward = tree.of_category("Backward")["start_ns"].sort().to_numpy()
     layers = layers.with_columns(
         own=pl.col("attributes").cast(pl.String).str.json_path_match(f"$.{LAYER}"),
-        num_backwards=pl.Series(np.searchsorted(backward, layers["start_ns"].to_numpy())),
+        num_backwards=_num_backwards(layers, tree),
     )
     key = ["step", "thread", "layer", "num_backwards", "own"]
     layers = layers.drop_nulls(["step", "own"]).filter(pl.col("own") != "")
@@ -147,6 +148,12 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
         own=pl.concat_str("above", pl.lit("/"), "own")
     )  # of several models
     return layers.filter(pl.len().over(key) >= MANY_CALLS)
+
+
+def _num_backwards(events: pl.DataFrame, tree: Tree) -> pl.Series:
+    """Return how many Backwards have begun before each event."""
+    backward = tree.of_category("Backward")["start_ns"].sort().to_numpy()
+    return pl.Series(np.searchsorted(backward, events["start_ns"].to_numpy()))
 
 
 def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> pl.DataFrame:
@@ -157,8 +164,8 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
         operators  a  b  a  b  a  b   c     a and b: called by two lines of a loop in a function
         time_ns    #################        with the gaps, and with the gradients of a and b
 
-    A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or outside layers, it is the next to
-    call an operator: the lines of a model's layers are in one call of each layer. A line that calls so many
+    A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or `MANY_OUTSIDE` times outside layers,
+    it is the next to call an operator: the lines of a model's layers are in one call of each layer. A line that calls so many
     operators alone counts without the others of its function, and an optimizer's operators without all others.
     """
     tree, events = profile.tree, profile.trace.events
@@ -177,20 +184,21 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     # Paddle's own updates are no loop of the user's.
     is_between = pl.Series(contains(updating, outer["start_ns"].to_numpy()))
     is_updating = outer["in_optimizer"] & (is_between | matching(outer["name"], UPDATES))
-    outer = outer.with_columns(is_updating=is_updating)
+    outer = outer.with_columns(is_updating=is_updating, num_backwards=_num_backwards(outer, tree))
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
     line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]
+    least = pl.when(pl.col("layer").first() < 0).then(MANY_OUTSIDE).otherwise(MANY_OPERATORS)
     lines = (
         outer.filter(is_called, ~pl.col("is_updating"))
         .with_columns(is_next=is_next)
         .drop_nulls(["step", "callstack"])
-        .group_by(*line, "layer")
-        .agg(calls=pl.len(), times=pl.col("is_next").sum())
+        .group_by(*line, "layer", "num_backwards")
+        .agg(calls=pl.len(), is_in_loop=pl.col("is_next").sum() >= least)
         .group_by(line)
-        .agg(pl.col("calls").sum(), pl.col("times").max())
+        .agg(pl.col("calls").sum(), pl.col("is_in_loop").any())
     )
-    is_in_loop, stack = pl.col("times") >= MANY_OPERATORS, pl.col("callstack").cast(pl.String)
+    is_in_loop, stack = pl.col("is_in_loop"), pl.col("callstack").cast(pl.String)
     lines = lines.filter(is_in_loop | (pl.col("calls") >= MANY_OF_A_FUNCTION))
     functions = {text: _function(text) for text in lines.select(stack).to_series().unique()}
     function = stack.replace_strict(functions, return_dtype=pl.String)

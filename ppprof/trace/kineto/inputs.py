@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from ppprof.trace.operator_inputs import NUM_GRADIENTS, to_json
+from ppprof.trace.operator_inputs import OWN_ATTRIBUTES, to_json
 
 _DTYPES = {
     **{"float": "float32", "double": "float64", "c10::Half": "float16"},
@@ -80,7 +80,7 @@ def lists_of(shapes: str | None, dtypes: str | None, attributes: str | None) -> 
         values_of = msgspec.json.decode(attributes or "{}", type=dict[str, Any])
     except msgspec.DecodeError:
         return ""
-    names = sorted({*shapes_of, *values_of} - {NUM_GRADIENTS})
+    names = sorted({*shapes_of, *values_of} - OWN_ATTRIBUTES)
     numbers = [int(match[1]) for name in names if (match := _PLACE.fullmatch(name))]
     placed = [f"X{number}" for number in range(max(numbers, default=-1) + 1)]
     arguments = [*placed, *(name for name in names if not _PLACE.fullmatch(name))]

@@ -429,6 +429,28 @@ def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
         assert loop.cost_ns == (64 * 12 - 1) * US
 
 
+@pytest.mark.parametrize(
+    ("num", "num_backwards", "is_loop"), [(16, 1, True), (15, 1, False), (30, 2, False)]
+)
+def test_a_function_outside_layers_is_a_loop_from_16_calls_on(
+    num, num_backwards, is_loop, tmp_path
+):
+    """f() calls 16 operators of 1 in two lines, again and again; a Backward ends each half of it."""
+    stacks = [Shapes({}, callstack=f'File "loss.py", line {n}, in f') for n in (8, 9)]
+
+    def make(at):
+        for i in range(num):
+            for k in range(16):
+                begin = 25 * i + k
+                yield op(at, begin, begin + 1, "add dygraph", stacks[k >= 8])
+            if (i + 1) % (num // num_backwards) == 0:
+                node = op(at, 25 * i + 21, 25 * i + 22, "Global_AddGradNode")
+                yield op(at, 25 * i + 20, 25 * i + 23, "Backward", node, category="Backward")
+
+    found = [each.rule for each in findings(tmp_path, threads=[thread(make)])]
+    assert ("many-small-operators" in found) == is_loop
+
+
 def calls_of_layers(names, times):
     """Calls of layers in each of 6 steps: rows of ``names``, and (row, start, end) in the step."""
     rows = [

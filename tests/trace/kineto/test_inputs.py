@@ -112,7 +112,11 @@ def test_anything_else_is_left_out(dims: Any, types: Any, concrete: Any) -> None
             ([[], [2, 4], [4]], ["Scalar", "long int", "pstring"], ["-1", "", ""]),
         ),
         (
-            ('{"X0":[[2]]}', '{"X0":["unknown"]}', '{"gradients":2}'),
+            (
+                '{"X0":[[2]]}',
+                '{"X0":["unknown"]}',
+                '{"gradients":2,"unused_gradients":1,"of_one_leaf":true}',
+            ),
             ([[[2]]], ["TensorList"], [""]),
         ),
     ],
