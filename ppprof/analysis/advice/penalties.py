@@ -147,14 +147,16 @@ def _num_backwards(profile: Profile) -> dict[int, int]:
 
 
 def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty]:
-    """Return the penalties in the calls of a step's thread."""
+    """Return the penalties in the calls of a step's thread, also those on parameters of one element."""
     found = []
     for number, call in enumerate(rows):
-        form = None if call["in_layer"] or call["in_backward"] else _form(call)
-        shape = call["inputs"][0] if call["inputs"] else ()
-        if form is None or shape not in sizes or math.prod(shape) < 2:
+        is_outside = call["inputs"] and not call["in_layer"] and not call["in_backward"]
+        form = _form(call) if is_outside else None
+        if form is None or call["inputs"][0] not in sizes:
             continue
-        if number and _may_make(rows[number - 1], shape):
+        shape = call["inputs"][0]
+        # Most operators on single numbers are on other ones: there, `_is_of_model` counts instead.
+        if number and shape and _may_make(rows[number - 1], shape):
             continue
         behind = list(rows[number + 1 : number + 2 + _MOST_BEHIND])
         own = [call]
@@ -185,23 +187,44 @@ def _changed(form: str, call: _Call) -> str | None:
 def _of_models(
     penalties: Sequence[_Penalty], rows: Sequence[_Call], sizes: Mapping[Shape, int], times: int
 ) -> list[_Penalty]:
-    """Return the penalties of a step's thread whose lines have those of a model, and a known gradient."""
+    """Return the penalties of a step's thread whose lines have those of a model, and a known gradient.
+
+    Those on parameters of one element are left out.
+    """
     of_lines: dict[str | None, list[_Penalty]] = {}
     for penalty in penalties:
         of_lines.setdefault(penalty.calls[0]["callstack"], []).append(penalty)
-    lines = [line for line in of_lines.values() if _is_of_model(line, sizes, times)]
+    of_models = [line for line in of_lines.values() if _is_of_model(line, sizes, times)]
+    lines = [[each for each in line if not _is_of_one(each)] for line in of_models]
     own = {call["place"]: call for line in lines for each in line for call in each.calls}
-    # A parameter of one element has the operators of the others.
-    known = {(call["callstack"], call["name"]) for call in own.values()}
+    # A parameter of one element has the operators of the others. A power of the total has other
+    # attributes than the squares of parameters, or no sum behind it.
+    starts = {_start(each) for line in lines for each in line}
+    of_ones = {
+        call["place"]
+        for line in of_models
+        for each in line
+        if _is_of_one(each) and _start(each) in starts
+        for call in each.calls
+    }
     numbers = {call["place"]: call for call in rows if _are_numbers(call["inputs"])}
     changing = [
         call
         for place, call in numbers.items()
-        if place not in own
-        and not _is_linear(call)
-        and ((call["callstack"], call["name"]) not in known or _is_of_two(call))
+        if place not in own and place not in of_ones and not _is_linear(call)
     ]
     return [each for line in lines for each in _of_total(line, own, numbers, changing)]
+
+
+def _start(penalty: _Penalty) -> tuple[str | None, str, str | None, str]:
+    """Return what penalties of one line have in common: line, name and attributes of the first call, and the form."""
+    first = penalty.calls[0]
+    return first["callstack"], first["name"], first["attributes"], penalty.form
+
+
+def _is_of_one(penalty: _Penalty) -> bool:
+    """Return whether a penalty is on a parameter of one element."""
+    return math.prod(penalty.shape) == 1
 
 
 def _of_total(
@@ -269,11 +292,6 @@ def _is_root(call: _Call) -> bool:
     return call["name"] == "sqrt" or (call["name"] == "pow" and "X1" not in _attributes(call))
 
 
-def _is_of_two(call: _Call) -> bool:
-    """Return whether a call multiplies two tensors that need gradients."""
-    return call["name"] == "multiply" and not _is_square(call)
-
-
 def _is_sum_of(call: _Call, shape: Shape) -> bool:
     """Return whether a call adds up all elements of a tensor; with an axis, some."""
     return (
@@ -304,7 +322,8 @@ def _is_of_model(line: Sequence[_Penalty], sizes: Mapping[Shape, int], times: in
     """Return whether the penalties of a line are on a model's parameters: several, and no more than there are."""
     shapes = Counter(penalty.shape for penalty in line)
     is_within = all(num <= times * sizes[shape] for shape, num in shapes.items())
-    return len(line) >= LEAST_PARAMETERS and len(shapes) >= _LEAST_SHAPES and is_within
+    larger = {shape: num for shape, num in shapes.items() if math.prod(shape) > 1}
+    return sum(larger.values()) >= LEAST_PARAMETERS and len(larger) >= _LEAST_SHAPES and is_within
 
 
 def _rows(penalty: _Penalty) -> list[tuple[object, ...]]:
