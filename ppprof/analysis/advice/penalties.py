@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,8 @@ def penalties(profile: Profile) -> pl.DataFrame:
         A row for each operator and each gradient: columns of `PENALTIES`. time_ns of a gradient is with the
         sums that it makes. row is that of the event, called_row that of the operator that a line
         calls. form is `L2`, `L1` or `NORM`. is_parameter is true once for each parameter. is_of_some is true
-        if the step has fewer penalties of this form than its optimizers update parameters.
+        if the step has fewer penalties of this form than its optimizers update parameters, times the Backwards
+        that compute their gradients.
     """
     nothing = pl.DataFrame(schema=PENALTIES)
     sizes = _updated(profile)
@@ -97,13 +99,13 @@ def penalties(profile: Profile) -> pl.DataFrame:
     if not calls.select(may_begin.any()).item():
         return nothing
     calls = calls.with_row_index("place").filter(pl.any_horizontal(*around, is_of_numbers))
-    backwards = _num_backwards(profile)
+    backwards = _starts_of_backwards(profile)
     found: list[_Penalty] = []
     for _, lane in calls.group_by("step", "thread", maintain_order=True):
         rows = [{**row, "inputs": shapes[row["shapes"]]} for row in lane.iter_rows(named=True)]
-        times = backwards.get(rows[0]["step"], 1)
+        times = len(backwards.get(rows[0]["step"], [0]))
         found += _of_models(_in_lane(rows, sizes), rows, sizes, times)
-    of_some = _of_some(found, sizes)
+    of_some = _of_some(found, sizes, backwards)
     rows_of_all = [
         (*row, (penalty.calls[0]["step"], penalty.form) in of_some)
         for penalty in found
@@ -139,11 +141,12 @@ def _first_argument(text: str) -> list[Shape]:
     return inputs.get("X0") or inputs.get("Param") or []
 
 
-def _num_backwards(profile: Profile) -> dict[int, int]:
-    """Return step -> its number of Backwards: each may have a penalty."""
+def _starts_of_backwards(profile: Profile) -> dict[int, list[int]]:
+    """Return step -> the starts of its Backwards in ns, ascending: each may have a penalty."""
     rows = profile.tree.events.host_rows("Backward")
-    steps = profile.trace.events["step"].gather(rows).drop_nulls()
-    return dict(steps.value_counts().iter_rows())
+    backwards = profile.trace.events.select("step", "start_ns")[rows].drop_nulls("step")
+    starts = backwards.sort("start_ns").group_by("step").agg("start_ns")
+    return dict(starts.iter_rows())
 
 
 def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty]:
@@ -250,18 +253,24 @@ def _of_total(
     return [each._replace(form=NORM) for each in line] if forms == {L2} else []
 
 
-def _of_some(found: Sequence[_Penalty], sizes: Mapping[Shape, int]) -> set[tuple[int, str]]:
-    """Return step and form of the penalties that some of the updated parameters have, but not all."""
+def _of_some(
+    found: Sequence[_Penalty], sizes: Mapping[Shape, int], backwards: Mapping[int, Sequence[int]]
+) -> set[tuple[int, str]]:
+    """Return step and form of the penalties that are not on all updated parameters in each Backward with some."""
     shapes: dict[tuple[int, str], Counter[Shape]] = {}
+    own_backwards: dict[tuple[int, str], set[int]] = {}
     for penalty in found:
-        key = penalty.calls[0]["step"], penalty.form
+        first = penalty.calls[0]
+        key = first["step"], penalty.form
         shapes.setdefault(key, Counter())[penalty.shape] += 1
+        number = bisect_right(backwards.get(first["step"], ()), first["gradient_start_ns"])
+        own_backwards.setdefault(key, set()).add(number)
     # Of one element, a penalty has other shapes: those are not counted.
     updated = {shape: num for shape, num in sizes.items() if math.prod(shape) > 1}
     return {
         key
         for key, own in shapes.items()
-        if any(own[shape] < num for shape, num in updated.items())
+        if any(own[shape] < len(own_backwards[key]) * num for shape, num in updated.items())
     }
 
 

@@ -239,6 +239,24 @@ def test_weight_decay_is_for_all_parameters(called: list[Called], remedy: str, t
     assert found.facts["remedy"] == remedy
 
 
+@pytest.mark.parametrize(
+    ("called", "more", "remedy"),
+    [
+        (penalised(*PARAMETERS) * 2, [], "code"),
+        # Of two parameters of one shape, one has a penalty in both.
+        (penalised(*PARAMETERS) * 2, [(8,)], "code-some"),
+        # The loss of one of them has the penalty.
+        ([Called("tanh", ((16, 3),))] * 8 + penalised(*PARAMETERS), [], "code"),
+    ],
+)
+def test_two_backwards_may_have_penalties_each(
+    called: list[Called], more: list[tuple[int, ...]], remedy: str, tmp_path: Path
+):
+    found = finding(tmp_path, *called, updated=(*PARAMETERS, *more), backwards=2)
+    assert found is not None
+    assert found.facts["remedy"] == remedy
+
+
 def test_of_two_forms_the_longer_one_is_reported(tmp_path: Path):
     """An elastic net: the optimizer takes one of its penalties, and the other one stays."""
     l1 = [call._replace(line=9) for call in each_of("abs", "sum")]
