@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,7 +80,8 @@ def penalties(profile: Profile) -> pl.DataFrame:
         A row for each operator and each gradient: columns of `PENALTIES`. time_ns of a gradient is with the
         sums that it makes. row is that of the event, called_row that of the operator that a line
         calls. form is `L2`, `L1` or `NORM`. is_parameter is true once for each parameter. is_of_some is true
-        if the step has fewer penalties of this form than its optimizers update parameters.
+        if the step has fewer penalties of this form than its optimizers update parameters, times the Backwards
+        that compute their gradients.
     """
     nothing = pl.DataFrame(schema=PENALTIES)
     sizes = _updated(profile)
@@ -97,13 +99,13 @@ def penalties(profile: Profile) -> pl.DataFrame:
     if not calls.select(may_begin.any()).item():
         return nothing
     calls = calls.with_row_index("place").filter(pl.any_horizontal(*around, is_of_numbers))
-    backwards = _num_backwards(profile)
+    backwards = _starts_of_backwards(profile)
     found: list[_Penalty] = []
     for _, lane in calls.group_by("step", "thread", maintain_order=True):
         rows = [{**row, "inputs": shapes[row["shapes"]]} for row in lane.iter_rows(named=True)]
-        times = backwards.get(rows[0]["step"], 1)
+        times = len(backwards.get(rows[0]["step"], [0]))
         found += _of_models(_in_lane(rows, sizes), rows, sizes, times)
-    of_some = _of_some(found, sizes)
+    of_some = _of_some(found, sizes, backwards)
     rows_of_all = [
         (*row, (penalty.calls[0]["step"], penalty.form) in of_some)
         for penalty in found
@@ -139,22 +141,25 @@ def _first_argument(text: str) -> list[Shape]:
     return inputs.get("X0") or inputs.get("Param") or []
 
 
-def _num_backwards(profile: Profile) -> dict[int, int]:
-    """Return step -> its number of Backwards: each may have a penalty."""
+def _starts_of_backwards(profile: Profile) -> dict[int, list[int]]:
+    """Return step -> the starts of its Backwards in ns, ascending: each may have a penalty."""
     rows = profile.tree.events.host_rows("Backward")
-    steps = profile.trace.events["step"].gather(rows).drop_nulls()
-    return dict(steps.value_counts().iter_rows())
+    backwards = profile.trace.events.select("step", "start_ns")[rows].drop_nulls("step")
+    starts = backwards.sort("start_ns").group_by("step").agg("start_ns")
+    return dict(starts.iter_rows())
 
 
 def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty]:
-    """Return the penalties in the calls of a step's thread."""
+    """Return the penalties in the calls of a step's thread, also those on parameters of one element."""
     found = []
     for number, call in enumerate(rows):
-        form = None if call["in_layer"] or call["in_backward"] else _form(call)
-        shape = call["inputs"][0] if call["inputs"] else ()
-        if form is None or shape not in sizes or math.prod(shape) < 2:
+        is_outside = call["inputs"] and not call["in_layer"] and not call["in_backward"]
+        form = _form(call) if is_outside else None
+        if form is None or call["inputs"][0] not in sizes:
             continue
-        if number and _may_make(rows[number - 1], shape):
+        shape = call["inputs"][0]
+        # Most operators on single numbers are on other ones: there, `_is_of_model` counts instead.
+        if number and shape and _may_make(rows[number - 1], shape):
             continue
         behind = list(rows[number + 1 : number + 2 + _MOST_BEHIND])
         own = [call]
@@ -185,23 +190,44 @@ def _changed(form: str, call: _Call) -> str | None:
 def _of_models(
     penalties: Sequence[_Penalty], rows: Sequence[_Call], sizes: Mapping[Shape, int], times: int
 ) -> list[_Penalty]:
-    """Return the penalties of a step's thread whose lines have those of a model, and a known gradient."""
+    """Return the penalties of a step's thread whose lines have those of a model, and a known gradient.
+
+    Those on parameters of one element are left out.
+    """
     of_lines: dict[str | None, list[_Penalty]] = {}
     for penalty in penalties:
         of_lines.setdefault(penalty.calls[0]["callstack"], []).append(penalty)
-    lines = [line for line in of_lines.values() if _is_of_model(line, sizes, times)]
+    of_models = [line for line in of_lines.values() if _is_of_model(line, sizes, times)]
+    lines = [[each for each in line if not _is_of_one(each)] for line in of_models]
     own = {call["place"]: call for line in lines for each in line for call in each.calls}
-    # A parameter of one element has the operators of the others.
-    known = {(call["callstack"], call["name"]) for call in own.values()}
+    # A parameter of one element has the operators of the others. A power of the total has other
+    # attributes than the squares of parameters, or no sum behind it.
+    starts = {_start(each) for line in lines for each in line}
+    of_ones = {
+        call["place"]
+        for line in of_models
+        for each in line
+        if _is_of_one(each) and _start(each) in starts
+        for call in each.calls
+    }
     numbers = {call["place"]: call for call in rows if _are_numbers(call["inputs"])}
     changing = [
         call
         for place, call in numbers.items()
-        if place not in own
-        and not _is_linear(call)
-        and ((call["callstack"], call["name"]) not in known or _is_of_two(call))
+        if place not in own and place not in of_ones and not _is_linear(call)
     ]
     return [each for line in lines for each in _of_total(line, own, numbers, changing)]
+
+
+def _start(penalty: _Penalty) -> tuple[str | None, str, str | None, str]:
+    """Return what penalties of one line have in common: line, name and attributes of the first call, and the form."""
+    first = penalty.calls[0]
+    return first["callstack"], first["name"], first["attributes"], penalty.form
+
+
+def _is_of_one(penalty: _Penalty) -> bool:
+    """Return whether a penalty is on a parameter of one element."""
+    return math.prod(penalty.shape) == 1
 
 
 def _of_total(
@@ -227,18 +253,24 @@ def _of_total(
     return [each._replace(form=NORM) for each in line] if forms == {L2} else []
 
 
-def _of_some(found: Sequence[_Penalty], sizes: Mapping[Shape, int]) -> set[tuple[int, str]]:
-    """Return step and form of the penalties that some of the updated parameters have, but not all."""
+def _of_some(
+    found: Sequence[_Penalty], sizes: Mapping[Shape, int], backwards: Mapping[int, Sequence[int]]
+) -> set[tuple[int, str]]:
+    """Return step and form of the penalties that are not on all updated parameters in each Backward with some."""
     shapes: dict[tuple[int, str], Counter[Shape]] = {}
+    own_backwards: dict[tuple[int, str], set[int]] = {}
     for penalty in found:
-        key = penalty.calls[0]["step"], penalty.form
+        first = penalty.calls[0]
+        key = first["step"], penalty.form
         shapes.setdefault(key, Counter())[penalty.shape] += 1
+        number = bisect_right(backwards.get(first["step"], ()), first["gradient_start_ns"])
+        own_backwards.setdefault(key, set()).add(number)
     # Of one element, a penalty has other shapes: those are not counted.
     updated = {shape: num for shape, num in sizes.items() if math.prod(shape) > 1}
     return {
         key
         for key, own in shapes.items()
-        if any(own[shape] < num for shape, num in updated.items())
+        if any(own[shape] < len(own_backwards[key]) * num for shape, num in updated.items())
     }
 
 
@@ -267,11 +299,6 @@ def _is_power(call: _Call, exponent: float) -> bool:
 def _is_root(call: _Call) -> bool:
     """Return whether a call may compute a square root: exponents such as 0.5 are not recorded."""
     return call["name"] == "sqrt" or (call["name"] == "pow" and "X1" not in _attributes(call))
-
-
-def _is_of_two(call: _Call) -> bool:
-    """Return whether a call multiplies two tensors that need gradients."""
-    return call["name"] == "multiply" and not _is_square(call)
 
 
 def _is_sum_of(call: _Call, shape: Shape) -> bool:
@@ -304,7 +331,8 @@ def _is_of_model(line: Sequence[_Penalty], sizes: Mapping[Shape, int], times: in
     """Return whether the penalties of a line are on a model's parameters: several, and no more than there are."""
     shapes = Counter(penalty.shape for penalty in line)
     is_within = all(num <= times * sizes[shape] for shape, num in shapes.items())
-    return len(line) >= LEAST_PARAMETERS and len(shapes) >= _LEAST_SHAPES and is_within
+    larger = {shape: num for shape, num in shapes.items() if math.prod(shape) > 1}
+    return sum(larger.values()) >= LEAST_PARAMETERS and len(larger) >= _LEAST_SHAPES and is_within
 
 
 def _rows(penalty: _Penalty) -> list[tuple[object, ...]]:

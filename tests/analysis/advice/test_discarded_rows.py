@@ -155,6 +155,35 @@ def test_two_products_whose_rows_are_gathered(tmp_path: Path):
     assert found_of_both["matmul [96,128] [128,64]"] == 75
 
 
+WIDE = Called("matmul", (ROWS, (128, 32)), gradients=2, line=12)
+NARROW = Called("matmul", ((960, 32), (32, 128)), gradients=2, line=12)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_found"),
+    [
+        # z = fc2(h), and rows of z
+        ((WIDE, Called("gather", ((960, 32), (48,)))), False),
+        # z = fc2(g) + h, and rows of z
+        (
+            (NARROW, Called("add", (ROWS, ROWS), gradients=2), Called("gather", (ROWS, (48,)))),
+            False,
+        ),
+        # z = relu(fc2(g)), and rows of z: of h, nothing else is used.
+        ((NARROW, Called("relu", (ROWS,)), Called("gather", (ROWS, (48,)))), True),
+    ],
+)
+def test_another_product_may_use_all_rows(
+    other: tuple[Called, ...], is_found: bool, tmp_path: Path
+):
+    """h = relu(fc1(x)); some rows of h are taken, and then some of another product's."""
+    first = Called("matmul", ((960, 64), (64, 128)), gradients=2)
+    rows = Called("gather", (ROWS, (48,)))
+    names = dict(found(tmp_path, first, Called("relu", (ROWS,)), rows, *other, LOSS))
+    assert ("matmul [960,64] [64,128]" in names) is is_found
+    assert any(name.startswith("matmul") for name in names)
+
+
 @pytest.mark.parametrize("order", [[4, 2, 3, 1, 0], [4, 3, 2, 0, 1]])
 def test_rows_of_a_slice_are_those_of_the_gradient_ahead(order: list[int], tmp_path: Path):
     """The next call computes another branch: img = vproj(h)[:, :1], txt = tproj(g)."""

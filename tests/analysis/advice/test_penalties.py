@@ -183,6 +183,51 @@ def test_a_parameter_of_one_element_has_the_operators_of_the_others(tmp_path: Pa
     assert (found.facts["remedy"], found.facts["penalties"]) == ("code", 4)
 
 
+def powers(*behind: Called, shapes: tuple[tuple[int, ...], ...] = PARAMETERS) -> list[Called]:
+    """(p ** 2).sum() for each parameter, with operators behind each, and an addition."""
+    return [
+        call
+        for shape in shapes
+        for call in (
+            Called("pow", (shape,), {"X1": 2}),
+            Called("sum", (shape,)),
+            *behind,
+            Called("add", ((), ())),
+        )
+    ]
+
+
+ROOT, SQUARE = Called("pow", ((),)), Called("pow", ((),), {"X1": 2})
+"""Of a number: ** 0.5, whose exponent is not recorded, and ** 2."""
+
+
+@pytest.mark.parametrize(
+    ("called", "ones", "remedy"),
+    [
+        # sum((p ** 2).sum() for p in model.parameters()) ** 0.5
+        ([*powers(), ROOT], [], "code-norm"),
+        ([*powers(), SQUARE], [], None),
+        (powers(SQUARE), [], None),
+        # The last parameter has one element.
+        (powers(shapes=(*PARAMETERS, (1,))), [(1,)], "code"),
+        ([*powers(shapes=(*PARAMETERS, (1,))), ROOT], [(1,)], "code-norm"),
+        ([*powers(shapes=(*PARAMETERS, (1,))), SQUARE], [(1,)], None),
+        (powers(ROOT, shapes=(*PARAMETERS, (1,))), [(1,)], "code-norm"),
+        (powers(SQUARE, shapes=(*PARAMETERS, (1,))), [(1,)], None),
+        # It has no dims, as have the totals.
+        (powers(shapes=(*PARAMETERS, ())), [()], "code"),
+        ([*powers(shapes=(*PARAMETERS, ())), SQUARE], [()], None),
+        ([*powers(shapes=(*PARAMETERS, ())), SQUARE, Called("sum", ((),))], [()], None),
+    ],
+)
+def test_a_power_of_the_total_on_the_line_of_the_squares(
+    called: list[Called], ones: list[tuple[int, ...]], remedy: str | None, tmp_path: Path
+):
+    """It is no square of a parameter of one element."""
+    found = finding(tmp_path, *called, each=10, updated=(*PARAMETERS, *ones))
+    assert (found and found.facts["remedy"]) == remedy
+
+
 @pytest.mark.parametrize(
     ("called", "remedy"),
     [(penalised(*PARAMETERS), "code-some"), (each_of("abs", "sum"), "code-l1-some")],
@@ -190,6 +235,24 @@ def test_a_parameter_of_one_element_has_the_operators_of_the_others(tmp_path: Pa
 def test_weight_decay_is_for_all_parameters(called: list[Called], remedy: str, tmp_path: Path):
     """Some that the optimizer updates have no penalty."""
     found = finding(tmp_path, *called, updated=(*PARAMETERS, (8, 4)))
+    assert found is not None
+    assert found.facts["remedy"] == remedy
+
+
+@pytest.mark.parametrize(
+    ("called", "more", "remedy"),
+    [
+        (penalised(*PARAMETERS) * 2, [], "code"),
+        # Of two parameters of one shape, one has a penalty in both.
+        (penalised(*PARAMETERS) * 2, [(8,)], "code-some"),
+        # The loss of one of them has the penalty.
+        ([Called("tanh", ((16, 3),))] * 8 + penalised(*PARAMETERS), [], "code"),
+    ],
+)
+def test_two_backwards_may_have_penalties_each(
+    called: list[Called], more: list[tuple[int, ...]], remedy: str, tmp_path: Path
+):
+    found = finding(tmp_path, *called, updated=(*PARAMETERS, *more), backwards=2)
     assert found is not None
     assert found.facts["remedy"] == remedy
 
