@@ -43,7 +43,7 @@ UNUSED_GRADIENTS = "unused_gradients"
 """The attribute of a gradient that says how many of these lead only to parameters that no optimizer updates."""
 
 OF_ONE_LEAF = "of_one_leaf"
-"""The attribute of a gradient that is true if it is for several inputs, all of which are one parameter."""
+"""The attribute of a gradient that is true if it is for one parameter alone, maybe as several inputs."""
 
 NOT_UPDATED = "not_updated"
 """The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get

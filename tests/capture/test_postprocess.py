@@ -370,7 +370,7 @@ def test_a_helper_that_has_ended_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ends after a minute without a window; a window may come just then."""
-    program = "import sys, threading, time; threading.Timer(0.05, lambda: os._exit(0)).start()"
+    program = "import sys, threading, time; threading.Timer(0.5, lambda: os._exit(0)).start()"
     made = finisher(tmp_path, NOTES_ITS_PID.format(tmp_path) + program)
     for window in range(3):
         made.add(window, tmp_path / f"{window}.pb")

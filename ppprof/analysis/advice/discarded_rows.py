@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,9 +39,6 @@ _LONGEST = 4
 """Operators between a product and the one that takes rows: a bias, an activation, a cast, a new shape."""
 
 
-_Role = Literal["product", "between", "taker"]
-
-
 class _Chain(NamedTuple):
     """A product, the operators on each of its rows, and the one that takes some: numbers of calls."""
 
@@ -51,14 +48,6 @@ class _Chain(NamedTuple):
     states: frozenset[Shape]
     """Shapes that the results of the product and the operators have, but not the last one."""
     kept: int
-
-    def roles(self) -> Iterator[tuple[int, _Role]]:
-        """Yield each member with its role."""
-        product, *between, taker = self.members
-        yield product, "product"
-        for number in between:
-            yield number, "between"
-        yield taker, "taker"
 
 
 def discarded_rows(profile: Profile) -> pl.DataFrame:
@@ -86,8 +75,14 @@ def discarded_rows(profile: Profile) -> pl.DataFrame:
     """
     calls = _Calls(called_operators(profile))
     chains = list(calls.chains())
-    roles = {number: role for chain in chains for number, role in chain.roles()}
-    elsewhere = [chain for chain in chains if calls.is_taken_elsewhere(chain, roles)]
+    members: dict[object, set[int]] = {}
+    for chain in chains:
+        members.setdefault(calls.key(chain.members[0]), set()).update(chain.members)
+    elsewhere = [
+        chain
+        for chain in chains
+        if calls.is_taken_elsewhere(chain, members[calls.key(chain.members[0])])
+    ]
     # A window may end ahead of the last step's metric.
     taken = {calls.key(chain.members[0]) for chain in elsewhere}
     parts = [calls.saved(chain) for chain in chains if calls.key(chain.members[0]) not in taken]
@@ -276,12 +271,11 @@ class _Calls:
         """Return name and line of a call, or its inputs without a known line: others are computed in the same way."""
         return self.names[number], self.callstacks[number] or self.shapes[number]
 
-    def is_taken_elsewhere(self, chain: _Chain, roles: Mapping[int, _Role]) -> bool:
-        """Return whether another operator may take the results of a chain.
+    def is_taken_elsewhere(self, chain: _Chain, alike: set[int]) -> bool:
+        """Return whether an operator may take the results of a chain that is not in one of the product's line (``alike``).
 
         Until their gradients are computed, and behind these, such as for a metric, until the product is
-        computed again: a step may end ahead of its metric. Of other chains, whose roles are given, the product
-        may take them, and an operator between that has another input than the one before's result.
+        computed again: a step may end ahead of its metric.
         """
         first, last = chain.members[0], chain.members[-1]
         end_ns = self.gradient_starts[first]
@@ -293,21 +287,15 @@ class _Calls:
             is_behind = self.starts[number] >= end_ns
             if is_behind and self.key(number) == self.key(first):
                 return False
-            if number not in chain.members and self._may_take(
-                number, chain, is_behind, roles.get(number)
-            ):
+            if number not in alike and self._may_take(number, chain, is_behind):
                 return True
         return False
 
-    def _may_take(self, number: int, chain: _Chain, is_behind: bool, role: _Role | None) -> bool:
+    def _may_take(self, number: int, chain: _Chain, is_behind: bool) -> bool:
         """Return whether a call may take the results of a chain."""
         inputs, has_gradient = self.inputs(number), self.gradient_starts[number] >= 0
         if is_behind and has_gradient:
             return False  # it belongs to the next forward pass
-        if role == "product":  # its second input is a parameter
-            return inputs[0] in chain.states
-        if role is not None:  # it has the result of its own chain, and maybe another one
-            return role == "between" and sum(shape in chain.states for shape in inputs) > 1
         # Of unknown inputs, those without a gradient are numbers of rows.
         return bool(chain.states.intersection(inputs)) or (not inputs and has_gradient)
 

@@ -94,7 +94,7 @@ def penalties(profile: Profile) -> pl.DataFrame:
     )
     may_begin = pl.col("name").is_in(_STARTS) & ~pl.col("in_layer") & ~pl.col("in_backward")
     # Of most calls, only these and those around them are looked at.
-    around = (may_begin.shift(distance) for distance in range(-1, _MOST_BEHIND + 2))
+    around = (may_begin.shift(distance) for distance in range(-1, _MOST_BEHIND + 3))
     is_of_numbers = pl.col("shapes").is_in(of_numbers.implode())
     if not calls.select(may_begin.any()).item():
         return nothing
@@ -155,7 +155,8 @@ def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty
     for number, call in enumerate(rows):
         is_outside = call["inputs"] and not call["in_layer"] and not call["in_backward"]
         form = _form(call) if is_outside else None
-        if form is None or call["inputs"][0] not in sizes:
+        # A distance between two models has the shapes of parameters, too, but is none.
+        if form is None or not call["is_of_one_leaf"] or call["inputs"][0] not in sizes:
             continue
         shape = call["inputs"][0]
         # Most operators on single numbers are on other ones: there, `_is_of_model` counts instead.
@@ -174,8 +175,15 @@ def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty
                 break
             form = changed or form
             own.append(other)
-        found.append(_Penalty(form, shape, own))
+        if not _normalizes(rows[number + len(own) : number + len(own) + 1], shape):
+            found.append(_Penalty(form, shape, own))
     return found
+
+
+def _normalizes(behind: Sequence[_Call], shape: Shape) -> bool:
+    """Return whether the call behind a norm uses it with the parameter, as ``v / paddle.norm(v)`` does."""
+    inputs = behind[0]["inputs"] if behind else ()
+    return shape in inputs and any(math.prod(each) == 1 for each in inputs) and shape != ()
 
 
 def _changed(form: str, call: _Call) -> str | None:
@@ -287,7 +295,7 @@ def _form(call: _Call) -> str | None:
 def _is_square(call: _Call) -> bool:
     """Return whether a call squares a tensor. The gradients of a product with another one are of two tensors."""
     if call["name"] == "multiply":
-        return call["is_of_one_leaf"] is True
+        return call["is_of_one_leaf"] is True and call["num_gradients"] == 2
     return call["name"] == "square" or _is_power(call, 2)
 
 

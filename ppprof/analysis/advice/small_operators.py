@@ -27,7 +27,10 @@ UPDATES = (
 MANY_OPERATORS = 64
 """Least number of operators that one call of a layer makes itself, not through layers in it."""
 MANY_OUTSIDE = 16
-"""Least number of times that a line outside of layers calls operators, again and again ahead of one Backward."""
+"""Least number of times that a line outside of layers calls operators, again and again ahead of one Backward, in a
+function without products: others may be the blocks of a model."""
+_PRODUCTS = "^(matmul|linear|addmm|bmm|einsum|.*conv[123]d.*|fused_.*|flash_attn.*) "
+"""The names of operators with weights, in lower case."""
 MANY_OF_A_FUNCTION = 256
 """Least number of operators that loops of a function call in a step, also through layers of packages."""
 MANY_CALLS = 32
@@ -104,9 +107,15 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
     )
     operators = operators.with_columns(usual_ns=_usual(dur, "own"))
     sums = operators.group_by("step", "own").agg(
-        calls=pl.len().cast(pl.Int64), called_ns=pl.col("usual_ns").sum(), operators=pl.col("row")
+        calls=pl.len().cast(pl.Int64),
+        called_ns=pl.col("usual_ns").sum(),
+        operators=pl.col("row"),
+        num_layers=pl.col("call").n_unique(),
     )
-    sums = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & _are_small("own"))
+    # A layer of one operator, such as an activation, may be called anywhere.
+    is_cell = pl.col("calls") >= 2 * pl.col("num_layers")
+    sums = sums.filter((pl.col("calls") >= MANY_OF_A_FUNCTION) & is_cell & _are_small("own"))
+    sums = sums.drop("num_layers")
     calls = calls.join(sums.select("step", "own"), ["step", "own"], "semi").sort("start_ns")
     following = pl.col("start_ns").shift(-1).over("step", "thread", "own")
     goes_on = (following - pl.col("end_ns")).is_between(0, _LONGEST_GAP_NS)
@@ -165,8 +174,8 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
         time_ns    #################        with the gaps, and with the gradients of a and b
 
     A line is of a loop if `MANY_OPERATORS` times in one call of a layer, or `MANY_OUTSIDE` times outside layers,
-    it is the next to call an operator: the lines of a model's layers are in one call of each layer. A line that calls so many
-    operators alone counts without the others of its function, and an optimizer's operators without all others.
+    it is the next to call an operator: the lines of a model's layers are in one call of each layer. A line that calls
+    so many operators alone counts without the others of its function, and an optimizer's operators without all others.
     """
     tree, events = profile.tree, profile.trace.events
     columns = events.select("step", "callstack", "shapes").slice(0, tree.hosts.height)
@@ -188,21 +197,29 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     is_called = pl.col("name").cast(pl.String).str.ends_with(" dygraph")
     is_next = pl.col("callstack").ne_missing(pl.col("callstack").shift(1).over("thread"))
     line, key = ["step", "callstack", "in_optimizer"], ["function", "in_optimizer"]
-    least = pl.when(pl.col("layer").first() < 0).then(MANY_OUTSIDE).otherwise(MANY_OPERATORS)
+    stack, times = pl.col("callstack").cast(pl.String), pl.col("is_next").sum()
     lines = (
-        outer.filter(is_called, ~pl.col("is_updating"))
-        .with_columns(is_next=is_next)
+        outer.with_columns(is_next=is_next, is_product=matching(outer["name"], _PRODUCTS))
+        .filter(is_called, ~pl.col("is_updating"))
         .drop_nulls(["step", "callstack"])
         .group_by(*line, "layer", "num_backwards")
-        .agg(calls=pl.len(), is_in_loop=pl.col("is_next").sum() >= least)
+        .agg(pl.len(), pl.col("is_product").any(), times=times)
         .group_by(line)
-        .agg(pl.col("calls").sum(), pl.col("is_in_loop").any())
+        .agg(
+            calls=pl.col("len").sum(),
+            is_in_loop=(pl.col("times") >= MANY_OPERATORS).any(),
+            is_repeated=((pl.col("layer") < 0) & (pl.col("times") >= MANY_OUTSIDE)).any(),
+            has_product=pl.col("is_product").any(),
+        )
     )
-    is_in_loop, stack = pl.col("is_in_loop"), pl.col("callstack").cast(pl.String)
-    lines = lines.filter(is_in_loop | (pl.col("calls") >= MANY_OF_A_FUNCTION))
     functions = {text: _function(text) for text in lines.select(stack).to_series().unique()}
-    function = stack.replace_strict(functions, return_dtype=pl.String)
-    lines = lines.select(*line, function=pl.when(is_in_loop).then(function).otherwise(stack))
+    lines = lines.with_columns(function=stack.replace_strict(functions, return_dtype=pl.String))
+    is_in_loop = pl.col("is_in_loop") | (
+        pl.col("is_repeated") & ~pl.col("has_product").any().over("step", "function")
+    )
+    lines = lines.with_columns(is_in_loop=is_in_loop)
+    lines = lines.filter(pl.col("is_in_loop") | (pl.col("calls") >= MANY_OF_A_FUNCTION))
+    lines = lines.select(*line, function=pl.when("is_in_loop").then("function").otherwise(stack))
     outer = outer.join(lines, line, "left", maintain_order="left")
     dur, following = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns").shift(-1)
     gap = following.over("thread") - pl.col("end_ns")

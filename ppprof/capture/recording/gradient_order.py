@@ -152,16 +152,13 @@ def _order(starts: Collection[int], graph: _Graph) -> list[GraphNode]:
 
 
 def of_one_leaf(order: Sequence[GraphNode]) -> list[bool]:
-    """Return whether each node computes several gradients, all of them for one leaf, as that of ``p * p``.
+    """Return whether each node computes gradients for one leaf alone, as those of ``p * p`` and ``p.abs()``.
 
     Args:
         order: from `gradient_order`.
     """
     leaves = {node.address for node in order if node.name == ACCUMULATION}
-    return [
-        len(node.below) > 1 and len(set(node.below)) == 1 and node.below[0] in leaves
-        for node in order
-    ]
+    return [len(set(node.below)) == 1 and node.below[0] in leaves for node in order]
 
 
 def unused_gradients(order: Sequence[GraphNode], unused: Set[int]) -> list[int]:

@@ -430,10 +430,16 @@ def test_a_loop_in_a_function_is_found_and_lines_of_many_layers_are_none(
 
 
 @pytest.mark.parametrize(
-    ("num", "num_backwards", "is_loop"), [(16, 1, True), (15, 1, False), (30, 2, False)]
+    ("num", "num_backwards", "first", "is_loop"),
+    [
+        (16, 1, "add", True),
+        (15, 1, "add", False),
+        (30, 2, "add", False),
+        (16, 1, "matmul", False),  # blocks of a model that is a function
+    ],
 )
 def test_a_function_outside_layers_is_a_loop_from_16_calls_on(
-    num, num_backwards, is_loop, tmp_path
+    num, num_backwards, first, is_loop, tmp_path
 ):
     """f() calls 16 operators of 1 in two lines, again and again; a Backward ends each half of it."""
     stacks = [Shapes({}, callstack=f'File "loss.py", line {n}, in f') for n in (8, 9)]
@@ -442,7 +448,8 @@ def test_a_function_outside_layers_is_a_loop_from_16_calls_on(
         for i in range(num):
             for k in range(16):
                 begin = 25 * i + k
-                yield op(at, begin, begin + 1, "add dygraph", stacks[k >= 8])
+                name = "tanh dygraph" if k else f"{first} dygraph"
+                yield op(at, begin, begin + 1, name, stacks[k >= 8])
             if (i + 1) % (num // num_backwards) == 0:
                 node = op(at, 25 * i + 21, 25 * i + 22, "Global_AddGradNode")
                 yield op(at, 25 * i + 20, 25 * i + 23, "Backward", node, category="Backward")

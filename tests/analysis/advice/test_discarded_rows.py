@@ -146,7 +146,7 @@ def test_a_square_weight_behind_is_no_row(tmp_path: Path):
 
 
 def test_two_products_whose_rows_are_gathered(tmp_path: Path):
-    """Of 96 rows, 24 are gathered; the weight of the second product has 128 times 64."""
+    """Of 96 rows, 24 are gathered; the weight of the second product, of the same line, has 128 times 64."""
     gathering = (
         Called("matmul", ((96, 128), (128, 64)), gradients=2),
         Called("gather", ((96, 64), (24,)), {"X2": 0}),
@@ -157,6 +157,8 @@ def test_two_products_whose_rows_are_gathered(tmp_path: Path):
 
 WIDE = Called("matmul", (ROWS, (128, 32)), gradients=2, line=12)
 NARROW = Called("matmul", ((960, 32), (32, 128)), gradients=2, line=12)
+SIMILARITY = Called("matmul", ((48, 128), ROWS), {"X3": True}, gradients=2, line=12)
+OTHER = Called("matmul", ((960, 32), (32, 16)), gradients=2, line=12)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,12 @@ NARROW = Called("matmul", ((960, 32), (32, 128)), gradients=2, line=12)
             (NARROW, Called("add", (ROWS, ROWS), gradients=2), Called("gather", (ROWS, (48,)))),
             False,
         ),
-        # z = relu(fc2(g)), and rows of z: of h, nothing else is used.
-        ((NARROW, Called("relu", (ROWS,)), Called("gather", (ROWS, (48,)))), True),
+        # z = relu(fc2(g)), and rows of z: shapes do not say that h is not used.
+        ((NARROW, Called("relu", (ROWS,)), Called("gather", (ROWS, (48,)))), False),
+        # sim = matmul(rows, h, transpose_y=True), and rows of sim
+        ((SIMILARITY, Called("gather", ((48, 960), (20,)))), False),
+        # z = fc2(g) of another width, and rows of z
+        ((OTHER, Called("gather", ((960, 16), (48,)))), True),
     ],
 )
 def test_another_product_may_use_all_rows(

@@ -114,6 +114,21 @@ def squares(**changes: object) -> list[Called]:
             ],
             {},
         ),
+        # Distances, all computed ahead of their squares or absolute values.
+        (squares(name="square", gradients=1, of_one_leaf=False), {}),
+        (squares(name="abs", gradients=1, of_one_leaf=False), {}),
+        # v / paddle.norm(v): weights that are normalized.
+        (
+            [
+                call
+                for shape in PARAMETERS
+                for call in (
+                    Called("p_norm", (shape,), {**ALL, "X1": 2}),
+                    Called("divide", (shape, ()), gradients=2, of_one_leaf=False),
+                )
+            ],
+            {},
+        ),
         # Squares of gradients, whose gradients are computed.
         (penalised(*PARAMETERS), {"more": ("Global_MatmulDoubleGradNode",)}),
         # Different lines: three of the parameters, and one.

@@ -135,11 +135,14 @@ def test_only_gradients_that_are_computed_count(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 8, bias_attr=False), nn.Linear(8, 2, bias_attr=False))
     table = gradients(tmp_path / "log", lambda _: net(paddle.ones([3, 4])).mean().backward())
     products = table.filter(pl.col("name") == PRODUCTS)
-    assert products["attributes"].to_list() == NUM_STEPS * ['{"gradients":2}', '{"gradients":1}']
+    assert products["attributes"].to_list() == NUM_STEPS * [
+        '{"gradients":2}',
+        '{"gradients":1,"of_one_leaf":true}',
+    ]
 
 
 def test_a_square_is_of_one_parameter(tmp_path: Path) -> None:
-    """Its factors are one tensor: two gradients for one node. Those of two parameters, or of an activation, are not."""
+    """Its gradients are for one node. Those of two parameters, of an activation, or of a distance are not."""
     p, q = (paddle.create_parameter([4, 4], "float32") for _ in range(2))
     parts = paddle.create_parameter([2, 4, 4], "float32")
 
@@ -149,12 +152,13 @@ def test_a_square_is_of_one_parameter(tmp_path: Path) -> None:
         (p * q).sum().backward()
         (first * second).sum().backward()
         p.square().sum().backward()
+        (p - q).square().sum().backward()
 
     found = gradients(tmp_path, step)
     names = [f"Global_{name}GradNode" for name in ("Multiply", "Square")]
     texts = found.filter(pl.col("name").is_in(names))["attributes"]
     are_of_one = [json.loads(text).get("of_one_leaf", False) for text in texts]
-    assert are_of_one == [True, False, False, False] * NUM_STEPS
+    assert are_of_one == [True, False, False, True, False] * NUM_STEPS
 
 
 @pytest.mark.parametrize("way", ["contiguous", "in place"])

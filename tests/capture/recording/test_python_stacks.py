@@ -118,7 +118,7 @@ def test_a_sample_stands_for_the_time_from_one_instant_at_which_it_was_due_to_th
     due_ns = samples[:, 1] - samples[:, 4]
     differences = np.diff(due_ns) - samples[1:, 2]
     assert np.median(np.abs(differences)) < 1_000_000  # two clocks are read, one behind the other
-    assert samples[:, 4].max() > 1_000_000  # a sample waits for the lock
+    assert samples[:, 4].max() > 500_000  # a sample waits for the lock
 
 
 def test_time_in_which_ppprof_ends_a_step_is_no_line_of_the_training(
