@@ -155,7 +155,7 @@ def _in_lane(rows: Sequence[_Call], sizes: Mapping[Shape, int]) -> list[_Penalty
     for number, call in enumerate(rows):
         is_outside = call["inputs"] and not call["in_layer"] and not call["in_backward"]
         form = _form(call) if is_outside else None
-        # A distance between two models has the shapes of parameters, too, but is none.
+        # A distance between two models has the shapes of parameters, too.
         if form is None or not call["is_of_one_leaf"] or call["inputs"][0] not in sizes:
             continue
         shape = call["inputs"][0]
