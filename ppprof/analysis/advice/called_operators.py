@@ -39,7 +39,8 @@ def called_operators(profile: Profile) -> pl.DataFrame:
         A row for each call, sorted by step, thread and start: columns of `CALLED`. name is ``matmul``; shapes
         and attributes are as recorded, null if unknown; row is that of ``tree.hosts``. The columns of the
         gradient are null without a known one; gradient_row is that of the Global node, num_gradients for
-        how many inputs it is, and is_of_one_leaf whether all of these are one parameter. Times are device time if the trace has device events.
+        how many inputs it is, and is_of_one_leaf whether all of these are one parameter. Times are
+        device time if the trace has device events.
     """
     tree = profile.tree
     time = "cpu_ns" if tree.devices.is_empty() else "device_ns"

@@ -12,7 +12,12 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, covered_within, together
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.python_lines import line_name, sample_lines, sampled_steps
+from ppprof.analysis.profile.python_lines import (
+    SampledSteps,
+    line_name,
+    sample_lines,
+    sampled_steps,
+)
 from ppprof.arrays import Bool
 from ppprof.trace import Frame
 from ppprof.trace.event_lines import frame_of_call
@@ -77,8 +82,8 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
 
         Forward    Net  ##############################
                      Cell  ####   ####   ####   ####
-        operators          a b  c a b  c a b  c a b      time_ns, with the gaps, and with the gradients
-        time_ns            #########################     of a and b
+        operators          a b  c a b  c a b  c a b      time_ns: with the gaps, without the operators of
+        time_ns            ####### ###### ###### ###     others in them, and with the gradients of a and b
 
     Outside layers, the calls ahead of one Backward count together. Blocks of a model are several layers; and
     outermost layers, which have no name, are left out.
@@ -153,9 +158,8 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
     )
     key = ["step", "thread", "layer", "num_backwards", "own"]
     layers = layers.drop_nulls(["step", "own"]).filter(pl.col("own") != "")
-    layers = layers.with_columns(
-        own=pl.concat_str("above", pl.lit("/"), "own")
-    )  # of several models
+    # Several models may have a layer of one name.
+    layers = layers.with_columns(own=pl.concat_str("above", pl.lit("/"), "own"))
     return layers.filter(pl.len().over(key) >= MANY_CALLS)
 
 
@@ -360,9 +364,7 @@ def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
     sampled = sampled_steps(profile)
     if called is not None or sampled is None:
         return called
-    samples = sampled.samples.filter("is_step")
-    inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
-    found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+    found = _stacks_in(sampled, calls)
     names = sample_lines(sampled)
     instants: dict[str, int] = {}
     for stack, num in found.iter_rows():
@@ -373,14 +375,19 @@ def _line(profile: Profile, calls: pl.DataFrame) -> str | None:
     return best if best and is_known else None
 
 
+def _stacks_in(sampled: SampledSteps, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the stacks in calls of layers, and at how many instants each: stack and instants."""
+    samples = sampled.samples.filter("is_step")
+    inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
+    return samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+
+
 def _calling_line(profile: Profile, calls: pl.DataFrame) -> str | None:
     """Return the innermost line that nearly all samples in the calls of a layer have in common: it calls the layer."""
     sampled = sampled_steps(profile)
     if sampled is None:
         return None
-    samples = sampled.samples.filter("is_step")
-    inside = contains(together(intervals_of(calls)), samples["time_ns"].to_numpy())
-    found = samples.filter(pl.Series(inside)).group_by("stack").agg(instants=sampled.instants.sum())
+    found = _stacks_in(sampled, calls)
     instants: Counter[tuple[Frame, ...]] = Counter()
     for stack, num in found.iter_rows():
         frames = sampled.own[stack][::-1]
