@@ -71,10 +71,14 @@ def run(args: argparse.Namespace) -> int:
     log_unfinished(args.paths, "hang")
     hang = find_hang(args.paths)
     if args.stacks:
-        asked = hang.suspects[:MOST_STACKS]
+        asked = [rank for rank in hang.suspects if hang.may_answer(rank)][:MOST_STACKS]
         is_far = any(hang.states[rank].is_unseen for rank in asked if rank in hang.states)
         seconds = _FAR_STACK_SECONDS if is_far else _STACK_SECONDS
-        silent = set(asked) - set(ask_for_stacks(args.paths, asked, seconds))
+        silent = set(asked) - set(ask_for_stacks(args.paths, asked, seconds) if asked else ())
+        if not asked:
+            log.warning(
+                "%s: no process runs that could answer", format_ranges("rank", hang.suspects)
+            )
         if silent:
             log.warning(
                 "%s: no answer within %.0f s: the process is gone or stopped, C++ code holds the "
@@ -98,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(hang: Hang) -> Iterator[str]:
     """Yield the verdict, who waits, and where the ranks are that do not come."""
+    from ppprof.run.hang import in_context
+    from ppprof.rundir.flight import Stacks
+
     idle = ""
     if hang.idle_s is not None:
         length = f"{hang.idle_s:.0f} s" if hang.idle_s < 7200 else f"{hang.idle_s / 3600:.1f} h"
@@ -116,14 +123,15 @@ def _lines(hang: Hang) -> Iterator[str]:
         yield (
             f"  rank {waiting.rank} (step {hang.steps[waiting.rank]}) for {since:.0f} s in {call.name} "
             f"number {call.sequence} of {waiting.group.axis or 'a'} group "
-            f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}{_context(call)}; "
-            f"waits for: {_waits_for(waiting)}\n"
+            f"{format_ranges('rank', waiting.group.ranks)}{size}, at {call.place}{in_context(call)}; "
+            f"waits for: {_waits_for(waiting, hang)}\n"
         )
     if len(hang.waiting) > _MOST_WAITING:
         yield f"  and {Counted(len(hang.waiting) - _MOST_WAITING):more rank|more ranks}\n"
     for rank, stacks in hang.stacks.items():
         if stacks:
-            yield f"\nRank {rank}, stacks of its threads, the last ones that it wrote:\n{stacks}\n"
+            shown = Stacks(stacks).shown
+            yield f"\nRank {rank}, stacks of its threads, the last ones that it wrote:\n{shown}\n"
     here = [rank for rank in hang.causes if rank in hang.states and hang.states[rank].pid]
     for rank in here:
         yield f"\nWhere rank {rank} is now: py-spy dump --pid {hang.states[rank].pid}\n"
@@ -142,15 +150,13 @@ def _doubt(hang: Hang) -> str:
     return f"{why}, so this is likely, not sure.\n" if why else ""
 
 
-def _waits_for(waiting: Waiting) -> str:
+def _waits_for(waiting: Waiting, hang: Hang) -> str:
     known = [format_ranges("rank", waiting.missing)] if waiting.missing else []
     if waiting.overwritten:
         known.append(f"perhaps {format_ranges('rank', waiting.overwritten)}")
+    if not known and any(each.is_of(waiting) for each in hang.mismatches):
+        return "no rank: all have called, but not the same"
     return ", ".join(known) or "no rank: all have called"
-
-
-def _context(call: Operation) -> str:
-    return "" if call.context == "?" else f" in {call.context}"
 
 
 def _document(hang: Hang) -> str:

@@ -26,10 +26,12 @@ from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.directories import find, newest, run_before
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
+    REDUCTION,
     Group,
     Key,
     Operation,
     Ring,
+    Stacks,
     answer_line,
     ranks_with_rings,
     read_rings,
@@ -101,6 +103,10 @@ class Mismatch(NamedTuple):
     since: int
     """From this number on the ranks have called from different lines; ``sequence`` if only there."""
 
+    def is_of(self, waiting: Waiting) -> bool:
+        """Whether a rank waits in one of the calls."""
+        return self.calls.get(waiting.rank) == waiting.operation
+
 
 class Departure(NamedTuple):
     """Where a rank's step goes another way than its own earlier steps."""
@@ -139,11 +145,13 @@ class Departure(NamedTuple):
                 f"step {self.called.step}, but {Counted(self.num_usual):time|times} in step {self.usual_step}, "
                 "as with another number of micro-batches"
             )
+        called = _call(self.called)
         usual = _call(self.expected) if self.expected else "nothing more"
-        return (
-            f"called {_call(self.called)} in step {self.called.step}, where step "
-            f"{self.usual_step} called {usual}"
-        )
+        if self.expected and called == usual:
+            called, usual = (
+                f"{_call(each)} ({_with(each)})" for each in (self.called, self.expected)
+            )
+        return f"called {called} in step {self.called.step}, where step {self.usual_step} called {usual}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,7 @@ class Hang:
     departures: tuple[Departure, ...] = ()
     """Ranks whose step goes another way than their own earlier steps."""
     stacks: Mapping[int, str] = field(default_factory=dict)
-    """What the first of `suspects` wrote last on their threads; "" without."""
+    """What the first of `suspects` wrote last on their threads (`Stacks`); "" without."""
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -187,6 +195,10 @@ class Hang:
         calls = [rank for each in self.mismatches[:1] for rank in each.calls]
         waiting = [each.rank for each in self.waiting]
         return self.causes or self.circle or tuple(calls or waiting or self.ranks)
+
+    def may_answer(self, rank: int) -> bool:
+        """Whether a rank's process runs, or nothing is known of any rank's."""
+        return self._runs(rank) or not self.states
 
     @property
     def is_sure(self) -> bool:
@@ -263,17 +275,23 @@ class Hang:
                 f"{first.sequence}: {calls}{since}"
             )
         if self.circle:
-            waits = {each.rank: each for each in self.waiting}
+            waits = {each.rank: each.operation for each in self.waiting}
+            texts = [_call(waits[rank]) for rank in self.circle]
+            if len({*texts}) < len({(waits[rank].group, waits[rank].peer) for rank in self.circle}):
+                texts = [f"{_call(waits[rank])} ({_with(waits[rank])})" for rank in self.circle]
             steps = ", ".join(
-                f"rank {rank} waits in {_call(waits[rank].operation)} for rank {after}"
-                for rank, after in zip(self.circle, (*self.circle[1:], self.circle[0]))
+                f"rank {rank} waits in {text} for rank {after}"
+                for rank, text, after in zip(self.circle, texts, (*self.circle[1:], self.circle[0]))
             )
             return f"the ranks wait for one another, as they call operations in different orders: {steps}"
         if self.causes or self.absent:
-            blamed = (*self.causes, *self.absent)
-            return "; ".join(self._on_cause(rank) for rank in blamed[:4]) + (
-                f"; and {Counted(len(blamed) - 4):more rank|more ranks}" if len(blamed) > 4 else ""
-            )
+            alike: dict[str, list[int]] = {}
+            for rank in (*self.causes, *self.absent):
+                alike.setdefault(self._on_cause(rank), []).append(rank)
+            texts = [_about(ranks, text) for text, ranks in list(alike.items())[:4]]
+            num_more = sum(map(len, list(alike.values())[4:]))
+            more = f"; and {Counted(num_more):more rank|more ranks}" if num_more else ""
+            return "; ".join(texts) + more
         if self.waiting:
             return self._on_complete((*self._complete, *self.waiting)[0])
         if self.has_ended:
@@ -306,18 +324,34 @@ class Hang:
         ended = self._ended_among(waiting.among)
         if left or ended:
             return f"{called}, but {'; '.join([*left[:2], *filter(None, [ended])])}"
+        gone_on = [
+            rank
+            for rank, last in self.last.items()
+            if waiting.is_of(rank, last) and _has_left(last)
+        ]
+        if gone_on and waiting.operation.name == REDUCTION:
+            return (
+                f"{called}, but it has ended on {_ranks(gone_on)} alone, as where some parameters had no gradient: "
+                "paddle.DataParallel(..., find_unused_parameters=True) reduces without them"
+            )
         where = (
             f"; whether {_ranks(self.unseen)} still {'runs' if len(self.unseen) == 1 else 'run'} cannot be "
             "seen from this machine: ask there, too"
             if self.unseen
             else ""
         )
-        return f"{called}, and it does not end: look at the network and at the devices{where}"
+        computes = (
+            ", and with --stacks for a rank that computes in it"
+            if waiting.operation.name == REDUCTION
+            else ""
+        )
+        return f"{called}, and it does not end: look at the network and at the devices{computes}{where}"
 
     def _runs(self, rank: int) -> bool:
         return rank in self.states and not self.states[rank].has_ended
 
     def _on_cause(self, rank: int) -> str:
+        """Return a text for `_about` on a rank that others wait for."""
         waits = [each for each in self.waiting if rank in (*each.missing, *each.overwritten)]
         calls = " and ".join(
             sorted({f"{_call(each.operation, False)} of {_group(each.group)}" for each in waits})[
@@ -334,22 +368,30 @@ class Hang:
                 if rank in self.last
                 else "it has no readable ring of this run here; if nodes have own disks, name the directory of each"
             )
-            return f"it is unknown whether rank {rank} has come to {calls}, where {who} {verb}{more}: {why}"
+            return f"it is unknown whether <ranks> <has> come to {calls}, where {who} {verb}{more}: {why}"
         how = self._how(rank)
         if waits:
             how = f" ({how})" if how else ""
-            text = f"rank {rank}{how} has not come to {calls}, where {who} {verb}{more}"
+            text = f"<ranks>{how} <has> not come to {calls}, where {who} {verb}{more}"
         else:
-            text = f"rank {rank}: {how}"
+            text = f"<ranks>: {how}"
+        stacks = Stacks(self.stacks.get(rank, ""))
+        if stacks.place and not stacks.is_of_the_end:
+            text += f"; when its stacks were written, it was at {stacks.place}"
         last = self.last.get(rank)
         if last is None:
-            return f"{text}; it has noted no operation"
-        context = "" if last.context == "?" else f" in {last.context}"
+            return f"{text}; <it> <has> noted no operation"
         raised = ", which an exception ended" if last.has_raised else ""
-        return f"{text}; it last called {_call(last)}{context}, {_ago(self.now_ns - last.called_ns)} ago{raised}"
+        return f"{text}; <it> last called {_call(last)}{in_context(last)}, {_ago(self.now_ns - last.called_ns)} ago{raised}"
 
     def _how(self, rank: int) -> str:
         """Return how a rank ended, or that it is stopped; "" if it runs, or if nothing is known of any rank."""
+        stacks = Stacks(self.stacks.get(rank, ""))
+        if stacks.is_of_the_end:
+            at = f" at {stacks.place}" if stacks.place else ""
+            return (
+                f"it crashed{at}: {stacks.end}" if stacks.is_crash else f"{stacks.end} ended it{at}"
+            )
         if rank in self.states:
             return self.states[rank].text
         # A session takes its entry away if it ends in peace, and if it fails after that of another rank.
@@ -744,8 +786,7 @@ def _first_mismatch(by_sequence: _Calls, rings: Mapping[int, Ring]) -> Mismatch 
 def _has_ended(operation: Operation, ring: Ring) -> bool:
     """Return whether an operation has ended on a rank; what a device has not ended, hosts have left behind."""
     on_device = ring.groups[operation.group].is_on_device and not operation.waited_ns
-    is_over = not (operation.is_pending or operation.has_raised)
-    return is_over and (not on_device or ring.step >= operation.step + _STEPS_AHEAD)
+    return _has_left(operation) and (not on_device or ring.step >= operation.step + _STEPS_AHEAD)
 
 
 def _lines_differ(calls: Mapping[int, Operation]) -> bool:
@@ -804,9 +845,35 @@ def _call(operation: Operation, with_place: bool = True) -> str:
     return f"{operation.name}{place}"
 
 
+def _with(operation: Operation) -> str:
+    """Return how calls of one operation at one line differ."""
+    return f"group {operation.group}" + (f", rank {operation.peer}" if operation.peer >= 0 else "")
+
+
+def in_context(operation: Operation) -> str:
+    """Return the phase and the module that called an operation, as `` in forward of blocks.0 (Block)``; "" if unknown."""
+    is_known = operation.context != "?" and operation.name != REDUCTION
+    return f" in {operation.context}" if is_known else ""
+
+
 def _group(group: Group) -> str:
     axis = f"{group.axis} " if group.axis else ""
     return f"the {axis}group of {_ranks(group.ranks)}"
+
+
+def _has_left(operation: Operation) -> bool:
+    """Whether a rank has gone on behind an operation."""
+    return not (operation.is_pending or operation.has_raised)
+
+
+def _about(ranks: Sequence[int], text: str) -> str:
+    """Return a text about ranks; ``<ranks>``, ``<has>`` and ``<it>`` stand for words that depend on how many they are."""
+    words = {"<ranks>": _ranks(ranks), "<has>": "has", "<it>": "it"}
+    if len(ranks) > 1:
+        words |= {"<has>": "have", "<it>": "they"}
+    for mark, word in words.items():
+        text = text.replace(mark, word)
+    return text
 
 
 def _ranks(ranks: Iterable[int]) -> str:

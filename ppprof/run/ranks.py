@@ -19,7 +19,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.messages import Message
 from ppprof.run.base import BaseRun
 from ppprof.run.traces import T, WindowResult
-from ppprof.rundir.flight import POINT_TO_POINT, read_rings
+from ppprof.rundir.flight import POINT_TO_POINT, REDUCTION, read_rings
 from ppprof.units import format_ranges, short_name
 
 _Window = tuple[int, int, pl.DataFrame]
@@ -194,7 +194,8 @@ def links_without_window(run: BaseRun, steps: StepRange | None = None) -> pl.Dat
             }
             for each in ring.operations:
                 has_ended = not (each.is_pending or each.has_raised)
-                if not has_ended or each.name in POINT_TO_POINT or each.group not in number_of:
+                is_collective = each.name not in (*POINT_TO_POINT, REDUCTION)
+                if not (has_ended and is_collective and each.group in number_of):
                     continue
                 time_ns = max(each.returned_ns, each.waited_ns) - each.called_ns
                 key = number_of[each.group], each.name, each.size, each.step, each.sequence

@@ -8,7 +8,7 @@
 A record is written in place, without a call of the system: what a process that is killed has
 written into a mapped file is kept. A record's number stands at both ends: a record whose numbers
 differ was being written. A text is a line of JSON, and counts once the header's length includes it.
-Stacks are what Python's ``faulthandler`` appends: at a crash, of the watchdog, or on request.
+Stacks are what Python's ``faulthandler`` appends: at a crash, of the watchdog, on request, or at a signal.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ MOST_OPERATIONS = 2048
 """Operations of a ring: each has one record."""
 POINT_TO_POINT = frozenset(["send", "recv"])
 """Operations between two ranks; all others are of all ranks of a group."""
+REDUCTION = "backward of DataParallel"
+"""A backward in which C++ reduces gradients, all of its reductions as one operation."""
 
 _MAGIC, _OLDER = b"ppprof flight 3\n", b"ppprof flight 2\n"
 """The older one, which does not say that an exception has ended a call, is read, too."""
@@ -63,8 +65,20 @@ _UNKNOWN = "?"
 _REQUEST = "flight/stacks.request"
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_STACK_BYTES = 1 << 20
-_DUMP = re.compile(r"^(?=Timeout \(|Fatal Python error: |Requested )", re.MULTILINE)
-"""Where stacks begin: of the watchdog, of a crash, on request."""
+_DUMP = re.compile(r"^(?=Timeout \(|Fatal Python error: |Requested |Ended by )", re.MULTILINE)
+"""Where stacks begin: of the watchdog, of a crash, on request, as a signal ends the process."""
+_CRASH, _ENDED = "Fatal Python error: ", "Ended by "
+_THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)|^Extension modules: .*\Z", re.MULTILINE)
+"""Where the stack of a thread begins, and what follows the last one."""
+_FRAME = re.compile(
+    r'^  File "(?P<file>(?:.*[\\/])?(?P<name>.*))", line (?P<line>\d+) in (?P<function>.*)$',
+    re.MULTILINE,
+)
+_LIBRARY = re.compile(
+    r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|/ppprof/(?:capture|integrations)/"
+)
+_OF_PPPROF = re.compile(r'/ppprof/capture/process\.py", line \d+ in run\n')
+"""In a stack: the function that all threads of ppprof run."""
 
 
 Key = tuple[int, str, int]
@@ -314,6 +328,47 @@ def read_stacks(run: Path, rank: int) -> list[str]:
     return []
 
 
+class Stacks:
+    """What a rank has written of its threads at one time, in the words of ``faulthandler``."""
+
+    def __init__(self, text: str) -> None:
+        reason, *threads = _THREAD.split(text)
+        self._reason = reason.strip()
+        # In the text the newest thread comes first, so the main thread last; after a crash, the one that crashed counts.
+        self._threads = [each.strip() for each in reversed(threads) if each.strip()]
+        if self.is_crash:
+            self._threads.sort(key=lambda each: not each.startswith("Current"))
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether the process crashed."""
+        return self._reason.startswith(_CRASH)
+
+    @property
+    def is_of_the_end(self) -> bool:
+        """Whether the process has ended since."""
+        return self.is_crash or self._reason.startswith(_ENDED)
+
+    @property
+    def end(self) -> str:
+        """What ended the process: a signal's name or, in words, what crashed."""
+        return self._reason.partition("\n")[0].removeprefix(_CRASH).removeprefix(_ENDED)
+
+    @property
+    def place(self) -> str:
+        """Where the main thread was: the innermost line outside libraries, ``train.py:53 save``; "" if unknown."""
+        frames = list(_FRAME.finditer(self._threads[0] if self._threads else ""))
+        own = [each for each in frames if not _LIBRARY.search(each["file"])]
+        return next((f"{each['name']}:{each['line']} {each['function']}" for each in own), "")
+
+    @property
+    def shown(self) -> str:
+        """The text with the main thread ahead of the others, and without those of ppprof."""
+        own = [each for each in self._threads if not _OF_PPPROF.search(each)]
+        reason = "" if self._reason.startswith("Requested ") else self._reason
+        return "\n\n".join(filter(None, [reason, *own]))
+
+
 def request_stacks(run: Path, ranks: Collection[int]) -> str:
     """Ask ranks for the stacks of their threads; return the id that their answers repeat.
 
@@ -345,6 +400,11 @@ def requested_stacks(run: Path, rank: int) -> str:
 def answer_line(request: str) -> bytes:
     """Return the line ahead of the stacks that a request asked for."""
     return f"Requested {request}\n".encode()
+
+
+def ending_line(signal: str) -> bytes:
+    """Return the line ahead of the stacks that are written as a signal ends the process."""
+    return f"Ended by {signal}\n".encode()
 
 
 def read_rings(

@@ -92,6 +92,32 @@ def reduce_checked(kind: str, hangs: bool, tensor: paddle.Tensor) -> None:
         dist.all_reduce(tensor)
 
 
+class TwoHeads(paddle.nn.Layer):  # type: ignore[misc]
+    """A model of which a step may use one head only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = paddle.nn.LayerList([paddle.nn.Linear(4, 4) for _ in range(2)])
+
+    def forward(self, inputs: paddle.Tensor, num_used: int) -> paddle.Tensor:
+        return sum(head(inputs) for head in list(self.heads)[:num_used])
+
+
+def train_in_parallel(kind: str, hangs: bool, model: paddle.DataParallel) -> None:
+    """A step of ``paddle.DataParallel``, which rank 1 does in another way, or not at all."""
+    hangs &= dist.get_rank() == 1
+    loss = model(
+        paddle.ones([2, 4]), 1 if hangs and kind == "a head without gradient" else 2
+    ).mean()
+    if hangs and kind == "late backward":
+        time.sleep(1000)
+    if hangs and kind == "barrier for backward":
+        dist.barrier()
+    loss.backward()
+    if hangs:
+        time.sleep(1000)
+
+
 def train(kind: str) -> None:
     dist.init_parallel_env()
     rank = dist.get_rank()
@@ -102,12 +128,16 @@ def train(kind: str) -> None:
         block["hang_exit_code"] = 75
     samples = Samples(blocks=kind.startswith("loader blocks") and rank == 1)
     workers = int(kind == "loader blocks in its worker")
+    is_parallel = "backward" in kind or "gradient" in kind
+    model = paddle.DataParallel(TwoHeads()) if is_parallel else None
     loader = DataLoader(samples, num_workers=workers, worker_init_fn=end_with_parent)
     with ppprof.attach(block) as prof:
         for step, _ in enumerate(loader):
             hangs = step == HANGS_IN
             if hangs:
                 hang(kind, rank)
+            if model is not None:
+                train_in_parallel(kind, hangs, model)
             if hangs and kind == "other order" and rank < 2:
                 for group in pairs[:: 1 - 2 * rank]:
                     dist.all_reduce(tensor, group=group)

@@ -17,7 +17,7 @@ import pytest
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
 from ppprof.rundir.clocks import Reading, clocks_path, line_of
-from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ring_path
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ending_line, open_stacks, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
 
@@ -89,6 +89,61 @@ def test_the_rank_that_does_not_come(job: Job) -> None:
     )
 
 
+REDUCTION = "backward of DataParallel"
+
+
+def test_a_backward_of_data_parallel_and_a_barrier_are_different_operations(job: Job) -> None:
+    job.rank(0, (0, REDUCTION), (0, REDUCTION), waits=True)
+    job.rank(1, (0, REDUCTION), (0, "barrier"), waits=True)
+    assert (
+        job.hang()
+        .verdict()
+        .startswith(
+            "the ranks of the group of ranks 0-3 call different operations as number 2: rank 0: "
+            "backward of DataParallel at train.py:2 step; rank 1: barrier at train.py:2 step"
+        )
+    )
+
+
+@pytest.mark.parametrize("name", [REDUCTION, "all_reduce"])
+def test_a_backward_that_ends_on_one_rank_alone_left_gradients_out(job: Job, name: str) -> None:
+    for rank in (0, 2, 3):
+        job.rank(rank, (0, name), (0, name), waits=True)
+    job.rank(1, (0, name), (0, name))
+    verdict = job.hang().verdict()
+    assert ("it has ended on rank 1 alone, as where some parameters" in verdict) == (
+        name == REDUCTION
+    )
+    assert ("look at the network" in verdict) == (name != REDUCTION)
+
+
+def test_ranks_that_ended_in_one_way_are_named_together_with_their_last_lines(job: Job) -> None:
+    job.rank(0, (0, "all_reduce"), (0, "barrier"), waits=True)
+    for rank, reason in ((1, "SIGTERM"), (2, "SIGTERM"), (3, "")):
+        job.rank(rank, (0, "all_reduce"))
+        fd = open_stacks(job.run, rank)
+        text = ending_line(reason).decode() if reason else "Fatal Python error: Aborted\n\n"
+        text += (
+            "Thread 0x1 (most recent call first):\n"
+            '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
+            "Thread 0x2 (most recent call first):\n"
+            '  File "/env/lib/python3.11/site-packages/paddle/io/reader.py", line 7 in __next__\n'
+            f'  File "/home/user/train.py", line {53 if reason else 71} in save\n'
+            '  File "/home/user/train.py", line 90 in <module>\n'
+        )
+        os.write(fd, text.encode())
+        os.close(fd)
+    hang = job.hang()
+    assert hang.causes == (1, 2, 3)
+    ended = re.sub(r", \d+ s ago", "", hang.verdict())
+    assert ended == (
+        "ranks 1-2 (SIGTERM ended it at train.py:53 save) have not come to barrier of the group of ranks 0-3, "
+        "where rank 0 waits; they last called all_reduce at train.py:1 step; "
+        "rank 3 (it crashed at train.py:71 save: Aborted) has not come to barrier of the group of ranks 0-3, "
+        "where rank 0 waits; it last called all_reduce at train.py:1 step"
+    )
+
+
 def test_the_first_of_a_chain_is_the_cause(job: Job) -> None:
     """Rank 3 waits for 2, which waits in another group for 0, which computes."""
     job.rank(0, (1, "all_reduce"))
@@ -105,7 +160,10 @@ def test_two_groups_in_another_order_are_a_circle(job: Job) -> None:
     job.rank(1, (3, "all_reduce"), waits=True)
     hang = job.hang()
     assert set(hang.circle) == {0, 1}
-    assert "in different orders" in hang.verdict()
+    assert hang.verdict() == (
+        "the ranks wait for one another, as they call operations in different orders: rank 0 waits in all_reduce at "
+        "train.py:1 step (group 1) for rank 1, rank 1 waits in all_reduce at train.py:1 step (group 3) for rank 0"
+    )
 
 
 def test_a_crossed_pair_of_receives_is_a_circle(job: Job) -> None:
@@ -217,7 +275,7 @@ def test_calls_that_differ_in_each_step_are_no_cause(job: Job, stopped_at: int) 
     hang = job.hang()
     assert hang.mismatches == ()
     assert 0 in hang.causes
-    assert hang.verdict().startswith("rank 0 has not come to ")
+    assert re.match(r"(rank 0 has|ranks 0-1 have) not come to ", hang.verdict())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.rundir import flight
-from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, Group, Ring, read_rings
+from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, Group, Ring, Stacks, read_rings
 from tests.jobs.launching import ROOT
 
 
@@ -157,3 +157,51 @@ def test_a_killed_process_leaves_its_last_operations(tmp_path: Path, moment: int
     assert ring.step in (sequences[-1], sequences[-1] - 1)
     assert ring.unreadable <= 1
     assert len(sequences) >= min(MOST_OPERATIONS, ring.step) - 1
+
+
+STACKS = """{reason}
+
+{crashed} 0x00007f05d2ffd6c0 (most recent call first):
+  File "/home/user/loader.py", line 12 in read
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f05d37fe6c0 (most recent call first):
+  File "/env/lib/python3.11/site-packages/ppprof/capture/signals.py", line 194 in _watch
+  File "/env/lib/python3.11/site-packages/ppprof/capture/process.py", line 170 in run
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007ffb03c27b80 (most recent call first):
+  File "/env/lib/python3.11/site-packages/paddle/base/framework.py", line 727 in __impl__
+  File "/home/user/train.py", line 55 in step
+  File "/home/user/train.py", line 91 in <module>
+  File "/home/ppprof/ppprof/integrations/script.py", line 146 in _run
+
+Extension modules: yaml._yaml, numpy.random.mtrand (total: 2)"""
+
+
+@pytest.mark.parametrize(
+    ("reason", "crashed", "place", "is_of_the_end"),
+    [
+        ("Ended by SIGTERM", "Thread", "train.py:55 step", True),
+        ("Timeout (0:05:00)!", "Thread", "train.py:55 step", False),
+        ("Requested 33e07f9dfd35", "Thread", "train.py:55 step", False),
+        ("Fatal Python error: Aborted", "Thread", "train.py:55 step", True),
+        ("Fatal Python error: Aborted", "Current thread", "loader.py:12 read", True),
+    ],
+)
+def test_stacks_begin_with_the_thread_that_counts(
+    reason: str, crashed: str, place: str, is_of_the_end: bool
+) -> None:
+    stacks = Stacks(STACKS.format(reason=reason, crashed=crashed))
+    assert (stacks.place, stacks.is_of_the_end) == (place, is_of_the_end)
+    assert stacks.is_crash == reason.startswith("Fatal")
+    own = [line for line in stacks.shown.splitlines() if "line" in line]
+    assert f'{place.partition(":")[0]}"' in next(line for line in own if "/home/user/" in line)
+    assert "signals.py" not in stacks.shown
+    assert "Extension modules" not in stacks.shown
+    assert len(own) == 6
+
+
+def test_stacks_without_a_line_of_the_user_have_no_place() -> None:
+    for text in ("", "Timeout (0:00:05)!\n", "Timeout!\n  <no Python frame>", "\0" * 100):
+        assert Stacks(text).place == ""

@@ -2,9 +2,10 @@
 
 The methods of Paddle's process groups are wrapped while a session is open. ``paddle.distributed``, Fleet's
 pipeline, its tensor parallel layers and sharding all come down to them. Not seen: what C++ starts, which is
-the gradients' all-reduce of ``paddle.DataParallel``, the resharding of semi-automatic parallelism, and operators
-that communicate by the number of a group: in Fleet's ``ParallelCrossEntropy``, with ``gather_output=True``
-(``c_concat``), and between the experts of MoE layers (``global_scatter``, ``global_gather``).
+the resharding of semi-automatic parallelism, and operators that communicate by the number of a group: in Fleet's
+``ParallelCrossEntropy``, with ``gather_output=True`` (``c_concat``), and between the experts of MoE layers
+(``global_scatter``, ``global_gather``). ``paddle.DataParallel`` reduces gradients in C++ while a backward runs: that
+backward is noted as one operation of its group.
 
 The compiled core notes: a call and its wait take 1.9 us longer in a loop, and 15 us where eight ranks share two cores,
 so that caches are cold whenever one goes on. Without it, Python notes, in 10 and 67 us: cold code and data are what
@@ -42,11 +43,13 @@ from ppprof.capture.ranks.flight_core import FlightCore
 from ppprof.capture.recording.collectives import METHODS, data_of, process_groups
 from ppprof.capture.recording.patches import Patches, dtype_key
 from ppprof.capture.recording.user_files import UserFiles
-from ppprof.capture.signals import end_process, pass_interruption
+from ppprof.capture.signals import end_process, ending_signal, pass_interruption
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
+    REDUCTION,
     FlightRing,
     answer_line,
+    ending_line,
     open_stacks,
     requested_stacks,
 )
@@ -190,6 +193,9 @@ class FlightRecorder(Part):
         self._spent_ns = 0
         self._reduces_unseen = False
         """Whether C++ has reduced gradients since `take_communication_ns` was called."""
+        self._groups_of_reducers: _ByObject[Any] = _ByObject(self._forget)
+        self._due: list[Any] = []
+        """The process groups in which the next backward reduces gradients."""
         self._ring.step(first_step, time.time_ns())
         self._answers: tuple[Callable[..., int], ...] = (
             *(self._address, self._kind, self._line, self._context),
@@ -214,10 +220,32 @@ class FlightRecorder(Part):
         self._methods.replace(core.task, "wait", self._noted_wait)
         if hasattr(core, "EagerReducer"):  # a forward of paddle.DataParallel calls it
             self._methods.install(core.EagerReducer, "prepare_for_backward", self._prepared)
+            self._reduced = self._noted(REDUCTION, None, _run_reduction)
+            self._methods.install(core.eager, "run_backward", self._backward)
 
-    def _prepared(self, prepare: Callable[..., Any], *args: Any) -> Any:
+    def _prepared(self, prepare: Callable[..., Any], reducer: Any, *args: Any) -> Any:
         self._reduces_unseen = True
-        return prepare(*args)
+        try:
+            group = self._groups_of_reducers.get(id(reducer))
+            if (
+                group is None
+            ):  # the method of paddle.DataParallel that calls the wrapper of this one
+                group = sys._getframe(2).f_locals["self"].group.process_group
+                self._groups_of_reducers.keep(reducer, group)
+            if group not in self._due:
+                self._due.append(group)
+        except Exception as error:  # a reducer of another class
+            pass_interruption(error)
+        return prepare(reducer, *args)
+
+    def _backward(self, run_backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a backward; the first one behind a forward of ``paddle.DataParallel`` reduces the gradients."""
+        groups, self._due = self._due, []
+        self._reduces_unseen |= bool(groups)
+        run = functools.partial(run_backward, *args, **kwargs)
+        for group in groups:
+            run = functools.partial(self._reduced, group, run)
+        return run()
 
     def step_number(self) -> int:
         """Return the number of the step that has not ended."""
@@ -249,6 +277,10 @@ class FlightRecorder(Part):
     def close(self, ending: Ending) -> None:
         """Release, as the training ends."""
         self.release()
+
+    def rescue(self) -> None:
+        """Write where all threads are: a rank that others waited for has no last words else."""
+        self._watch.write(ending_line(ending_signal() or "SIGTERM"))
 
     def release(self) -> None:
         """Restore the methods, and end the watch. The ring stays, for a rank that waits for this one."""
@@ -489,6 +521,11 @@ class FlightRecorder(Part):
         return noted
 
 
+def _run_reduction(group: Any, run: Callable[[], Any]) -> Any:
+    """Run a backward, as a method of the process group in which it reduces gradients."""
+    return run()
+
+
 def _noted_methods() -> Iterator[tuple[type, str, str, int | None]]:
     """Yield class and method, and for these the operation's name and the index of the argument with its data."""
     for kind in process_groups():
@@ -578,11 +615,9 @@ class _Watch:
                     is_written = True
                     self._write_through()
                 request = requested_stacks(self._run, self._rank)
-                if request not in ("", answered) and self._file.is_ours:
+                if request not in ("", answered):
                     answered = request
-                    os.write(self._file.fd, answer_line(request))
-                    faulthandler.dump_traceback(self._file.fd)
-                    self._write_through()
+                    self.write(answer_line(request))
             if self._exit_code is not None and idle >= self._patience:
                 log.error(
                     f"rank {self._rank}: no step has ended for {idle:.0f} s: this process ends with "
@@ -590,6 +625,13 @@ class _Watch:
                     f"ppprof hang {self._run}"
                 )
                 end_process(self._exit_code)
+
+    def write(self, reason: bytes) -> None:
+        """Write the stacks of all threads behind a line with the reason."""
+        if self._file.is_ours:
+            os.write(self._file.fd, reason)
+            faulthandler.dump_traceback(self._file.fd)
+            self._write_through()
 
     def _write_through(self) -> None:
         """Write the ring and the stacks to the disk: on NFS, other hosts see them some 30 s later else.

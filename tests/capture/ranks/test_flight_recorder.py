@@ -123,6 +123,69 @@ def operations_of(run: Path) -> tuple[Operation, ...]:
     return read_rings(run)[0][0].operations
 
 
+class Parallel:
+    """As ``paddle.DataParallel``: its forward prepares the reduction in the next backward."""
+
+    def __init__(self, group: Any, recorder: FlightRecorder) -> None:
+        self.group = SimpleNamespace(process_group=group)
+        self.reducer = Task()
+        self._recorder = recorder
+
+    def forward(self) -> None:
+        prepare = self._recorder._prepared
+
+        def wrapper(*args: Any) -> None:
+            prepare(lambda *_: None, *args)
+
+        wrapper(self.reducer, [])
+
+
+def test_the_backward_that_reduces_gradients_is_one_operation(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    model = Parallel(group, recorder)
+
+    def backward() -> None:
+        x = paddle.to_tensor(1.0, stop_gradient=False)
+        (x * x).backward()
+
+    backward()  # without a forward of the model, or after no_sync
+    group.barrier()
+    for _ in range(2):
+        model.forward()
+        model.forward()
+        backward()
+        backward()  # Paddle reduces in the first one only
+    operations = operations_of(tmp_path)
+    names = [("barrier", 1), ("backward of DataParallel", 2), ("backward of DataParallel", 3)]
+    assert [(each.name, each.sequence) for each in operations] == names
+    assert {each.group for each in operations} == {5}
+    assert not any(each.is_pending for each in operations)
+    assert operations[1].place.endswith(" backward")
+    assert recorder.take_communication_ns() is None
+    assert recorder.take_communication_ns() == 0
+
+
+def test_a_backward_that_fails_is_an_operation_that_an_exception_ended(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    Parallel(group, recorder).forward()
+    x = paddle.to_tensor(1.0, stop_gradient=False)
+    y = x * x
+    y.backward()
+    Parallel(group, recorder).forward()
+    with pytest.raises(SystemError):
+        y.backward()  # its graph is freed
+    assert [each.has_raised for each in operations_of(tmp_path)] == [False, True]
+
+
+def test_a_signal_leaves_the_stacks(recorder: FlightRecorder, tmp_path: Path) -> None:
+    recorder.rescue()
+    (text,) = read_stacks(tmp_path, 0)
+    assert text.startswith("Ended by SIGTERM")
+    assert "in test_a_signal_leaves_the_stacks" in text
+
+
 def test_operations_are_noted(recorder: FlightRecorder, group: Group, tmp_path: Path) -> None:
     tensor = paddle.ones([3, 5])
     parameter = paddle.create_parameter([2], "float64")
