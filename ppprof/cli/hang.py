@@ -110,7 +110,8 @@ def _lines(hang: Hang) -> Iterator[str]:
         length = f"{hang.idle_s:.0f} s" if hang.idle_s < 7200 else f"{hang.idle_s / 3600:.1f} h"
         idle = f"; no rank has communicated for {length}"
     yield f"{hang.run}: {format_ranges('rank', hang.ranks)}{idle}\n"
-    if hang.idle_s is not None and hang.idle_s < _QUIET_S and not hang.has_ended:
+    may_run = any(map(hang.may_answer, hang.ranks)) and not hang.has_ended
+    if hang.idle_s is not None and hang.idle_s < _QUIET_S and may_run:
         yield "The job may well be running: ask again in a minute, and compare.\n"
     yield f"\nVerdict: {hang.verdict()}.\n"
     yield _doubt(hang)
