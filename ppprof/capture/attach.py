@@ -262,6 +262,7 @@ def _attach(
         store=store if windows is not None else None,
         post_processor=post_processor,
         brief=profiler.brief,
+        has_rings=flight_recorder is not None and job.topology.world_size > 1,
     )
 
     parts: list[Part | None] = [

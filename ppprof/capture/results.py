@@ -60,6 +60,8 @@ class Results(Part):
     """Makes the tables; None if this rank does not record."""
     brief: bool = False
     """Whether a few lines are printed instead of tables."""
+    has_rings: bool = False
+    """Whether ranks note what they wait for."""
 
     task = "printing the results"
 
@@ -74,7 +76,7 @@ class Results(Part):
             self._print_summary()
             if self.store is not None and self.shown is not None and not self.states.timer_only:
                 self._print_traces(self.store, self.shown, ending)
-            self._print_end()
+            self._print_end(ending)
 
     def rescue(self) -> None:
         """Log which ranks died before this rank, and the command that makes missing tables."""
@@ -87,7 +89,11 @@ class Results(Part):
             num_saved = len(self.store.saved) if self.store is not None else 0
             saved = f"{num_saved} window{'s' * (num_saved != 1)} and the step times of this rank"
             lost = self.liveness.lost_ranks
-            log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}")
+            hang = f"; {self._hang()}" if self.has_rings else ""
+            log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}{hang}")
+
+    def _hang(self) -> str:
+        return f"which rank waited for which: ppprof hang {shlex.quote(str(self.shown))}"
 
     def _log_cut_window(self, ending: Ending) -> None:
         """Warn if the training ended in the middle of a saved window of ``Profiler.scheduler``.
@@ -140,12 +146,14 @@ class Results(Part):
         more = f" and {num_more} more" if num_more else ""
         print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
 
-    def _print_end(self) -> None:
+    def _print_end(self, ending: Ending) -> None:
         """Print what is slow on this rank, and the commands that show more; nothing if the run has nothing to show."""
         has_windows = self.store is not None and bool(self.store.saved)
         if self.shown is None or not (has_windows or self.summary.has_table):
             return
         run, lines = shlex.quote(str(self.shown)), []
+        if ending.failed and self.has_rings:
+            lines.append(self._hang())
         if has_windows and self.post_processor is not None and self.post_processor.verdict:
             lines.append(self.post_processor.verdict)
         elif self.summary.has_table and (self.brief or not has_windows):

@@ -86,6 +86,7 @@ def test_a_rank_that_dies_is_named_and_the_others_save(
         assert "code -15" in seen
     else:
         assert saying == [0, 2], logs
+        assert "which rank waited for which: ppprof hang log\n" in logs[2]
     check_saved(tmp_path, [0, 1, 2] if victim_saves else [0, 2])
 
 
