@@ -12,10 +12,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ppprof.capture.recording.user_files import UserFiles, raised_at
 from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.processors import Processors
 from ppprof.capture.steps.step_log import DeviceMemory, StepRecord
@@ -167,7 +170,10 @@ class LivenessPart(Part):
         if ending.error is None:
             self._registry.mark_finished()
         else:
-            self.lost_ranks = self._registry.mark_failed(ending.error)
+            place = ""
+            with suppress(OSError):  # the working directory may be gone
+                place = raised_at(ending.error, UserFiles(Path.cwd()))
+            self.lost_ranks = self._registry.mark_failed(ending.error, place=place)
 
     def rescue(self) -> None:
         """Mark this rank as ended by the signal that has arrived."""

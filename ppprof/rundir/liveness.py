@@ -4,7 +4,7 @@
 
     profiler_log/
       alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7; when that began
-      failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom"
+      failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom, at train.py:41 step"
       failed/00003.sigterm                  rank 3 ended by SIGTERM; so .sighup, .sigquit, .sigxcpu
       failed/00003.hang                     rank 3 ended itself: Profiler.hang_exit_code
 
@@ -68,7 +68,9 @@ class LivenessRegistry:
         with suppress(OSError):
             self._entry.remove()
 
-    def mark_failed(self, error: BaseException | None, signal: str = "SIGTERM") -> str:
+    def mark_failed(
+        self, error: BaseException | None, signal: str = "SIGTERM", place: str = ""
+    ) -> str:
         """Record that the session ends by an error, and return which ranks ended before this rank.
 
         Deletes this rank's entry in ``alive/``. Writes a file in ``failed/`` only if no rank that
@@ -77,6 +79,7 @@ class LivenessRegistry:
         Args:
             error: the exception that ends the session; None for a signal.
             signal: the signal that ends a session without an ``error``.
+            place: the user's line that raised the ``error``, ``train.py:41 step``; "" if unknown.
 
         Returns:
             Ranks and causes, as in "rank 3 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; ""
@@ -89,7 +92,8 @@ class LivenessRegistry:
             if not others and error is None:
                 RunFile(self._run, f"failed/{self._rank:05d}.{signal.lower()}").create()
             elif not others and error is not None:
-                text = f"{_one_line(error)}\n".encode("utf-8", "backslashreplace")
+                at = f", at {place}" if place else ""
+                text = f"{_one_line(error)}{at}\n".encode("utf-8", "backslashreplace")
                 RunFile(self._run, f"failed/{self._rank:05d}.txt").create(text)
         self.mark_finished()
         more = len(others) - _MAX_NAMED

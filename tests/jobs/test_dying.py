@@ -58,8 +58,18 @@ def check_saved(folder: Path, ranks: list[int]) -> None:
         pytest.param(
             "kill", VICTIM + r", pid \d+\) is gone: killed, or it crashed", False, id="kill"
         ),
-        pytest.param("raise", VICTIM + r"\) failed: RuntimeError: boom;", True, id="raise"),
-        pytest.param("exit", VICTIM + r"\) failed: SystemExit: 7;", True, id="exit"),
+        pytest.param(
+            "raise",
+            VICTIM + r"\) failed: RuntimeError: boom, at .*dying_job.py:\d+ \w+;",
+            True,
+            id="raise",
+        ),
+        pytest.param(
+            "exit",
+            VICTIM + r"\) failed: SystemExit: 7, at .*dying_job.py:\d+ \w+;",
+            True,
+            id="exit",
+        ),
         pytest.param("term", VICTIM + r"\) was ended by SIGTERM", True, id="term"),
     ],
 )

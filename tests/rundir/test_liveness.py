@@ -39,6 +39,13 @@ def test_of_a_failure_the_cause_is_named_and_not_the_stack_of_c_plus_plus(tmp_pa
     assert liveness.rank_states(tmp_path)[5].text == "failed: ValueError: NotFoundError: boom"
 
 
+def test_the_line_that_raised_is_named(tmp_path: Path) -> None:
+    rosters(tmp_path)[5].mark_failed(BOOM, place="train.py:41 step")
+    assert liveness.rank_states(tmp_path)[5].text == (
+        "failed: RuntimeError: boom, at train.py:41 step"
+    )
+
+
 def test_the_first_to_fail_is_named_by_the_others_and_only_that_one(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
     assert everybody[5].mark_failed(BOOM) == ""

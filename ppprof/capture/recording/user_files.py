@@ -6,6 +6,7 @@ import re
 import sys
 import sysconfig
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -52,6 +53,15 @@ class UserFiles(dict[str, "tuple[str, bool]"]):
         self.places[shown] = (self.folder / path).resolve()
         self[file] = shown, is_own
         return self[file]
+
+
+def raised_at(error: BaseException, files: UserFiles) -> str:
+    """Return the user's innermost line that an exception came through, ``train.py:41 step``; "" without one."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        shown, is_own = files[frame.f_code.co_filename]
+        if is_own:
+            return f"{shown}:{line} {frame.f_code.co_name}"
+    return ""
 
 
 class OwnLines:

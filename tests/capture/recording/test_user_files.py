@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.recording.user_files import UserFiles, raised_at
 
 GENERATED = "/home/me/.cache/paddle/to_static_tmp/17/Net_forwardky1eyryk.py"
 SITE = sysconfig.get_path("purelib")
@@ -38,3 +40,13 @@ USER, DEBIAN = (
 )
 def test_the_users_files_and_those_of_trainers_are_own(file: str, shown: str, is_own: bool) -> None:
     assert UserFiles(Path("/home/me"))[file] == (shown, is_own)
+
+
+def test_an_exception_is_at_the_users_innermost_line() -> None:
+    files = UserFiles(Path(__file__).parent)
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    assert re.fullmatch(
+        r"test_user_files.py:\d+ test_an_exception_is_\w+", raised_at(caught.value, files)
+    )
+    assert raised_at(ValueError("was never raised"), files) == ""
