@@ -147,6 +147,9 @@ class Part:
         A signal that arrives meanwhile ends the process, which is safe: all data are saved.
         """
 
+    def on_signal(self) -> None:
+        """Note what must be known at once: a signal is about to end the process; `rescue` follows."""
+
     def rescue(self) -> None:
         """Save the data recorded so far: a signal is about to end the process.
 

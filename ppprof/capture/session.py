@@ -463,6 +463,9 @@ class RecordingSession(ProfilerSession):
         Runs in the guard's thread. If the session is closed, all data are saved already; after an
         exception, this only delays the signal (`_END_SECONDS`).
         """
+        for part in self._parts:
+            with suppress(Exception):
+                part.on_signal()
         # Keep the lock, unless the session is closed: the training's next call waits for the end.
         self._lock.acquire()
         if self._closed:

@@ -26,8 +26,6 @@ SCHEMA_VERSION = 1
 """Version of the JSON document. It increases when older readers would misread the document."""
 
 _MOST_WAITING = 16
-_QUIET_S = 10.0
-"""A shorter time without any operation is no hang: ranks compute in between."""
 _STACK_SECONDS = 12.0
 """How long ranks may take to answer: they look for a request every 5 seconds."""
 _FAR_STACK_SECONDS = 75.0
@@ -71,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     log_unfinished(args.paths, "hang")
     hang = find_hang(args.paths)
     if args.stacks:
-        asked = [rank for rank in hang.suspects if hang.may_answer(rank)][:MOST_STACKS]
+        asked = [rank for rank in hang.suspects[:MOST_STACKS] if hang.may_answer(rank)]
         is_far = any(hang.states[rank].is_unseen for rank in asked if rank in hang.states)
         seconds = _FAR_STACK_SECONDS if is_far else _STACK_SECONDS
         silent = set(asked) - set(ask_for_stacks(args.paths, asked, seconds) if asked else ())
@@ -102,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(hang: Hang) -> Iterator[str]:
     """Yield the verdict, who waits, and where the ranks are that do not come."""
-    from ppprof.run.hang import in_context
+    from ppprof.run.hang import QUIET_NS, in_context
     from ppprof.rundir.flight import Stacks
 
     idle = ""
@@ -111,8 +109,10 @@ def _lines(hang: Hang) -> Iterator[str]:
         idle = f"; no rank has communicated for {length}"
     yield f"{hang.run}: {format_ranges('rank', hang.ranks)}{idle}\n"
     may_run = any(map(hang.may_answer, hang.ranks)) and not hang.has_ended
-    if hang.idle_s is not None and hang.idle_s < _QUIET_S and may_run:
+    if hang.idle_s is not None and hang.idle_s * 1e9 < QUIET_NS and may_run:
         yield "The job may well be running: ask again in a minute, and compare.\n"
+    if hang.is_early:
+        yield "It was ended soon after the first rank began to wait: it may not have hung.\n"
     yield f"\nVerdict: {hang.verdict()}.\n"
     yield _doubt(hang)
     if hang.waiting:
@@ -155,7 +155,7 @@ def _waits_for(waiting: Waiting, hang: Hang) -> str:
     known = [format_ranges("rank", waiting.missing)] if waiting.missing else []
     if waiting.overwritten:
         known.append(f"perhaps {format_ranges('rank', waiting.overwritten)}")
-    if not known and any(each.is_of(waiting) for each in hang.mismatches):
+    if not known and any(each.holds(waiting) for each in hang.mismatches):
         return "no rank: all have called, but not the same"
     return ", ".join(known) or "no rank: all have called"
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ppprof.errors import InputError
@@ -27,6 +28,7 @@ from ppprof.rundir.directories import find, newest, run_before
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
     REDUCTION,
+    STEPS_WENT_ON,
     Group,
     Key,
     Operation,
@@ -39,7 +41,7 @@ from ppprof.rundir.flight import (
     request_stacks,
     withdraw_request,
 )
-from ppprof.rundir.liveness import RankState, rank_states
+from ppprof.rundir.liveness import HANG, RankState, rank_states
 from ppprof.rundir.manifest import read_manifest, read_run_id
 from ppprof.units import format_ranges
 
@@ -63,6 +65,8 @@ _UNKNOWN_GROUP = Group((), None)
 MOST_STACKS = 8
 """Ranks whose stacks are read, or asked for."""
 _POLL_SECONDS = 0.2
+QUIET_NS = 10_000_000_000
+"""A shorter time without any operation is no hang: ranks compute in between."""
 
 
 class Waiting(NamedTuple):
@@ -75,14 +79,13 @@ class Waiting(NamedTuple):
     """Members that have not called it; empty if all have."""
     overwritten: tuple[int, ...] = ()
     """Members of which that is unknown: they have called too much since."""
+    calls: Mapping[int, Operation] = MappingProxyType({})
+    """The calls of its members, and of the other side of a transfer, by rank; empty if some have not called it."""
 
-    def is_of(self, rank: int, operation: Operation) -> bool:
-        """Whether an operation that a rank has called is this one, or the other side of the transfer."""
-        own = self.operation
-        key = own.key
-        if own.name in POINT_TO_POINT and rank != self.rank:
-            key = own.group, "recv" if own.name == "send" else "send", self.rank
-        return rank in self.among and (operation.key, operation.sequence) == (key, own.sequence)
+    @property
+    def is_backward(self) -> bool:
+        """Whether all members are in a backward or behind it: then the rank may compute as well as wait."""
+        return self.operation.name == REDUCTION and not (self.missing or self.overwritten)
 
     @property
     def among(self) -> Sequence[int]:
@@ -103,7 +106,7 @@ class Mismatch(NamedTuple):
     since: int
     """From this number on the ranks have called from different lines; ``sequence`` if only there."""
 
-    def is_of(self, waiting: Waiting) -> bool:
+    def holds(self, waiting: Waiting) -> bool:
         """Whether a rank waits in one of the calls."""
         return self.calls.get(waiting.rank) == waiting.operation
 
@@ -191,20 +194,22 @@ class Hang:
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """Ranks whose stacks show the cause: `causes`, else those that wait or call what differs."""
+        """Ranks whose stacks show the cause: `causes`, else those that wait or call what differs; first those that run."""
         calls = [rank for each in self.mismatches[:1] for rank in each.calls]
         waiting = [each.rank for each in self.waiting]
-        return self.causes or self.circle or tuple(calls or waiting or self.ranks)
+        found = self.causes or self.circle or calls or waiting or self.ranks
+        return tuple(sorted(found, key=lambda rank: not self.may_answer(rank)))
 
     def may_answer(self, rank: int) -> bool:
         """Whether a rank's process runs, or nothing is known of any rank's."""
-        return self._runs(rank) or not self.states
+        return self.runs(rank) or not self.states
 
     @property
     def is_sure(self) -> bool:
         """Whether the verdict follows from complete notes of hosts that wait."""
         incomplete = self.on_devices or self.problems or self.damaged or self.absent
-        return not (incomplete or self.is_overwritten or self.gone_waiting or self.unseen)
+        in_doubt = self.is_overwritten or self.gone_waiting or self.unseen
+        return not (incomplete or in_doubt or self.is_early)
 
     @property
     def is_overwritten(self) -> bool:
@@ -224,6 +229,17 @@ class Hang:
         """Ranks that waited and whose process is gone, while those of others are not: it may have been killed first."""
         gone = [each.rank for each in self.waiting if self._is_gone(each.rank)]
         return () if all(map(self._is_gone, self.ranks)) else tuple(gone)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether signals ended the processes soon after ranks began to wait, as of a job that did not hang."""
+        ends_ns = [
+            stacks.ended_ns for stacks in map(Stacks, self.stacks.values()) if stacks.ended_ns
+        ]
+        begun_ns = [each.operation.pending_since_ns for each in self.waiting]
+        if not (ends_ns and begun_ns) or any(map(self.runs, self.ranks)):
+            return False
+        return min(ends_ns) - min(begun_ns) < QUIET_NS
 
     def _is_gone(self, rank: int) -> bool:
         return rank in self.states and self.states[rank].is_gone
@@ -317,19 +333,16 @@ class Hang:
         else:
             called = f"all ranks of {_group(waiting.group)} have called {call}"
         left = [
-            f"an exception ended it on rank {rank}, {_ago(self.now_ns + last.returned_ns)} ago"
-            for rank, last in self.last.items()
-            if last.has_raised and waiting.is_of(rank, last) and self._runs(rank)
+            f"an exception ended it on rank {rank}, {_ago(self.now_ns + own.returned_ns)} ago"
+            for rank, own in waiting.calls.items()
+            if own.has_raised and self.runs(rank)
         ]
         ended = self._ended_among(waiting.among)
         if left or ended:
             return f"{called}, but {'; '.join([*left[:2], *filter(None, [ended])])}"
-        gone_on = [
-            rank
-            for rank, last in self.last.items()
-            if waiting.is_of(rank, last) and _has_left(last)
-        ]
-        if gone_on and waiting.operation.name == REDUCTION:
+        gone_on = [rank for rank, own in waiting.calls.items() if _has_left(own)]
+        places = {own.place for own in waiting.calls.values()}
+        if gone_on and waiting.is_backward and not waiting.group.is_on_device and len(places) == 1:
             return (
                 f"{called}, but it has ended on {_ranks(gone_on)} alone, as where some parameters had no gradient: "
                 "paddle.DataParallel(..., find_unused_parameters=True) reduces without them"
@@ -340,14 +353,13 @@ class Hang:
             if self.unseen
             else ""
         )
-        computes = (
-            ", and with --stacks for a rank that computes in it"
-            if waiting.operation.name == REDUCTION
-            else ""
-        )
+        may_answer = any(map(self.may_answer, waiting.among))
+        computes = ", and with --stacks for a rank that computes in it"
+        computes = computes if waiting.is_backward and may_answer else ""
         return f"{called}, and it does not end: look at the network and at the devices{computes}{where}"
 
-    def _runs(self, rank: int) -> bool:
+    def runs(self, rank: int) -> bool:
+        """Whether a rank's process is known to have an open session."""
         return rank in self.states and not self.states[rank].has_ended
 
     def _on_cause(self, rank: int) -> str:
@@ -364,9 +376,9 @@ class Hang:
         verb = "waits" if len(waits) == 1 else "wait"
         if rank in self.absent:
             why = (
-                "later operations have overwritten its notes of the group"
+                "later operations have overwritten what was noted of the group"
                 if rank in self.last
-                else "it has no readable ring of this run here; if nodes have own disks, name the directory of each"
+                else "<it> <has> no readable ring of this run here; if nodes have own disks, name the directory of each"
             )
             return f"it is unknown whether <ranks> <has> come to {calls}, where {who} {verb}{more}: {why}"
         how = self._how(rank)
@@ -375,9 +387,6 @@ class Hang:
             text = f"<ranks>{how} <has> not come to {calls}, where {who} {verb}{more}"
         else:
             text = f"<ranks>: {how}"
-        stacks = Stacks(self.stacks.get(rank, ""))
-        if stacks.place and not stacks.is_of_the_end:
-            text += f"; when its stacks were written, it was at {stacks.place}"
         last = self.last.get(rank)
         if last is None:
             return f"{text}; <it> <has> noted no operation"
@@ -387,11 +396,16 @@ class Hang:
     def _how(self, rank: int) -> str:
         """Return how a rank ended, or that it is stopped; "" if it runs, or if nothing is known of any rank."""
         stacks = Stacks(self.stacks.get(rank, ""))
-        if stacks.is_of_the_end:
-            at = f" at {stacks.place}" if stacks.place else ""
-            return (
-                f"it crashed{at}: {stacks.end}" if stacks.is_crash else f"{stacks.end} ended it{at}"
-            )
+        at = f"at {stacks.place}" if stacks.place else ""
+        if self.runs(rank) or not stacks.is_of_the_end:
+            last = f"last seen {at}" if at else ""
+            return ", ".join(filter(None, [self._state(rank), last]))
+        if stacks.is_crash:
+            return f"crashed{at and f' {at}'}: {stacks.end}"
+        end = "Profiler.hang_exit_code" if stacks.end == HANG else stacks.end
+        return f"{at or 'ran'} when {end} ended the process"
+
+    def _state(self, rank: int) -> str:
         if rank in self.states:
             return self.states[rank].text
         # A session takes its entry away if it ends in peace, and if it fails after that of another rank.
@@ -447,7 +461,9 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
             "open in a job of several ranks, unless Profiler.flight_recorder is False"
         )
     missing = _Missing(rings)
-    waits = {rank: _waiting(ring, missing, states.get(rank)) for rank, ring in rings.items()}
+    waits = _without_computing(
+        {rank: _waiting(ring, missing, states.get(rank)) for rank, ring in rings.items()}
+    )
     lost = _lost(rings, states, waits)
     running = [ring for rank, ring in rings.items() if rank not in lost]
     waiting = [each for ring in running for each in waits[ring.rank]]
@@ -489,7 +505,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     return replace(
         hang,
         departures=_departures([rings[rank] for rank in sorted(involved)]) if waiting else (),
-        stacks={rank: _stacks(runs, rank) for rank in hang.suspects[:MOST_STACKS]},
+        stacks={rank: _stacks(runs, rank, hang.runs(rank)) for rank in hang.suspects[:MOST_STACKS]},
     )
 
 
@@ -591,7 +607,10 @@ class _Missing:
 
     def __init__(self, rings: Mapping[int, Ring]) -> None:
         self._rings = rings
-        self._known: dict[tuple[Sequence[int], Key, int], list[tuple[int, ...]]] = {}
+        self._known: dict[
+            tuple[Sequence[int], Key, int],
+            tuple[tuple[int, ...], tuple[int, ...], Mapping[int, Operation]],
+        ] = {}
 
     def waiting(self, ring: Ring, operation: Operation) -> Waiting:
         """Return that a rank waits in an operation, and for whom."""
@@ -603,11 +622,20 @@ class _Missing:
         known = ranks, key, operation.sequence
         if known not in self._known:
             has_called = {rank: self._has_called(rank, key, operation.sequence) for rank in ranks}
-            self._known[known] = [
+            missing, overwritten = (
                 tuple(rank for rank, called in has_called.items() if called is answer)
                 for answer in (False, None)
-            ]
+            )
+            calls: dict[int, Operation] = {}
+            if not (missing or overwritten):
+                found = ((rank, self._call(rank, key, operation.sequence)) for rank in ranks)
+                calls = {rank: call for rank, call in found if call is not None}
+            self._known[known] = missing, overwritten, calls
         return Waiting(ring.rank, operation, group, *self._known[known])
+
+    def _call(self, rank: int, key: Key, sequence: int) -> Operation | None:
+        calls = reversed(self._rings[rank].operations)
+        return next((each for each in calls if (each.key, each.sequence) == (key, sequence)), None)
 
     def _has_called(self, rank: int, key: Key, sequence: int) -> bool | None:
         ring = self._rings.get(rank)
@@ -617,15 +645,36 @@ class _Missing:
 def _waiting(ring: Ring, missing: _Missing, state: RankState | None) -> list[Waiting]:
     """Return the operation in which a rank's host waits, if it does: of several threads', one that not all have called.
 
-    A rank that an exception has ended waited in what raised it, if that was its last operation.
+    A rank that an exception has ended waited in what raised it, if that was its last operation, and no backward,
+    which computes.
     """
     last = ring.operations[-1:]
     found = [missing.waiting(ring, each) for each in ring.operations if each.is_pending]
     if not found and (state is None or state.has_ended):
-        found = [missing.waiting(ring, each) for each in last if each.has_raised]
+        raised = [each for each in last if each.has_raised and each.name != REDUCTION]
+        found = [missing.waiting(ring, each) for each in raised]
         # Of a session that ended without a word, an exception may have been caught before.
         found = [each for each in found if each.missing or state is not None]
+    found.sort(key=lambda each: each.is_backward)  # what is called in a backward says more
     return [each for each in found if each.missing][:1] or found[:1]
+
+
+def _without_computing(
+    waits: Mapping[int, Sequence[Waiting]],
+) -> dict[int, Sequence[Waiting]]:
+    """Return who waits in what, without ranks in a backward that others wait for elsewhere: they compute in it.
+
+    Unless a rank has left it: a host leaves it once all have reduced.
+    """
+    waited_for = {rank for own in waits.values() for each in own for rank in each.missing}
+
+    def computes(rank: int, each: Waiting) -> bool:
+        is_left = not each.group.is_on_device and any(map(_has_left, each.calls.values()))
+        return rank in waited_for and each.is_backward and not is_left
+
+    return {
+        rank: [each for each in own if not computes(rank, each)] for rank, own in waits.items()
+    }
 
 
 def _lost(
@@ -884,10 +933,16 @@ def _ago(ns: int) -> str:
     return f"{max(0, ns) / 1e9:.0f} s"
 
 
-def _stacks(runs: Sequence[Path], rank: int) -> str:
-    """Return the stacks of a rank's crash, else those that it wrote last; "" without."""
-    stacks = next(filter(None, (read_stacks(run, rank) for run in runs)), [""])
-    return next((each for each in stacks if each.startswith("Fatal")), stacks[-1])
+def _stacks(runs: Sequence[Path], rank: int, runs_still: bool) -> str:
+    """Return the stacks of a rank's crash, else those that it wrote last; "" without.
+
+    A rank that runs still has not crashed: a process that it has forked did.
+    """
+    stacks = next(filter(None, (read_stacks(run, rank) for run in runs)), [])
+    crashes = [each for each in stacks if Stacks(each).is_crash]
+    others = [each for each in stacks if each not in crashes]
+    newest = (crashes[:1] if not runs_still else []) or others[-1:] or [""]
+    return "" if newest[0].startswith(STEPS_WENT_ON) else newest[0]
 
 
 def _num_rings(run: Path) -> int:

@@ -65,18 +65,26 @@ _UNKNOWN = "?"
 _REQUEST = "flight/stacks.request"
 _MOST_REQUEST_BYTES = 1 << 20
 _MOST_STACK_BYTES = 1 << 20
-_DUMP = re.compile(r"^(?=Timeout \(|Fatal Python error: |Requested |Ended by )", re.MULTILINE)
-"""Where stacks begin: of the watchdog, of a crash, on request, as a signal ends the process."""
+_DUMP = re.compile(
+    r"^(?=Timeout \(|Fatal Python error: |Requested |Ended by |Steps went on$)", re.MULTILINE
+)
+"""Where stacks begin: of the watchdog, of a crash, on request, as a signal ends the process; and where they are old."""
+STEPS_WENT_ON = "Steps went on"
+"""Behind stacks that do not say any more where the rank is."""
 _CRASH, _ENDED = "Fatal Python error: ", "Ended by "
 _THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)|^Extension modules: .*\Z", re.MULTILINE)
 """Where the stack of a thread begins, and what follows the last one."""
 _FRAME = re.compile(
-    r'^  File "(?P<file>(?:.*[\\/])?(?P<name>.*))", line (?P<line>\d+) in (?P<function>.*)$',
+    r'^  File "(?P<file>(?:.*/)?(?P<name>.*))", line (?P<line>\d+) in (?P<function>.*)$',
     re.MULTILINE,
 )
 _LIBRARY = re.compile(
     r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python3\.\d+/|/ppprof/(?:capture|integrations)/"
 )
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U(000[0-9a-f]{5}))")
+"""How ``faulthandler`` writes what is not ASCII."""
+_MANY_THREADS = "\n...\n"
+"""Where it leaves out the oldest threads, the main thread among them: behind 100 others."""
 _OF_PPPROF = re.compile(r'/ppprof/capture/process\.py", line \d+ in run\n')
 """In a stack: the function that all threads of ppprof run."""
 
@@ -332,10 +340,12 @@ class Stacks:
     """What a rank has written of its threads at one time, in the words of ``faulthandler``."""
 
     def __init__(self, text: str) -> None:
+        text = _ESCAPE.sub(lambda escape: chr(int(escape[1] or escape[2] or escape[3], 16)), text)
         reason, *threads = _THREAD.split(text)
         self._reason = reason.strip()
         # In the text the newest thread comes first, so the main thread last; after a crash, the one that crashed counts.
         self._threads = [each.strip() for each in reversed(threads) if each.strip()]
+        self._is_cut = _MANY_THREADS in f"{text}\n"
         if self.is_crash:
             self._threads.sort(key=lambda each: not each.startswith("Current"))
 
@@ -352,12 +362,25 @@ class Stacks:
     @property
     def end(self) -> str:
         """What ended the process: a signal's name or, in words, what crashed."""
-        return self._reason.partition("\n")[0].removeprefix(_CRASH).removeprefix(_ENDED)
+        if self.is_crash:
+            return self._reason.partition("\n")[0].removeprefix(_CRASH)
+        return self._reason.removeprefix(_ENDED).partition(" ")[0]
+
+    @property
+    def ended_ns(self) -> int:
+        """When a signal ended the process, on the rank's wall clock; 0 if none did, or if that is unknown."""
+        when = self._reason.removeprefix(_ENDED).partition(" ")[2]
+        return int(when) if re.fullmatch("[0-9]{1,19}", when) else 0
 
     @property
     def place(self) -> str:
-        """Where the main thread was: the innermost line outside libraries, ``train.py:53 save``; "" if unknown."""
-        frames = list(_FRAME.finditer(self._threads[0] if self._threads else ""))
+        """Where the main thread was, or the one that crashed: the innermost line outside libraries, ``train.py:53 save``.
+
+        "" if that is unknown.
+        """
+        first = self._threads[0] if self._threads else ""
+        is_known = first.startswith("Current") or not self._is_cut
+        frames = _FRAME.finditer(first if is_known else "")
         own = [each for each in frames if not _LIBRARY.search(each["file"])]
         return next((f"{each['name']}:{each['line']} {each['function']}" for each in own), "")
 
@@ -366,6 +389,8 @@ class Stacks:
         """The text with the main thread ahead of the others, and without those of ppprof."""
         own = [each for each in self._threads if not _OF_PPPROF.search(each)]
         reason = "" if self._reason.startswith("Requested ") else self._reason
+        if self.ended_ns:
+            reason = f"{_ENDED}{self.end}"
         return "\n\n".join(filter(None, [reason, *own]))
 
 
@@ -402,9 +427,9 @@ def answer_line(request: str) -> bytes:
     return f"Requested {request}\n".encode()
 
 
-def ending_line(signal: str) -> bytes:
-    """Return the line ahead of the stacks that are written as a signal ends the process."""
-    return f"Ended by {signal}\n".encode()
+def ending_line(signal: str, now_ns: int) -> bytes:
+    """Return the line ahead of the stacks that are written as a signal ends the process, on the rank's wall clock."""
+    return f"{_ENDED}{signal} {now_ns}\n".encode()
 
 
 def read_rings(

@@ -194,7 +194,7 @@ def test_of_overwritten_notes_the_command_says_perhaps(run: Path, cli: Cli) -> N
     for number in range(flight.MOST_OPERATIONS):
         ring.returned(ring.add(1, number + 1, 0, NOW, 8, -1, 0, 0, 0, 0), NOW + 1)
     shown = cli("hang", run)
-    assert "later operations have overwritten its notes of the group" in shown.out
+    assert "later operations have overwritten what was noted of the group" in shown.out
     assert "waits for: perhaps rank 3" in shown.out
     waiting = json.loads(cli("hang", run, "--format", "json").out)["waiting"]
     assert {tuple(each["overwritten"]) for each in waiting} == {(3,)}

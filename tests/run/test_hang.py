@@ -37,11 +37,11 @@ class Job:
         self,
         rank: int,
         *calls: Any,
-        waits: bool = False,
+        waits: int = 0,
         raises: bool = False,
         on_device: bool = False,
     ) -> None:
-        """Write a ring; ``waits`` means in the last call, and ``raises`` that an exception ended it."""
+        """Write a ring; it ``waits`` in so many of the last calls; ``raises``: an exception ended the last one."""
         ring = FlightRing(self.run, rank)
         for group, ranks in GROUPS.items():
             ring.group(group, ranks, None, on_device)
@@ -64,7 +64,7 @@ class Job:
             is_last = place == len(calls) - 1
             if raises and is_last:
                 ring.returned(number, -self._now - 1)
-            elif not (waits and is_last):
+            elif place < len(calls) - waits:
                 ring.returned(number, self._now + 1)
                 ring.waited(number, 0 if on_device else self._now + 2)
 
@@ -117,12 +117,93 @@ def test_a_backward_that_ends_on_one_rank_alone_left_gradients_out(job: Job, nam
     assert ("look at the network" in verdict) == (name != REDUCTION)
 
 
+def test_a_rank_in_a_backward_that_others_wait_for_elsewhere_computes_in_it(job: Job) -> None:
+    """A hook of the backward reduces; rank 1 stands before it."""
+    for rank in (0, 2, 3):
+        job.rank(rank, (0, REDUCTION), (0, "all_reduce"), waits=2)
+    job.rank(1, (0, REDUCTION), waits=True)
+    assert job.hang().verdict().startswith("rank 1 has not come to all_reduce of the group")
+
+
+def test_a_rank_that_has_left_a_backward_may_have_called_more(job: Job) -> None:
+    for rank in (0, 2, 3):
+        job.rank(rank, (0, REDUCTION), waits=True)
+    job.rank(1, (0, REDUCTION), (0, "barrier"), waits=True)
+    assert "but it has ended on rank 1 alone" in job.hang().verdict()
+
+
+def test_where_a_device_reduces_a_host_that_left_a_backward_says_nothing(job: Job) -> None:
+    for rank in (0, 2, 3):
+        job.rank(rank, (0, REDUCTION), waits=True, on_device=True)
+    job.rank(1, (0, REDUCTION), on_device=True)
+    assert "look at the network and at the devices" in job.hang().verdict()
+
+
+def test_a_backward_that_raised_did_not_wait(job: Job) -> None:
+    job.rank(0, (0, "all_reduce"))
+    job.rank(1, (0, "all_reduce"), (0, REDUCTION), raises=True)
+    LivenessRegistry(job.run, Topology.of(), 1).mark_failed(MemoryError("full"))
+    hang = job.hang()
+    assert hang.waiting == ()
+    assert "rank 1: failed: MemoryError: full" in hang.verdict()
+
+
+@pytest.mark.parametrize(("seconds", "is_early"), [(3, True), (40, False)])
+def test_a_job_that_was_ended_soon_may_not_have_hung(
+    job: Job, seconds: int, is_early: bool
+) -> None:
+    for rank in (0, 1, 2, 3):
+        job.rank(rank, (0, REDUCTION), waits=True)
+        fd = open_stacks(job.run, rank)
+        os.write(fd, ending_line("SIGTERM", 10**18 + seconds * 10**9))
+        os.close(fd)
+        (job.run / "failed").mkdir(exist_ok=True)
+        (job.run / f"failed/{rank:05d}.sigterm").touch()
+    hang = job.hang()
+    assert hang.is_early == is_early
+    assert hang.is_sure != is_early
+    assert "--stacks" not in hang.verdict(), "no process could answer"
+
+
+def test_the_crash_of_a_forked_process_is_not_the_ranks(job: Job) -> None:
+    for rank in (0, 1, 3):
+        job.rank(rank, (0, "all_reduce"), (0, "barrier"), waits=True)
+    job.rank(2, (0, "all_reduce"))
+    LivenessRegistry(job.run, Topology.of(), 2)
+    fd = open_stacks(job.run, 2)
+    os.write(
+        fd, b"Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+    )
+    os.write(fd, b'  File "/home/user/train.py", line 7 in prepare\n')
+    assert "crash" not in job.hang().verdict()
+    os.write(fd, b"Requested 4c770a0ed15f\nThread 0x1 (most recent call first):\n")
+    os.write(fd, b'  File "/home/user/train.py", line 9 in wait\n')
+    text = "rank 2 (last seen at train.py:9 wait) has not come"
+    assert job.hang().verdict().startswith(text)
+    os.write(fd, b"Steps went on\n")
+    os.close(fd)
+    assert job.hang().verdict().startswith("rank 2 has not come")
+
+
+def test_what_ended_a_rank_by_itself_has_the_name_of_its_key(job: Job) -> None:
+    job.rank(0, (0, "all_reduce"), waits=True)
+    job.rank(1)
+    fd = open_stacks(job.run, 1)
+    os.write(fd, ending_line("HANG", 10**18 + 10**12))
+    os.close(fd)
+    assert "rank 1 (ran when Profiler.hang_exit_code ended the process)" in job.hang().verdict()
+
+
 def test_ranks_that_ended_in_one_way_are_named_together_with_their_last_lines(job: Job) -> None:
     job.rank(0, (0, "all_reduce"), (0, "barrier"), waits=True)
     for rank, reason in ((1, "SIGTERM"), (2, "SIGTERM"), (3, "")):
         job.rank(rank, (0, "all_reduce"))
         fd = open_stacks(job.run, rank)
-        text = ending_line(reason).decode() if reason else "Fatal Python error: Aborted\n\n"
+        text = (
+            ending_line(reason, 10**18 + 10**11).decode()
+            if reason
+            else "Fatal Python error: Aborted\n\n"
+        )
         text += (
             "Thread 0x1 (most recent call first):\n"
             '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n\n'
@@ -137,9 +218,9 @@ def test_ranks_that_ended_in_one_way_are_named_together_with_their_last_lines(jo
     assert hang.causes == (1, 2, 3)
     ended = re.sub(r", \d+ s ago", "", hang.verdict())
     assert ended == (
-        "ranks 1-2 (SIGTERM ended it at train.py:53 save) have not come to barrier of the group of ranks 0-3, "
+        "ranks 1-2 (at train.py:53 save when SIGTERM ended the process) have not come to barrier of the group of ranks 0-3, "
         "where rank 0 waits; they last called all_reduce at train.py:1 step; "
-        "rank 3 (it crashed at train.py:71 save: Aborted) has not come to barrier of the group of ranks 0-3, "
+        "rank 3 (crashed at train.py:71 save: Aborted) has not come to barrier of the group of ranks 0-3, "
         "where rank 0 waits; it last called all_reduce at train.py:1 step"
     )
 
@@ -517,7 +598,7 @@ def test_of_overwritten_operations_nothing_is_sure(job: Job) -> None:
     assert (hang.causes, hang.absent, hang.is_sure) == ((), (1,), False)
     assert hang.verdict() == (
         "it is unknown whether rank 1 has come to all_reduce of the group of ranks 0-1, where rank 0 "
-        "waits: later operations have overwritten its notes of the group"
+        "waits: later operations have overwritten what was noted of the group"
     )
 
 

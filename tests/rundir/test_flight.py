@@ -182,7 +182,7 @@ Extension modules: yaml._yaml, numpy.random.mtrand (total: 2)"""
 @pytest.mark.parametrize(
     ("reason", "crashed", "place", "is_of_the_end"),
     [
-        ("Ended by SIGTERM", "Thread", "train.py:55 step", True),
+        ("Ended by SIGTERM 1796027241000000000", "Thread", "train.py:55 step", True),
         ("Timeout (0:05:00)!", "Thread", "train.py:55 step", False),
         ("Requested 33e07f9dfd35", "Thread", "train.py:55 step", False),
         ("Fatal Python error: Aborted", "Thread", "train.py:55 step", True),
@@ -200,6 +200,29 @@ def test_stacks_begin_with_the_thread_that_counts(
     assert "signals.py" not in stacks.shown
     assert "Extension modules" not in stacks.shown
     assert len(own) == 6
+
+
+def test_stacks_name_what_is_not_ascii_as_it_is_written() -> None:
+    stacks = Stacks(
+        STACKS.replace("train.py", r"\u8bad\u7ec3.py").format(reason="", crashed="Thread")
+    )
+    assert stacks.place == "训练.py:55 step"
+    assert "训练.py" in stacks.shown
+
+
+def test_stacks_of_more_than_100_threads_leave_out_the_main_thread() -> None:
+    text = STACKS.partition("Thread 0x00007ffb")[0].format(reason="Timeout!", crashed="Thread")
+    assert Stacks(text).place == ""
+    assert Stacks(f"{text.rstrip()}\n...\n").place == ""
+    assert Stacks(f"{STACKS.partition('Thread 0x00007f05d37')[0]}...\n").place == ""
+
+
+def test_what_ended_a_rank_is_named_with_its_time() -> None:
+    stacks = Stacks("Ended by SIGTERM 1796027241000000000\nThread 0x1 (most recent call first):\n")
+    assert (stacks.end, stacks.ended_ns) == ("SIGTERM", 1796027241000000000)
+    assert stacks.shown.splitlines()[0] == "Ended by SIGTERM"
+    for text in ("", "Ended by SIGTERM", "Ended by SIGTERM 1e9", "Fatal Python error: Aborted 12"):
+        assert Stacks(text).ended_ns == 0
 
 
 def test_stacks_without_a_line_of_the_user_have_no_place() -> None:

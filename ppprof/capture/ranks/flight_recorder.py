@@ -47,6 +47,7 @@ from ppprof.capture.signals import end_process, ending_signal, pass_interruption
 from ppprof.rundir.flight import (
     POINT_TO_POINT,
     REDUCTION,
+    STEPS_WENT_ON,
     FlightRing,
     answer_line,
     ending_line,
@@ -194,8 +195,8 @@ class FlightRecorder(Part):
         self._reduces_unseen = False
         """Whether C++ has reduced gradients since `take_communication_ns` was called."""
         self._groups_of_reducers: _ByObject[Any] = _ByObject(self._forget)
-        self._due: list[Any] = []
-        """The process groups in which the next backward reduces gradients."""
+        self._due: dict[int, Any] = {}
+        """The process groups in which the next backwards reduce gradients, by the id of the reducer."""
         self._ring.step(first_step, time.time_ns())
         self._answers: tuple[Callable[..., int], ...] = (
             *(self._address, self._kind, self._line, self._context),
@@ -232,20 +233,18 @@ class FlightRecorder(Part):
             ):  # the method of paddle.DataParallel that calls the wrapper of this one
                 group = sys._getframe(2).f_locals["self"].group.process_group
                 self._groups_of_reducers.keep(reducer, group)
-            if group not in self._due:
-                self._due.append(group)
+            self._due.setdefault(id(reducer), group)
         except Exception as error:  # a reducer of another class
             pass_interruption(error)
         return prepare(reducer, *args)
 
     def _backward(self, run_backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a backward; the first one behind a forward of ``paddle.DataParallel`` reduces the gradients."""
-        groups, self._due = self._due, []
-        self._reduces_unseen |= bool(groups)
-        run = functools.partial(run_backward, *args, **kwargs)
-        for group in groups:
-            run = functools.partial(self._reduced, group, run)
-        return run()
+        """Run a backward. As many as there were forwards of models of ``paddle.DataParallel`` reduce gradients."""
+        if not self._due:
+            return run_backward(*args, **kwargs)
+        self._reduces_unseen = True
+        group = self._due.pop(next(iter(self._due)))
+        return self._reduced(group, functools.partial(run_backward, *args, **kwargs))
 
     def step_number(self) -> int:
         """Return the number of the step that has not ended."""
@@ -278,9 +277,9 @@ class FlightRecorder(Part):
         """Release, as the training ends."""
         self.release()
 
-    def rescue(self) -> None:
+    def on_signal(self) -> None:
         """Write where all threads are: a rank that others waited for has no last words else."""
-        self._watch.write(ending_line(ending_signal() or "SIGTERM"))
+        self._watch.write(ending_line(ending_signal() or "SIGTERM", time.time_ns()))
 
     def release(self) -> None:
         """Restore the methods, and end the watch. The ring stays, for a rank that waits for this one."""
@@ -546,6 +545,19 @@ def layer_name(layer: Layer, model: Layer) -> str:
     return f"{name} ({kind})" if name else kind
 
 
+_handling: weakref.WeakSet[_Watch] = weakref.WeakSet()
+"""The watch that handles crashes."""
+
+
+def _disable_in_child() -> None:
+    """Let a forked process crash without writing stacks, which would be taken for the rank's."""
+    if _handling:
+        faulthandler.disable()
+
+
+os.register_at_fork(after_in_child=_disable_in_child)
+
+
 class _Watch:
     """Writes the stacks of all threads after a crash, on request, and if no step ends for long.
 
@@ -565,6 +577,8 @@ class _Watch:
         self._run, self._rank = run, rank
         self._step_number = step_number
         self._seconds = hang_after
+        self._stale_seconds = math.inf if hang_after is None else hang_after - _LOOK_SECONDS
+        """After so long without a step, stacks may have been written."""
         self._patience = math.inf if hang_after is None else hang_after + _DUMP_SECONDS
         self._exit_code = hang_exit_code
         self._is_paused = is_paused
@@ -578,6 +592,7 @@ class _Watch:
             raise
         if self._handles_crashes:
             faulthandler.enable(self._file.fd)
+            _handling.add(self)
         self._arm()
 
     def close(self) -> None:
@@ -588,6 +603,7 @@ class _Watch:
             faulthandler.cancel_dump_traceback_later()
         if self._handles_crashes:
             faulthandler.disable()
+            _handling.discard(self)
         self._file.close()
 
     def _arm(self) -> None:
@@ -598,6 +614,7 @@ class _Watch:
         step, looked = self._step_number(), time.monotonic()
         idle = 0.0
         next_request, answered, is_written = looked + _REQUEST_SECONDS, "", False
+        is_dumped = False
         while not self._ends.wait(_LOOK_SECONDS):
             now = time.monotonic()
             # A job that is suspended for long, as by its scheduler, does not hang.
@@ -606,6 +623,9 @@ class _Watch:
             has_moved = step != self._step_number()
             if has_moved:
                 next_request, is_written = now + _REQUEST_SECONDS, False
+                if (is_dumped or idle >= self._stale_seconds) and self._file.is_ours:
+                    os.write(self._file.fd, f"{STEPS_WENT_ON}\n".encode())
+                is_dumped = False
             if has_moved or self._is_paused():  # a pause may hang, too: it answers requests
                 step, idle = self._step_number(), 0.0
                 self._arm()
@@ -618,6 +638,8 @@ class _Watch:
                 if request not in ("", answered):
                     answered = request
                     self.write(answer_line(request))
+                    self._write_through()
+                    is_dumped = True
             if self._exit_code is not None and idle >= self._patience:
                 log.error(
                     f"rank {self._rank}: no step has ended for {idle:.0f} s: this process ends with "
@@ -631,7 +653,6 @@ class _Watch:
         if self._file.is_ours:
             os.write(self._file.fd, reason)
             faulthandler.dump_traceback(self._file.fd)
-            self._write_through()
 
     def _write_through(self) -> None:
         """Write the ring and the stacks to the disk: on NFS, other hosts see them some 30 s later else.

@@ -166,6 +166,30 @@ def test_the_backward_that_reduces_gradients_is_one_operation(
     assert recorder.take_communication_ns() == 0
 
 
+def test_each_model_reduces_in_a_backward_of_its_own(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    """As actor and critic, whose forwards come first."""
+    models = [Parallel(group, recorder) for _ in range(2)]
+    losses = [paddle.to_tensor(1.0, stop_gradient=False) * 2 for _ in range(3)]
+    for model in models:
+        model.forward()
+    for loss in losses:
+        loss.backward()
+    assert len(operations_of(tmp_path)) == 2
+
+
+def test_a_crash_of_a_forked_process_leaves_no_stacks(
+    recorder: FlightRecorder, tmp_path: Path
+) -> None:
+    child = os.fork()
+    if not child:
+        os.abort()
+    os.waitpid(child, 0)
+    assert read_stacks(tmp_path, 0) == []
+    assert faulthandler.is_enabled()
+
+
 def test_a_backward_that_fails_is_an_operation_that_an_exception_ended(
     recorder: FlightRecorder, group: Group, tmp_path: Path
 ) -> None:
@@ -180,7 +204,7 @@ def test_a_backward_that_fails_is_an_operation_that_an_exception_ended(
 
 
 def test_a_signal_leaves_the_stacks(recorder: FlightRecorder, tmp_path: Path) -> None:
-    recorder.rescue()
+    recorder.on_signal()
     (text,) = read_stacks(tmp_path, 0)
     assert text.startswith("Ended by SIGTERM")
     assert "in test_a_signal_leaves_the_stacks" in text
