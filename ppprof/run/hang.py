@@ -672,9 +672,7 @@ def _without_computing(
         is_left = not each.group.is_on_device and any(map(_has_left, each.calls.values()))
         return rank in waited_for and each.is_backward and not is_left
 
-    return {
-        rank: [each for each in own if not computes(rank, each)] for rank, own in waits.items()
-    }
+    return {rank: [each for each in own if not computes(rank, each)] for rank, own in waits.items()}
 
 
 def _lost(
