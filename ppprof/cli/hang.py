@@ -162,6 +162,7 @@ def _waits_for(waiting: Waiting, hang: Hang) -> str:
 
 def _document(hang: Hang) -> str:
     """Return everything as JSON; ``group`` is a number in ``groups``: 10,000 ranks may have one of 10,000."""
+    from ppprof.rundir.flight import Stacks
 
     def call(operation: Operation) -> dict[str, object]:
         return {**operation._asdict(), "is_pending": operation.is_pending}
@@ -186,6 +187,7 @@ def _document(hang: Hang) -> str:
                 "state": hang.states[rank].text if rank in hang.states else None,
                 "pid": hang.states[rank].pid if rank in hang.states else None,
                 "last": call(hang.last[rank]) if rank in hang.last else None,
+                "seen_at": Stacks(hang.stacks.get(rank, "")).place or None,
             }
             for rank in hang.ranks
         ],
@@ -215,6 +217,13 @@ def _document(hang: Hang) -> str:
             }
             for each in hang.departures
         ],
+        "uneven": hang.uneven
+        and {
+            "group": group(hang.uneven.group),
+            "step": hang.uneven.step,
+            "counts": {str(rank): num for rank, num in hang.uneven.counts.items()},
+            "call": hang.uneven.call,
+        },
         "mismatches": [
             {
                 "group": group(each.group),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,8 @@ _UNKNOWN_GROUP = Group((), None)
 MOST_STACKS = 8
 """Ranks whose stacks are read, or asked for."""
 _POLL_SECONDS = 0.2
+_LEAST_EVEN = 2
+"""Steps with as many collectives on each rank, before one without says anything."""
 QUIET_NS = 10_000_000_000
 """A shorter time without any operation is no hang: ranks compute in between."""
 
@@ -157,6 +160,29 @@ class Departure(NamedTuple):
         return f"called {called} in step {self.called.step}, where step {self.usual_step} called {usual}"
 
 
+class Uneven(NamedTuple):
+    """The first step in which ranks called different numbers of a group's collectives: from then on they are shifted."""
+
+    group: Group
+    step: int
+    counts: Mapping[int, int]
+    """How many each rank called."""
+    call: str
+    """The call of which most were left out: ``all_reduce at train.py:35 step``."""
+
+    @property
+    def text(self) -> str:
+        """The step, and what each rank did, in words."""
+        ranks: dict[int, list[int]] = {}
+        for rank, num in self.counts.items():
+            ranks.setdefault(num, []).append(rank)
+        counts = ", ".join(f"{_ranks(ranks[num])}: {num}" for num in sorted(ranks))
+        return (
+            f"already in step {self.step} the ranks of {_group(self.group)} did not call as many collectives as each "
+            f"other ({counts}), above all {self.call}"
+        )
+
+
 @dataclass(frozen=True)
 class Hang:
     """What the rings say about a job."""
@@ -189,6 +215,8 @@ class Hang:
     now_ns: int
     departures: tuple[Departure, ...] = ()
     """Ranks whose step goes another way than their own earlier steps."""
+    uneven: Uneven | None = None
+    """None as well if all steps that have ended are even."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """What the first of `suspects` wrote last on their threads (`Stacks`); "" without."""
 
@@ -273,7 +301,7 @@ class Hang:
         for each in self.departures:
             alike.setdefault(each.text, []).append(each.rank)
         ways = [f"{_ranks(ranks)} {text}" for text, ranks in alike.items()]
-        return "; ".join([self._cause(), *ways[:2]])
+        return "; ".join([self._cause(), *([self.uneven.text] if self.uneven else []), *ways[:2]])
 
     def _cause(self) -> str:
         if self.mismatches:
@@ -504,6 +532,7 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
     involved = {*hang.suspects, *[each.rank for each in hang.waiting]} & rings.keys()
     return replace(
         hang,
+        uneven=_first_uneven(rings) if waiting else None,
         departures=_departures([rings[rank] for rank in sorted(involved)]) if waiting else (),
         stacks={rank: _stacks(runs, rank, hang.runs(rank)) for rank in hang.suspects[:MOST_STACKS]},
     )
@@ -774,6 +803,41 @@ def _num_of(operation: Operation, calls: Iterable[Operation]) -> int:
 def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
     differ = (n for n, (call, other) in enumerate(zip(calls, others)) if call.way != other.way)
     return next(differ, min(len(calls), len(others)))
+
+
+def _first_uneven(rings: Mapping[int, Ring]) -> Uneven | None:
+    """Return the earliest uneven step of all groups, of steps that all have ended and whose notes are complete."""
+    calls: dict[tuple[int, Sequence[int]], dict[int, dict[int, list[Operation]]]] = {}
+    for rank, ring in rings.items():
+        for each in ring.operations:
+            group = ring.groups.get(each.group)
+            if group is not None and each.name not in POINT_TO_POINT:
+                of_steps = calls.setdefault((each.group, group.ranks), {}).setdefault(rank, {})
+                of_steps.setdefault(each.step, []).append(each)
+    found = []
+    for (number, ranks), of_ranks in calls.items():
+        if of_ranks.keys() == set(ranks):
+            group = rings[ranks[0]].groups[number]
+            found += _uneven(group, of_ranks, [rings[rank] for rank in ranks])
+    return min(found, key=lambda each: each.step, default=None)
+
+
+def _uneven(
+    group: Group, of_ranks: Mapping[int, Mapping[int, list[Operation]]], rings: Sequence[Ring]
+) -> list[Uneven]:
+    """Return the first uneven step of a group, if at least two even ones come before."""
+    begins = (ring.operations[0].step + (ring.operations[0].number > 1) for ring in rings)
+    num_even = 0
+    for step in range(max(begins), min(ring.step for ring in rings)):
+        calls = {rank: of_steps.get(step, []) for rank, of_steps in sorted(of_ranks.items())}
+        counts = {rank: len(own) for rank, own in calls.items()}
+        if len({*counts.values()}) > 1:
+            by_number = sorted(calls.values(), key=len)
+            left_out = Counter(map(_call, by_number[-1])) - Counter(map(_call, by_number[0]))
+            call, _ = left_out.most_common(1)[0]
+            return [Uneven(group, step, counts, call)] if num_even >= _LEAST_EVEN else []
+        num_even += any(counts.values())
+    return []
 
 
 _Calls = dict[int, dict[int, Operation]]

@@ -20,6 +20,8 @@ from ppprof.rundir.clocks import Reading, clocks_path, line_of
 from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ending_line, open_stacks, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
+from tests.cli.test_schema import checked
+from tests.conftest import Cli
 
 GROUPS = {0: (0, 1, 2, 3), 1: (0, 1), 2: (2, 3), 3: (0, 1)}
 """Group -> its ranks."""
@@ -87,6 +89,45 @@ def test_the_rank_that_does_not_come(job: Job) -> None:
         "rank 2 has not come to all_gather of the group of ranks 0-3, where ranks 0-1, 3 wait; it "
         "last called all_reduce at train.py:1 step, "
     )
+
+
+def of_steps(ring: FlightRing, numbers: Sequence[int], waits: bool) -> None:
+    """Call so many all_reduces in each step, all at one line, and one more in the last step, which has not ended."""
+    ring.group(0, (0, 1), None)
+    sequence = 0
+    for step, num in enumerate([*numbers, 1]):
+        for _ in range(num):
+            sequence += 1
+            texts = (ring.text("all_reduce"), ring.text("float32"), ring.text("train.py:1 step"))
+            number = ring.add(0, sequence, step, 10**18 + sequence, 8, -1, *texts, 0)
+            if step < len(numbers) or not waits:
+                ring.returned(number, 10**18 + sequence + 1)
+    ring.step(len(numbers), 10**18 + 5000)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        (
+            [3, 3, 3, 2, 3],
+            "; already in step 3 the ranks of the group of ranks 0-1 did not call as many collectives as each other "
+            "(rank 1: 2, rank 0: 3), above all all_reduce at train.py:1 step",
+        ),
+        ([3, 3, 3, 3, 3], ""),
+        ([2, 3, 3, 3, 3], ""),
+    ],
+)
+def test_the_step_from_which_on_ranks_are_shifted(
+    job: Job, cli: Cli, numbers: list[int], text: str
+) -> None:
+    """One line calls all, so that only the numbers differ; in a first step they may differ anyway."""
+    of_steps(FlightRing(job.run, 0), [3, 3, 3, 3, 3], waits=True)
+    of_steps(FlightRing(job.run, 1), numbers, waits=False)
+    verdict = job.hang().verdict()
+    assert ("already in step" in verdict) == bool(text)
+    assert text in verdict
+    document = checked(cli, "hang", job.run)
+    assert (document["uneven"] or {}).get("counts") == ({"0": 3, "1": 2} if text else None)
 
 
 REDUCTION = "backward of DataParallel"
