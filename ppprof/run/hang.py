@@ -825,16 +825,19 @@ def _first_uneven(rings: Mapping[int, Ring]) -> Uneven | None:
 def _uneven(
     group: Group, of_ranks: Mapping[int, Mapping[int, list[Operation]]], rings: Sequence[Ring]
 ) -> list[Uneven]:
-    """Return the first uneven step of a group, if at least two even ones come before."""
+    """Return the first uneven step of a group, if at least two even ones come before.
+
+    In a step that has not ended on all ranks, those that have ended it will call no more.
+    """
     begins = (ring.operations[0].step + (ring.operations[0].number > 1) for ring in rings)
     num_even = 0
-    for step in range(max(begins), min(ring.step for ring in rings)):
+    for step in range(max(begins), min(ring.step for ring in rings) + 1):
         calls = {rank: of_steps.get(step, []) for rank, of_steps in sorted(of_ranks.items())}
         counts = {rank: len(own) for rank, own in calls.items()}
-        if len({*counts.values()}) > 1:
-            by_number = sorted(calls.values(), key=len)
-            left_out = Counter(map(_call, by_number[-1])) - Counter(map(_call, by_number[0]))
-            call, _ = left_out.most_common(1)[0]
+        most = max(calls.values(), key=len)
+        least = min((calls[ring.rank] for ring in rings if ring.step > step), key=len, default=most)
+        if len(most) > len(least):
+            ((call, _),) = (Counter(map(_call, most)) - Counter(map(_call, least))).most_common(1)
             return [Uneven(group, step, counts, call)] if num_even >= _LEAST_EVEN else []
         num_even += any(counts.values())
     return []
