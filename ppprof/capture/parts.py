@@ -174,7 +174,7 @@ class LivenessPart(Part):
             self._registry.mark_finished()
         else:
             place = ""
-            with suppress(OSError):  # the working directory may be gone
+            with suppress(Exception):  # the working directory may be gone
                 place = raised_at(ending.error, UserFiles(Path.cwd()))
             self.lost_ranks = self._registry.mark_failed(ending.error, place=place)
 

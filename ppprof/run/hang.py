@@ -215,6 +215,8 @@ class Hang:
     now_ns: int
     departures: tuple[Departure, ...] = ()
     """Ranks whose step goes another way than their own earlier steps."""
+    ended_ns: Mapping[int, int] = field(default_factory=dict)
+    """When a signal ended the ranks of `stacks` that one has ended, on this machine's clock."""
     uneven: Uneven | None = None
     """None as well if all steps that have ended are even."""
     stacks: Mapping[int, str] = field(default_factory=dict)
@@ -229,15 +231,21 @@ class Hang:
         return tuple(sorted(found, key=lambda rank: not self.may_answer(rank)))
 
     def may_answer(self, rank: int) -> bool:
-        """Whether a rank's process runs, or nothing is known of any rank's."""
-        return self.runs(rank) or not self.states
+        """Whether a rank's process runs, as far as is known, or nothing is known of any rank's."""
+        has_ended = Stacks(self.stacks.get(rank, "")).is_of_the_end and not self.runs_here(rank)
+        return not has_ended and (self.runs(rank) or not self.states)
+
+    def runs_here(self, rank: int) -> bool:
+        """Whether a rank's process is seen to run on this machine."""
+        return rank in self.states and self.states[rank].pid is not None
 
     @property
     def is_sure(self) -> bool:
         """Whether the verdict follows from complete notes of hosts that wait."""
         incomplete = self.on_devices or self.problems or self.damaged or self.absent
         in_doubt = self.is_overwritten or self.gone_waiting or self.unseen
-        return not (incomplete or in_doubt or self.is_early)
+        may_wait = any(map(self._is_in_backward, self.causes))
+        return not (incomplete or in_doubt or may_wait or self.is_early)
 
     @property
     def is_overwritten(self) -> bool:
@@ -261,13 +269,15 @@ class Hang:
     @property
     def is_early(self) -> bool:
         """Whether signals ended the processes soon after ranks began to wait, as of a job that did not hang."""
-        ends_ns = [
-            stacks.ended_ns for stacks in map(Stacks, self.stacks.values()) if stacks.ended_ns
-        ]
+        ends_ns = self.ended_ns.values()
         begun_ns = [each.operation.pending_since_ns for each in self.waiting]
         if not (ends_ns and begun_ns) or any(map(self.runs, self.ranks)):
             return False
         return min(ends_ns) - min(begun_ns) < QUIET_NS
+
+    def _is_in_backward(self, rank: int) -> bool:
+        last = self.last.get(rank)
+        return last is not None and last.name == REDUCTION and last.is_pending
 
     def _is_gone(self, rank: int) -> bool:
         return rank in self.states and self.states[rank].is_gone
@@ -419,13 +429,15 @@ class Hang:
         if last is None:
             return f"{text}; <it> <has> noted no operation"
         raised = ", which an exception ended" if last.has_raised else ""
+        if self._is_in_backward(rank):
+            raised = ", in which it may wait for others of its group"
         return f"{text}; <it> last called {_call(last)}{in_context(last)}, {_ago(self.now_ns - last.called_ns)} ago{raised}"
 
     def _how(self, rank: int) -> str:
         """Return how a rank ended, or that it is stopped; "" if it runs, or if nothing is known of any rank."""
         stacks = Stacks(self.stacks.get(rank, ""))
         at = f"at {stacks.place}" if stacks.place else ""
-        if self.runs(rank) or not stacks.is_of_the_end:
+        if self.runs_here(rank) or not stacks.is_of_the_end:
             last = f"last seen {at}" if at else ""
             return ", ".join(filter(None, [self._state(rank), last]))
         if stacks.is_crash:
@@ -530,11 +542,16 @@ def find_hang(paths: Sequence[PathLike]) -> Hang:
         time.time_ns(),
     )
     involved = {*hang.suspects, *[each.rank for each in hang.waiting]} & rings.keys()
+    stacks = {
+        rank: _stacks(runs, rank, hang.runs_here(rank)) for rank in hang.suspects[:MOST_STACKS]
+    }
+    ended_ns = {rank: Stacks(text).ended_ns for rank, text in stacks.items()}
     return replace(
         hang,
+        stacks=stacks,
+        ended_ns={rank: ns + offsets_ns.get(rank, 0) for rank, ns in ended_ns.items() if ns},
         uneven=_first_uneven(rings) if waiting else None,
         departures=_departures([rings[rank] for rank in sorted(involved)]) if waiting else (),
-        stacks={rank: _stacks(runs, rank, hang.runs(rank)) for rank in hang.suspects[:MOST_STACKS]},
     )
 
 
@@ -674,16 +691,22 @@ class _Missing:
 def _waiting(ring: Ring, missing: _Missing, state: RankState | None) -> list[Waiting]:
     """Return the operation in which a rank's host waits, if it does: of several threads', one that not all have called.
 
-    A rank that an exception has ended waited in what raised it, if that was its last operation, and no backward,
-    which computes.
+    A rank that an exception has ended waited in what raised it, if that was its last operation; in a backward, which
+    computes, if it was long, or if another rank ended before.
     """
     last = ring.operations[-1:]
     found = [missing.waiting(ring, each) for each in ring.operations if each.is_pending]
     if not found and (state is None or state.has_ended):
-        raised = [each for each in last if each.has_raised and each.name != REDUCTION]
+        raised = [each for each in last if each.has_raised]
         found = [missing.waiting(ring, each) for each in raised]
         # Of a session that ended without a word, an exception may have been caught before.
         found = [each for each in found if each.missing or state is not None]
+        found = [
+            each
+            for each in found
+            if each.operation.name != REDUCTION
+            or (each.missing and (state is None or each.operation.raised_after_ns >= QUIET_NS))
+        ]
     found.sort(key=lambda each: each.is_backward)  # what is called in a backward says more
     return [each for each in found if each.missing][:1] or found[:1]
 
@@ -699,7 +722,8 @@ def _without_computing(
 
     def computes(rank: int, each: Waiting) -> bool:
         is_left = not each.group.is_on_device and any(map(_has_left, each.calls.values()))
-        return rank in waited_for and each.is_backward and not is_left
+        has_raised = any(call.has_raised for call in each.calls.values())
+        return rank in waited_for and each.is_backward and not (is_left or has_raised)
 
     return {rank: [each for each in own if not computes(rank, each)] for rank, own in waits.items()}
 
@@ -816,7 +840,7 @@ def _first_uneven(rings: Mapping[int, Ring]) -> Uneven | None:
                 of_steps.setdefault(each.step, []).append(each)
     found = []
     for (number, ranks), of_ranks in calls.items():
-        if of_ranks.keys() == set(ranks):
+        if len(ranks) > 1 and of_ranks.keys() == set(ranks):
             group = rings[ranks[0]].groups[number]
             found += _uneven(group, of_ranks, [rings[rank] for rank in ranks])
     return min(found, key=lambda each: each.step, default=None)
@@ -825,22 +849,31 @@ def _first_uneven(rings: Mapping[int, Ring]) -> Uneven | None:
 def _uneven(
     group: Group, of_ranks: Mapping[int, Mapping[int, list[Operation]]], rings: Sequence[Ring]
 ) -> list[Uneven]:
-    """Return the first uneven step of a group, if at least two even ones come before.
+    """Return the first uneven step of a group, if two even ones come before, and ranks are shifted ever since.
 
     In a step that has not ended on all ranks, those that have ended it will call no more.
     """
-    begins = (ring.operations[0].step + (ring.operations[0].number > 1) for ring in rings)
-    num_even = 0
-    for step in range(max(begins), min(ring.step for ring in rings) + 1):
-        calls = {rank: of_steps.get(step, []) for rank, of_steps in sorted(of_ranks.items())}
-        counts = {rank: len(own) for rank, own in calls.items()}
+    begin = max(ring.operations[0].step + (ring.operations[0].number > 1) for ring in rings)
+    end = min(ring.step for ring in rings)
+    found: list[Uneven] = []
+    totals, num_even = Counter[int](), 0
+    for step in sorted({step for own in of_ranks.values() for step in own if begin <= step <= end}):
+        calls = {rank: own.get(step, []) for rank, own in sorted(of_ranks.items())}
         most = max(calls.values(), key=len)
-        least = min((calls[ring.rank] for ring in rings if ring.step > step), key=len, default=most)
-        if len(most) > len(least):
+        ended = {ring.rank: calls[ring.rank] for ring in rings if ring.step > step}
+        least = min(ended.values(), key=len, default=most)
+        totals.update({rank: len(own) for rank, own in calls.items()})
+        if len(most) > len(least) and not found:
+            if num_even < _LEAST_EVEN:  # sessions may begin at different calls
+                totals, num_even = Counter(), 0
+                continue
             ((call, _),) = (Counter(map(_call, most)) - Counter(map(_call, least))).most_common(1)
-            return [Uneven(group, step, counts, call)] if num_even >= _LEAST_EVEN else []
-        num_even += any(counts.values())
-    return []
+            known = {rank: len(own) for rank, own in calls.items() if rank in ended or own is most}
+            found = [Uneven(group, step, known, call)]
+        elif len({*totals.values()}) == 1:
+            found = []  # the group does not follow steps, as of a thread of its own
+        num_even += not found
+    return found
 
 
 _Calls = dict[int, dict[int, Operation]]
@@ -998,15 +1031,15 @@ def _ago(ns: int) -> str:
     return f"{max(0, ns) / 1e9:.0f} s"
 
 
-def _stacks(runs: Sequence[Path], rank: int, runs_still: bool) -> str:
+def _stacks(runs: Sequence[Path], rank: int, runs_here: bool) -> str:
     """Return the stacks of a rank's crash, else those that it wrote last; "" without.
 
-    A rank that runs still has not crashed: a process that it has forked did.
+    A rank that is seen to run has not crashed: a process that it has forked did.
     """
     stacks = next(filter(None, (read_stacks(run, rank) for run in runs)), [])
     crashes = [each for each in stacks if Stacks(each).is_crash]
     others = [each for each in stacks if each not in crashes]
-    newest = (crashes[:1] if not runs_still else []) or others[-1:] or [""]
+    newest = (crashes[:1] if not runs_here else []) or others[-1:] or [""]
     return "" if newest[0].startswith(STEPS_WENT_ON) else newest[0]
 
 

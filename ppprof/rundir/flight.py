@@ -137,6 +137,11 @@ class Operation(NamedTuple):
         return self.returned_ns < 0
 
     @property
+    def raised_after_ns(self) -> int:
+        """For how long it took until an exception ended it; 0 if none did."""
+        return -self.returned_ns - self.called_ns if self.has_raised else 0
+
+    @property
     def key(self) -> Key:
         """What numbers it: operations of one key are the 1st, 2nd... by ``sequence``."""
         is_transfer = self.name in POINT_TO_POINT

@@ -93,7 +93,8 @@ class LivenessRegistry:
                 RunFile(self._run, f"failed/{self._rank:05d}.{signal.lower()}").create()
             elif not others and error is not None:
                 at = f", at {place}" if place else ""
-                text = f"{_one_line(error)}{at}\n".encode("utf-8", "backslashreplace")
+                what = _one_line(error)[: max(_MOST_CHARACTERS - len(at), 0)]
+                text = f"{what}{at}\n".encode("utf-8", "backslashreplace")
                 RunFile(self._run, f"failed/{self._rank:05d}.txt").create(text)
         self.mark_finished()
         more = len(others) - _MAX_NAMED

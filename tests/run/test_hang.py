@@ -118,6 +118,7 @@ def of_steps(ring: FlightRing, numbers: Sequence[int], waits: bool) -> None:
             "; already in step 5 the ranks of the group of ranks 0-1 did not call as many collectives as each other "
             "(rank 1: 0, rank 0: 1), above all all_reduce at train.py:1 step",
         ),
+        ([3, 3, 3, 2, 4], ""),
         ([3, 3, 3, 3, 3], ""),
         ([2, 3, 3, 3, 3], ""),
     ],
@@ -192,6 +193,58 @@ def test_a_backward_that_raised_did_not_wait(job: Job) -> None:
     hang = job.hang()
     assert hang.waiting == ()
     assert "rank 1: failed: MemoryError: full" in hang.verdict()
+
+
+def test_a_long_backward_that_raised_waited_for_the_rank_that_did_not_come(job: Job) -> None:
+    """Gloo's time was up."""
+    job.rank(0)
+    ring = FlightRing(job.run, 1)
+    ring.group(0, GROUPS[0], None)
+    texts = (ring.text(REDUCTION), ring.text("float32"), ring.text("train.py:1 step"))
+    number = ring.add(0, 1, 0, 10**18, 8, -1, *texts, 0)
+    ring.returned(number, -(10**18 + 30 * 10**9))
+    LivenessRegistry(job.run, Topology.of(), 1).mark_failed(RuntimeError("TIMEOUT"))
+    for rank in (2, 3):
+        job.rank(rank, (0, REDUCTION), waits=True)
+    verdict = job.hang().verdict()
+    assert verdict.startswith("rank 0 (its session has ended")
+    assert "has not come to backward of DataParallel" in verdict
+
+
+def test_of_another_host_a_crash_is_believed(job: Job) -> None:
+    for rank in (0, 1, 3):
+        job.rank(rank, (0, "all_reduce"), (0, "barrier"), waits=True)
+    job.rank(2, (0, "all_reduce"))
+    (job.run / "alive").mkdir()
+    (job.run / "alive/00002.4711.node7-4026531836").write_text("boot 1")
+    fd = open_stacks(job.run, 2)
+    os.write(
+        fd, b"Fatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+    )
+    os.write(fd, b'  File "/home/user/train.py", line 7 in prepare\n')
+    os.close(fd)
+    hang = job.hang()
+    assert hang.verdict().startswith("rank 2 (crashed at train.py:7 prepare: Segmentation fault)")
+    assert not hang.may_answer(2)
+
+
+def test_a_rank_that_caught_an_exception_of_a_backward_is_not_waited_for(job: Job) -> None:
+    """It went on to an all_reduce."""
+    for rank in (0, 2, 3):
+        job.rank(rank, (0, REDUCTION), waits=True)
+    ring = FlightRing(job.run, 1)
+    ring.group(0, GROUPS[0], None)
+    for sequence, name in enumerate((REDUCTION, "all_reduce"), 1):
+        number = ring.add(
+            *(0, sequence, 0, 10**18 + sequence, 8, -1, ring.text(name), ring.text("float32")),
+            *(ring.text("train.py:1 step"), 0),
+        )
+        if name == REDUCTION:
+            ring.returned(number, -(10**18) - 10)
+    LivenessRegistry(job.run, Topology.of(), 1)
+    verdict = job.hang().verdict()
+    assert "have called backward of DataParallel" in verdict
+    assert "an exception ended it on rank 1" in verdict
 
 
 @pytest.mark.parametrize(("seconds", "is_early"), [(3, True), (40, False)])

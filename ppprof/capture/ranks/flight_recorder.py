@@ -239,12 +239,20 @@ class FlightRecorder(Part):
         return prepare(reducer, *args)
 
     def _backward(self, run_backward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a backward. As many as there were forwards of models of ``paddle.DataParallel`` reduce gradients."""
+        """Run a backward behind a forward of ``paddle.DataParallel``: it reduces gradients.
+
+        Of two models in one group, each reduces in a backward of its own.
+        """
         if not self._due:
             return run_backward(*args, **kwargs)
         self._reduces_unseen = True
-        group = self._due.pop(next(iter(self._due)))
-        return self._reduced(group, functools.partial(run_backward, *args, **kwargs))
+        run, groups = functools.partial(run_backward, *args, **kwargs), list[Any]()
+        for reducer, group in list(self._due.items()):
+            if group not in groups:  # else in a backward of its own
+                self._due.pop(reducer, None)
+                groups.append(group)
+                run = functools.partial(self._reduced, group, run)
+        return run()
 
     def step_number(self) -> int:
         """Return the number of the step that has not ended."""
@@ -577,12 +585,12 @@ class _Watch:
         self._run, self._rank = run, rank
         self._step_number = step_number
         self._seconds = hang_after
-        self._stale_seconds = math.inf if hang_after is None else hang_after - _LOOK_SECONDS
-        """After so long without a step, stacks may have been written."""
         self._patience = math.inf if hang_after is None else hang_after + _DUMP_SECONDS
         self._exit_code = hang_exit_code
         self._is_paused = is_paused
         self._file = process.Descriptor(process.with_high_number(open_stacks(run, rank)))
+        self._size = os.fstat(self._file.fd).st_size
+        """Of the file, when its last stacks were known to be old."""
         self._handles_crashes = not faulthandler.is_enabled()
         self._ends = threading.Event()
         try:
@@ -614,7 +622,6 @@ class _Watch:
         step, looked = self._step_number(), time.monotonic()
         idle = 0.0
         next_request, answered, is_written = looked + _REQUEST_SECONDS, "", False
-        is_dumped = False
         while not self._ends.wait(_LOOK_SECONDS):
             now = time.monotonic()
             # A job that is suspended for long, as by its scheduler, does not hang.
@@ -623,9 +630,7 @@ class _Watch:
             has_moved = step != self._step_number()
             if has_moved:
                 next_request, is_written = now + _REQUEST_SECONDS, False
-                if (is_dumped or idle >= self._stale_seconds) and self._file.is_ours:
-                    os.write(self._file.fd, f"{STEPS_WENT_ON}\n".encode())
-                is_dumped = False
+                self._end_stacks()
             if has_moved or self._is_paused():  # a pause may hang, too: it answers requests
                 step, idle = self._step_number(), 0.0
                 self._arm()
@@ -639,7 +644,6 @@ class _Watch:
                     answered = request
                     self.write(answer_line(request))
                     self._write_through()
-                    is_dumped = True
             if self._exit_code is not None and idle >= self._patience:
                 log.error(
                     f"rank {self._rank}: no step has ended for {idle:.0f} s: this process ends with "
@@ -647,6 +651,12 @@ class _Watch:
                     f"ppprof hang {self._run}"
                 )
                 end_process(self._exit_code)
+
+    def _end_stacks(self) -> None:
+        """Say behind stacks that have been written since the last call that they are old."""
+        if self._file.is_ours and os.fstat(self._file.fd).st_size != self._size:
+            os.write(self._file.fd, f"{STEPS_WENT_ON}\n".encode())
+            self._size = os.fstat(self._file.fd).st_size
 
     def write(self, reason: bytes) -> None:
         """Write the stacks of all threads behind a line with the reason."""

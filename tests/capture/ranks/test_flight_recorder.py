@@ -179,6 +179,35 @@ def test_each_model_reduces_in_a_backward_of_its_own(
     assert len(operations_of(tmp_path)) == 2
 
 
+def test_a_backward_reduces_in_the_groups_of_all_models(
+    recorder: FlightRecorder, group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of a sum of two losses."""
+    other = Group()
+    groups = {
+        number: SimpleNamespace(process_group=each, id=number, ranks=[0, 4])
+        for number, each in ((5, group), (6, other))
+    }
+    monkeypatch.setattr(collective, "_get_group_map", lambda: groups)
+    for each in (group, other):
+        Parallel(each, recorder).forward()
+    paddle.to_tensor(1.0, stop_gradient=False).backward()
+    assert sorted(each.group for each in operations_of(tmp_path)) == [5, 6]
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_stacks_are_old_once_steps_go_on(
+    recorder: FlightRecorder, is_written: bool, tmp_path: Path
+) -> None:
+    if is_written:
+        recorder._watch.write(b"Requested 1\n")
+    recorder.on_step(cast(FinishedStep, SimpleNamespace(step=7)))
+    deadline = time.monotonic() + 10
+    while is_written and len(read_stacks(tmp_path, 0)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read_stacks(tmp_path, 0)[1:] == ["Steps went on"] * is_written
+
+
 def test_a_crash_of_a_forked_process_leaves_no_stacks(
     recorder: FlightRecorder, tmp_path: Path
 ) -> None:
