@@ -41,6 +41,8 @@ _IMPURE = re.compile(
 )
 """Functions whose results may differ with equal arguments: random numbers, other ranks' values, hidden states.
 Where a name does not decide, results count as new."""
+_CHANGES = re.compile("program|custom|(?<!_)_$")
+"""Functions that may change their arguments."""
 _PURE_IF = {"dropout": (2, 3), "flash_attn": (5, 8), "rnn": (5, 12)}
 """Of these functions: the places of the probability with which they drop values, and of the flag that they do not.
 With probability 0, or with the flag, they draw no random numbers."""
@@ -98,11 +100,12 @@ class ValueNumbers:
 
         Args:
             value: from `value_of_call`.
-            name: name of the function; one that ends in ``_`` changes its arguments.
+            name: name of the function.
             args: its arguments.
             result: what it has returned.
         """
-        if name[-1:] == "_" and name[-2:] != "__":
+        changes = _may_change(name)
+        if changes:
             first = args[0] if args else None
             if value is None or result is not first or isinstance(first, EagerParamBase):
                 self.forget()
@@ -118,7 +121,7 @@ class ValueNumbers:
         for place, item in enumerate(items[:_MOST_ITEMS]):
             if isinstance(item, self._tensor):
                 known = tensors.get(id(item))
-                if name[-1:] != "_" and known is not None and known[0]() is item:
+                if not changes and known is not None and known[0]() is item:
                     continue  # it is an argument
                 # Two calls with equal arguments may differ in these by `auto_cast` and `no_grad`.
                 key = call, place, dtype_key(item.dtype), item.stop_gradient
@@ -175,6 +178,11 @@ def _state(tensor: Any) -> tuple[int, ...]:
 @functools.cache
 def _may_differ(name: str) -> bool:
     return _IMPURE.search(name) is not None
+
+
+@functools.cache
+def _may_change(name: str) -> bool:
+    return _CHANGES.search(name) is not None
 
 
 def _is_pure(name: str, args: Sequence[Any]) -> bool:

@@ -216,7 +216,7 @@ def linear() -> Any:
 
 def healthy() -> dict[str, Step]:
     net, x = linear(), paddle.ones([2, 4])
-    others = [paddle.ones([2, 4]) for _ in range(2)]
+    others = [paddle.full([2, 4], value) for value in (1.0, 2.0)]
     sgd = paddle.optimizer.SGD(0.1, parameters=net.parameters())
 
     def updated() -> None:
@@ -278,6 +278,16 @@ def healthy() -> dict[str, Step]:
         layer.eval()
         layer(x)  # with other running statistics
 
+    norm = watched(nn.BatchNorm1D(4))
+    program = paddle.jit.to_static(norm.forward)
+
+    def changed_by_a_program() -> None:
+        for _ in range(2):
+            norm.eval()
+            norm(x)
+            norm.train()
+            program(x * 2)  # changes the running statistics
+
     def other_layers() -> None:
         linear()(x)
         linear()(x)
@@ -300,6 +310,7 @@ def healthy() -> dict[str, Step]:
         "recompute": checkpointed,
         "own output": own_output,
         "training flag": training_flag,
+        "changed by a program": changed_by_a_program,
         "other layers": other_layers,
         "no tensor": lambda: [net.state_dict() for _ in range(2)],
     }
