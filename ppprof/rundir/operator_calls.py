@@ -1,15 +1,18 @@
 r"""What operators were called with in a window: a file beside the raw capture.
 
-The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python, and
-then as many for each call of a layer, whose signature is -2::
+The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python, then as
+many for each call of a layer, whose signature is -2, and once more for those that computed again what an earlier
+call of the layer had computed in the step, -3::
 
     {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {},
                      "File \"train.py\", line 3, in log"]],
      "dtypes": ["float32", "bfloat16"],
      "backwards": [[7, [["MatmulGradNode", 3, 2, 0], ["GradNodeAccumulation", -1, 0, 0]]]],
-     "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"}}
+     "layers": ["", "blocks.0", "blocks.0.mlp"], "not_updated": {"1": "File \"net.py\", line 8, in forward"},
+     "repeats": [[1, "File \"net.py\", line 9, in forward", "", "File \"net.py\", line 8, in forward", ""]]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
     thread id | start_ns | end_ns | -2                         | row of the layer
+    thread id | start_ns | end_ns | -3                         | row of the repeat
 
 A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
 in which Paddle runs them, each with the call that created it.
@@ -33,7 +36,7 @@ _MOST_BYTES, _MOST_TEXT_BYTES, _MOST_BACKWARDS = 256 << 20, 32 << 20, 10_000
 _MOST_NODES, _MOST_GRADIENTS = 200_000, 100_000
 """Limits of all nodes, and of the gradients of one."""
 _COLUMNS = 5
-_LAYER = -2
+_LAYER, _REPEATED = -2, -3
 RUN_BACKWARD = "run_backward"
 """Name of the function that computes gradients."""
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
@@ -81,12 +84,28 @@ class Backward(msgspec.Struct, array_like=True, frozen=True):
     """In the order in which they ran."""
 
 
+class Repeat(msgspec.Struct, array_like=True, frozen=True):
+    """A layer that is called again with equal arguments, so that it computes the same results."""
+
+    layer: int
+    """Row of the layer."""
+    callstack: str
+    """The line that calls it again, as `Signature.callstack`."""
+    caller: str
+    """The line that calls the function of that line; empty if unknown."""
+    earlier: str
+    """The line that called it first in the step."""
+    earlier_caller: str
+    """The line that called the function of that one."""
+
+
 class _Header(msgspec.Struct):
     signatures: list[Signature]
     dtypes: list[str]
     backwards: list[Backward] = []
     layers: list[str] = []
     not_updated: dict[int, str] = {}
+    repeats: list[Repeat] = []
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,11 @@ class OperatorCalls:
     not_updated: Mapping[int, str] = field(default_factory=dict)
     """Rows of the layers with parameters that get gradients, and none of which an optimizer updates; with the
     line that calls the layer, as `Signature.callstack`."""
+    repeats: Sequence[Repeat] = ()
+    """Layers and lines of the repeated calls."""
+    repeated_calls: Int64 = field(default_factory=lambda: np.zeros((0, 4), np.int64))
+    """Those of ``layer_calls`` that computed again what an earlier call of the layer had computed in the step:
+    columns likewise, but the last one is the row of the repeat."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -124,10 +148,12 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
             list(calls.backwards),
             list(calls.layers),
             dict(calls.not_updated),
+            list(calls.repeats),
         )
     )
     layers = np.insert(calls.layer_calls, 3, _LAYER, axis=1)
-    numbers = np.concatenate([calls.calls, layers]).astype("<i8")
+    repeated = np.insert(calls.repeated_calls, 3, _REPEATED, axis=1)
+    numbers = np.concatenate([calls.calls, layers, repeated]).astype("<i8")
     file.write(b"\n".join([header, numbers.tobytes()]))
 
 
@@ -151,25 +177,31 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     if len(header.backwards) > _MOST_BACKWARDS:
         raise ValueError(f"{len(header.backwards)} backward passes in one step")
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
-    is_layer = calls[:, 3] == _LAYER
-    layer_calls, calls = np.delete(calls[is_layer], 3, axis=1), calls[~is_layer]
+    kind = calls[:, 3]
+    layer_calls, repeated_calls = (
+        _sorted(np.delete(calls[kind == number], 3, axis=1)) for number in (_LAYER, _REPEATED)
+    )
+    calls = calls[(kind != _LAYER) & (kind != _REPEATED)]
     names = [signature.name for signature in header.signatures]
     if not all(_NAME.fullmatch(name) for name in (*names, *header.dtypes)):
         raise ValueError("a name that no operator has")
     for column, rows in ((3, header.signatures), (4, header.dtypes)):
         if len(calls) and not -1 <= calls[:, column].min() <= calls[:, column].max() < len(rows):
             raise ValueError("a row that does not exist")
-    if len(layer_calls) and not 0 <= layer_calls[:, 3].min() <= layer_calls[:, 3].max() < len(
-        header.layers
+    repeated_layers = np.array([repeat.layer for repeat in header.repeats], np.int64)
+    for numbers_of, rows_of in (
+        (layer_calls[:, 3], header.layers),
+        (repeated_calls[:, 3], header.repeats),
+        (repeated_layers, header.layers),
     ):
-        raise ValueError("a layer that does not exist")
+        if len(numbers_of) and not 0 <= numbers_of.min() <= numbers_of.max() < len(rows_of):
+            raise ValueError("a layer that does not exist")
     if not all(map(_is_consistent, header.signatures)):
         raise ValueError("shapes without dtypes")
     order = np.lexsort((calls[:, 1], calls[:, 0]))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
     backwards = [_moved(backward, position) for backward in header.backwards]
-    layer_calls = layer_calls[np.lexsort((layer_calls[:, 1], layer_calls[:, 0]))]
     return OperatorCalls(
         header.signatures,
         header.dtypes,
@@ -178,7 +210,14 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         header.layers,
         layer_calls,
         header.not_updated,
+        header.repeats,
+        repeated_calls,
     )
+
+
+def _sorted(calls: Int64) -> Int64:
+    """Return calls sorted by thread, then start."""
+    return calls[np.lexsort((calls[:, 1], calls[:, 0]))]
 
 
 def _moved(backward: Backward, position: Int64) -> Backward:

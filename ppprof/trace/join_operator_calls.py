@@ -47,6 +47,7 @@ from ppprof.trace.operator_inputs import (
     NOT_UPDATED,
     NUM_GRADIENTS,
     OF_ONE_LEAF,
+    REPEATED,
     UNUSED_GRADIENTS,
     operator_of_gradient,
     to_json,
@@ -172,14 +173,22 @@ def _with_names_of_layers(events: pl.DataFrame, recorded: OperatorCalls) -> pl.D
     # Other events in a call are those of layers without a name, and of the training's own spans.
     is_own = pl.col("start_ns") == pl.col("start_ns").min().over("call")
     forwards = forwards.filter((pl.col("call") >= 0) & is_own)
-    texts = [
-        to_json({LAYER: name, **_if_known(NOT_UPDATED, recorded.not_updated.get(row))})
-        for row, name in enumerate(recorded.layers)
-    ]
-    layer = recorded.layer_calls[forwards["call"].to_numpy(), 3]
+    calls = recorded.layer_calls[forwards["call"].to_numpy()]
+    repeat_of = {(thread, start): row for thread, start, _, row in recorded.repeated_calls.tolist()}
+    repeats = [repeat_of.get((thread, start), -1) for thread, start, *_ in calls.tolist()]
+    kinds = list(zip(calls[:, 3].tolist(), repeats))
+    texts = {kind: _attributes_of_layer(recorded, *kind) for kind in set(kinds)}
     attributes = events["attributes"].cast(pl.String)
-    attributes = attributes.scatter(forwards["row"], [texts[row] for row in layer])
+    attributes = attributes.scatter(forwards["row"], [texts[kind] for kind in kinds])
     return events.with_columns(attributes.cast(pl.Categorical))
+
+
+def _attributes_of_layer(recorded: OperatorCalls, layer: int, repeat: int) -> str:
+    """Return the attributes of calls of a layer; those that repeat no other call have -1 as their repeat."""
+    _, *lines = msgspec.structs.astuple(recorded.repeats[repeat]) if repeat >= 0 else (None,)
+    known = _if_known(NOT_UPDATED, recorded.not_updated.get(layer))
+    repeated = _if_known(REPEATED, lines or None)
+    return str(to_json({LAYER: recorded.layers[layer], **known, **repeated}))
 
 
 def _with_gradients(gradients: pl.DataFrame) -> pl.Series:

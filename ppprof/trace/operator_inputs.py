@@ -49,8 +49,27 @@ NOT_UPDATED = "not_updated"
 """The attribute of the Forward event of a layer none of whose parameters an optimizer updates, though they get
 gradients: the line that calls the layer, as a call stack; empty if unknown."""
 
-OWN_ATTRIBUTES = frozenset((LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED))
+REPEATED = "repeated"
+"""The attribute of the Forward event of a layer that computes again what an earlier call of it has computed in the
+step: call stacks of the line that calls it, of the line that calls the function of that line, and both of the
+earlier call; empty if unknown."""
+
+OWN_ATTRIBUTES = frozenset(
+    (LAYER, NUM_GRADIENTS, UNUSED_GRADIENTS, OF_ONE_LEAF, NOT_UPDATED, REPEATED)
+)
 """Attributes that ppprof has added: no argument of an operator has their names."""
+
+
+def attributes_of(text: str) -> Mapping[str, Any]:
+    """Return the attributes of an event; none for a text of another program.
+
+    >>> attributes_of('{"layer":"encoder"}')
+    {'layer': 'encoder'}
+    """
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
 
 
 _GRADIENT = re.compile(r"(Global_)?(\w+?)GradNode(Final)?")

@@ -11,6 +11,7 @@ from ppprof.rundir.operator_calls import (
     Backward,
     Node,
     OperatorCalls,
+    Repeat,
     Signature,
     read_operator_calls,
     write_operator_calls,
@@ -62,6 +63,43 @@ def test_a_layer_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         read_operator_calls(file)
 
 
+def with_repeats(tmp_path: Path) -> RunFile:
+    file = RunFile(tmp_path, "a.ops")
+    calls = OperatorCalls(
+        [MATMUL, CONCAT],
+        ["float32"],
+        CALLS,
+        (),
+        ["", "a.0"],
+        LAYER_CALLS,
+        {},
+        [Repeat(1, "line 4", "", "line 3", "line 2")],
+        np.array([[7, 9, 99, 0]], np.int64),
+    )
+    write_operator_calls(file, calls)
+    return file
+
+
+def test_repeated_calls_are_apart(tmp_path: Path) -> None:
+    recorded = read_operator_calls(with_repeats(tmp_path))
+    assert recorded.layer_calls.tolist() == LAYER_CALLS[::-1].tolist()
+    assert recorded.repeats == [Repeat(1, "line 4", "", "line 3", "line 2")]
+    assert recorded.repeated_calls.tolist() == [[7, 9, 99, 0]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"repeats":[[1,', b'"repeats":[[2,'), (b'[[1,"line 4","","line 3","line 2"]]', b"[]")],
+)
+def test_a_repeat_that_does_not_exist_is_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    file = with_repeats(tmp_path)
+    content = file.read(1 << 20)
+    assert old in content
+    file.write(content.replace(old, new))
+    with pytest.raises(ValueError, match="a layer that does not exist"):
+        read_operator_calls(file)
+
+
 def test_a_window_without_calls(tmp_path: Path) -> None:
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(file, OperatorCalls([], [], np.zeros((0, 5), np.int64)))
@@ -92,7 +130,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, old: bytes, new: bytes) -> No
         read_operator_calls(file)
 
 
-@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -3, 0], [7, 1, 2, 0, 1]])
+@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -4, 0], [7, 1, 2, 0, 1]])
 def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) -> None:
     file = RunFile(tmp_path, "a.ops")
     calls = OperatorCalls([MATMUL, CONCAT], ["float32"], np.array([row], np.int64))
@@ -127,7 +165,9 @@ def test_a_file_of_an_earlier_version_has_no_unused_gradients(tmp_path: Path) ->
     file = RunFile(tmp_path, "a.ops")
     write_operator_calls(file, with_backward(Node("MatmulGradNode", 1, 2)))
     content = file.read(1 << 20)
-    file.write(content.replace(b"1,2,0,false]", b"1,2]").replace(b',"not_updated":{}', b""))
+    file.write(
+        content.replace(b"1,2,0,false]", b"1,2]").replace(b',"not_updated":{},"repeats":[]', b"")
+    )
     assert len(file.read(1 << 20)) < len(content)
     recorded = read_operator_calls(file)
     (node,) = recorded.backwards[0].nodes

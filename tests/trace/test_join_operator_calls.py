@@ -14,6 +14,7 @@ from ppprof.rundir.operator_calls import (
     Backward,
     Node,
     OperatorCalls,
+    Repeat,
     Signature,
     write_operator_calls,
 )
@@ -256,6 +257,30 @@ def test_forward_events_have_the_name_of_the_layer_that_is_called(tmp_path: Path
         "Block": '{"layer":"blocks.0"}',
         "ReLU": None,
         "relu dygraph": None,
+    }
+
+
+def test_a_repeated_call_says_its_lines(tmp_path: Path) -> None:
+    """Of two calls of one layer, the second one has them."""
+    calls = [span("Forward", name, start, start + 20) for name, start in (("A", 10), ("B", 40))]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(calls)))
+    rows = [[31, EPOCH_NS + start, EPOCH_NS + start + 25, 0] for start in (9, 39)]
+    recorded = OperatorCalls(
+        [],
+        [],
+        np.zeros((0, 5), np.int64),
+        (),
+        ["encoder"],
+        np.array(rows, np.int64),
+        {},
+        [Repeat(0, "line 4", "", "line 3", "line 2")],
+        np.array(rows[1:], np.int64),
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.select(pl.col("name", "attributes").cast(pl.String))
+    assert dict(table.rows()) == {
+        "A": '{"layer":"encoder"}',
+        "B": '{"layer":"encoder","repeated":["line 4","","line 3","line 2"]}',
     }
 
 

@@ -107,6 +107,7 @@ RULES: tuple[Rule, ...] = (
         beside.without_gradients,
         thresholds={"least_ratio": LEAST_BESIDE, "few": beside.FEW_SAMPLES},
     ),
+    Rule("repeated-call", memory.repeated_call, thresholds=_TIME),
     Rule(
         "penalty-in-loss",
         products.penalty_in_loss,

@@ -30,6 +30,7 @@ COMPUTATION = frozenset(
             "fusible",
             "unused-gradients",
             "gradients-again",
+            "repeated-call",
         ),
     )
 )
@@ -57,6 +58,7 @@ PENALTY = "penalty-in-loss"
 
 _OF_OPERATORS = (
     *("unused-rows", "gradient-accumulation", "unused-gradients", "discarded-rows"),
+    "repeated-call",
     PENALTY,
 )
 """Rules that name a line for the operators that it calls, for a Backward, or for a layer."""

@@ -15,6 +15,7 @@ from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
 from ppprof.analysis.advice.penalties import penalties
+from ppprof.analysis.advice.repeated_calls import repeated_calls
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.advice.small_operators import UPDATES, small_operators
 from ppprof.analysis.advice.unexplained import CONTAINERS, LEAST_GAP_NS, host_time
@@ -176,7 +177,9 @@ gradient node), optimizer (name of an operator in an Optimization), gap (a layer
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), beside (a
 line of the user's code beside the training; calls are samples: `ppprof.analysis.advice.own_lines`),
 beside in STATEMENT (likewise, by the statement of the training that calls it), without gradients (likewise, the statements,
-while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), unneeded (layer without an updated parameter,
+while layers compute without gradients ahead of a Backward), compiling (likewise, while ``to_static`` compiles), again (line of a Backward that computes gradients again), repeated (layer, with the line that calls it, whose calls compute again
+what is known, with the time of its gradients), repeated layer (likewise, by layer), CALLER and EARLIER of one (the lines of
+`ppprof.analysis.advice.repeated_calls`), unneeded (layer without an updated parameter,
 with the time of its gradients), unneeded passing (likewise, where gradients of other layers pass through it), collection (a line in
 which Python collects garbage), lock
 (a line of another thread that runs while the training stands still:
@@ -212,6 +215,9 @@ LINE_OF, TAKER_OF = "discarded line of ", "discarded taker of "
 
 PENALTY, PENALTY_LINE = "penalty of form ", "penalty line of form "
 """What the kinds of operators of penalties of a form begin with, and of the line that calls them."""
+
+CALLER, EARLIER = "caller of repeated ", "earlier call of repeated "
+"""What the kinds of lines begin with that call the function of a repeated call, and that called the layer before."""
 
 MEMORY = {
     "place": pl.String,
@@ -305,6 +311,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
             builder.add_names(kind, copies)
             builder.add_names(f"{kind} line", builder.in_lines(copies))
     builder.add_names("again", repeated_gradients(profile))
+    builder.add_repeated_calls()
     unneeded = unneeded_gradients(profile)
     builder.add_names("unneeded", unneeded)
     builder.add_names("unneeded passing", unneeded.filter("passes"))
@@ -488,6 +495,16 @@ class IndicatorBuilder:
             rows = rows.join(largest, "name", "semi")
         named = rows.sort("step", "name").with_columns(what=pl.lit(kind))
         self.names.append(named.select(*NAMES))
+
+    def add_repeated_calls(self) -> None:
+        """Add the repeated calls of layers, and the lines around them."""
+        calls = repeated_calls(self.profile).calls
+        self.add_names("repeated", calls)
+        self.add_names("repeated layer", calls.with_columns(name="layer"))
+        for (name,), same in calls.group_by("name", maintain_order=True):
+            for prefix, column in ((CALLER, "caller"), (EARLIER, "earlier")):
+                lines = same.with_columns(name=column).drop_nulls("name")
+                self.add_names(f"{prefix}{name}", lines)
 
     def add_samples(self) -> None:
         """Add the lines of the user's code by samples: of stepping threads, and of others that load."""

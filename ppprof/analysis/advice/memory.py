@@ -8,7 +8,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
-from ppprof.analysis.advice.indicators import MEMORY
+from ppprof.analysis.advice.indicators import CALLER, EARLIER, MEMORY
 from ppprof.analysis.advice.repeated_gradients import UNKNOWN
 
 NEAR_RATIO = 0.90
@@ -121,6 +121,32 @@ def recompute(evidence: Evidence) -> list[Finding]:
     )
     rows = layers if layers.height else rows.filter(pl.col("recompute_ns") > 0)
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+def repeated_call(evidence: Evidence) -> list[Finding]:
+    """Report layers that compute again what the step has computed; the cost is their time, with their gradients."""
+    names = evidence.names("repeated")
+    if names.is_empty():
+        return []
+    cost_ns, name = float(names["time_ns"].sum()), str(names["name"][0])
+    layers = evidence.names("repeated layer")
+    num = sum(
+        calls for layer, calls in layers.select("name", "calls").rows() if _is_of(name, layer)
+    )
+    facts: dict[str, Fact] = {
+        "again_ns": cost_ns,
+        "layer": name,
+        "num_again": max(1, round(num)),
+        "caller": evidence.first_name(f"{CALLER}{name}"),
+        "earlier": evidence.first_name(f"{EARLIER}{name}"),
+        "num_others": layers.height - 1 or None,
+    }
+    return evidence.time_finding("repeated-call", cost_ns, "likely", facts, names)
+
+
+def _is_of(name: str, layer: str) -> bool:
+    """Return whether a name is that of a layer, maybe with its line."""
+    return name == layer or name.startswith(f"{layer} (")
 
 
 def unused_gradients(evidence: Evidence) -> list[Finding]:

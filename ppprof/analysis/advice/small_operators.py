@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.own_lines import line_of_operators, starts_beside
+from ppprof.analysis.advice.repeated_calls import repeated_calls
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, contains, covered_within, together
@@ -56,7 +57,8 @@ _NEARLY_ALL = 0.9
 def small_operators(profile: Profile, updating: Intervals) -> pl.DataFrame:
     """Return the functions and layers that call many small operators, as a part of the training.
 
-    Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`.
+    Time beside it, and of layers without gradients, is that of `ppprof.analysis.advice.own_lines`, and that of
+    calls which compute again what is known that of `repeated_calls`.
 
     Args:
         profile: one rank's window.
@@ -99,7 +101,7 @@ def _of_repeated_layers(profile: Profile) -> tuple[pl.DataFrame, Bool]:
     hosts = tree.hosts.with_columns(columns, layer=layer, row=pl.col("row").cast(pl.Int64))
     above = hosts["name"].cast(pl.String).gather(layer.replace(-1, None)).fill_null("")
     hosts = hosts.with_columns(above=above)
-    calls = _repeated(hosts.filter(is_layer & ~starts_beside(profile)), tree)
+    calls = _repeated(hosts.filter(is_layer & ~_are_apart(profile)), tree)
     is_called = np.zeros(tree.hosts.height, bool)
     is_called[calls["row"].to_numpy()] = True
     dur = pl.col("end_ns") - pl.col("start_ns")
@@ -163,6 +165,11 @@ def _repeated(layers: pl.DataFrame, tree: Tree) -> pl.DataFrame:
     return layers.filter(pl.len().over(key) >= MANY_CALLS)
 
 
+def _are_apart(profile: Profile) -> Bool:
+    """Return which host events are beside the training, or would not be there without `repeated_calls`."""
+    return starts_beside(profile) | repeated_calls(profile).is_inside
+
+
 def _num_backwards(events: pl.DataFrame, tree: Tree) -> pl.Series:
     """Return how many Backwards have begun before each event."""
     backward = tree.of_category("Backward")["start_ns"].sort().to_numpy()
@@ -191,7 +198,7 @@ def _of_functions(profile: Profile, updating: Intervals, is_repeated: Bool) -> p
     phases = tree.events.host_rows("Forward", "Backward")
     in_closure = tree.below(phases[in_optimizer[phases]])
     hosts = hosts.with_columns(in_optimizer=pl.Series(in_optimizer))
-    is_apart = starts_beside(profile) | in_closure | is_repeated
+    is_apart = _are_apart(profile) | in_closure | is_repeated
     outer = hosts.filter(tree.is_outermost_operator & ~is_apart)
     outer = outer.sort("thread", "start_ns")
     # Paddle's own updates are no loop of the user's.
@@ -286,7 +293,7 @@ def _of_layers(profile: Profile, is_repeated: Bool) -> pl.DataFrame:
     hosts = hosts.with_columns(layer=layer, row=pl.col("row").cast(pl.Int64))
     dur = pl.col("end_ns") - pl.col("start_ns")
     is_called = pl.col("name").cast(pl.String).str.starts_with(OPERATOR_OF_PROGRAM).not_()
-    is_training = ~(starts_beside(profile) | is_repeated)
+    is_training = ~(_are_apart(profile) | is_repeated)
     own = hosts.filter(tree.is_outermost_operator & is_training)
     own = own.filter(is_called, pl.col("layer") >= 0)
     own = own.with_columns(usual_ns=_usual(dur, "layer"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.repeated_calls import repeated_calls
 from ppprof.analysis.advice.repeated_gradients import repeated_gradients
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.python_lines import line_name
@@ -19,6 +18,7 @@ from ppprof.trace.operator_inputs import (
     NOT_UPDATED,
     NUM_GRADIENTS,
     UNUSED_GRADIENTS,
+    attributes_of,
     operator_of_gradient,
 )
 
@@ -38,7 +38,8 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
         nodes       ########    uuuuuuu                   #########    #u#u#u#u
                                 all their time counts                  half of that of products
 
-    Nodes that run again count for `repeated_gradients`, and nodes of operators outside such layers not at all.
+    Nodes that run again count for `repeated_gradients`, those of calls that compute again what is known for
+    `repeated_calls`, and nodes of operators outside such layers not at all.
 
     Returns:
         One row per node, with gradients that are linked to operators: step; name, the outermost layer around
@@ -66,7 +67,10 @@ def unneeded_gradients(profile: Profile) -> pl.DataFrame:
     nodes = nodes.with_columns(passes=(pl.col("share") < 1).any().over("name"))
     counts = (pl.col("share") == 1) | pl.col("operator").is_in(_PRODUCTS)
     again = repeated_gradients(profile)["row"]
-    nodes = nodes.filter(counts, pl.col("share") > 0, ~pl.col("row").is_in(again.implode()))
+    is_inside = pl.Series(repeated_calls(profile).is_inside[nodes["row"].to_numpy()])
+    nodes = nodes.filter(
+        counts, pl.col("share") > 0, ~pl.col("row").is_in(again.implode()), ~is_inside
+    )
     time_ns = "cpu_ns" if tree.devices.is_empty() else "device_ns"
     nodes = nodes.select(
         "step",
@@ -85,8 +89,8 @@ def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, str]:
     tree = profile.tree
     is_forward = (hosts["category"] == "Forward") & hosts["attributes"].is_not_null()
     forwards = hosts.filter(is_forward)
-    line = map_texts(forwards["attributes"], lambda text: _attributes(text).get(NOT_UPDATED))
-    path = map_texts(forwards["attributes"], lambda text: _attributes(text).get(LAYER))
+    line = map_texts(forwards["attributes"], lambda text: attributes_of(text).get(NOT_UPDATED))
+    path = map_texts(forwards["attributes"], lambda text: attributes_of(text).get(LAYER))
     forwards = forwards.with_columns(line=line, path=path).drop_nulls("line")
     rows = forwards["row"].to_numpy()
     forwards = forwards.filter(pl.Series(~tree.below(rows)[rows]))
@@ -102,16 +106,8 @@ def _layers(profile: Profile, hosts: pl.DataFrame) -> Mapping[int, str]:
 
 def _share(attributes: str) -> float:
     """Return which share of a node's gradients is unused; 0 without the attributes of a node."""
-    known = _attributes(attributes) if UNUSED_GRADIENTS in attributes else {}
+    known = attributes_of(attributes) if UNUSED_GRADIENTS in attributes else {}
     num, unused = known.get(NUM_GRADIENTS), known.get(UNUSED_GRADIENTS)
     if type(num) is not int or type(unused) is not int or not 0 < unused <= num:
         return 0.0
     return unused / num
-
-
-def _attributes(text: str) -> Mapping[str, Any]:
-    """Return the attributes of an event; none for a text of another program."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}

@@ -45,12 +45,14 @@ from ppprof.capture.recording.gradient_order import (
 )
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.patches import ModuleWrappers, Patches, dtype_key
+from ppprof.capture.recording.repeated_calls import LayerCall, Place, Repeated, RepeatedCalls
 from ppprof.capture.recording.updated_parameters import (
     ParameterStates,
     has_only,
     may_split,
 )
 from ppprof.capture.recording.user_files import OwnLines, UserFiles
+from ppprof.capture.recording.value_numbers import Value, ValueNumbers
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir import TraceName
 from ppprof.rundir.operator_calls import (
@@ -58,6 +60,7 @@ from ppprof.rundir.operator_calls import (
     Backward,
     Node,
     OperatorCalls,
+    Repeat,
     Signature,
     write_operator_calls,
 )
@@ -127,6 +130,9 @@ class WindowCalls:
         self.layer_calls = array("q")
         self.layer_lines: dict[int, int] = {}
         """Number of the line that first calls a layer, by the layer's row."""
+        self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers())
+        self.is_examined = True
+        """Whether this is the first step: nodes of graphs and numbers of values are noted."""
         self.has_programs = False
         """Whether a program of ``to_static`` has run: one call for all its operators."""
 
@@ -179,6 +185,43 @@ class WindowCalls:
         except Exception as error:  # no tensor
             pass_interruption(error)
 
+    def before_call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[int, Value | None]:
+        """Return the address of the node of a call's first argument, and what the call computes; 0 and None if unknown."""
+        address = self.address_of(args) if self.calls_of_nodes is not None else 0
+        values = self.repeated.values
+        try:
+            value = None if values is None else values.value_of_call(name, args, kwargs)
+        except Exception as error:  # an argument may do anything
+            pass_interruption(error)
+            self.repeated.stop()
+            value = None
+        return address, value
+
+    def after_call(
+        self,
+        name: str,
+        args: Sequence[Any],
+        result: Any,
+        call: CallId,
+        before: tuple[int, Value | None],
+    ) -> None:
+        """Note what a call has returned; ``before`` is from `before_call`."""
+        address, value = before
+        if self.calls_of_nodes is not None:
+            self.note_node(name, result, call, address)
+        values = self.repeated.values
+        if values is None:
+            return
+        try:
+            values.note(value, name, args, result)
+            if values.is_full:
+                self.repeated.stop()
+        except Exception as error:  # a result may do anything
+            pass_interruption(error)
+            self.repeated.stop()
+
     def note_freed(self, tensor: Any) -> None:
         """Note the node of a tensor whose memory is about to be freed, which hides the node.
 
@@ -210,6 +253,16 @@ class WindowCalls:
                     self.states.note(inner)
             known = self.layers.get(id(layer))
         return -1 if known is None else known[0]
+
+    def note_results(
+        self, call: LayerCall, around: LayerCall | None, results: Any, lines: tuple[int, int]
+    ) -> None:
+        """Note what a call of a layer has returned (`RepeatedCalls.note`), and the user's two lines that called it."""
+        try:
+            self.repeated.note(call, around, results, Place(*lines))
+        except Exception as error:  # a result may do anything
+            pass_interruption(error)
+            self.repeated.stop()
 
     def stop_looking_at_graphs(self) -> None:
         """Keep nothing of the graphs of gradients that are not yet computed."""
@@ -444,6 +497,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def step(self, num_steps: int) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough; compare parameters."""
         self._recorded.stop_looking_at_graphs()
+        self._recorded.is_examined = False
+        self._recorded.repeated.end_step(len(self._recorded.layer_calls) // 4)
         self._recorded.forget_parameters()
         if num_steps <= _COMPARED_STEPS:  # it takes 1 us a parameter
             self._recorded.compare_parameters()
@@ -476,15 +531,33 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
         signatures_of_calls = [self._signature(key) for key in signatures]
         unused = window.unused_parameters()
+        layer_calls = np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4)
+        repeats, repeated_calls = self._repeats(window.repeated.found(layer_calls), layer_calls)
         return OperatorCalls(
             signatures_of_calls,
             list(_DTYPES),
             rows,
             window.backwards_of(rows, unused.values()),
             [_encodable(name) for _, name, _ in window.layers.values()],
-            np.frombuffer(window.layer_calls.tobytes(), np.int64).reshape(-1, 4),
+            layer_calls,
             self._not_updated(window, unused),
+            repeats,
+            repeated_calls,
         )
+
+    def _repeats(
+        self, repeated: Mapping[int, Repeated], calls: Int64
+    ) -> tuple[list[Repeat], Int64]:
+        """Return `OperatorCalls.repeats` and `OperatorCalls.repeated_calls`."""
+        kinds = {kind: row for row, kind in enumerate(dict.fromkeys(repeated.values()))}
+        rows = calls[list(repeated)].copy()
+        rows[:, 3] = [kinds[kind] for kind in repeated.values()]
+        stack = self._lines.call_stack
+        repeats = [
+            Repeat(layer, *map(stack, place), *map(stack, earlier))
+            for layer, place, earlier in kinds
+        ]
+        return repeats, rows
 
     def _not_updated(self, window: WindowCalls, unused: Mapping[int, Any]) -> dict[int, str]:
         """Return `OperatorCalls.not_updated`."""
@@ -535,7 +608,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 pass_interruption(error)
                 log.debug("%s: its arguments are not recorded", name, exc_info=True)
                 row = -1
-            before = window.address_of(args) if window.calls_of_nodes is not None else 0
+            before = window.before_call(name, args, kwargs) if window.is_examined else None
             start = now()
             result = function(*args, **kwargs)
             end = now()
@@ -545,8 +618,8 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 thread = local.id = threading.get_native_id()
             dtype = dtype_of(result) if is_cast_by_amp else _NO_DTYPE
             window.add((thread, start, end, row, dtype))
-            if window.calls_of_nodes is not None:
-                window.note_node(name, result, (thread, start), before)
+            if before is not None:
+                window.after_call(name, args, result, (thread, start), before)
             return result
 
         return wrapper
@@ -560,9 +633,14 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
                 return function(tensors, *args, **kwargs)
             # ([inputs], grad_tensors, retain_graph, ...): Paddle passes no keywords.
             inputs, others = (args[0], args[1:]) if is_of_inputs else (None, args)
-            graph = window.graph_of(tensors, inputs, retains=others[1:2] == (True,))
+            retains = others[1:2] == (True,)
+            graph = window.graph_of(tensors, inputs, retains=retains)
+            window.repeated.begin_backward(retains=retains)
             start = now()
-            result = function(tensors, *args, **kwargs)
+            try:
+                result = function(tensors, *args, **kwargs)
+            finally:
+                window.repeated.end_backward()
             end = now()
             thread = threading.get_native_id()
             window.add((thread, start, end, window.row((RUN_BACKWARD, -1)), _NO_DTYPE))
@@ -574,29 +652,32 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
 
     def _layer_wrapper(self, function: _Call) -> _Call:
         now, local = time.time_ns, self._local
-        line_around, caller = self._lines.around, sys._getframe
+        lines, caller = self._lines, sys._getframe
 
         def wrapper(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
                 return function(layer, *args, **kwargs)
-            depth = getattr(local, "depth", 0)
+            around = getattr(local, "layer_call", None)
             try:
-                row = window.layer_row(layer, is_outermost=not depth)
+                row = window.layer_row(layer, is_outermost=around is None)
                 if row not in window.layer_lines:
-                    window.layer_lines[row] = line_around(caller(1))
+                    window.layer_lines[row] = lines.around(caller(1))
             except Exception as error:  # a layer of the training's may do anything
                 pass_interruption(error)
                 row = -1
-            local.depth = depth + 1
+            results, thread = None, threading.get_native_id()
             start = now()
+            local.layer_call = call = thread, start, row
             try:
-                return function(layer, *args, **kwargs)
+                results = function(layer, *args, **kwargs)
+                return results
             finally:
-                local.depth = depth
+                local.layer_call = around
                 if row >= 0:
-                    call = threading.get_native_id(), start, now(), row
-                    window.layer_calls.extend(call)
+                    window.layer_calls.extend((thread, start, now(), row))
+                    if window.repeated.values is not None:
+                        window.note_results(call, around, results, lines.two_around(caller(1)))
 
         return wrapper
 
@@ -605,7 +686,12 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
             window = self._window
             if window is not None and isinstance(tensor, self._parameter):
                 window.states.changed.add(id(tensor))
-            return function(tensor, *args, **kwargs)
+            try:
+                return function(tensor, *args, **kwargs)
+            finally:
+                values = None if window is None else window.repeated.values
+                if values is not None:
+                    values.forget()
 
         return wrapper
 

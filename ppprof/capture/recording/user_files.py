@@ -96,6 +96,12 @@ class OwnLines:
             frame = frame.f_back
         return -1
 
+    def two_around(self, frame: FrameType | None) -> tuple[int, int]:
+        """Return the number of `around`, and that of the user's line that calls its function."""
+        while frame is not None and not self._files[frame.f_code.co_filename][1]:
+            frame = frame.f_back
+        return self.around(frame), self.around(frame and frame.f_back)
+
     def place(self, row: int) -> tuple[str, str, int]:
         """Return the file, the function and the line of a number of `around`."""
         code, line = self._lines[row]

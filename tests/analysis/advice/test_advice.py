@@ -50,6 +50,7 @@ from tests.fixtures.findings import (
     calling,
     calls_of_backward_twice,
     calls_of_distilling,
+    calls_of_encoding,
     calls_of_teaching,
     casting,
     collecting,
@@ -58,6 +59,7 @@ from tests.fixtures.findings import (
     copying_pageable,
     differentiating,
     distilling,
+    encoding,
     growing,
     holding,
     in_lines,
@@ -146,6 +148,7 @@ NEARLY = {
         "stacks": [in_lines((50, AFTER), (950, FORWARD))],
         "calls": [calls_of_teaching(45)],
     },
+    "repeated-call": {"threads": [encoding(4)], "calls": [calls_of_encoding(4)]},
     "penalty-in-loss": differentiating(*penalised(*PARAMETERS[:3]), each=25, updated=PARAMETERS),
     "many-small-operators": {"threads": [looping(63)]},
     "unexplained": {"threads": [sleeping(480)]},
@@ -1488,6 +1491,58 @@ def test_of_gradients_that_pass_through_a_layer_those_of_weights_are_unused(node
     found = ppprof.advise(ppprof.open(path))
     found = [each for each in found if each.rule == "unused-gradients"]
     assert [(each.cost_ns, each.facts["remedy"]) for each in found] == costs
+
+
+def test_a_call_without_a_known_line_is_named_by_its_layer(tmp_path):
+    """Two layers of one line would have no place in the text."""
+    calls = calls_of_encoding(layer="", lines=(0, 0, 0, 0))
+    path = run(tmp_path / "log", [encoding()], calls=[calls])
+    finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
+    names = ("layer", "caller", "earlier")
+    assert [finding.facts[name] for name in names] == ["Encoder", None, None]
+
+
+def test_the_first_call_is_named_if_another_line_makes_it(tmp_path):
+    path = run(tmp_path / "log", [encoding()], calls=[calls_of_encoding(lines=(9, 21, 7, 20))])
+    finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
+    assert finding.facts["earlier"] == "train.py:7, encode()"
+    path = run(tmp_path / "loop", [encoding()], calls=[calls_of_encoding(lines=(7, 21, 7, 21))])
+    finding = one("repeated-call", ppprof.advise(ppprof.open(path)))
+    assert finding.facts["earlier"] is None
+
+
+def test_the_repeated_calls_of_a_frozen_layer_count_once(tmp_path):
+    """Its gradients are unused: of 150 of the first call, and of the second one only as a repeated call."""
+    calls = calls_of_encoding()
+    backwards = [
+        Backward(each.call, [Node(node.name, node.call, 1, 1) for node in each.nodes])
+        for each in calls.backwards
+    ]
+    calls = dataclasses.replace(calls, backwards=backwards, not_updated={0: ""})
+    path = run(tmp_path / "log", [encoding()], calls=[calls])
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["repeated-call"] == 300 * US
+    assert costs["unused-gradients"] == 150 * US
+
+
+def test_small_operators_of_a_repeated_call_count_once(tmp_path):
+    """A layer of 700 with 64 small operators: without the call, none would be left."""
+    calls = calls_of_encoding()
+    rows = [
+        [1, EPOCH_NS + 1000 * step * US, EPOCH_NS + (1000 * step + 750) * US, 0]
+        for step in range(6)
+    ]
+    calls = dataclasses.replace(
+        calls,
+        calls=np.zeros((0, 5), np.int64),
+        backwards=(),
+        layer_calls=np.array(rows, np.int64),
+        repeated_calls=np.array(rows, np.int64),
+    )
+    path = run(tmp_path / "log", [looping(64)], calls=[calls])
+    costs = {each.rule: each.cost_ns for each in ppprof.advise(ppprof.open(path))}
+    assert costs["repeated-call"] == 750 * US
+    assert "many-small-operators" not in costs
 
 
 def test_gradients_that_run_again_are_unused_once(tmp_path):

@@ -1,0 +1,141 @@
+"""Calls of layers that compute again what an earlier call of the layer has computed in the step.
+
+In the first step of a window, a call whose results have the numbers of those of an earlier call of the same layer
+is a repeated one (`ValueNumbers`). A later step has the same repeated calls if it calls the same layers in the
+same order::
+
+    step 0    net  encoder  head  encoder  head      values are known
+    step 1    net  encoder  head  encoder  head      the same calls
+                                  repeated
+    step 2    net  encoder  head                     other calls: none is known to be repeated
+
+A call inside another call of a layer does not count if the earlier one is inside another call of that outer layer:
+the outer layer computes something else, such as with other random numbers, and needs both::
+
+    encoder  table  dropout       encoder  table  dropout       SimCSE: two views of one batch
+                                           does not count
+
+A Backward that frees its graph ends what is known: results whose gradients were computed cannot be used again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ppprof.arrays import Int64
+from ppprof.capture.recording.value_numbers import Value, ValueNumbers
+
+
+class Place(NamedTuple):
+    """The lines of a call, by their numbers."""
+
+    line: int
+    """The user's line that calls the layer."""
+    caller: int
+    """The user's line that calls the function of that line; -1 if unknown."""
+
+
+LayerCall = tuple[int, int, int]
+"""Thread and start of a call of a layer, and the row of the layer."""
+
+
+class _Earlier(NamedTuple):
+    """The call that computed a value."""
+
+    place: Place
+    around: LayerCall | None
+
+
+class Repeated(NamedTuple):
+    """A kind of repeated calls."""
+
+    layer: int
+    """Row of the layer."""
+    place: Place
+    """Where it is called."""
+    earlier: Place
+    """Where it was called before."""
+
+
+class RepeatedCalls:
+    """The repeated calls of layers in a window."""
+
+    def __init__(self, values: ValueNumbers | None) -> None:
+        self.values = values
+        """The numbers of the first step's values; None once it is over, or if they are unknown."""
+        self._seen: dict[tuple[int, Value], _Earlier] = {}
+        self._repeated: dict[tuple[int, int], Repeated] = {}
+        """By thread and start of a call."""
+        self._ends: list[int] = []
+        """The number of calls of layers until the end of each step."""
+
+    def note(self, call: LayerCall, around: LayerCall | None, results: Any, place: Place) -> None:
+        """Note a call in the first step.
+
+        Args:
+            call: the call, which has ended.
+            around: the call inside which it was made; None outside of layers.
+            results: what it has returned.
+            place: its lines.
+        """
+        if self.values is None or self.values.num_backwards:
+            return
+        value = self.values.value_of_results(results)
+        if value is None:
+            return
+        thread, start, layer = call
+        now = _Earlier(place, around)
+        earlier = self._seen.setdefault((layer, value), now)
+        if earlier is now:
+            return
+        before = earlier.around
+        if around and before and around != before and around[2] == before[2]:
+            self._seen[layer, value] = now
+            return
+        self._repeated[thread, start] = Repeated(layer, place, earlier.place)
+
+    def begin_backward(self, *, retains: bool) -> None:
+        """Note that a call begins to compute gradients, and whether it retains the graph."""
+        if not retains:
+            self._seen.clear()
+        if self.values is not None:
+            self.values.num_backwards += 1
+
+    def end_backward(self) -> None:
+        """Note that it ends."""
+        if self.values is not None:
+            self.values.num_backwards -= 1
+
+    def end_step(self, num_calls: int) -> None:
+        """Note the end of a step, and forget all values.
+
+        Args:
+            num_calls: how many calls of layers the window has until now.
+        """
+        self._ends.append(num_calls)
+        self.stop()
+
+    def stop(self) -> None:
+        """Forget all values: no more calls are known to be repeated."""
+        self.values = None
+        self._seen.clear()
+
+    def found(self, calls: Int64) -> dict[int, Repeated]:
+        """Return the repeated calls of all steps, by their rows.
+
+        Args:
+            calls: thread, start, end and layer of the calls of layers, in the order in which they ended.
+        """
+        end = self._ends[0] if self._ends else len(calls)
+        found = {}
+        for row, (thread, start) in enumerate(calls[:end, :2].tolist()):
+            repeated = self._repeated.get((thread, start))
+            if repeated is not None:
+                found[row] = repeated
+        first, in_first = calls[:end, 3], dict(found)
+        for begin, end in zip(self._ends, self._ends[1:]):
+            if in_first and np.array_equal(calls[begin:end, 3], first):
+                found |= {begin + row: repeated for row, repeated in in_first.items()}
+        return found
