@@ -476,8 +476,11 @@ def _windows(
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run), tasks=tasks)
         stacks = None
         with process.without_collection():
-            wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
-            operators = _operators(job, run) if profiler.record_shapes else None
+            collectives = Collectives(job.topology)
+            wrappers = (collectives, FleetSpans(), RpcCalls())
+            operators = None
+            if profiler.record_shapes:
+                operators = _operators(job, run, lambda: collectives.num_calls)
         if profiler.python_stacks is not False:
             from ppprof.capture.recording.python_stacks import StackSampler
 
@@ -521,11 +524,13 @@ def _disk_budget(
     return DiskBudget(run, job.rank, max_bytes, profiler.formats, limit=limit)
 
 
-def _operators(job: Job, run: Path) -> OperatorCallRecorder | None:
+def _operators(
+    job: Job, run: Path, num_communications: Callable[[], int]
+) -> OperatorCallRecorder | None:
     try:
         from ppprof.capture.recording.operator_calls import OperatorCallRecorder
 
-        return OperatorCallRecorder(run)
+        return OperatorCallRecorder(run, num_communications)
     except Exception as error:  # another version of Paddle
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record shapes: {reason(error)}")

@@ -184,6 +184,8 @@ class Collectives(WindowObserver):
         self._groups: dict[int, Any] = {}
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._nested = threading.local()
+        self.num_calls = 0
+        """How many operations have been recorded: each may have changed tensors."""
 
     def install(self) -> None:
         """Wrap the functions in all loaded modules, the process groups' methods, and ``task.wait``."""
@@ -261,6 +263,7 @@ class Collectives(WindowObserver):
 
     def _record(self, names: _Names, function: _Function, args: Any, kwargs: Any) -> Any:
         """Call a function in a span; remember the tasks that it returns, to name their wait spans."""
+        self.num_calls += 1
         result = self._span(names.span, function, args, kwargs)
         for task in result if isinstance(result, list) else [result]:
             if isinstance(task, tuple(TASKS)):

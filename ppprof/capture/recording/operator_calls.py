@@ -101,9 +101,12 @@ class WindowCalls:
 
     Args:
         node_of: returns the node of a tensor; None if graphs of gradients cannot be looked at.
+        num_communications: returns how many communication operations there have been.
     """
 
-    def __init__(self, node_of: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, node_of: Callable[..., Any] | None, num_communications: Callable[[], int] = int
+    ) -> None:
         self._node_of = node_of
         self.signatures: dict[Key, int] = {}
         self.calls = array("q")
@@ -130,7 +133,7 @@ class WindowCalls:
         self.layer_calls = array("q")
         self.layer_lines: dict[int, int] = {}
         """Number of the line that first calls a layer, by the layer's row."""
-        self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers())
+        self.repeated = RepeatedCalls(None if self.may_split else ValueNumbers(num_communications))
         self.is_examined = True
         """Whether this is the first step: nodes of graphs and numbers of values are noted."""
         self.has_programs = False
@@ -414,9 +417,10 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
 
     what = "shapes"
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, num_communications: Callable[[], int] = int) -> None:
         super().__init__()
         self._run = run
+        self._num_communications = num_communications
         self._tensor: Any = core.eager.Tensor
         self._node_of: _Call | None = None
         self._knows_graphs = False
@@ -452,7 +456,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
         _active = self
         if not self._knows_graphs:
             self._node_of, self._knows_graphs = _node_reader(), True
-        self._window = self._recorded = WindowCalls(self._node_of)
+        self._window = self._recorded = WindowCalls(self._node_of, self._num_communications)
         self._functions.install()
         for name, (method, wrapper) in self._methods.items():
             if vars(self._tensor).get(name) is method:
@@ -474,7 +478,7 @@ class OperatorCallRecorder(FileObserver[OperatorCalls]):
     def started(self) -> None:
         """Begin to note the calls of a window, or of its next segment."""
         if self._window is not self._recorded and self._patches.is_installed:
-            self._window = self._recorded = WindowCalls(self._node_of)
+            self._window = self._recorded = WindowCalls(self._node_of, self._num_communications)
 
     def num_operators(self) -> int | None:
         """Return the number of calls that are noted; None if programs call operators, too."""

@@ -19,7 +19,7 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,16 @@ class _UnknownError(Exception):
 
 
 class ValueNumbers:
-    """The numbers of the values that a step computes."""
+    """The numbers of the values that a step computes.
 
-    def __init__(self) -> None:
+    Args:
+        num_communications: returns how many communication operations the window has had: they change tensors in
+            ways that their states do not show.
+    """
+
+    def __init__(self, num_communications: Callable[[], int]) -> None:
+        self._num_communications = num_communications
+        self._num_known = num_communications()
         self._next = itertools.count()
         self._tensors: dict[int, tuple[weakref.ref[Any], tuple[int, ...], int]] = {}
         """A tensor, its state and its number, by its identity."""
@@ -85,6 +92,7 @@ class ValueNumbers:
         """Return what a call computes, to be compared with other calls; None if that is unknown."""
         if self.num_backwards or (_may_differ(name) and not _is_pure(name, args)):
             return None
+        self._forget_received()
         if name == "batch_norm" and _normalizes_by_batch(args):  # it only updates these two
             args = (args[0], *args[3:])
         try:
@@ -133,11 +141,18 @@ class ValueNumbers:
 
         None if a part of it is unknown, and without a tensor.
         """
+        self._forget_received()
         try:
             value = self._part(results)
         except _UnknownError:
             return None
         return (value,) if _has_tensor(results) else None
+
+    def _forget_received(self) -> None:
+        num = self._num_communications()
+        if num != self._num_known:
+            self._num_known = num
+            self.forget()
 
     def _part(self, arg: Any) -> Any:
         if isinstance(arg, self._tensor):

@@ -142,7 +142,7 @@ def test_a_layer_that_fails_raises_in_the_training(tmp_path: Path) -> None:
 def test_a_paddle_whose_functions_are_elsewhere_costs_the_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(recorder: OperatorCallRecorder, run: Path) -> None:
+    def missing(recorder: OperatorCallRecorder, *args: object) -> None:
         raise AttributeError("no attribute 'eager'")
 
     monkeypatch.setattr(OperatorCallRecorder, "__init__", missing)

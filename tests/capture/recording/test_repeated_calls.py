@@ -36,9 +36,13 @@ def watched(layer: Any) -> Any:
     return layer
 
 
+received: list[int] = []
+"""One element for each communication operation."""
+
+
 def recorded(*steps: Step) -> OperatorCalls:
     """Return the calls of a window of these steps."""
-    recorder = OperatorCallRecorder(Path())
+    recorder = OperatorCallRecorder(Path(), received.__len__)
     recorder.install()
     try:
         for number, step in enumerate(steps):
@@ -68,6 +72,19 @@ class Encoder(nn.Layer):
         x = self.table(ids)
         mask = paddle.triu(paddle.full([4, 4], -1e9), diagonal=1)
         return self.convolution(self.block(x, mask).transpose([0, 2, 1])).mean(axis=-1)
+
+
+@pytest.mark.parametrize("is_received", [True, False])
+def test_a_buffer_into_which_other_ranks_may_write_has_other_values(is_received: bool) -> None:
+    """As that of a pipeline, which receives one micro-batch after the other."""
+    layer, buffer = watched(nn.Linear(4, 4)), paddle.ones([2, 4])
+
+    def step() -> None:
+        for _ in range(2):
+            layer(buffer)
+            received.extend([0] * is_received)
+
+    assert repeated(step) == ([] if is_received else [""])
 
 
 def test_an_encoder_that_each_loss_calls_is_repeated() -> None:
