@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
+import ppprof
 from ppprof.errors import InputError
 from ppprof.run.hang import Hang, find_hang
 from ppprof.rundir.clocks import Reading, clocks_path, line_of
 from ppprof.rundir.flight import MOST_OPERATIONS, FlightRing, ending_line, open_stacks, ring_path
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
-from tests.cli.test_schema import checked
 from tests.conftest import Cli
+from tests.fixtures.json_schemas import validate
 
+PACKAGE = Path(ppprof.__file__).parent
 GROUPS = {0: (0, 1, 2, 3), 1: (0, 1), 2: (2, 3), 3: (0, 1)}
 """Group -> its ranks."""
 
@@ -132,7 +134,8 @@ def test_the_step_from_which_on_ranks_are_shifted(
     verdict = job.hang().verdict()
     assert ("already in step" in verdict) == bool(text)
     assert text in verdict
-    document = checked(cli, "hang", job.run)
+    document = json.loads(cli("hang", job.run, "--format", "json").out)
+    validate(document, json.loads((PACKAGE / "schemas/hang.json").read_text()))
     assert (document["uneven"] is not None) == bool(text)
 
 
