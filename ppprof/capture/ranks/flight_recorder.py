@@ -194,7 +194,7 @@ class FlightRecorder(Part):
         self._spent_ns = 0
         self._reduces_unseen = False
         """Whether C++ has reduced gradients since `take_communication_ns` was called."""
-        self._groups_of_reducers: _ByObject[Any] = _ByObject(self._forget)
+        self._groups_of_reducers: _ByObject[Any] = _ByObject(self._forget_reducer)
         self._due: dict[int, Any] = {}
         """The process groups in which the next backwards reduce gradients, by the id of the reducer."""
         self._ring.step(first_step, time.time_ns())
@@ -378,6 +378,9 @@ class FlightRecorder(Part):
         """Let the compiled core ask again: an object has died, and its id may be another's."""
         if self._core is not None:
             self._core.forget(key)
+
+    def _forget_reducer(self, key: int) -> None:
+        self._due.pop(key, None)
 
     def _address(self, process_group: Any) -> int:
         return self._group(process_group).address

@@ -189,8 +189,9 @@ def test_a_backward_reduces_in_the_groups_of_all_models(
         for number, each in ((5, group), (6, other))
     }
     monkeypatch.setattr(collective, "_get_group_map", lambda: groups)
-    for each in (group, other):
-        Parallel(each, recorder).forward()
+    models = [Parallel(each, recorder) for each in (group, other)]
+    for model in models:
+        model.forward()
     paddle.to_tensor(1.0, stop_gradient=False).backward()
     assert sorted(each.group for each in operations_of(tmp_path)) == [5, 6]
 
@@ -208,6 +209,14 @@ def test_stacks_are_old_once_steps_go_on(
     assert read_stacks(tmp_path, 0)[1:] == ["Steps went on"] * is_written
 
 
+def test_a_model_that_is_gone_reduces_no_more(
+    recorder: FlightRecorder, group: Group, tmp_path: Path
+) -> None:
+    Parallel(group, recorder).forward()
+    paddle.to_tensor(1.0, stop_gradient=False).backward()
+    assert operations_of(tmp_path) == ()
+
+
 def test_a_crash_of_a_forked_process_leaves_no_stacks(
     recorder: FlightRecorder, tmp_path: Path
 ) -> None:
@@ -222,11 +231,12 @@ def test_a_crash_of_a_forked_process_leaves_no_stacks(
 def test_a_backward_that_fails_is_an_operation_that_an_exception_ended(
     recorder: FlightRecorder, group: Group, tmp_path: Path
 ) -> None:
-    Parallel(group, recorder).forward()
+    model = Parallel(group, recorder)
+    model.forward()
     x = paddle.to_tensor(1.0, stop_gradient=False)
     y = x * x
     y.backward()
-    Parallel(group, recorder).forward()
+    model.forward()
     with pytest.raises(SystemError):
         y.backward()  # its graph is freed
     assert [each.has_raised for each in operations_of(tmp_path)] == [False, True]
