@@ -583,10 +583,16 @@ def test_the_time_in_an_operation_that_cannot_be_noted_counts(recorder: FlightRe
     recorder.on_step(cast(FinishedStep, SimpleNamespace(step=0)))
     call = recorder._noted("barrier", None, lambda group: time.sleep(0.02))
     wait = recorder._noted_wait(SlowTask.wait)
+    begin_ns = time.perf_counter_ns()
     call(OtherGroup())
     wait(SlowTask())
+    elapsed_ns = time.perf_counter_ns() - begin_ns
     recorder.on_step(cast(FinishedStep, SimpleNamespace(step=1)))
-    assert recorder.take_communication_ns() == pytest.approx(50_000_000, rel=0.5)
+    noted_ns = recorder.take_communication_ns()
+    assert noted_ns is not None
+    assert (
+        45_000_000 < noted_ns <= elapsed_ns + 1_000_000
+    )  # a sleep may take longer, as on a busy machine
 
 
 def test_the_time_of_a_step_in_which_data_parallel_reduces_is_unknown(
