@@ -161,7 +161,10 @@ class Departure(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """The first step in which ranks called different numbers of a group's collectives: from then on they are shifted."""
+    """The first step in which the ranks of a group called different numbers of its collectives.
+
+    From then on, the n-th call of one rank meets another call of the others.
+    """
 
     group: Group
     step: int
@@ -218,7 +221,7 @@ class Hang:
     ended_ns: Mapping[int, int] = field(default_factory=dict)
     """When a signal ended the ranks of `stacks` that one has ended, on this machine's clock."""
     uneven: Uneven | None = None
-    """None as well if all steps that have ended are even."""
+    """None without one, and if no rank waits."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """What the first of `suspects` wrote last on their threads (`Stacks`); "" without."""
 
@@ -830,7 +833,7 @@ def _num_alike(calls: Sequence[Operation], others: Sequence[Operation]) -> int:
 
 
 def _first_uneven(rings: Mapping[int, Ring]) -> Uneven | None:
-    """Return the earliest uneven step of all groups, of steps that all have ended and whose notes are complete."""
+    """Return the earliest uneven step of all groups; steps whose notes are overwritten do not count."""
     calls: dict[tuple[int, Sequence[int]], dict[int, dict[int, list[Operation]]]] = {}
     for rank, ring in rings.items():
         for each in ring.operations:

@@ -228,9 +228,8 @@ class FlightRecorder(Part):
         self._reduces_unseen = True
         try:
             group = self._groups_of_reducers.get(id(reducer))
-            if (
-                group is None
-            ):  # the method of paddle.DataParallel that calls the wrapper of this one
+            if group is None:
+                # Of the model whose forward calls the wrapper of this method.
                 group = sys._getframe(2).f_locals["self"].group.process_group
                 self._groups_of_reducers.keep(reducer, group)
             self._due.setdefault(id(reducer), group)
