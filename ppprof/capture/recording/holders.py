@@ -10,22 +10,20 @@ import gc
 import inspect
 import sys
 from collections import deque
-from collections.abc import Iterator, Set
 from contextlib import suppress
-from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
 from paddle.base import core
 
+from ppprof.capture.recording.reached_tensors import CONTAINERS, ReachedTensors
 from ppprof.capture.recording.user_files import UserFiles, function_name
 from ppprof.rundir.python_stacks import Holder
 
-_CONTAINERS = (list, dict, deque, set)
-_MOST_ELEMENTS, _MOST_HOLDERS = 2000, 8
-"""Latest elements of a container that are looked at; containers, those with the most tensors, that are named."""
-_LEAST_TENSORS = 5
-"""Fewer tensors of a container are no growth."""
+_MOST_HOLDERS, _MOST_CANDIDATES = 8, 32
+"""Containers, those with the most tensors, that are named, and for which a name is looked for."""
+_LEAST_ELEMENTS = 5
+"""Fewer elements of a container that have tensors are no growth."""
 _MOST_OBJECTS = 1_000_000
 """With more objects, a search would take seconds."""
 _MOST_DEPTH, _MOST_SEARCHES = 4, 50
@@ -53,33 +51,37 @@ def allocator_bytes(device: str, kind: str) -> int | None:
 def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
     """Return the containers with the most tensors that the user's code reaches by a name.
 
-    Parameters do not count. A container of small containers, such as a list of pairs, has their tensors.
+    Parameters do not count. A container of objects, such as a list of pairs or of functions, has their tensors.
 
     Args:
         frame: the innermost frame in whose variables, and in whose callers', names are looked for.
         files: say what files are called, and which are the user's.
     """
     found: list[tuple[Any, list[int]]] = []
-    for container in _containers():
-        if len(container) >= _LEAST_TENSORS:
-            with suppress(RuntimeError):  # another thread changes it
-                addresses = list(_addresses(container))
-                if len(addresses) >= _LEAST_TENSORS:
-                    found.append((container, addresses))
+    reached = ReachedTensors(files)
+    for container in _containers(reached):
+        with suppress(RuntimeError):  # another thread changes it
+            elements = reached.of_elements(container)
+            if len(elements) >= _LEAST_ELEMENTS:
+                found.append((container, _addresses(elements)))
+    # Of equally many tensors, the container with more elements: the other one may have it in an element.
     found.sort(key=lambda each: -len(each[1]))
     namer = _Namer(frame, files, {id(found), *map(id, found)})
-    holders = []
-    for container, addresses in found[:_MOST_HOLDERS]:
-        name = namer.name(container)
+    holders: list[Holder] = []
+    for container, addresses in found[:_MOST_CANDIDATES]:
+        name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
         if name is not None:
-            is_bounded = type(container) is deque and container.maxlen is not None
-            kind = type(container).__name__
+            is_deque = reached.kind(container) is deque
+            is_bounded = is_deque and deque.maxlen.__get__(container) is not None
+            kind = type.__getattribute__(type(container), "__name__")
             holders.append(Holder(f"{name} ({kind})", addresses, is_bounded))
     return holders
 
 
-def _containers() -> list[Any]:
-    """Return all containers. The collector does not track a dict of tensors, but what refers to it.
+def _containers(reached: ReachedTensors) -> list[Any]:
+    """Return the containers with enough elements, the latest first, but for variables of modules and of classes.
+
+    The collector does not track a dict of tensors, but what refers to it.
 
     (Until Python 3.10, a generator's frame is one of the objects: it and the list of them would keep each other,
     and so all objects.)
@@ -87,24 +89,25 @@ def _containers() -> list[Any]:
     tracked = gc.get_objects()
     if len(tracked) > _MOST_OBJECTS:
         return []
-    found = [each for each in tracked if type(each) in _CONTAINERS]
+    types = {id(kind): kind for kind in map(type, tracked)}
+    kinds = {number for number, kind in types.items() if reached.known(kind) in CONTAINERS}
+    found = [each for each in tracked if id(type(each)) in kinds]
     others = [each for each in gc.get_referents(*tracked) if type(each) is dict]
-    return [*found, *{id(each): each for each in others if not gc.is_tracked(each)}.values()]
+    found += {id(each): each for each in others if not gc.is_tracked(each)}.values()
+    owns = {number for number, kind in types.items() if issubclass(kind, (type, ModuleType))}
+    owners = [each for each in tracked if id(type(each)) in owns]
+    passed = {id(each) for each in gc.get_referents(*owners) if type(each) is dict}
+    kept = (each for each in reversed(found) if id(each) not in passed)
+    return [each for each in kept if reached.num_elements(each) >= _LEAST_ELEMENTS]
 
 
-def _addresses(container: Any) -> Iterator[int]:
-    """Yield where the tensors of a container are in memory."""
-    for element in _latest(container):
-        is_small = type(element) in (*_CONTAINERS, tuple) and len(element) < _LEAST_TENSORS
-        for each in _latest(element) if is_small else (element,):
-            if type(each) is core.eager.Tensor:  # a parameter's type is another
-                with suppress(Exception):  # without memory, or not dense
-                    yield each.data_ptr()
-
-
-def _latest(container: Any) -> Iterator[Any]:
-    elements = container.values() if type(container) is dict else container
-    return islice(elements if isinstance(elements, Set) else reversed(elements), _MOST_ELEMENTS)
+def _addresses(elements: list[list[Any]]) -> list[int]:
+    """Return where the tensors of a container's elements are in memory."""
+    found = []
+    for tensor in (each for tensors in elements for each in tensors):
+        with suppress(Exception):  # without memory, or not dense
+            found.append(tensor.data_ptr())
+    return found
 
 
 def _is_module(frame: FrameType) -> bool:
