@@ -88,6 +88,8 @@ class Holder(msgspec.Struct, array_like=True, frozen=True):
     """Where its latest tensors are in memory."""
     is_bounded: bool = False
     """Whether it drops the oldest once it is full: a deque with ``maxlen``."""
+    has_graphs: bool = False
+    """Whether its latest tensors have graphs of gradients, which may keep more memory in C++."""
 
 
 class _Header(msgspec.Struct):

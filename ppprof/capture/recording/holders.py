@@ -57,24 +57,24 @@ def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
         frame: the innermost frame in whose variables, and in whose callers', names are looked for.
         files: say what files are called, and which are the user's.
     """
-    found: list[tuple[Any, list[int]]] = []
+    found: list[tuple[Any, list[int], bool]] = []
     reached = ReachedTensors(files)
     for container in _containers(reached):
         with suppress(RuntimeError):  # another thread changes it
             elements = reached.of_elements(container)
             if len(elements) >= _LEAST_ELEMENTS:
-                found.append((container, _addresses(elements)))
+                found.append((container, _addresses(elements), _have_graphs(elements)))
     # Of equally many tensors, the container with more elements: the other one may have it in an element.
     found.sort(key=lambda each: -len(each[1]))
     namer = _Namer(frame, files, {id(found), *map(id, found)})
     holders: list[Holder] = []
-    for container, addresses in found[:_MOST_CANDIDATES]:
+    for container, addresses, have_graphs in found[:_MOST_CANDIDATES]:
         name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
         if name is not None:
             is_deque = reached.kind(container) is deque
             is_bounded = is_deque and deque.maxlen.__get__(container) is not None
             kind = type.__getattribute__(type(container), "__name__")
-            holders.append(Holder(f"{name} ({kind})", addresses, is_bounded))
+            holders.append(Holder(f"{name} ({kind})", addresses, is_bounded, have_graphs))
     return holders
 
 
@@ -108,6 +108,11 @@ def _addresses(elements: list[list[Any]]) -> list[int]:
         with suppress(Exception):  # without memory, or not dense
             found.append(tensor.data_ptr())
     return found
+
+
+def _have_graphs(elements: list[list[Any]]) -> bool:
+    """Return whether each of the latest elements has a tensor that an operator with gradients computed."""
+    return all(any(not each.is_leaf for each in tensors) for tensors in elements[:_LEAST_ELEMENTS])
 
 
 def _is_module(frame: FrameType) -> bool:

@@ -252,3 +252,15 @@ def test_a_window_pays_for_a_bounded_number_of_objects(monkeypatch: pytest.Monke
     assert some <= found(None)["Trainer.history['nested'] (list)"]
     monkeypatch.setattr(reached_tensors, "_MOST_OBJECTS", 3)
     assert "Trainer.history['nested'] (list)" not in found(None)
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_losses_keep_their_graphs_unless_they_are_detached(has_graphs: bool) -> None:
+    from ppprof.capture.recording.holders import find_holders
+
+    layer, trainer = paddle.nn.Linear(3, 3), Trainer()
+    losses = [layer(each).sum() for each in tensors()]
+    trainer.history["losses"] = [each if has_graphs else each.detach() for each in losses]
+    holders = find_holders(None, UserFiles(FOLDER))
+    (holder,) = (each for each in holders if "['losses']" in each.name)
+    assert holder.has_graphs == has_graphs
