@@ -208,6 +208,10 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         .sort("bytes", "name", descending=[True, False])
         .select("name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64))
     )
+    # With a container, its tensors are what grows, and a chain may keep little.
+    chains = evidence.indicators[-rank].kept["chain"].drop_nulls()
+    chain = None if best.holder or chains.is_empty() else str(chains[0])
+    remedy = "code-graphs" if best.has_graphs else "code-chain" if chain else "code"
     facts: dict[str, Fact] = {
         "rank": -rank,
         "growth_bytes": round(best.each_bytes),
@@ -217,7 +221,8 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         "line_bytes": rows["kept_bytes"][0],
         "holder": best.holder,
         "period": best.period,
-        "remedy": "code-graphs" if best.has_graphs else "code",
+        "chain": chain,
+        "remedy": remedy,
     }
     return evidence.warning("growing-memory", "moderate", facts, rows)
 

@@ -15,6 +15,7 @@ KEPT = {
     "has_graphs": pl.Boolean,
     "num": pl.Int64,
     "bytes": pl.Int64,
+    "chain": pl.String,
 }
 """Columns of `kept_memory`."""
 LAST_STEPS = 2
@@ -34,7 +35,9 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
         One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
         (``matmul, train.py:9: hidden = net(batch)``); holder (the container that has these tensors,
         ``losses, train.py (list)``; null if it is unknown); has_graphs (whether its tensors have graphs of
-        gradients); num and bytes, 0 in a bounded container: once it is full, it grows no more. The last `LAST_STEPS` steps have no rows.
+        gradients); num and bytes, 0 in a bounded container: once it is full, it grows no more; chain, the same
+        in all rows (a tensor whose graph of gradients reaches back over all steps,
+        ``total_loss, main() of train.py``; null without one). The last `LAST_STEPS` steps have no rows.
     """
     memory, events = profile.trace.memory, profile.trace.events
     steps = events["step"].drop_nulls().unique().sort()
@@ -66,9 +69,11 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
         .with_columns(has_graphs=pl.col("holder").is_in(with_graphs).fill_null(value=False))
     )
     every = pl.DataFrame({"step": steps}, {"step": pl.Int64})
+    chain = next((each.name for each in reversed(found) if each.is_chain), None)
     filled = every.join(sums, "step", "left").with_columns(
         pl.col("num", "bytes").fill_null(0), pl.col("has_graphs").fill_null(value=False)
     )
+    filled = filled.with_columns(chain=pl.lit(chain, pl.String))
     return filled.select(*KEPT).cast(KEPT).sort("step", "name")  # type: ignore[arg-type]
 
 

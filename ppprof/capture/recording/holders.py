@@ -10,15 +10,18 @@ import gc
 import inspect
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from paddle.base import core
 
 from ppprof.capture.recording.reached_tensors import CONTAINERS, ReachedTensors
 from ppprof.capture.recording.user_files import UserFiles, function_name
 from ppprof.rundir.python_stacks import Holder
+
+T = TypeVar("T")
 
 _MOST_HOLDERS, _MOST_CANDIDATES = 8, 32
 """Containers, those with the most tensors, that are named, and for which a name is looked for."""
@@ -119,15 +122,21 @@ def _is_module(frame: FrameType) -> bool:
     return frame.f_code.co_name == "<module>"
 
 
-def _variables(frame: FrameType) -> list[tuple[str, int]]:
-    """Return the names of a frame's variables and the ids of their values.
+def place_of(frame: FrameType, files: UserFiles) -> str:
+    """Return where the variables of a frame are: ``main() of train.py``, ``train.py``."""
+    file = files[frame.f_code.co_filename][0]
+    return file if _is_module(frame) else f"{function_name(frame.f_code)}() of {file}"
+
+
+def variables(frame: FrameType, read: Callable[[str, Any], T]) -> list[T]:
+    """Return what a function reads of the names and values of a frame's variables.
 
     Until Python 3.12, reading them leaves a dict in the frame that would keep their values, and so a step's
     tensors, until the function ends. It is emptied, unless the function may have it, too: it is what
     ``locals()`` returns.
     """
     if _is_module(frame) or sys.version_info >= (3, 13):
-        return [(name, id(value)) for name, value in list(frame.f_locals.items())]
+        return [read(name, value) for name, value in list(frame.f_locals.items())]
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if (
         not is_function
@@ -136,9 +145,10 @@ def _variables(frame: FrameType) -> list[tuple[str, int]]:
     ):
         return []
     values = frame.f_locals
-    found = [(name, id(value)) for name, value in values.items()]
-    values.clear()
-    return found
+    try:
+        return [read(name, value) for name, value in values.items()]
+    finally:
+        values.clear()
 
 
 class _Namer:
@@ -151,9 +161,9 @@ class _Namer:
         self._searches = _MOST_SEARCHES
         self._variables: dict[int, str] = {}
         while frame is not None:
-            file, is_own = files[frame.f_code.co_filename]
-            place = file if _is_module(frame) else f"{function_name(frame.f_code)}() of {file}"
-            for name, number in _variables(frame) if is_own else ():
+            is_own, place = files[frame.f_code.co_filename][1], place_of(frame, files)
+            named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
+            for name, number in named:
                 self._variables.setdefault(number, f"{name}, {place}")
             frame = frame.f_back
 

@@ -7,7 +7,6 @@ types.
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from paddle.base import core
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
-from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.recording.user_files import UserFiles, is_own_class
 
 CONTAINERS = (list, dict, deque, set)
 MOST_ELEMENTS = 2000
@@ -33,9 +32,6 @@ _NOT_WALKED = (Layer, Optimizer, ModuleType, type, core.eager.Tensor)
 """They hold parameters and code."""
 _ALONE = (core.eager.Tensor, FunctionType, MethodType, CellType, SimpleNamespace)
 """Types that are not asked for subclasses: that of a parameter is one."""
-_HEAP_TYPE = 1 << 9
-"""Flag of a type that a ``class`` statement has made (``Py_TPFLAGS_HEAPTYPE``)."""
-_flags = type.__dict__["__flags__"].__get__
 
 
 class ReachedTensors:
@@ -89,17 +85,8 @@ class ReachedTensors:
         for base in (*CONTAINERS, tuple, frozenset, partial):
             if issubclass(kind, base):
                 return base
-        is_walked = _flags(kind) & _HEAP_TYPE and not issubclass(kind, _NOT_WALKED)
-        return object if is_walked and self._is_own(kind) else None
-
-    def _is_own(self, kind: type) -> bool:
-        """Return whether a class is the user's, or of a notebook."""
-        name = type.__getattribute__(kind, "__module__")
-        module = sys.modules.get(name) if type(name) is str else None
-        if module is None:
-            return False
-        file = object.__getattribute__(module, "__dict__").get("__file__")
-        return self._files[file][1] if type(file) is str else name == "__main__"
+        is_walked = not issubclass(kind, _NOT_WALKED)
+        return object if is_walked and is_own_class(kind, self._files) else None
 
     def _is_late(self) -> bool:
         now_s = time.thread_time()  # waits for a processor do not count

@@ -183,3 +183,20 @@ def test_losses_with_their_graphs_every_second_step(
         text = render_findings([finding])
         assert "in losses, train.py (list)" in text
         assert "append float(loss) or loss.detach()" in text
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_graph_over_all_steps_is_named_unless_a_container_holds_the_tensors(
+    tmp_path: Path, is_held: bool
+) -> None:
+    """Step N allocates what it keeps at N MiB."""
+    chain = Holder("total_loss, main() of train.py", [], is_chain=True)
+    losses = Holder("losses, train.py (list)", [step << 20 for step in range(8)])
+    holders = [losses, chain] if is_held else [chain]
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+    path = run(tmp_path / "log", [growing(1 << 16)], stacks=[stacks])
+    finding = one("growing-memory", ppprof.advise(ppprof.open(path)))
+    assert finding.facts["chain"] == (None if is_held else chain.name)
+    text = render_findings([finding])
+    assert ("Let total_loss, main() of train.py keep no graph." in text) != is_held
+    assert ("graph of gradients of total_loss, main() of train.py reaches" in text) != is_held

@@ -264,3 +264,17 @@ def test_losses_keep_their_graphs_unless_they_are_detached(has_graphs: bool) -> 
     holders = find_holders(None, UserFiles(FOLDER))
     (holder,) = (each for each in holders if "['losses']" in each.name)
     assert holder.has_graphs == has_graphs
+
+
+class Net(paddle.nn.Layer):  # type: ignore[misc]
+    """Keeps its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Any] = []
+
+
+def test_attributes_of_layers() -> None:
+    net = Net()
+    net.outputs.extend(tensors())
+    assert found(None)["Net.outputs (list)"] == pointers(net.outputs)
