@@ -22,6 +22,8 @@ EXAMPLES = {
     "ppprof memory profiler_log --rank 3 --row-limit 40": "the window of rank 3, 40 rows",
 }
 
+_LEAST_RATIO = 0.01
+"""Share of the memory in tensors. A container with less, and no graphs, is in JSON only."""
 SCHEMA_VERSION = 1
 """Version of the JSON document. It increases when older readers would misread the document."""
 
@@ -114,6 +116,17 @@ def _failure(failure: OutOfMemory, limit: int) -> Iterator[str]:
     for kind, num in {**failure.bytes_by_kind, **rest}.items():
         ratio = f"{format_ratio(num / allocated):>7}" if allocated else ""
         yield f"  {format_bytes(num):>9} {ratio}  {kind}\n"
+    containers = [
+        each
+        for each in failure.containers
+        if each.has_graphs or each.bytes >= _LEAST_RATIO * (allocated or 0)
+    ]
+    if containers:
+        yield "\nContainers with tensors that neither layers nor optimizers have:\n"
+    for each in containers[:limit]:
+        ratio = f"{format_ratio(each.bytes / allocated):>7}" if allocated else ""
+        graphs = "; their graphs may keep more" if each.has_graphs else ""
+        yield f"  {format_bytes(each.bytes):>9} {ratio}  in {each.name}{graphs}\n"
     yield "\nLargest tensors:\n"
     for tensor in failure.largest[:limit]:
         shape = "x".join(map(str, tensor.shape))

@@ -21,7 +21,12 @@ from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
 from ppprof.errors import InputError, UsageError
 from ppprof.run.memory import memory_of, remedies
 from ppprof.rundir import claim
-from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.rundir.out_of_memory import (
+    HeldContainer,
+    HeldTensor,
+    OutOfMemory,
+    write_out_of_memory,
+)
 from ppprof.topology import Topology
 from tests.conftest import Cli
 from tests.fixtures.run_directories import make_run, trace_name
@@ -244,6 +249,40 @@ def test_the_command_says_who_held_it_and_what_is_not_known(tmp_path: Path, cli:
     assert "Activations are not known without a window" in out
     (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
     assert document["bytes_by_kind"] == dict(FAILURE.bytes_by_kind)
+
+
+def test_the_command_names_the_containers_that_held_it(tmp_path: Path, cli: Cli) -> None:
+    containers = (
+        HeldContainer("LazyLogger.pending (list)", 9, 3_000, has_graphs=False),
+        HeldContainer("losses, train.py (list)", 9, 36, has_graphs=True),
+        HeldContainer("few, train.py (list)", 5, 20, has_graphs=False),
+    )
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, replace(FAILURE, containers=containers))
+    out, _ = cli("memory", tmp_path)
+    assert re.search(r"\b2.93 KiB +30.0%  in LazyLogger.pending \(list\)\n", out)
+    assert re.search(
+        r"\b36 B +0.4%  in losses, train.py \(list\); their graphs may keep more\n", out
+    )
+    assert "few" not in out
+    (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
+    assert [each["bytes"] for each in document["containers"]] == [3_000, 36, 20]
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": 5}, {"bytes": -1}, {"has_graphs": None}, {"x": 1}], ids=str
+)
+def test_a_container_of_another_form_is_named(
+    tmp_path: Path, cli: Cli, change: dict[str, Any]
+) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    containers = (HeldContainer("losses, train.py (list)", 9, 36, has_graphs=True),)
+    write_out_of_memory(tmp_path, replace(FAILURE, containers=containers))
+    file = tmp_path / "memory" / "00000.json"
+    values = json.loads(file.read_text())
+    values["containers"][0].update(change)
+    file.write_text(json.dumps(values))
+    assert f"{file}: damaged" in cli("memory", tmp_path, code=3).err
 
 
 def test_after_a_restart_the_run_whose_memory_ran_out_can_be_asked_about(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paddle.base import core
 
@@ -29,8 +30,10 @@ _LEAST_ELEMENTS = 5
 """Fewer elements of a container that have tensors are no growth."""
 _MOST_OBJECTS = 1_000_000
 """With more objects, a search would take seconds."""
-_MOST_DEPTH, _MOST_SEARCHES = 4, 50
-"""Containers around a named one, and searches of all objects for what refers to one."""
+_AT_ONCE = 10_000
+"""Objects whose references are listed at once: all of them would take several MiB, where memory may have run out."""
+_MOST_DEPTH, _MOST_SEARCHES, _MOST_SECONDS = 4, 50, 1.0
+"""Containers around a named one, searches of all objects for what refers to one, and the time of these searches."""
 _MOST_KEY = 40
 _READERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
 """Functions that read a function's variables as a dict."""
@@ -51,33 +54,70 @@ def allocator_bytes(device: str, kind: str) -> int | None:
     return None
 
 
-def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
-    """Return the containers with the most tensors that the user's code reaches by a name.
+class HeldContainer(NamedTuple):
+    """A container of tensors that the user's code reaches by a name."""
 
-    Parameters do not count. A container of objects, such as a list of pairs or of functions, has their tensors.
+    name: str
+    """As in `ppprof.rundir.python_stacks.Holder`."""
+    elements: list[list[Any]]
+    """The tensors of its latest elements."""
+    is_bounded: bool
+    """Whether it is a deque that drops the oldest once it is full."""
+
+    @property
+    def has_graphs(self) -> bool:
+        """Return whether each of the latest elements has a tensor that an operator with gradients computed."""
+        latest = self.elements[:_LEAST_ELEMENTS]
+        return all(any(not each.is_leaf for each in tensors) for tensors in latest)
+
+
+def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
+    """Return the containers with the most tensors, and where these are in memory.
 
     Args:
         frame: the innermost frame in whose variables, and in whose callers', names are looked for.
         files: say what files are called, and which are the user's.
     """
-    found: list[tuple[Any, list[int], bool]] = []
+    return [
+        Holder(each.name, _addresses(each.elements), each.is_bounded, each.has_graphs)
+        for each in held_containers(frames_of(frame), files)
+    ]
+
+
+def frames_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def held_containers(frames: Iterable[FrameType], files: UserFiles) -> list[HeldContainer]:
+    """Return the containers with the most tensors that the user's code reaches by a name.
+
+    Parameters do not count. A container of objects, such as a list of pairs or of functions, has their tensors.
+
+    Args:
+        frames: in their variables names are looked for, in those of the first frame first.
+        files: say what files are called, and which are the user's.
+    """
+    candidates: list[tuple[int, Any, list[list[Any]]]] = []
     reached = ReachedTensors(files)
     for container in _containers(reached):
         with suppress(RuntimeError):  # another thread changes it
             elements = reached.of_elements(container)
             if len(elements) >= _LEAST_ELEMENTS:
-                found.append((container, _addresses(elements), _have_graphs(elements)))
+                candidates.append((sum(map(len, elements)), container, elements))
     # Of equally many tensors, the container with more elements: the other one may have it in an element.
-    found.sort(key=lambda each: -len(each[1]))
-    namer = _Namer(frame, files, {id(found), *map(id, found)})
-    holders: list[Holder] = []
-    for container, addresses, have_graphs in found[:_MOST_CANDIDATES]:
+    candidates.sort(key=lambda each: (-each[0], -len(each[2])))
+    namer = _Namer(frames, files, {id(candidates), *map(id, candidates)})
+    holders: list[HeldContainer] = []
+    for _, container, elements in candidates[:_MOST_CANDIDATES]:
         name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
         if name is not None:
             is_deque = reached.kind(container) is deque
             is_bounded = is_deque and deque.maxlen.__get__(container) is not None
             kind = type.__getattribute__(type(container), "__name__")
-            holders.append(Holder(f"{name} ({kind})", addresses, is_bounded, have_graphs))
+            holders.append(HeldContainer(f"{name} ({kind})", elements, is_bounded))
     return holders
 
 
@@ -95,8 +135,12 @@ def _containers(reached: ReachedTensors) -> list[Any]:
     types = {id(kind): kind for kind in map(type, tracked)}
     kinds = {number for number, kind in types.items() if reached.known(kind) in CONTAINERS}
     found = [each for each in tracked if id(type(each)) in kinds]
-    others = [each for each in gc.get_referents(*tracked) if type(each) is dict]
-    found += {id(each): each for each in others if not gc.is_tracked(each)}.values()
+    untracked: dict[int, Any] = {}
+    for begin in range(0, len(tracked), _AT_ONCE):
+        for each in gc.get_referents(*tracked[begin : begin + _AT_ONCE]):
+            if type(each) is dict and not gc.is_tracked(each):
+                untracked[id(each)] = each
+    found += untracked.values()
     owns = {number for number, kind in types.items() if issubclass(kind, (type, ModuleType))}
     owners = [each for each in tracked if id(type(each)) in owns]
     passed = {id(each) for each in gc.get_referents(*owners) if type(each) is dict}
@@ -111,11 +155,6 @@ def _addresses(elements: list[list[Any]]) -> list[int]:
         with suppress(Exception):  # without memory, or not dense
             found.append(tensor.data_ptr())
     return found
-
-
-def _have_graphs(elements: list[list[Any]]) -> bool:
-    """Return whether each of the latest elements has a tensor that an operator with gradients computed."""
-    return all(any(not each.is_leaf for each in tensors) for tensors in elements[:_LEAST_ELEMENTS])
 
 
 def _is_module(frame: FrameType) -> bool:
@@ -154,18 +193,18 @@ def variables(frame: FrameType, read: Callable[[str, Any], T]) -> list[T]:
 class _Namer:
     """Finds names of objects: variables of the calling functions, else what refers to them."""
 
-    def __init__(self, frame: FrameType | None, files: UserFiles, passed: set[int]) -> None:
+    def __init__(self, frames: Iterable[FrameType], files: UserFiles, passed: set[int]) -> None:
         self._files = files
         self._passed = passed
         """Ids of objects whose name does not count: those of the search itself."""
         self._searches = _MOST_SEARCHES
+        self._deadline_s = time.thread_time() + _MOST_SECONDS
         self._variables: dict[int, str] = {}
-        while frame is not None:
+        for frame in frames:
             is_own, place = files[frame.f_code.co_filename][1], place_of(frame, files)
             named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
             for name, number in named:
                 self._variables.setdefault(number, f"{name}, {place}")
-            frame = frame.f_back
 
     def name(self, held: object, depth: int = _MOST_DEPTH) -> str | None:
         """Return the name of an object; None if none is found."""
@@ -180,7 +219,8 @@ class _Namer:
 
     def _referrers(self, held: object) -> list[Any]:
         self._searches -= 1
-        found = gc.get_referrers(held) if self._searches >= 0 else []
+        is_late = self._searches < 0 or time.thread_time() > self._deadline_s
+        found = [] if is_late else gc.get_referrers(held)
         return [each for each in found if id(each) not in self._passed]
 
     def _name_in(self, referrer: Any, held: object, depth: int) -> str | None:
