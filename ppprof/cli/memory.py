@@ -24,6 +24,7 @@ EXAMPLES = {
 
 _LEAST_RATIO = 0.01
 """Share of the memory in tensors. A container with less, and no graphs, is in JSON only."""
+_MOST_LINES = 5
 SCHEMA_VERSION = 1
 """Version of the JSON document. It increases when older readers would misread the document."""
 
@@ -141,6 +142,17 @@ def _window(window: WindowPeak, limit: int) -> Iterator[str]:
         f"{format_bytes(held.allocated_bytes)}\n"
         f"  {format_bytes(max(0, held.before_bytes)):>9}  from before the window\n"
     )
+    lines = held.lines
+    if len(lines):
+        yield "\nBy line:\n"
+        for row in lines.head(_MOST_LINES).iter_rows(named=True):
+            yield f"  {format_bytes(row['bytes']):>9}  {row['num']:,} x {row['line']}\n"
+        elsewhere_bytes = int(held.table["bytes"].sum()) - int(
+            lines["bytes"].head(_MOST_LINES).sum()
+        )
+        if elsewhere_bytes:
+            yield f"  {format_bytes(elsewhere_bytes):>9}  elsewhere\n"
+        yield "\nBy module and operator:\n"
     for row in held.table.head(limit).iter_rows(named=True):
         about = [row["phase"], row["module"], row["operator"], row["line"]]
         yield (
@@ -164,6 +176,7 @@ def _document(memory: MemoryUse) -> str:
             "rank": window.rank,
             "window": window.window,
             **window.held._asdict(),
+            "lines": window.held.lines.to_dicts(),
             "table": window.held.table.to_dicts(),
         },
         "remedies": [each._asdict() for each in memory.remedies],
