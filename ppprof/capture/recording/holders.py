@@ -129,7 +129,9 @@ def _containers(reached: ReachedTensors) -> list[Any]:
     (Until Python 3.10, a generator's frame is one of the objects: it and the list of them would keep each other,
     and so all objects.)
     """
-    tracked = gc.get_objects()
+    # Behind the oldest generation, which is listed last: a search that has to stop has seen the training's.
+    num_old, every = len(gc.get_objects(2)), gc.get_objects()
+    tracked = every[-num_old:] + every[:-num_old]
     if len(tracked) > _MOST_OBJECTS:
         return []
     types = {id(kind): kind for kind in map(type, tracked)}

@@ -57,12 +57,16 @@ class ReachedTensors:
             RuntimeError: another thread changes the container.
         """
         elements = list(islice(_latest(container, self.kind(container)), MOST_ELEMENTS))
-        types = {id(kind): kind for kind in map(type, elements)}
-        if all(self.known(kind) is None for kind in types.values()):
-            return []
         seen = {id(container)}
-        found = (list(self._inside(element, seen)) for element in elements)
+        found = [list(self._inside(element, seen)) for element in self._walked(elements)]
         return [tensors for tensors in found if tensors]
+
+    def _walked(self, values: Iterable[Any]) -> list[Any]:
+        """Return the objects that are tensors, or that are looked into."""
+        values = list(values)
+        types = {id(kind): kind for kind in map(type, values)}
+        walked = {number for number, kind in types.items() if self.known(kind) is not None}
+        return [value for value in values if id(type(value)) in walked] if walked else []
 
     def num_elements(self, container: Any) -> int:
         """Return the length of one of `CONTAINERS`, or of a subclass."""
@@ -99,7 +103,7 @@ class ReachedTensors:
         while unseen and left and self._left:
             value, level = unseen.popleft()
             kind = self.kind(value)
-            if kind is None or id(value) in seen:
+            if id(value) in seen or kind is None:
                 continue
             seen.add(id(value))
             left -= 1
@@ -110,7 +114,7 @@ class ReachedTensors:
             if self._left % 256 == 0 and self._is_late():
                 self._left = 0
             if level < _MOST_LEVELS:
-                inner = islice(_references(value, kind), _MOST_INSIDE)
+                inner = self._walked(islice(_references(value, kind), _MOST_INSIDE))
                 unseen.extend((each, level + 1) for each in inner)
 
 

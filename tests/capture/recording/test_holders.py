@@ -278,3 +278,18 @@ def test_attributes_of_layers() -> None:
     net = Net()
     net.outputs.extend(tensors())
     assert found(None)["Net.outputs (list)"] == pointers(net.outputs)
+
+
+def test_a_search_leaves_nothing_behind() -> None:
+    """A list of all objects that has itself in it would live until the collector runs."""
+    found(None)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        found(None)
+        found(None)
+        after = len(gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before < 1000
