@@ -7,9 +7,12 @@ the allocator's figure; a window says who made them (`ppprof.analysis.summaries.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import math
+import mmap
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,22 +27,32 @@ from paddle.optimizer import Optimizer
 
 from ppprof.capture.parts import Ending, Part
 from ppprof.capture.ranks.flight_recorder import layer_name
-from ppprof.capture.recording.holders import allocator_bytes
+from ppprof.capture.recording.holders import allocator_bytes, frames_of, held_containers
 from ppprof.capture.recording.operator_calls import local_shape
 from ppprof.capture.recording.user_files import UserFiles
 from ppprof.capture.steps.step_log import DeviceMemory
-from ppprof.rundir.out_of_memory import KINDS, HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.rundir.out_of_memory import (
+    KINDS,
+    HeldContainer,
+    HeldTensor,
+    OutOfMemory,
+    write_out_of_memory,
+)
 from ppprof.units import without_cpp_stack
 
 log = logging.getLogger("ppprof")
 
 _MOST_TENSORS = 200
 _MOST_CHARACTERS = 400
+_RESERVED_BYTES = 32 << 20
 _REQUESTED = re.compile(r"alloc(?:ate)?\D{1,20}([0-9]+(?:\.[0-9]+)?) ?([KMGT]?i?B)?", re.IGNORECASE)
 _OF_WORKER = "DataLoader worker("
 """Paddle raises the exception of a worker again, in the training's process."""
 _OF_PADDLE, _OF_HOST = "ResourceExhausted", "Fail to alloc memory of"
 """In the messages of Paddle's allocators, and of that of the host's memory alone."""
+_CONTAINER = "container"
+_Named = tuple[str, str, Any]
+"""Kind, name and tensor."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -69,9 +82,15 @@ class OutOfMemoryPart(Part):
         self._device = device
         self._device_memory = device_memory
         self._files = UserFiles(Path.cwd())
+        self._reserve: mmap.mmap | None = None
+        """Addresses without memory: under a limit of them (``ulimit -v``), the search itself needs some."""
+        with suppress(OSError, ValueError):
+            self._reserve = mmap.mmap(-1, _RESERVED_BYTES)
 
     def close(self, ending: Ending) -> None:
         """Write what the rank holds, if its memory ran out."""
+        if self._reserve is not None:
+            self._reserve.close()
         error = _shortage(ending.error)
         if error is not None:
             write_out_of_memory(self._run, self._described(error, ending.step))
@@ -91,7 +110,8 @@ class OutOfMemoryPart(Part):
             _OF_PADDLE in message and _OF_HOST not in message
         )
         device = self._device if on_device else "cpu"
-        tensors = list(_once([*_walked(), *_local(lines)], on_device=on_device))
+        walked = list(_walked())
+        tensors = list(_once([*walked, *_local(lines)], on_device=on_device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
         summary = without_cpp_stack(message)
         text = next((line for line in summary.splitlines() if _REQUESTED.search(line)), "")
@@ -115,7 +135,33 @@ class OutOfMemoryPart(Part):
                 for kind in KINDS
             },
             largest=tuple(tensors[:_MOST_TENSORS]),
+            containers=self._containers([frame for frame, _ in calls], walked, on_device),
         )
+
+    def _containers(
+        self, calls: list[FrameType], walked: list[_Named], on_device: bool
+    ) -> tuple[HeldContainer, ...]:
+        """Return the containers with tensors beside those of layers and optimizers; none if they are not found."""
+        containers = []
+        with suppress(Exception):  # memory that ran out, too
+            frames = [*reversed(calls), *frames_of(sys._getframe())]
+            holders: dict[str, Any] = {}
+            for holder in held_containers(frames, self._files):
+                holders.setdefault(holder.name[:_MOST_CHARACTERS], holder)
+            inside = [
+                (_CONTAINER, name, tensor)
+                for name, holder in holders.items()
+                for tensor in itertools.chain(*holder.elements)
+            ]
+            held: dict[str, list[int]] = {}
+            for tensor in _once([*walked, *inside], on_device=on_device):
+                if tensor.kind == _CONTAINER:
+                    held.setdefault(tensor.name, []).append(tensor.bytes)
+            containers = [
+                HeldContainer(name, len(sizes), sum(sizes), holders[name].has_graphs)
+                for name, sizes in held.items()
+            ]
+        return tuple(sorted(containers, key=lambda each: -each.bytes))
 
 
 def _shortage(error: BaseException | None) -> BaseException | None:
@@ -146,7 +192,7 @@ def requested_bytes(text: str) -> int | None:
     return int(float(found[1]) * _UNITS[(found[2] or "").upper().rstrip("IB")])
 
 
-def _walked() -> Iterator[tuple[str, str, Any]]:
+def _walked() -> Iterator[_Named]:
     """Yield kind, name and tensor of what layers and optimizers hold."""
     # `isinstance` would ask proxies for their class.
     objects = [each for each in gc.get_objects() if issubclass(type(each), (Layer, Optimizer))]
@@ -175,7 +221,7 @@ def _walked() -> Iterator[tuple[str, str, Any]]:
                 yield "optimizer state", f"{names.get(name, name)}: {state}", tensor
 
 
-def _local(lines: list[tuple[FrameType, str]]) -> Iterator[tuple[str, str, Any]]:
+def _local(lines: list[tuple[FrameType, str]]) -> Iterator[_Named]:
     """Yield the tensors in local variables of the user's functions, also those in lists."""
     for frame, line in lines:
         for name, value in frame.f_locals.items():
@@ -184,7 +230,7 @@ def _local(lines: list[tuple[FrameType, str]]) -> Iterator[tuple[str, str, Any]]
                 yield "local variable", f"{line}: {name}", each
 
 
-def _once(tensors: list[tuple[str, str, Any]], *, on_device: bool) -> Iterator[HeldTensor]:
+def _once(tensors: list[_Named], *, on_device: bool) -> Iterator[HeldTensor]:
     """Yield each tensor in the device's memory, or in the host's, for the first of its names.
 
     Views are left out: tensors within the memory of another one.

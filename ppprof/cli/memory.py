@@ -22,6 +22,9 @@ EXAMPLES = {
     "ppprof memory profiler_log --rank 3 --row-limit 40": "the window of rank 3, 40 rows",
 }
 
+_LEAST_RATIO = 0.01
+"""Share of the memory in tensors. A container with less, and no graphs, is in JSON only."""
+_MOST_LINES = 5
 SCHEMA_VERSION = 1
 """Version of the JSON document. It increases when older readers would misread the document."""
 
@@ -114,6 +117,17 @@ def _failure(failure: OutOfMemory, limit: int) -> Iterator[str]:
     for kind, num in {**failure.bytes_by_kind, **rest}.items():
         ratio = f"{format_ratio(num / allocated):>7}" if allocated else ""
         yield f"  {format_bytes(num):>9} {ratio}  {kind}\n"
+    containers = [
+        each
+        for each in failure.containers
+        if each.has_graphs or each.bytes >= _LEAST_RATIO * (allocated or 0)
+    ]
+    if containers:
+        yield "\nContainers with tensors that neither layers nor optimizers have:\n"
+    for each in containers[:limit]:
+        ratio = f"{format_ratio(each.bytes / allocated):>7}" if allocated else ""
+        graphs = "; their graphs may keep more" if each.has_graphs else ""
+        yield f"  {format_bytes(each.bytes):>9} {ratio}  in {each.name}{graphs}\n"
     yield "\nLargest tensors:\n"
     for tensor in failure.largest[:limit]:
         shape = "x".join(map(str, tensor.shape))
@@ -128,6 +142,17 @@ def _window(window: WindowPeak, limit: int) -> Iterator[str]:
         f"{format_bytes(held.allocated_bytes)}\n"
         f"  {format_bytes(max(0, held.before_bytes)):>9}  from before the window\n"
     )
+    lines = held.lines
+    if len(lines):
+        yield "\nBy line:\n"
+        for row in lines.head(_MOST_LINES).iter_rows(named=True):
+            yield f"  {format_bytes(row['bytes']):>9}  {row['num']:,} x {row['line']}\n"
+        elsewhere_bytes = int(held.table["bytes"].sum()) - int(
+            lines["bytes"].head(_MOST_LINES).sum()
+        )
+        if elsewhere_bytes:
+            yield f"  {format_bytes(elsewhere_bytes):>9}  elsewhere\n"
+        yield "\nBy module and operator:\n"
     for row in held.table.head(limit).iter_rows(named=True):
         about = [row["phase"], row["module"], row["operator"], row["line"]]
         yield (
@@ -151,6 +176,7 @@ def _document(memory: MemoryUse) -> str:
             "rank": window.rank,
             "window": window.window,
             **window.held._asdict(),
+            "lines": window.held.lines.to_dicts(),
             "table": window.held.table.to_dicts(),
         },
         "remedies": [each._asdict() for each in memory.remedies],

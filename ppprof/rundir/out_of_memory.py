@@ -31,6 +31,20 @@ class HeldTensor:
 
 
 @dataclass(frozen=True)
+class HeldContainer:
+    """A list, dict, deque or set whose elements held tensors, or objects with tensors."""
+
+    name: str
+    """``losses, train.py (list)``, ``Trainer.history (dict)``."""
+    num_tensors: int
+    bytes: int
+    """Of these tensors, without parameters, gradients, optimizer states and buffers, and without those of the containers
+    ahead of this one."""
+    has_graphs: bool
+    """Whether its latest tensors have graphs of gradients, which may keep more memory."""
+
+
+@dataclass(frozen=True)
 class OutOfMemory:
     """The memory of a rank when an allocation failed."""
 
@@ -55,6 +69,8 @@ class OutOfMemory:
     """All tensors that were found, of each of `KINDS`."""
     largest: tuple[HeldTensor, ...]
     """The largest of them, the largest first."""
+    containers: tuple[HeldContainer, ...] = ()
+    """Those with the most tensors, most bytes first."""
 
 
 def write_out_of_memory(run: Path, what: OutOfMemory) -> None:
@@ -88,19 +104,29 @@ def _parse(values: Any) -> OutOfMemory:
         raise ValueError("expected a JSON object")
     numbers = {"rank", "step"}
     optional = {"requested_bytes", "allocated_bytes", "reserved_bytes", "total_bytes"}
+    values = {"containers": [], **values}  # earlier versions had none
     for name in (each.name for each in fields(OutOfMemory)):
         value = values[name]
         if name in numbers | optional:
             is_valid = _is_count(value) or (name in optional and value is None)
         elif name == "bytes_by_kind":
             is_valid = isinstance(value, dict) and all(map(_is_count, value.values()))
-        elif name == "largest":
+        elif name in ("largest", "containers"):
             is_valid = isinstance(value, list)
         else:
             is_valid = isinstance(value, str)
         if not is_valid:
             raise ValueError(f"{name}: {str(value)[:40]}")
-    return OutOfMemory(**{**values, "largest": tuple(map(_tensor, values["largest"]))})
+    largest, containers = map(_tensor, values["largest"]), map(_container, values["containers"])
+    return OutOfMemory(**{**values, "largest": tuple(largest), "containers": tuple(containers)})
+
+
+def _container(values: Any) -> HeldContainer:
+    container = HeldContainer(**values)
+    is_valid = isinstance(container.name, str) and type(container.has_graphs) is bool
+    if not is_valid or not all(map(_is_count, (container.num_tensors, container.bytes))):
+        raise ValueError(f"containers: {str(values)[:40]}")
+    return container
 
 
 def _tensor(values: Any) -> HeldTensor:

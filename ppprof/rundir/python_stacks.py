@@ -80,7 +80,7 @@ class ThreadTime(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Holder(msgspec.Struct, array_like=True, frozen=True):
-    """A container that held tensors when a window ended, and how Python reaches it."""
+    """A container that held tensors when a window ended, or a tensor with a graph over all steps, and how Python reaches it."""
 
     name: str
     """``losses, train.py (list)``, ``history, fit() of train.py (dict)`` or ``Trainer.history (list)``."""
@@ -88,6 +88,11 @@ class Holder(msgspec.Struct, array_like=True, frozen=True):
     """Where its latest tensors are in memory."""
     is_bounded: bool = False
     """Whether it drops the oldest once it is full: a deque with ``maxlen``."""
+    has_graphs: bool = False
+    """Whether its latest tensors have graphs of gradients, which may keep more memory in C++."""
+    is_chain: bool = False
+    """Whether it is no container, but a tensor with a graph of gradients over all steps of the window:
+    ``total_loss, main() of train.py``. Then there are no addresses."""
 
 
 class _Header(msgspec.Struct):
@@ -129,7 +134,7 @@ class PythonStacks:
     threads: Mapping[int, ThreadTime] = field(default_factory=dict)
     """What each sampled thread did, keyed by its id; empty where the system does not say it."""
     holders: Sequence[Holder] = ()
-    """Containers with tensors when the window ended, if memory had grown in it; the largest first."""
+    """Containers with tensors when the window ended, if memory had grown in it, the largest first; then `Holder.is_chain`."""
 
 
 def write_python_stacks(file: RunFile, stacks: PythonStacks) -> None:

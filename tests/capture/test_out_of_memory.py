@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +239,64 @@ def test_an_error_that_has_nothing_to_do_with_memory_is_not_noted(
         raise error
 
     assert noted(tmp_path, fails, raises=type(error)) is None
+
+
+def keeps(num: int, each: Callable[[int], Any]) -> None:
+    """Fail with a list in a variable."""
+    pending = [each(number) for number in range(num)]
+    raise MemoryError(f"{len(pending)}: Fail to alloc memory of 5 size")
+
+
+def test_containers_are_named_with_what_only_they_hold(tmp_path: Path) -> None:
+    layer = paddle.nn.Linear(64, 64)
+    whole = paddle.ones([6, 100])
+    found = noted(
+        tmp_path,
+        lambda: keeps(
+            6,
+            lambda number: partial(print, {"part": whole[number], "weight": layer.weight.detach()}),
+        ),
+    )
+    assert found is not None
+    (container,) = (each for each in found.containers if each.name.startswith("pending, keeps()"))
+    assert container.name == "pending, keeps() of tests/capture/test_out_of_memory.py (list)"
+    assert (container.num_tensors, container.bytes) == (6, 6 * 100 * 4)  # without the weight
+    assert not container.has_graphs
+
+
+def test_tensors_of_two_containers_count_for_the_larger_one(tmp_path: Path) -> None:
+    def fails() -> None:
+        losses = [paddle.nn.Linear(4, 4)(paddle.ones([2, 4])) for _ in range(9)]
+        latest = losses[-6:]
+        raise MemoryError(f"{len(losses) - len(latest)}: Fail to alloc memory of 5 size")
+
+    found = noted(tmp_path, fails)
+    assert found is not None
+    (container,) = (each for each in found.containers if " of tests/" in each.name)
+    assert container.name.startswith("losses, ")
+    assert (container.num_tensors, container.bytes) == (9, 9 * 2 * 4 * 4)
+    assert container.has_graphs
+
+
+def test_without_memory_for_the_search_the_rest_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppprof.capture import out_of_memory
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(out_of_memory, "held_containers", fails)
+    found = noted(tmp_path, lambda: keeps(9, lambda number: paddle.ones([100])))
+    assert found is not None
+    assert found.containers == ()
+    assert found.bytes_by_kind["local variable"] == 9 * 100 * 4
+
+
+def test_a_file_of_an_earlier_version_has_no_containers(tmp_path: Path) -> None:
+    assert noted(tmp_path, lambda: keeps(9, lambda number: paddle.ones([100]))) is not None
+    file = tmp_path / "memory/00000.json"
+    values = json.loads(file.read_text())
+    assert values.pop("containers")
+    file.write_text(json.dumps(values))
+    assert read_out_of_memory(tmp_path)[0][0].containers == ()

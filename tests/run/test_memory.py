@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,18 @@ from ppprof.analysis.summaries.held_memory import HELD, HeldMemory, held_at_peak
 from ppprof.errors import InputError, UsageError
 from ppprof.run.memory import memory_of, remedies
 from ppprof.rundir import claim
-from ppprof.rundir.out_of_memory import HeldTensor, OutOfMemory, write_out_of_memory
+from ppprof.rundir.out_of_memory import (
+    HeldContainer,
+    HeldTensor,
+    OutOfMemory,
+    write_out_of_memory,
+)
 from ppprof.topology import Topology
 from tests.conftest import Cli
+from tests.fixtures.findings import US, op, thread
 from tests.fixtures.run_directories import make_run, trace_name
 from tests.fixtures.run_directories import run as run_of_traces
-from tests.fixtures.timeline import Thread, reserve, span, write
+from tests.fixtures.timeline import Memory, Shapes, Span, Thread, reserve, span, write
 from tests.jobs.launching import ROOT
 
 MANIFEST = '{"schema_version": 2}'
@@ -93,6 +100,42 @@ def test_activations_have_their_module_and_operator() -> None:
     rows = {tuple(row[:3]): row[4:] for row in memory.table.iter_rows()}
     assert rows["Forward", "Net/Block[2]", "gelu"] == (1, 64 * 128 * 4)
     assert rows["Forward", "Net/Embedding", "embedding"] == (1, 64 * 32 * 4)
+
+
+def test_rows_of_one_line_are_added_up() -> None:
+    rows: list[dict[str, Any]] = [
+        {"module": "Net/Block", "line": "train.py:58, evaluate()", "bytes": 100},
+        {"module": "Net/Head", "line": "train.py:9, main()", "bytes": 120},
+        {"module": "Net/Block[1]", "line": "train.py:58, evaluate()", "num": 3, "bytes": 90},
+        {"bytes": 999},
+    ]
+    assert held(rows).lines.rows() == [
+        ("train.py:58, evaluate()", 4, 190),
+        ("train.py:9, main()", 1, 120),
+    ]
+
+
+def test_the_command_adds_up_lines_ahead_of_modules(tmp_path: Path, cli: Cli) -> None:
+    """Two operators in line 9 and one in each of six other lines allocate so many KiB."""
+    sizes = [(9, 300), (9, 300), (1, 400), (2, 50), (3, 40), (4, 30), (5, 20), (6, 10)]
+
+    def make(begin: int) -> Iterator[Span]:
+        for number, (line, size) in enumerate(sizes):
+            shape = Shapes({}, callstack=f'File "train.py", line {line}, in main')
+            kept = Memory("Allocate", begin + number * US, size << 10, addr=number << 20)
+            yield op(begin, number, number + 1, f"op{number} dygraph", shape, kept)
+
+    path = run_of_traces(tmp_path / "log", [thread(make, num=1)])
+    out, _ = cli("memory", path)
+    lines = out[out.index("By line:") : out.index("By module and operator:")].split("\n")[1:-2]
+    assert [line.split(maxsplit=2)[2] for line in lines[:-1]] == [
+        *("2 x train.py:9, main()", "1 x train.py:1, main()", "1 x train.py:2, main()"),
+        *("1 x train.py:3, main()", "1 x train.py:4, main()"),
+    ]
+    assert lines[0].startswith("    600 KiB")
+    assert lines[-1] == "     30 KiB  elsewhere"
+    window = json.loads(cli("memory", path, "--format", "json").out)["window"]
+    assert [each["bytes"] >> 10 for each in window["lines"]] == [600, 400, 50, 40, 30, 20, 10]
 
 
 def test_sharding_gives_what_the_other_ranks_take() -> None:
@@ -244,6 +287,40 @@ def test_the_command_says_who_held_it_and_what_is_not_known(tmp_path: Path, cli:
     assert "Activations are not known without a window" in out
     (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
     assert document["bytes_by_kind"] == dict(FAILURE.bytes_by_kind)
+
+
+def test_the_command_names_the_containers_that_held_it(tmp_path: Path, cli: Cli) -> None:
+    containers = (
+        HeldContainer("LazyLogger.pending (list)", 9, 3_000, has_graphs=False),
+        HeldContainer("losses, train.py (list)", 9, 36, has_graphs=True),
+        HeldContainer("few, train.py (list)", 5, 20, has_graphs=False),
+    )
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    write_out_of_memory(tmp_path, replace(FAILURE, containers=containers))
+    out, _ = cli("memory", tmp_path)
+    assert re.search(r"\b2.93 KiB +30.0%  in LazyLogger.pending \(list\)\n", out)
+    assert re.search(
+        r"\b36 B +0.4%  in losses, train.py \(list\); their graphs may keep more\n", out
+    )
+    assert "few" not in out
+    (document,) = json.loads(cli("memory", tmp_path, "--format", "json").out)["failures"]
+    assert [each["bytes"] for each in document["containers"]] == [3_000, 36, 20]
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": 5}, {"bytes": -1}, {"has_graphs": None}, {"x": 1}], ids=str
+)
+def test_a_container_of_another_form_is_named(
+    tmp_path: Path, cli: Cli, change: dict[str, Any]
+) -> None:
+    (tmp_path / "manifest.json").write_text(MANIFEST)
+    containers = (HeldContainer("losses, train.py (list)", 9, 36, has_graphs=True),)
+    write_out_of_memory(tmp_path, replace(FAILURE, containers=containers))
+    file = tmp_path / "memory" / "00000.json"
+    values = json.loads(file.read_text())
+    values["containers"][0].update(change)
+    file.write_text(json.dumps(values))
+    assert f"{file}: damaged" in cli("memory", tmp_path, code=3).err
 
 
 def test_after_a_restart_the_run_whose_memory_ran_out_can_be_asked_about(

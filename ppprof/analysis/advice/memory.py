@@ -208,6 +208,8 @@ class _Growth(NamedTuple):
     holder: str | None
     period: int | None
     """Every how many steps it grows; None for each step."""
+    has_graphs: bool = False
+    """Whether the tensors in the container keep graphs of gradients."""
 
 
 def growing_memory(evidence: Evidence) -> list[Finding]:
@@ -219,17 +221,23 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         kept by step   8 8 8 8 8 8 8        grows by 8
                        0 0 0 0 8 8 8        was freed before, and may be freed again
                        0 8 0 8 0 8 0        in one list: grows by 4
+                       1 9 1 9 1 9 1        losses with their graphs in one list, of 4 bytes each: grows by 4
     """
     of_ranks = {rank: _growth(own.kept) for rank, own in sorted(evidence.indicators.items())}
     growing = [(each.each_bytes, -rank, each) for rank, each in of_ranks.items() if each]
     if not growing:
         return []
     _, rank, best = max(growing, key=lambda each: each[:2])
-    sums = best.kept.filter(pl.col("bytes") > 0).group_by("name")
-    rows = sums.agg(pl.col("num", "bytes").sum() / best.num_steps)
-    rows = rows.sort("bytes", "name", descending=[True, False]).select(
-        "name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64)
+    sums = best.kept.group_by("name").agg(pl.col("num", "bytes").sum() / best.num_steps)
+    rows = (
+        sums.filter(pl.col("bytes") > 0)
+        .sort("bytes", "name", descending=[True, False])
+        .select("name", calls="num", kept_bytes=pl.col("bytes").round().cast(pl.Int64))
     )
+    # With a container, its tensors are what grows, and a chain may keep little.
+    chains = evidence.indicators[-rank].kept["chain"].drop_nulls()
+    chain = None if best.holder or chains.is_empty() else str(chains[0])
+    remedy = "code-graphs" if best.has_graphs else "code-chain" if chain else "code"
     facts: dict[str, Fact] = {
         "rank": -rank,
         "growth_bytes": round(best.each_bytes),
@@ -239,6 +247,8 @@ def growing_memory(evidence: Evidence) -> list[Finding]:
         "line_bytes": rows["kept_bytes"][0],
         "holder": best.holder,
         "period": best.period,
+        "chain": chain,
+        "remedy": remedy,
     }
     return evidence.warning("growing-memory", "moderate", facts, rows)
 
@@ -272,11 +282,23 @@ def _regular_growth(kept: pl.DataFrame) -> _Growth | None:
         left = (1 - period * pl.col("has").cast(pl.Int64)).sum().over("window")
         covers = marked.select((left < period).all()).item()
         if regular.height >= _LEAST_REGULAR and period > 1 and covers:
-            each = float(own["bytes"].sum()) / num
-            since = int(regular["step"][0])
-            found.append(_Growth(each, since, num, own, str(holder), period))
+            grown = _with_graphs(kept, regular["step"]) if own["has_graphs"].all() else None
+            rows = own if grown is None else grown
+            each, since = float(rows["bytes"].sum()) / num, int(regular["step"][0])
+            found.append(_Growth(each, since, num, rows, str(holder), period, grown is not None))
     best = max(found, key=lambda growth: (growth.each_bytes, growth.holder), default=None)
     return best if best and best.each_bytes >= LEAST_GROWTH_BYTES else None
+
+
+def _with_graphs(kept: pl.DataFrame, regular: pl.Series) -> pl.DataFrame | None:
+    """Return what some steps keep, less the mean of the others; None unless each keeps more than any other, by half of the most or more."""
+    kept = kept.with_columns(is_regular=pl.col("step").is_in(regular.implode()))
+    sums = kept.group_by("step", "is_regular").agg(pl.col("bytes").sum())
+    own, others = sums.filter("is_regular"), sums.filter(~pl.col("is_regular"))
+    if own["bytes"].min() - others["bytes"].max() < own["bytes"].max() / 2:  # type: ignore[operator]
+        return None
+    share = pl.when("is_regular").then(1.0).otherwise(-own.height / others.height)
+    return kept.select("step", "name", pl.col("num", "bytes") * share)
 
 
 def _holder(kept: pl.DataFrame, num_steps: int) -> str | None:

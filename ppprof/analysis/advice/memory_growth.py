@@ -12,8 +12,10 @@ KEPT = {
     "step": pl.Int64,
     "name": pl.String,
     "holder": pl.String,
+    "has_graphs": pl.Boolean,
     "num": pl.Int64,
     "bytes": pl.Int64,
+    "chain": pl.String,
 }
 """Columns of `kept_memory`."""
 LAST_STEPS = 2
@@ -32,8 +34,10 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     Returns:
         One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
         (``matmul, train.py:9: hidden = net(batch)``); holder (the container that has these tensors,
-        ``losses, train.py (list)``; null if it is unknown); num and bytes, 0 in a bounded container: once
-        it is full, it grows no more. The last `LAST_STEPS` steps have no rows.
+        ``losses, train.py (list)``; null if it is unknown); has_graphs (whether its tensors have graphs of
+        gradients); num and bytes, 0 in a bounded container: once it is full, it grows no more; chain, the same
+        in all rows (a tensor whose graph of gradients reaches back over all steps,
+        ``total_loss, main() of train.py``; null without one). The last `LAST_STEPS` steps have no rows.
     """
     memory, events = profile.trace.memory, profile.trace.events
     steps = events["step"].drop_nulls().unique().sort()
@@ -51,6 +55,7 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     names = {row: _name(profile, lines.get(stacks[row], ""), row) for row in rows.tolist()}
     found = [] if profile.trace.stacks is None else [*reversed(profile.trace.stacks.holders)]
     holders = {address: each.name for each in found for address in each.addresses}
+    with_graphs = [each.name for each in found if each.has_graphs]
     bounded = [address for each in found if each.is_bounded for address in each.addresses]
     table = kept.select(
         bytes=pl.when(pl.col("addr").is_in(bounded)).then(0).otherwise("bytes"),
@@ -58,11 +63,17 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
         step=events["step"].gather(event),
         name=pl.Series([names[row] for row in operator.tolist()], dtype=pl.String),
     )
-    sums = table.group_by("step", "name", "holder").agg(
-        num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum()
+    sums = (
+        table.group_by("step", "name", "holder")
+        .agg(num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum())
+        .with_columns(has_graphs=pl.col("holder").is_in(with_graphs).fill_null(value=False))
     )
     every = pl.DataFrame({"step": steps}, {"step": pl.Int64})
-    filled = every.join(sums, "step", "left").with_columns(pl.col("num", "bytes").fill_null(0))
+    chain = next((each.name for each in reversed(found) if each.is_chain), None)
+    filled = every.join(sums, "step", "left").with_columns(
+        pl.col("num", "bytes").fill_null(0), pl.col("has_graphs").fill_null(value=False)
+    )
+    filled = filled.with_columns(chain=pl.lit(chain, pl.String))
     return filled.select(*KEPT).cast(KEPT).sort("step", "name")  # type: ignore[arg-type]
 
 

@@ -38,6 +38,12 @@ class HeldMemory(NamedTuple):
     by the phase, the module (``Net/Block[1]``), the outermost operator and the line that made them; null
     where that is not known."""
 
+    @property
+    def lines(self) -> pl.DataFrame:
+        """Return the sums of ``table`` by line, the most bytes first: line, num and bytes; without what has no line."""
+        known = self.table.drop_nulls("line").group_by("line").agg(pl.col("num", "bytes").sum())
+        return known.sort("bytes", "line", descending=[True, False])
+
 
 def held_at_peak(profile: Profile) -> HeldMemory | None:
     """Return what is alive at the peak of the place that holds the most; None without allocations.

@@ -9,27 +9,31 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import time
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from paddle.base import core
 
+from ppprof.capture.recording.reached_tensors import CONTAINERS, ReachedTensors
 from ppprof.capture.recording.user_files import UserFiles, function_name
 from ppprof.rundir.python_stacks import Holder
 
-_CONTAINERS = (list, dict, deque, set)
-_MOST_ELEMENTS, _MOST_HOLDERS = 2000, 8
-"""Latest elements of a container that are looked at; containers, those with the most tensors, that are named."""
-_LEAST_TENSORS = 5
-"""Fewer tensors of a container are no growth."""
+T = TypeVar("T")
+
+_MOST_HOLDERS, _MOST_CANDIDATES = 8, 32
+"""Containers, those with the most tensors, that are named, and for which a name is looked for."""
+_LEAST_ELEMENTS = 5
+"""Fewer elements of a container that have tensors are no growth."""
 _MOST_OBJECTS = 1_000_000
 """With more objects, a search would take seconds."""
-_MOST_DEPTH, _MOST_SEARCHES = 4, 50
-"""Containers around a named one, and searches of all objects for what refers to one."""
+_AT_ONCE = 10_000
+"""Objects whose references are listed at once: all of them would take several MiB, where memory may have run out."""
+_MOST_DEPTH, _MOST_SEARCHES, _MOST_SECONDS = 4, 50, 1.0
+"""Containers around a named one, searches of all objects for what refers to one, and the time of these searches."""
 _MOST_KEY = 40
 _READERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
 """Functions that read a function's variables as a dict."""
@@ -50,76 +54,130 @@ def allocator_bytes(device: str, kind: str) -> int | None:
     return None
 
 
-def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
-    """Return the containers with the most tensors that the user's code reaches by a name.
+class HeldContainer(NamedTuple):
+    """A container of tensors that the user's code reaches by a name."""
 
-    Parameters do not count. A container of small containers, such as a list of pairs, has their tensors.
+    name: str
+    """As in `ppprof.rundir.python_stacks.Holder`."""
+    elements: list[list[Any]]
+    """The tensors of its latest elements."""
+    is_bounded: bool
+    """Whether it is a deque that drops the oldest once it is full."""
+
+    @property
+    def has_graphs(self) -> bool:
+        """Return whether each of the latest elements has a tensor that an operator with gradients computed."""
+        latest = self.elements[:_LEAST_ELEMENTS]
+        return all(any(not each.is_leaf for each in tensors) for tensors in latest)
+
+
+def find_holders(frame: FrameType | None, files: UserFiles) -> list[Holder]:
+    """Return the containers with the most tensors, and where these are in memory.
 
     Args:
         frame: the innermost frame in whose variables, and in whose callers', names are looked for.
         files: say what files are called, and which are the user's.
     """
-    found: list[tuple[Any, list[int]]] = []
-    for container in _containers():
-        if len(container) >= _LEAST_TENSORS:
-            with suppress(RuntimeError):  # another thread changes it
-                addresses = list(_addresses(container))
-                if len(addresses) >= _LEAST_TENSORS:
-                    found.append((container, addresses))
-    found.sort(key=lambda each: -len(each[1]))
-    namer = _Namer(frame, files, {id(found), *map(id, found)})
-    holders = []
-    for container, addresses in found[:_MOST_HOLDERS]:
-        name = namer.name(container)
+    return [
+        Holder(each.name, _addresses(each.elements), each.is_bounded, each.has_graphs)
+        for each in held_containers(frames_of(frame), files)
+    ]
+
+
+def frames_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def held_containers(frames: Iterable[FrameType], files: UserFiles) -> list[HeldContainer]:
+    """Return the containers with the most tensors that the user's code reaches by a name.
+
+    Parameters do not count. A container of objects, such as a list of pairs or of functions, has their tensors.
+
+    Args:
+        frames: in their variables names are looked for, in those of the first frame first.
+        files: say what files are called, and which are the user's.
+    """
+    candidates: list[tuple[int, Any, list[list[Any]]]] = []
+    reached = ReachedTensors(files)
+    for container in _containers(reached):
+        with suppress(RuntimeError):  # another thread changes it
+            elements = reached.of_elements(container)
+            if len(elements) >= _LEAST_ELEMENTS:
+                candidates.append((sum(map(len, elements)), container, elements))
+    # Of equally many tensors, the container with more elements: the other one may have it in an element.
+    candidates.sort(key=lambda each: (-each[0], -len(each[2])))
+    namer = _Namer(frames, files, {id(candidates), *map(id, candidates)})
+    holders: list[HeldContainer] = []
+    for _, container, elements in candidates[:_MOST_CANDIDATES]:
+        name = namer.name(container) if len(holders) < _MOST_HOLDERS else None
         if name is not None:
-            is_bounded = type(container) is deque and container.maxlen is not None
-            kind = type(container).__name__
-            holders.append(Holder(f"{name} ({kind})", addresses, is_bounded))
+            is_deque = reached.kind(container) is deque
+            is_bounded = is_deque and deque.maxlen.__get__(container) is not None
+            kind = type.__getattribute__(type(container), "__name__")
+            holders.append(HeldContainer(f"{name} ({kind})", elements, is_bounded))
     return holders
 
 
-def _containers() -> list[Any]:
-    """Return all containers. The collector does not track a dict of tensors, but what refers to it.
+def _containers(reached: ReachedTensors) -> list[Any]:
+    """Return the containers with enough elements, the latest first, but for variables of modules and of classes.
+
+    The collector does not track a dict of tensors, but what refers to it.
 
     (Until Python 3.10, a generator's frame is one of the objects: it and the list of them would keep each other,
     and so all objects.)
     """
-    tracked = gc.get_objects()
+    # Behind the oldest generation, which is listed last: a search that has to stop has seen the training's.
+    num_old, every = len(gc.get_objects(2)), gc.get_objects()
+    tracked = every[-num_old:] + every[:-num_old]
     if len(tracked) > _MOST_OBJECTS:
         return []
-    found = [each for each in tracked if type(each) in _CONTAINERS]
-    others = [each for each in gc.get_referents(*tracked) if type(each) is dict]
-    return [*found, *{id(each): each for each in others if not gc.is_tracked(each)}.values()]
+    types = {id(kind): kind for kind in map(type, tracked)}
+    kinds = {number for number, kind in types.items() if reached.known(kind) in CONTAINERS}
+    found = [each for each in tracked if id(type(each)) in kinds]
+    untracked: dict[int, Any] = {}
+    for begin in range(0, len(tracked), _AT_ONCE):
+        for each in gc.get_referents(*tracked[begin : begin + _AT_ONCE]):
+            if type(each) is dict and not gc.is_tracked(each):
+                untracked[id(each)] = each
+    found += untracked.values()
+    owns = {number for number, kind in types.items() if issubclass(kind, (type, ModuleType))}
+    owners = [each for each in tracked if id(type(each)) in owns]
+    passed = {id(each) for each in gc.get_referents(*owners) if type(each) is dict}
+    kept = (each for each in reversed(found) if id(each) not in passed)
+    return [each for each in kept if reached.num_elements(each) >= _LEAST_ELEMENTS]
 
 
-def _addresses(container: Any) -> Iterator[int]:
-    """Yield where the tensors of a container are in memory."""
-    for element in _latest(container):
-        is_small = type(element) in (*_CONTAINERS, tuple) and len(element) < _LEAST_TENSORS
-        for each in _latest(element) if is_small else (element,):
-            if type(each) is core.eager.Tensor:  # a parameter's type is another
-                with suppress(Exception):  # without memory, or not dense
-                    yield each.data_ptr()
-
-
-def _latest(container: Any) -> Iterator[Any]:
-    elements = container.values() if type(container) is dict else container
-    return islice(elements if isinstance(elements, Set) else reversed(elements), _MOST_ELEMENTS)
+def _addresses(elements: list[list[Any]]) -> list[int]:
+    """Return where the tensors of a container's elements are in memory."""
+    found = []
+    for tensor in (each for tensors in elements for each in tensors):
+        with suppress(Exception):  # without memory, or not dense
+            found.append(tensor.data_ptr())
+    return found
 
 
 def _is_module(frame: FrameType) -> bool:
     return frame.f_code.co_name == "<module>"
 
 
-def _variables(frame: FrameType) -> list[tuple[str, int]]:
-    """Return the names of a frame's variables and the ids of their values.
+def place_of(frame: FrameType, files: UserFiles) -> str:
+    """Return where the variables of a frame are: ``main() of train.py``, ``train.py``."""
+    file = files[frame.f_code.co_filename][0]
+    return file if _is_module(frame) else f"{function_name(frame.f_code)}() of {file}"
+
+
+def variables(frame: FrameType, read: Callable[[str, Any], T]) -> list[T]:
+    """Return what a function reads of the names and values of a frame's variables.
 
     Until Python 3.12, reading them leaves a dict in the frame that would keep their values, and so a step's
     tensors, until the function ends. It is emptied, unless the function may have it, too: it is what
     ``locals()`` returns.
     """
     if _is_module(frame) or sys.version_info >= (3, 13):
-        return [(name, id(value)) for name, value in list(frame.f_locals.items())]
+        return [read(name, value) for name, value in list(frame.f_locals.items())]
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     if (
         not is_function
@@ -128,26 +186,27 @@ def _variables(frame: FrameType) -> list[tuple[str, int]]:
     ):
         return []
     values = frame.f_locals
-    found = [(name, id(value)) for name, value in values.items()]
-    values.clear()
-    return found
+    try:
+        return [read(name, value) for name, value in values.items()]
+    finally:
+        values.clear()
 
 
 class _Namer:
     """Finds names of objects: variables of the calling functions, else what refers to them."""
 
-    def __init__(self, frame: FrameType | None, files: UserFiles, passed: set[int]) -> None:
+    def __init__(self, frames: Iterable[FrameType], files: UserFiles, passed: set[int]) -> None:
         self._files = files
         self._passed = passed
         """Ids of objects whose name does not count: those of the search itself."""
         self._searches = _MOST_SEARCHES
+        self._deadline_s = time.thread_time() + _MOST_SECONDS
         self._variables: dict[int, str] = {}
-        while frame is not None:
-            file, is_own = files[frame.f_code.co_filename]
-            place = file if _is_module(frame) else f"{function_name(frame.f_code)}() of {file}"
-            for name, number in _variables(frame) if is_own else ():
+        for frame in frames:
+            is_own, place = files[frame.f_code.co_filename][1], place_of(frame, files)
+            named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
+            for name, number in named:
                 self._variables.setdefault(number, f"{name}, {place}")
-            frame = frame.f_back
 
     def name(self, held: object, depth: int = _MOST_DEPTH) -> str | None:
         """Return the name of an object; None if none is found."""
@@ -162,7 +221,8 @@ class _Namer:
 
     def _referrers(self, held: object) -> list[Any]:
         self._searches -= 1
-        found = gc.get_referrers(held) if self._searches >= 0 else []
+        is_late = self._searches < 0 or time.thread_time() > self._deadline_s
+        found = [] if is_late else gc.get_referrers(held)
         return [each for each in found if id(each) not in self._passed]
 
     def _name_in(self, referrer: Any, held: object, depth: int) -> str | None:

@@ -129,6 +129,7 @@ class StackSampler(FileObserver["_Sampling"]):
         from paddle.base import core
         from paddle.nn import Layer
 
+        from ppprof.capture.recording.graph_chains import GraphChains
         from ppprof.capture.recording.holders import allocator_bytes, find_holders
         from ppprof.capture.recording.patches import Patches
         from ppprof.capture.recording.recorder import open_span
@@ -152,6 +153,11 @@ class StackSampler(FileObserver["_Sampling"]):
         self._layer: type = Layer
         self._open_span = open_span
         self._find_holders = find_holders
+        self._chains: GraphChains | None = None
+        with suppress(Exception):  # another version of Paddle
+            self._chains = GraphChains(self._files)
+        self._num_steps = 0
+        """Of the window that is open, or of the latest one."""
         self._used: Callable[[], int | None] = lambda: allocator_bytes(get_device(), "Allocated")
         self._collection: Any = None
         """The span of the garbage collection that goes on."""
@@ -176,7 +182,10 @@ class StackSampler(FileObserver["_Sampling"]):
             self._patches.replace(self._layer, "eval", partial(self._switching, default=False))
             self._patches.replace(self._layer, "train", partial(self._switching, default=True))
             gc.callbacks.append(self._collect)
-            self._used_bytes = self._used()
+            self._used_bytes, self._num_steps = self._used(), 0
+            if self._chains is not None:
+                with suppress(Exception):  # another thread changes what is looked at
+                    self._chains.note(sys._getframe(1))
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -184,6 +193,10 @@ class StackSampler(FileObserver["_Sampling"]):
         self._thread = start_thread(self._sampling.run, "stacks")
         if _WORKERS is not None:
             _WORKERS.open(self._switch_s)
+
+    def step(self, num_steps: int) -> None:
+        """Count the steps."""
+        self._num_steps += 1
 
     def uninstall(self) -> None:
         """Stop the thread, and wait until it holds no frame: its locals would outlive the call."""
@@ -284,6 +297,10 @@ class StackSampler(FileObserver["_Sampling"]):
         has_grown, self._has_grown = self._has_grown, False
         if sampling is not None and has_grown:
             sampling.holders = self._find_holders(sys._getframe(1), self._files)
+            if self._chains is not None:
+                with suppress(Exception):  # another thread changes what is looked at
+                    names = self._chains.found(sys._getframe(1), self._num_steps)
+                    sampling.holders += [Holder(name, [], is_chain=True) for name in names]
         if sampling is not None and _WORKERS is not None:
             with suppress(OSError):
                 sampling.of_workers += _WORKERS.read()

@@ -64,6 +64,16 @@ def raised_at(error: BaseException, files: UserFiles) -> str:
     return ""
 
 
+def is_own_class(kind: type, files: UserFiles) -> bool:
+    """Return whether a class is the user's, or of a notebook; no code of the training runs."""
+    name = type.__getattribute__(kind, "__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    if module is None:
+        return False
+    file = object.__getattribute__(module, "__dict__").get("__file__")
+    return files[file][1] if type(file) is str else name == "__main__"
+
+
 class OwnLines:
     """The user's lines from which functions were called.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from ppprof.report.text.advice import render_findings
 from ppprof.rundir.python_stacks import Holder, write_python_stacks
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace import read
-from tests.fixtures.findings import FORWARD, growing, in_lines, one
+from tests.fixtures.findings import FORWARD, US, growing, in_lines, one, op, thread
 from tests.fixtures.run_directories import run, trace_name
-from tests.fixtures.timeline import GPU0, Memory, Thread, span, write
+from tests.fixtures.timeline import GPU0, Memory, Shapes, Span, Thread, span, write
 
 STEPS, LENGTH = 6, 100
 CHANGES = st.lists(
@@ -130,14 +131,72 @@ def test_a_container_that_grows_every_second_step_is_found_in_several_windows(
     ]
     windows = first, dataclasses.replace(first, inside=tuple(steps))
     path = run(tmp_path / "log", [])
-    for window, thread in enumerate(windows):
+    for window, content in enumerate(windows):
         addresses = [step << 20 for step in range(8)] if in_second or not window else []
         holders = [Holder("history, train.py (list)", addresses)]
         stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
-        write(path / trace_name(0, window).raw, thread)
+        write(path / trace_name(0, window).raw, content)
         write_python_stacks(RunFile(path, trace_name(0, window).stacks), stacks)
     found = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "growing-memory"]
     assert len(found) == is_found
     for finding in found:
         assert finding.facts["growth_bytes"] == 1 << 16
         assert (finding.facts["period"], finding.facts["num_steps"]) == (2, 12)
+
+
+def with_graphs(bytes_of_steps: list[int]) -> Thread:
+    """Each step keeps so many bytes at an address without a container, and steps 1, 3 and 5 a loss of 4 bytes at their MiB."""
+    shape = Shapes({}, callstack='File "train.py", line 9, in <module>')
+
+    def make(begin: int) -> Iterator[Span]:
+        step = begin // (1000 * US)
+        own = Memory("Allocate", begin + 1, bytes_of_steps[step], addr=(1 << 40) + step)
+        loss = [Memory("Allocate", begin + 2, 4, addr=step << 20)] * (step % 2)
+        yield op(begin, 0, 500, "relu dygraph", shape, own, *loss)
+
+    return thread(make, num=8)
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_steps", "has_graphs", "growth"),
+    [
+        ([1 << 10, 1 << 18] * 4, True, (1 << 17) - (1 << 9) + 2),  # with 4 bytes every second step
+        ([1 << 10, 1 << 18] * 4, False, None),  # losses without graphs keep nothing
+        ([1 << 10, 1 << 17] * 4, True, None),  # a little less than 64 KiB a step
+        ([1 << 10, 1 << 18, 1 << 10, 1 << 21, 1 << 10, 1 << 18, 9, 9], True, None),  # one is large
+        ([1 << 18] * 2 + [1 << 10, 1 << 18] * 3, True, None),  # another step keeps as much
+        ([9, 1 << 18, 9, 9, 9, 1 << 18, 9, 9], True, None),  # one has freed it
+    ],
+)
+def test_losses_with_their_graphs_every_second_step(
+    tmp_path: Path, bytes_of_steps: list[int], has_graphs: bool, growth: int | None
+) -> None:
+    addresses = [step << 20 for step in (1, 3, 5)]
+    holders = [Holder("losses, train.py (list)", addresses, has_graphs=has_graphs)]
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+    path = run(tmp_path / "log", [with_graphs(bytes_of_steps)], stacks=[stacks])
+    found = [each for each in ppprof.advise(ppprof.open(path)) if each.rule == "growing-memory"]
+    assert [each.facts["growth_bytes"] for each in found] == ([] if growth is None else [growth])
+    for finding in found:
+        assert (finding.facts["since"], finding.facts["num_steps"]) == (1, 6)
+        assert finding.facts["line_bytes"] == growth
+        text = render_findings([finding])
+        assert "in losses, train.py (list)" in text
+        assert "append float(loss) or loss.detach()" in text
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_graph_over_all_steps_is_named_unless_a_container_holds_the_tensors(
+    tmp_path: Path, is_held: bool
+) -> None:
+    """Step N allocates what it keeps at N MiB."""
+    chain = Holder("total_loss, main() of train.py", [], is_chain=True)
+    losses = Holder("losses, train.py (list)", [step << 20 for step in range(8)])
+    holders = [losses, chain] if is_held else [chain]
+    stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=holders)
+    path = run(tmp_path / "log", [growing(1 << 16)], stacks=[stacks])
+    finding = one("growing-memory", ppprof.advise(ppprof.open(path)))
+    assert finding.facts["chain"] == (None if is_held else chain.name)
+    text = render_findings([finding])
+    assert ("Let total_loss, main() of train.py keep no graph." in text) != is_held
+    assert ("graph of gradients of total_loss, main() of train.py reaches" in text) != is_held

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -157,3 +160,136 @@ def test_no_code_of_the_training_runs() -> None:
     lazy = Lazy()
     vars(lazy)["history"] = tensors()
     assert found(None)["Lazy.history (list)"] == pointers(vars(lazy)["history"])
+
+
+class Transition(NamedTuple):
+    """An entry of a replay buffer."""
+
+    step: int
+    state: Any
+
+
+@dataclass
+class Record:
+    """An entry of a log."""
+
+    step: int
+    outputs: dict[str, Any]
+
+    def write(self) -> None:
+        """Do nothing."""
+
+
+class Rows(list):  # type: ignore[type-arg]
+    """Runs code if it is read."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    __reversed__ = __len__ = __getattribute__ = __iter__  # type: ignore[assignment]
+
+
+def in_a_closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+IN_ELEMENTS: dict[str, Callable[[Any], Any]] = {
+    "named tuple": lambda tensor: Transition(0, tensor),
+    "data class": lambda tensor: Record(0, {"hidden": tensor, "epoch": 0}),
+    "slots": lambda tensor: Slotted([tensor]),
+    "code": lambda tensor: Rows([tensor]),
+    "ordered dict": lambda tensor: OrderedDict(state=tensor),
+    "partial": lambda tensor: partial(print, 0, {"hidden": [tensor]}),
+    "keyword of a partial": lambda tensor: partial(print, end=tensor),
+    "closure": in_a_closure,
+    "default": lambda tensor: lambda value=tensor: value,
+    "bound method": lambda tensor: Record(0, {"hidden": tensor}).write,
+}
+
+
+@pytest.mark.parametrize("wrapped", IN_ELEMENTS.values(), ids=IN_ELEMENTS)
+def test_tensors_inside_of_elements(wrapped: Callable[[Any], Any]) -> None:
+    trainer, own = Trainer(), tensors()
+    trainer.history["entries"] = [wrapped(tensor) for tensor in own]
+    assert found(None)["Trainer.history['entries'] (list)"] == pointers(own)
+
+
+def test_a_list_of_a_class_of_the_users_is_named_by_it() -> None:
+    trainer = Trainer()
+    own = tensors()
+    trainer.history["rows"] = Rows(own)
+    assert found(None)["Trainer.history['rows'] (Rows)"] == pointers(own)
+
+
+def test_what_elements_share_does_not_count() -> None:
+    """Five callbacks of one trainer: the list in it grows, not that of the callbacks."""
+    trainer, own = Trainer(), Trainer()
+    trainer.history["losses"] = losses = [*tensors(), *tensors()]
+    own.history["callbacks"] = [partial(print, trainer, number) for number in range(NUM)]
+    names = found(None)
+    assert names["Trainer.history['losses'] (list)"] == pointers(losses)
+    assert not [name for name in names if "callbacks" in name]
+
+
+def test_layers_and_what_a_function_reads_from_its_module_do_not_count() -> None:
+    trainer = Trainer()
+    trainer.history["layers"] = [paddle.nn.BatchNorm1D(3) for _ in range(NUM)]
+    trainer.history["functions"] = [lambda: kept for _ in range(NUM)]
+    kept.append(paddle.ones([3]))
+    try:
+        names = found(None)
+    finally:
+        kept.clear()
+    assert not [name for name in names if "layers" in name or "functions" in name]
+
+
+def test_a_window_pays_for_a_bounded_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ppprof.capture.recording import reached_tensors
+
+    trainer = Trainer()
+    trainer.history["nested"] = own = [[[tensor] for tensor in tensors()] for _ in range(NUM)]
+    some = pointers(tensor for ((tensor,), *_) in own)
+    assert some <= found(None)["Trainer.history['nested'] (list)"]
+    monkeypatch.setattr(reached_tensors, "_MOST_OBJECTS", 3)
+    assert "Trainer.history['nested'] (list)" not in found(None)
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_losses_keep_their_graphs_unless_they_are_detached(has_graphs: bool) -> None:
+    from ppprof.capture.recording.holders import find_holders
+
+    layer, trainer = paddle.nn.Linear(3, 3), Trainer()
+    losses = [layer(each).sum() for each in tensors()]
+    trainer.history["losses"] = [each if has_graphs else each.detach() for each in losses]
+    holders = find_holders(None, UserFiles(FOLDER))
+    (holder,) = (each for each in holders if "['losses']" in each.name)
+    assert holder.has_graphs == has_graphs
+
+
+class Net(paddle.nn.Layer):  # type: ignore[misc]
+    """Keeps its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Any] = []
+
+
+def test_attributes_of_layers() -> None:
+    net = Net()
+    net.outputs.extend(tensors())
+    assert found(None)["Net.outputs (list)"] == pointers(net.outputs)
+
+
+def test_a_search_leaves_nothing_behind() -> None:
+    """A list of all objects that has itself in it would live until the collector runs."""
+    found(None)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        found(None)
+        found(None)
+        after = len(gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before < 1000

@@ -665,6 +665,26 @@ def test_who_holds_tensors_is_looked_for_if_memory_has_grown(num: int, tmp_path:
     assert num or not holders
 
 
+def test_a_sum_with_its_graph_is_looked_for_if_memory_has_grown(tmp_path: Path) -> None:
+    paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    sampler = StackSampler(tmp_path, "auto")
+
+    def train() -> None:  # without an assert, in which pytest reads locals()
+        layer = paddle.nn.Linear(4, 16 << 10)
+        total = layer(paddle.ones([2, 4])).square().mean()
+        sampler.started()
+        for step in range(6):
+            total += layer(paddle.ones([2, 4])).square().mean()
+            sampler.step(step + 1)
+        sampler.uninstall()
+        sampler.saved(NAME, 1)
+
+    train()
+    holders = read_python_stacks(RunFile(tmp_path, NAME.stacks)).holders
+    names = [each.name.partition(",")[0] for each in holders if each.is_chain]
+    assert names == ["total"]
+
+
 def test_paddle_is_not_imported_ahead_of_the_script() -> None:
     """`ppprof run` imports the module first, and watches the script's import of Paddle."""
     module = "ppprof.capture.recording.python_stacks"
