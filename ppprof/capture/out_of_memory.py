@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ from ppprof.capture.ranks.flight_recorder import layer_name
 from ppprof.capture.recording.holders import allocator_bytes, frames_of, held_containers
 from ppprof.capture.recording.operator_calls import local_shape
 from ppprof.capture.recording.user_files import UserFiles
+from ppprof.capture.signals import ignoring_errors
 from ppprof.capture.steps.step_log import DeviceMemory
 from ppprof.rundir.out_of_memory import (
     KINDS,
@@ -93,12 +95,20 @@ class OutOfMemoryPart(Part):
             self._reserve.close()
         error = _shortage(ending.error)
         if error is not None:
-            write_out_of_memory(self._run, self._described(error, ending.step))
+            walked = list(_walked())
+            known = self._described(error, ending.step, walked)
+            write_out_of_memory(self._run, known)
+            with ignoring_errors():  # memory that ran out, too
+                containers = self._containers(error, walked, known.device)
+                if containers:
+                    write_out_of_memory(
+                        self._run, replace(known, containers=containers), again=True
+                    )
             log.warning(
                 f"rank {self._rank}: the memory ran out; who held it: ppprof memory {self._run}"
             )
 
-    def _described(self, error: BaseException, step: int) -> OutOfMemory:
+    def _described(self, error: BaseException, step: int, walked: list[_Named]) -> OutOfMemory:
         calls = list(traceback.walk_tb(error.__traceback__))
         lines = [
             (frame, f"{self._files[frame.f_code.co_filename][0]}:{line} {frame.f_code.co_name}")
@@ -110,7 +120,6 @@ class OutOfMemoryPart(Part):
             _OF_PADDLE in message and _OF_HOST not in message
         )
         device = self._device if on_device else "cpu"
-        walked = list(_walked())
         tensors = list(_once([*walked, *_local(lines)], on_device=on_device))
         tensors.sort(key=lambda tensor: -tensor.bytes)
         summary = without_cpp_stack(message)
@@ -135,32 +144,33 @@ class OutOfMemoryPart(Part):
                 for kind in KINDS
             },
             largest=tuple(tensors[:_MOST_TENSORS]),
-            containers=self._containers([frame for frame, _ in calls], walked, on_device),
         )
 
     def _containers(
-        self, calls: list[FrameType], walked: list[_Named], on_device: bool
+        self, error: BaseException, walked: list[_Named], device: str
     ) -> tuple[HeldContainer, ...]:
-        """Return the containers with tensors beside those of layers and optimizers; none if they are not found."""
-        containers = []
-        with suppress(Exception):  # memory that ran out, too
-            frames = [*reversed(calls), *frames_of(sys._getframe())]
-            holders: dict[str, Any] = {}
-            for holder in held_containers(frames, self._files):
-                holders.setdefault(holder.name[:_MOST_CHARACTERS], holder)
-            inside = [
-                (_CONTAINER, name, tensor)
-                for name, holder in holders.items()
-                for tensor in itertools.chain(*holder.elements)
-            ]
-            held: dict[str, list[int]] = {}
-            for tensor in _once([*walked, *inside], on_device=on_device):
-                if tensor.kind == _CONTAINER:
-                    held.setdefault(tensor.name, []).append(tensor.bytes)
-            containers = [
-                HeldContainer(name, len(sizes), sum(sizes), holders[name].has_graphs)
-                for name, sizes in held.items()
-            ]
+        """Return the containers with tensors beside those of layers and optimizers."""
+        calls = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # Not in a variable: with this function's own frame, it would keep all variables of all callers.
+        found = held_containers(
+            itertools.chain(reversed(calls), frames_of(sys._getframe(1))), self._files
+        )
+        holders: dict[str, Any] = {}
+        for holder in found:
+            holders.setdefault(holder.name[:_MOST_CHARACTERS], holder)
+        inside = [
+            (_CONTAINER, name, tensor)
+            for name, holder in holders.items()
+            for tensor in itertools.chain(*holder.elements)
+        ]
+        held: dict[str, list[int]] = {}
+        for tensor in _once([*walked, *inside], on_device=device != "cpu"):
+            if tensor.kind == _CONTAINER:
+                held.setdefault(tensor.name, []).append(tensor.bytes)
+        containers = [
+            HeldContainer(name, len(sizes), sum(sizes), holders[name].has_graphs)
+            for name, sizes in held.items()
+        ]
         return tuple(sorted(containers, key=lambda each: -each.bytes))
 
 

@@ -345,6 +345,15 @@ def pass_interruption(error: BaseException) -> None:
         raise interruption
 
 
+@contextmanager
+def ignoring_errors() -> Iterator[None]:
+    """Ignore any exception of a block, but for what a signal handler of the training raises in it."""
+    try:
+        yield
+    except Exception as error:
+        pass_interruption(error)
+
+
 def _code(handler: object) -> types.CodeType | None:
     """Return the code that a signal handler of the training runs; None for any other value.
 

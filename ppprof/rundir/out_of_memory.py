@@ -73,13 +73,14 @@ class OutOfMemory:
     """Those with the most tensors, most bytes first."""
 
 
-def write_out_of_memory(run: Path, what: OutOfMemory) -> None:
-    """Write what a rank held, the first time.
+def write_out_of_memory(run: Path, what: OutOfMemory, *, again: bool = False) -> None:
+    """Write what a rank held, the first time, or again with more.
 
     Raises:
-        OSError: the file cannot be written, or exists.
+        OSError: the file cannot be written, or exists and is not written again.
     """
-    RunFile(run, f"memory/{what.rank:05d}.json").write_new(json.dumps(asdict(what)).encode())
+    file = RunFile(run, f"memory/{what.rank:05d}.json")
+    (file.write if again else file.write_new)(json.dumps(asdict(what)).encode())
 
 
 def read_out_of_memory(run: Path) -> tuple[dict[int, OutOfMemory], list[str]]:

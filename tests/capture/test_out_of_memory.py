@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -291,6 +292,30 @@ def test_without_memory_for_the_search_the_rest_is_written(
     assert found is not None
     assert found.containers == ()
     assert found.bytes_by_kind["local variable"] == 9 * 100 * 4
+
+
+def test_the_search_keeps_no_variable_of_the_failed_attempt(tmp_path: Path) -> None:
+    """Who tries again with a smaller batch needs the memory, before Python collects cycles."""
+    from ppprof.capture.out_of_memory import OutOfMemoryPart
+
+    part = OutOfMemoryPart(tmp_path, 0, "cpu", None)
+
+    def fails() -> weakref.ref[Any]:
+        activation = paddle.nn.Linear(2, 2)
+        watched = weakref.ref(activation)
+        try:
+            raise MemoryError("Fail to alloc memory of 5 size")
+        except MemoryError as error:
+            part.close(Ending(error, 3, 3, False, set()))
+        return watched
+
+    gc.disable()
+    try:
+        watched = fails()
+        assert watched() is None
+    finally:
+        gc.enable()
+    assert read_out_of_memory(tmp_path)[0]
 
 
 def test_a_file_of_an_earlier_version_has_no_containers(tmp_path: Path) -> None:

@@ -302,10 +302,14 @@ def _with_graphs(kept: pl.DataFrame, regular: pl.Series) -> pl.DataFrame | None:
 
 
 def _holder(kept: pl.DataFrame, num_steps: int) -> str | None:
-    """Return the container that has tensors of most steps; None if none has."""
-    steps = kept.drop_nulls("holder").group_by("holder").agg(pl.col("step").n_unique())
-    steps = steps.filter(pl.col("step") >= _MOSTLY_GROWS * num_steps)
-    return steps.sort("step", "holder", descending=[True, False])["holder"].first()  # type: ignore[return-value]
+    """Return the container that has tensors of most steps, and half of the bytes or graphs that may keep them; None without one."""
+    held = kept.drop_nulls("holder").group_by("holder")
+    sums = held.agg(pl.col("step").n_unique(), pl.col("bytes").sum(), pl.col("has_graphs").any())
+    sums = sums.filter(
+        (pl.col("step") >= _MOSTLY_GROWS * num_steps)
+        & (pl.col("has_graphs") | (pl.col("bytes") >= kept["bytes"].sum() / 2))
+    )
+    return sums.sort("bytes", "step", "holder", descending=[True, True, False])["holder"].first()  # type: ignore[return-value]
 
 
 def _fullest_first(evidence: Evidence) -> pl.DataFrame:

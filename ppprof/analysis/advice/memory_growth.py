@@ -35,7 +35,8 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
         One row per step and name, also of steps that keep nothing (null name, 0 bytes): step; name
         (``matmul, train.py:9: hidden = net(batch)``); holder (the container that has these tensors,
         ``losses, train.py (list)``; null if it is unknown); has_graphs (whether its tensors have graphs of
-        gradients); num and bytes, 0 in a bounded container: once it is full, it grows no more; chain, the same
+        gradients); num and bytes, 0 in a bounded container: once it is full, it grows no more. What the step
+        frees from before the window is taken off: a ring that is full frees as much as it keeps; chain, the same
         in all rows (a tensor whose graph of gradients reaches back over all steps,
         ``total_loss, main() of train.py``; null without one). The last `LAST_STEPS` steps have no rows.
     """
@@ -46,6 +47,8 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     is_last = pl.col("time_ns").cum_count(reverse=True).over("place", "addr") == 1
     kept = changes.filter(is_last & (pl.col("kind") == "Allocate") & (pl.col("bytes") > 0))
     kept = kept.filter(pl.col("event").is_not_null())
+    is_first = pl.col("time_ns").cum_count().over("place", "addr") == 1
+    earlier = changes.filter(is_first & (pl.col("kind") == "Free") & pl.col("event").is_not_null())
     event = kept["event"].cast(pl.Int64)
     tree = profile.tree
     operator = tree.innermost(np.flatnonzero(tree.is_outermost_operator))[event.to_numpy()]
@@ -63,9 +66,13 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
         step=events["step"].gather(event),
         name=pl.Series([names[row] for row in operator.tolist()], dtype=pl.String),
     )
+    freed = _freed_each_step(steps, events["step"].gather(earlier["event"]), earlier["bytes"])
+    sums = table.join(freed, "step", "left")
+    sums = sums.with_columns(left_ratio=1 - pl.col("freed") / pl.col("bytes").sum().over("step"))
     sums = (
-        table.group_by("step", "name", "holder")
-        .agg(num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum())
+        sums.with_columns(pl.col("bytes") * pl.col("left_ratio").clip(0).fill_nan(0).fill_null(1))
+        .group_by("step", "name", "holder")
+        .agg(num=pl.len().cast(pl.Int64), bytes=pl.col("bytes").sum().round().cast(pl.Int64))
         .with_columns(has_graphs=pl.col("holder").is_in(with_graphs).fill_null(value=False))
     )
     every = pl.DataFrame({"step": steps}, {"step": pl.Int64})
@@ -75,6 +82,20 @@ def kept_memory(profile: Profile) -> pl.DataFrame:
     )
     filled = filled.with_columns(chain=pl.lit(chain, pl.String))
     return filled.select(*KEPT).cast(KEPT).sort("step", "name")  # type: ignore[arg-type]
+
+
+def _freed_each_step(steps: pl.Series, step: pl.Series, num_bytes: pl.Series) -> pl.DataFrame:
+    """Return the bytes from before the window that each step frees; the first step also frees what the one before it had used."""
+    rows = pl.DataFrame({"step": step, "freed": num_bytes.abs()})
+    sums = (
+        pl.DataFrame({"step": steps})
+        .join(rows, "step", "left")
+        .group_by("step")
+        .agg(pl.col("freed").sum())
+        .sort("step")
+    )
+    later = sums["freed"].slice(1).max() or 0
+    return sums.with_columns(pl.col("freed").clip(upper_bound=pl.lit(later)))
 
 
 def _name(profile: Profile, line: str, row: int) -> str:

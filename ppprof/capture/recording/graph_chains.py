@@ -98,10 +98,9 @@ class GraphChains:
             if not value.is_leaf:
                 yield f"{name}{place}", value
         elif kind in (dict, list):
-            items = list(value.items() if kind is dict else enumerate(value))
-            for key, inner in (
-                items if len(items) <= _MOST_ELEMENTS and level < _MOST_LEVELS else ()
-            ):
+            if level == _MOST_LEVELS or len(value) > _MOST_ELEMENTS:
+                return
+            for key, inner in list(value.items() if kind is dict else enumerate(value)):
                 shown = f"{name}[{repr(key)[:_MOST_KEY] if type(key) in (int, str) else '...'}]"
                 yield from self._tensors(shown, place, inner, seen, level + 1)
         elif not level and id(value) not in seen and is_own_class(kind, self._files):

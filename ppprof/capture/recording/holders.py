@@ -6,6 +6,7 @@ objects, so it is made where memory has grown in a window only.
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import sys
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from paddle.base import core
@@ -35,8 +36,8 @@ _AT_ONCE = 10_000
 _MOST_DEPTH, _MOST_SEARCHES, _MOST_SECONDS = 4, 50, 1.0
 """Containers around a named one, searches of all objects for what refers to one, and the time of these searches."""
 _MOST_KEY = 40
-_READERS = frozenset(("locals", "vars", "dir", "eval", "exec"))
-"""Functions that read a function's variables as a dict."""
+_READERS = frozenset(("locals", "vars", "exec"))
+"""Functions that read a function's variables as a dict; so does `eval`, which is a method of layers, too."""
 
 
 def allocator_bytes(device: str, kind: str) -> int | None:
@@ -129,11 +130,12 @@ def _containers(reached: ReachedTensors) -> list[Any]:
     (Until Python 3.10, a generator's frame is one of the objects: it and the list of them would keep each other,
     and so all objects.)
     """
-    # Behind the oldest generation, which is listed last: a search that has to stop has seen the training's.
-    num_old, every = len(gc.get_objects(2)), gc.get_objects()
-    tracked = every[-num_old:] + every[:-num_old]
-    if len(tracked) > _MOST_OBJECTS:
+    every = gc.get_objects()
+    if len(every) > _MOST_OBJECTS:
         return []
+    # Behind the oldest generation, which is listed last: a search that has to stop has seen the training's.
+    num_old = len(gc.get_objects(2))
+    tracked = every[-num_old:] + every[:-num_old]
     types = {id(kind): kind for kind in map(type, tracked)}
     kinds = {number for number, kind in types.items() if reached.known(kind) in CONTAINERS}
     found = [each for each in tracked if id(type(each)) in kinds]
@@ -179,17 +181,20 @@ def variables(frame: FrameType, read: Callable[[str, Any], T]) -> list[T]:
     if _is_module(frame) or sys.version_info >= (3, 13):
         return [read(name, value) for name, value in list(frame.f_locals.items())]
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if (
-        not is_function
-        or sys.gettrace() is not None
-        or _READERS.intersection(frame.f_code.co_names)
-    ):
+    if not is_function or sys.gettrace() is not None or _reads_variables(frame.f_code):
         return []
     values = frame.f_locals
     try:
         return [read(name, value) for name, value in values.items()]
     finally:
         values.clear()
+
+
+def _reads_variables(code: CodeType) -> bool:
+    if "eval" not in code.co_names:
+        return not _READERS.isdisjoint(code.co_names)
+    calls = (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    return not _READERS.isdisjoint(code.co_names) or "eval" in calls
 
 
 class _Namer:
@@ -202,6 +207,7 @@ class _Namer:
         self._searches = _MOST_SEARCHES
         self._deadline_s = time.thread_time() + _MOST_SECONDS
         self._variables: dict[int, str] = {}
+        """Names that are known, by the ids of what has them."""
         for frame in frames:
             is_own, place = files[frame.f_code.co_filename][1], place_of(frame, files)
             named = variables(frame, lambda name, value: (name, id(value))) if is_own else []
@@ -216,6 +222,7 @@ class _Namer:
         for referrer in self._referrers(held) if depth else ():
             name = self._name_in(referrer, held, depth - 1)
             if name is not None:
+                self._variables[id(held)] = name
                 return name
         return None
 
@@ -223,7 +230,8 @@ class _Namer:
         self._searches -= 1
         is_late = self._searches < 0 or time.thread_time() > self._deadline_s
         found = [] if is_late else gc.get_referrers(held)
-        return [each for each in found if id(each) not in self._passed]
+        known = self._variables
+        return [each for each in found if id(each) in known or id(each) not in self._passed]
 
     def _name_in(self, referrer: Any, held: object, depth: int) -> str | None:
         """Return the name of what a referrer holds: an element, or an attribute."""

@@ -55,6 +55,7 @@ from ppprof.capture.process import current_frames, stack_of, start_thread
 from ppprof.capture.recording.loader_stacks import LoaderStacks
 from ppprof.capture.recording.observers import FileObserver
 from ppprof.capture.recording.user_files import OwnLines, UserFiles, function_name
+from ppprof.capture.signals import ignoring_errors
 from ppprof.rundir import GARBAGE_COLLECTION, TraceName
 from ppprof.rundir.python_stacks import (
     COLUMNS,
@@ -184,7 +185,7 @@ class StackSampler(FileObserver["_Sampling"]):
             gc.callbacks.append(self._collect)
             self._used_bytes, self._num_steps = self._used(), 0
             if self._chains is not None:
-                with suppress(Exception):  # another thread changes what is looked at
+                with ignoring_errors():  # another thread changes what is looked at
                     self._chains.note(sys._getframe(1))
         if sys.getswitchinterval() > _SWITCH_SECONDS:
             self._switch_s = sys.getswitchinterval()
@@ -296,9 +297,12 @@ class StackSampler(FileObserver["_Sampling"]):
         sampling, self._last = self._last, None
         has_grown, self._has_grown = self._has_grown, False
         if sampling is not None and has_grown:
-            sampling.holders = self._find_holders(sys._getframe(1), self._files)
+            with (
+                ignoring_errors()
+            ):  # another thread changes what is looked at, or memory has run out
+                sampling.holders = self._find_holders(sys._getframe(1), self._files)
             if self._chains is not None:
-                with suppress(Exception):  # another thread changes what is looked at
+                with ignoring_errors():
                     names = self._chains.found(sys._getframe(1), self._num_steps)
                     sampling.holders += [Holder(name, [], is_chain=True) for name in names]
         if sampling is not None and _WORKERS is not None:

@@ -24,10 +24,12 @@ from ppprof.capture.recording.user_files import UserFiles, is_own_class
 CONTAINERS = (list, dict, deque, set)
 MOST_ELEMENTS = 2000
 """Latest elements of a container that are looked at."""
+_LATEST = 64
+"""If none of so many is a tensor or has any, the others have none: a list of a million numbers."""
 _MOST_LEVELS, _MOST_INSIDE = 5, 64
 """Of one element: objects within objects, and how many of them."""
 _MOST_OBJECTS, _MOST_SECONDS = 300_000, 0.5
-"""Objects within elements in all, and the time that they may take."""
+"""Objects within elements in all, and the time that they may take. Tensors that are elements themselves are always found."""
 _NOT_WALKED = (Layer, Optimizer, ModuleType, type, core.eager.Tensor)
 """They hold parameters and code."""
 _ALONE = (core.eager.Tensor, FunctionType, MethodType, CellType, SimpleNamespace)
@@ -57,6 +59,8 @@ class ReachedTensors:
             RuntimeError: another thread changes the container.
         """
         elements = list(islice(_latest(container, self.kind(container)), MOST_ELEMENTS))
+        if not self._walked(elements[:_LATEST]):
+            return []
         seen = {id(container)}
         found = [list(self._inside(element, seen)) for element in self._walked(elements)]
         return [tensors for tensors in found if tensors]
@@ -100,7 +104,7 @@ class ReachedTensors:
     def _inside(self, element: Any, seen: set[int]) -> Iterator[Any]:
         """Yield the tensors of an element, nearest first."""
         unseen, left = deque([(element, 0)]), _MOST_INSIDE
-        while unseen and left and self._left:
+        while unseen and left:
             value, level = unseen.popleft()
             kind = self.kind(value)
             if id(value) in seen or kind is None:
@@ -110,10 +114,11 @@ class ReachedTensors:
             if kind is core.eager.Tensor:
                 yield value
                 continue
-            self._left -= 1
-            if self._left % 256 == 0 and self._is_late():
-                self._left = 0
-            if level < _MOST_LEVELS:
+            if self._left:
+                self._left -= 1
+                if self._left % 256 == 0 and self._is_late():
+                    self._left = 0
+            if self._left and level < _MOST_LEVELS:
                 inner = self._walked(islice(_references(value, kind), _MOST_INSIDE))
                 unseen.extend((each, level + 1) for each in inner)
 

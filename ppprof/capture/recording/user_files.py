@@ -66,11 +66,12 @@ def raised_at(error: BaseException, files: UserFiles) -> str:
 
 def is_own_class(kind: type, files: UserFiles) -> bool:
     """Return whether a class is the user's, or of a notebook; no code of the training runs."""
-    name = type.__getattribute__(kind, "__module__")
-    module = sys.modules.get(name) if type(name) is str else None
-    if module is None:
+    try:
+        name = type.__getattribute__(kind, "__module__")
+        module = sys.modules.get(name) if type(name) is str else None
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # without a module, as classes of SWIG are
         return False
-    file = object.__getattribute__(module, "__dict__").get("__file__")
     return files[file][1] if type(file) is str else name == "__main__"
 
 

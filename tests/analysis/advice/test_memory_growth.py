@@ -64,6 +64,44 @@ def test_what_a_step_keeps_is_what_is_alive_at_the_end(
     assert dict(sums.iter_rows()) == expected
 
 
+@pytest.mark.parametrize(("freed", "kept"), [(0, 8), (3, 5), (8, 0), (9, 0)])
+def test_what_a_step_frees_from_before_the_window_is_taken_off(
+    tmp_path: Path, freed: int, kept: int
+) -> None:
+    """A ring that is full. The first step frees what the step before it had used, too."""
+    steps = []
+    for number in range(STEPS):
+        begin, first = number * LENGTH, 50 * (number == 0)
+        changes = [
+            Memory("Free", begin + 1, -(freed + first), GPU0, number + 1),
+            Memory("Allocate", begin + 2, 8, GPU0, number + 100),
+        ]
+        operator = span("Operator", "relu dygraph", begin, begin + LENGTH, *changes)
+        steps.append(
+            span("ProfileStep", f"ProfileStep#{number}", begin, begin + LENGTH).around(operator)
+        )
+    path = write(tmp_path / "a.pb", Thread(1, "main", tuple(steps)))
+    table = kept_memory(Profile(with_step(read(path))))
+    assert table["bytes"].to_list() == [kept] * (STEPS - LAST_STEPS)
+
+
+def test_a_container_with_few_of_the_bytes_does_not_hold_them(tmp_path: Path) -> None:
+    """Numbers of 4 bytes are appended beside what keeps 64 KiB a step."""
+    content = growing(1 << 16)
+    steps = []
+    for number, step in enumerate(content.inside):
+        small = Memory("Allocate", step.start + 1, 4, GPU0, (number << 20) + 4)
+        steps.append(dataclasses.replace(step, inside=(*step.inside, small)))
+    for has_graphs in (False, True):
+        addresses = [(number << 20) + 4 for number in range(8)]
+        holder = Holder("history, train.py (list)", addresses, has_graphs=has_graphs)
+        stacks = dataclasses.replace(in_lines((1000, FORWARD), num=8), holders=[holder])
+        content = dataclasses.replace(content, inside=tuple(steps))
+        path = run(tmp_path / f"log{has_graphs}", [content], stacks=[stacks])
+        finding = one("growing-memory", ppprof.advise(ppprof.open(path)))
+        assert finding.facts["holder"] == ("history, train.py (list)" if has_graphs else None)
+
+
 def test_what_a_bounded_container_holds_does_not_grow_for_good(tmp_path: Path) -> None:
     """Step N allocates what it keeps at N MiB."""
     holder = Holder("replay, train.py (deque)", [step << 20 for step in range(8)], is_bounded=True)

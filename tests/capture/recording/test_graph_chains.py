@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -155,3 +156,14 @@ def test_no_graph_is_kept_alive() -> None:
         return noted, watched()
 
     assert train() == (True, None)
+
+
+def test_a_long_list_is_not_copied() -> None:
+    numbers = [0] * (1 << 20)
+    tracemalloc.start()
+    try:
+        assert steps(lambda _: len(numbers)) == []
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < len(numbers)

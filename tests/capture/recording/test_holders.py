@@ -293,3 +293,42 @@ def test_a_search_leaves_nothing_behind() -> None:
     finally:
         gc.enable()
     assert after - before < 1000
+
+
+def test_of_two_containers_in_one_dict_both_are_named() -> None:
+    trainer = Trainer()
+    trainer.history.update(losses=tensors(), logits=tensors())
+    names = found(None)
+    assert names["Trainer.history['losses'] (list)"] == pointers(trainer.history["losses"])
+    assert names["Trainer.history['logits'] (list)"] == pointers(trainer.history["logits"])
+
+
+def test_tensors_that_are_elements_are_found_without_time_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ppprof.capture.recording import reached_tensors
+
+    monkeypatch.setattr(reached_tensors, "_MOST_OBJECTS", 1)
+    trainer = Trainer()
+    trainer.history.update(pairs=[(0, each) for each in tensors()], losses=tensors())
+    assert "Trainer.history['losses'] (list)" in found(None)
+
+
+def evaluating() -> tuple[dict[str, set[int]], list[Any]]:
+    own = tensors()
+    paddle.nn.Linear(2, 2).eval()
+    return found(sys._getframe()), own
+
+
+def test_eval_of_a_layer_is_not_the_function_that_reads_variables() -> None:
+    names, own = evaluating()
+    assert names["own, evaluating() of test_holders.py (list)"] == pointers(own)
+
+
+def test_a_class_without_a_module_is_not_the_users() -> None:
+    """As those of SWIG are."""
+    from ppprof.capture.recording.user_files import is_own_class
+
+    for module in ("no module", None):
+        kind = type("SwigPyObject", (), {"__module__": module})
+        assert not is_own_class(kind, UserFiles(FOLDER))
