@@ -14,6 +14,7 @@ from ppprof.analysis.advice.discarded_rows import MOST_KEPT
 from ppprof.analysis.advice.disjoint import IDLE, disjoint
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
+from ppprof.analysis.advice.growing_work import LATER_STEPS, LEAST_GROWING, LEAST_LATER
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.memory_growth import LAST_STEPS
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
@@ -167,6 +168,15 @@ RULES: tuple[Rule, ...] = (
     Rule("gradient-accumulation", waiting.gradient_accumulation, thresholds=_TIME),
     Rule("gradients-again", memory.gradients_again, thresholds=_TIME),
     Rule("recompute", memory.recompute, thresholds={**_TIME, "room_ratio": memory.ROOM_RATIO}),
+    Rule(
+        "growing-work",
+        slow_steps.growing_work,
+        thresholds={
+            "least_ratio": LEAST_LATER,
+            "later_steps": LATER_STEPS,
+            "least_steps": LEAST_GROWING,
+        },
+    ),
     Rule(
         "growing-memory",
         memory.growing_memory,

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.discarded_rows import discarded_rows
+from ppprof.analysis.advice.growing_work import GROWING, growing_operators
 from ppprof.analysis.advice.interpreter_lock import LOADERS, held_by_others
 from ppprof.analysis.advice.memory_growth import KEPT, kept_memory
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE, line_of_operators, starts_beside
@@ -246,6 +247,8 @@ class Indicators(NamedTuple):
     """Columns of `WIDE`."""
     kept: pl.DataFrame = pl.DataFrame(schema=KEPT)
     """Columns of `KEPT`."""
+    growing: pl.DataFrame = pl.DataFrame(schema=GROWING)
+    """Columns of `GROWING`, of the latest window that has some."""
     doubts: frozenset[str] = frozenset()
     """`ppprof.trace.schema.Trace.doubts` of the windows."""
     source: Mapping[str, Mapping[int, str]] = MappingProxyType({})
@@ -254,7 +257,7 @@ class Indicators(NamedTuple):
     """``torch`` or ``paddle``: whose words the advice is in; "" if unknown."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
-        """Return the indicators of ``steps`` only. ``memory`` and ``kept`` are unchanged."""
+        """Return the indicators of ``steps`` only. ``memory``, ``kept`` and ``growing`` are unchanged."""
         is_selected = pl.col("step").is_in(list(steps))
         return self._replace(
             steps=self.steps.filter(is_selected),
@@ -351,6 +354,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         profile.unrecorded_device,
         pl.DataFrame(schema=WIDE) if profile.unrecorded_device else wide_dtypes(profile),
         kept_memory(profile),
+        pl.DataFrame(schema=GROWING) if profile.unrecorded_device else growing_operators(profile),
         frozenset(profile.whole.doubts),
         {} if profile.trace.stacks is None else profile.trace.stacks.source,
         profile.trace.framework,
@@ -393,6 +397,10 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
         next((part.unrecorded_device for part in parts if part.unrecorded_device), ""),
         joined("wide", WIDE),
         joined("kept", KEPT),
+        next(
+            (part.growing for part in reversed(parts) if part.growing.height),
+            pl.DataFrame(schema=GROWING),
+        ),
         frozenset().union(*(part.doubts for part in parts)),
         joined_source([part.source for part in parts]),
         parts[0].framework if parts else "",

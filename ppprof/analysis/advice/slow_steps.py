@@ -1,4 +1,4 @@
-"""The rule about steps that take much longer than the others: evaluations, checkpoints, pauses."""
+"""Rules about steps that take much longer than the others (evaluations, checkpoints, pauses), and about work that grows with each step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import polars as pl
 from ppprof.analysis.advice.beside import LONGER_TURNS
 from ppprof.analysis.advice.evidence import Evidence, mean_of, without_slow
 from ppprof.analysis.advice.finding import SEVERITIES, Fact, Finding
+from ppprof.analysis.advice.growing_work import LATER_STEPS, LEAST_GROWING, LEAST_LATER
 from ppprof.analysis.advice.own_lines import LEAST_BESIDE
 from ppprof.analysis.advice.trust import warm_ups
 from ppprof.analysis.advice.waiting import ALL_OF_IT, loading, longest_waits, waits_again
@@ -212,3 +213,42 @@ def _excess(evidence: Evidence, slow: pl.DataFrame, kind: str) -> pl.DataFrame:
         .with_columns(time_ns=pl.col("time_ns") - pl.col("usual_ns").fill_null(0))
         .sort("time_ns", "name", descending=[True, False])
     )
+
+
+def growing_work(evidence: Evidence) -> list[Finding]:
+    """Report work that grows step after step, by what it would be `LATER_STEPS` steps later."""
+    of_ranks = {rank: own.growing for rank, own in sorted(evidence.indicators.items())}
+    sums = {rank: float(each["more_ns"].sum()) for rank, each in of_ranks.items()}
+    rank = max(sums, key=lambda each: (sums[each], -each), default=None)
+    if rank is None or not sums[rank] or LATER_STEPS * sums[rank] < LEAST_LATER * evidence.step_ns:
+        return []
+    rows = of_ranks[rank]
+    first, last = _ends(evidence)
+    facts: dict[str, Fact] = {
+        "rank": rank,
+        "name": rows["name"][0],
+        "line": rows["line"][0],
+        "more_elements": rows["more_elements"][0],
+        "now_ns": float(rows["time_ns"].sum()),
+        "more_ns": sums[rank],
+        "later_steps": LATER_STEPS,
+        "later_ns": float(rows["time_ns"].sum()) + LATER_STEPS * sums[rank],
+        "first_ns": first,
+        "last_ns": last,
+    }
+    is_large = LATER_STEPS * sums[rank] >= evidence.step_ns
+    shown = rows.select("name", "elements", "more_elements", "time_ns", "more_ns")
+    return evidence.warning("growing-work", "major" if is_large else "moderate", facts, shown)
+
+
+def _ends(evidence: Evidence) -> tuple[float | None, float | None]:
+    """Return the median lengths of the first and the last quarter of the steps that were not recorded; None unless they grow.
+
+    They do, if each quarter is longer than the one before.
+    """
+    steps = evidence.unrecorded.group_by("step").agg(pl.col("step_ns").max()).sort("step")
+    parts = np.array_split(steps["step_ns"].drop_nulls().to_numpy(), 4)
+    if len(parts[-1]) < LEAST_GROWING:
+        return None, None
+    medians = [float(np.median(part)) for part in parts]
+    return (medians[0], medians[-1]) if (np.diff(medians) > 0).all() else (None, None)
