@@ -11,6 +11,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
 from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.line_change import line_change
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
 from ppprof.messages import Counted
@@ -65,7 +66,6 @@ Time: GPU time of modules that launch work on a device, CPU time of the others. 
 to the end of the module, per run. (unknown): time of the step between its modules, at its place."""
 
 _MAX_DIFFERENCES = 12
-_LEAST_OF_STEP = 0.01
 
 
 def render_diff(
@@ -196,17 +196,13 @@ def headline(diff: Diff) -> str:
 
 
 def _line_sentence(diff: Diff) -> list[str]:
-    """Return the line that made the step longer, or shorter, if that is clear and 1% of a step."""
-    step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
-    delta = pl.col("delta_time_ns")
-    lines = diff.lines.filter(delta.sign() == delta.sum().sign(), "is_clear")
-    for row in lines.head(1).iter_rows(named=True):
-        change_ns = row["delta_time_ns"]
-        if isinstance(step_ns, float) and abs(change_ns) >= _LEAST_OF_STEP * step_ns:
-            how = "more" if change_ns > 0 else "less"
-            name = _name(row["name"], row["status"])
-            return [f"Line: {format_time(abs(change_ns))} a step {how} in {name}"]
-    return []
+    """Return the line that made the step longer, or shorter, if there is one."""
+    change = line_change(diff)
+    if change is None:
+        return []
+    how = "more" if change.delta_ns > 0 else "less"
+    name = _name(change.name, change.status)
+    return [f"Line: {format_time(abs(change.delta_ns))} a step {how} in {name}"]
 
 
 def work_sentences(diff: Diff) -> list[str]:

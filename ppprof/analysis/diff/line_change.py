@@ -1,0 +1,46 @@
+"""The line of the user's code that made the step of the experiment longer or shorter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.diff.diff import Diff
+
+_LEAST_OF_STEP = 0.01
+
+
+class LineChange(NamedTuple):
+    """What a line added to the step, or saved."""
+
+    name: str
+    """As in `Diff.lines`."""
+    status: str
+    """``both``, ``new`` or ``gone``."""
+    delta_ns: float
+    """Time per rank and step, below 0 if it became less: of the line, but not more than all lines
+    together and the recorded steps changed."""
+
+
+def line_change(diff: Diff) -> LineChange | None:
+    """Return the line with the largest change in the direction of the step, at least 1% of a step.
+
+    None unless the changes of the line and of all lines together are clear: code that has moved from
+    one line to another makes no step longer.
+    """
+    runs = diff.baseline, diff.experiment
+    step_ns = [run.steps["step_ns"].cast(pl.Float64).mean() for run in runs]
+    together = (replace(run, lines=run.lines.with_columns(name=pl.lit(""))) for run in runs)
+    whole = Diff(*together).lines.filter("is_clear")
+    if whole.is_empty() or not isinstance(step_ns[0], float) or not isinstance(step_ns[1], float):
+        return None
+    nets_ns = [whole["delta_time_ns"].item(), step_ns[1] - step_ns[0]]
+    sign = 1 if nets_ns[0] > 0 else -1
+    lines = diff.lines.filter("is_clear").filter(pl.col("delta_time_ns") * sign > 0)
+    for name, status, delta_ns in lines.select("name", "status", "delta_time_ns").head(1).rows():
+        least_ns = min(sign * time_ns for time_ns in (*nets_ns, delta_ns))
+        if least_ns >= _LEAST_OF_STEP * step_ns[0]:
+            return LineChange(name, status, sign * least_ns)
+    return None
