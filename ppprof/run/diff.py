@@ -18,6 +18,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming, normalized
 from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.profile.module_tree import MODULES
+from ppprof.analysis.profile.python_lines import LINES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import steps_on_one_clock
@@ -239,7 +240,7 @@ def costs_of_run(side: RunSide, results: Iterable[WindowResult[Costs]]) -> RunCo
     for result in results:
         rank, window = result.recording.rank, result.recording.window
         windows.append((rank, window, result.value.breakdown, result.value.calls))
-        sums.add(result.value, run.stages.get(rank), window, side.steps)
+        sums.add(result.value, run.stages.get(rank), rank, window, side.steps)
     times = _step_times(side)
     steps = _steps(steps_on_one_clock(run, windows) if windows else None)
     if side.steps is not None:
@@ -305,6 +306,7 @@ class _Sums:
                 kind: [pl.DataFrame(schema={"window": pl.Int64, **schema})]
                 for kind, schema in BY_NAME.items()
             },
+            "lines": [pl.DataFrame(schema={"window": pl.Int64, **LINES, "rank": pl.Int64})],
             "modules": [pl.DataFrame(schema=modules)],
             "unattributed_modules": [pl.DataFrame(schema=modules)],
         }
@@ -313,11 +315,17 @@ class _Sums:
         self._has_forward_links = False
 
     def add(
-        self, window_costs: Costs, stage: int | None, window: int, steps: StepRange | None
+        self,
+        window_costs: Costs,
+        stage: int | None,
+        rank: int,
+        window: int,
+        steps: StepRange | None,
     ) -> None:
         """Add the costs of one window, whose rank is in a pipeline stage, to the sums of the run."""
         parts = {
             **{kind: getattr(window_costs, kind) for kind in BY_NAME},
+            "lines": window_costs.lines.with_columns(rank=pl.lit(rank, pl.Int64)),
             "modules": _module_calls(window_costs.modules, stage),
             "unattributed_modules": _module_calls(window_costs.unattributed_modules, stage),
         }
@@ -374,7 +382,7 @@ def _module_calls(modules: pl.DataFrame, stage: int | None) -> pl.DataFrame:
 
 
 def _summed(table: pl.DataFrame) -> pl.DataFrame:
-    keys = ("window", "stage", "path", "name", "step")
+    keys = ("window", "stage", "path", "name", "step", "rank")
     present = [key for key in keys if key in table.columns]
     return table.group_by(present, maintain_order=True).agg(pl.exclude(present).sum())
 

@@ -202,7 +202,8 @@ def _line_sentence(diff: Diff) -> list[str]:
         return []
     how = "more" if change.delta_ns > 0 else "less"
     name = _name(change.name, change.status)
-    return [f"Line: {format_time(abs(change.delta_ns))} a step {how} in {name}"]
+    on_rank = "" if change.rank is None else f" on rank {change.rank}"
+    return [f"Line: {format_time(abs(change.delta_ns))} a step {how}{on_rank} in {name}"]
 
 
 def work_sentences(diff: Diff) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from tests.fixtures.findings import (
     training,
 )
 from tests.fixtures.run_directories import run
-from tests.fixtures.timeline import EPOCH_NS
+from tests.fixtures.timeline import EPOCH_NS, Span, span
 
 
 def compared(folder: Path, *stacks: PythonStacks | None) -> Diff:
@@ -86,10 +87,11 @@ def test_a_line_is_the_same_if_its_text_is(tmp_path: Path, cli) -> None:
 Place = tuple[int, str, str]
 """Number, function and text of a line."""
 STEP = (13, "<module>", "loss = net(batch)")
+WAIT = (14, "<module>", "loss.backward()")
 
 
 def trained(folder: Path, *ranks: Mapping[Place, int]) -> Path:
-    """Return a run of six steps; of each rank, the microseconds per step of each line."""
+    """Return a run of six steps; of each rank, the microseconds per step of each line. `WAIT` ends in an all_reduce."""
     threads, stacks = [], []
     for lines_us in ranks:
         length = sum(lines_us.values())
@@ -103,8 +105,15 @@ def trained(folder: Path, *ranks: Mapping[Place, int]) -> Path:
         source = {"train.py": {line: text for line, _, text in lines_us}}
         each = [[row] for row in range(len(frames))]
         stacks.append(PythonStacks(50 * US, frames, each, np.array(samples, np.int64), source))
-        threads.append(thread(lambda at: (op(at, 0, 900),), lengths=[length] * 6))
+        threads.append(thread(partial(inside, length, lines_us.get(WAIT, 0)), lengths=[length] * 6))
     return run(folder, threads, stacks=stacks)
+
+
+def inside(length: int, waits: int, at: int) -> Iterator[Span]:
+    yield op(at, 0, length - waits - 1)
+    if waits:
+        peers = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1,2]"
+        yield span("Communication", peers, at + (length - waits) * US, at + (length - 1) * US)
 
 
 def sentence(folder: Path, before: Mapping[Place, int], after: Mapping[Place, int]) -> str:
@@ -157,6 +166,23 @@ def test_a_line_adds_no_more_than_all_lines_together(tmp_path: Path) -> None:
     assert sentence(tmp_path, before, after) == (
         "Line: 300 us a step more in train.py:7, log(): save(x) (new)"
     )
+
+
+def test_the_line_of_the_slow_rank_is_named_and_not_that_in_which_others_wait(
+    tmp_path: Path,
+) -> None:
+    before = {STEP: 1000, WAIT: 200}
+    waits, slow = {STEP: 1000, WAIT: 700}, {STEP: 1000, (7, "log", "save(x)"): 500, WAIT: 200}
+    runs = [
+        trained(tmp_path / "a", before, before, before),
+        trained(tmp_path / "b", waits, waits, slow),
+    ]
+    text = headline(ppprof.diff(*map(ppprof.open, runs)))
+    assert "Line: 500 us a step more on rank 2 in train.py:7, log(): save(x) (new)\n" in text
+    slower = {STEP: 1500, WAIT: 200}
+    all_of_them = trained(tmp_path / "c", slower, slower, slower)
+    text = headline(ppprof.diff(*map(ppprof.open, (runs[0], all_of_them))))
+    assert "Line: 500 us a step more in train.py:13: loss = net(batch)\n" in text
 
 
 def test_between_other_lines_of_the_function_nothing_was_edited() -> None:
