@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -276,6 +277,20 @@ def test_several_runs_of_either_side(several, cli):
     assert [limit["status"] for limit in document["thresholds"]] == ["pass"]
 
 
+def test_what_only_each_fifth_step_does_fails_a_limit(tmp_path, cli):
+    """An evaluation of twice a step in each fifth step: 40% of the mean, nothing of the median."""
+    runs = []
+    for number in range(6):
+        lines = step_lines(1e8 + 1e5 * number)
+        for line in lines:
+            line["batch_cost_ns"] += 200_000_000 * (number > 2 and line["step"] % 5 == 0)
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    out, err = cli("diff", "--fail-if", "step_time > 5%", *runs[:3], "--", *runs[3:], code=1)
+    assert "Step time: slower: +40." in out
+    assert re.search(r"Median step: .*: \+0\.\d%", out)
+    assert "failed: step_time > 5%: +40." in err
+
+
 def test_one_run_against_several_is_inconclusive(several, cli):
     line = ("diff", "--fail-if", "step_time > 5%", several["base"][0], "--", *several["slow"])
     out, err = cli(*line)
@@ -311,10 +326,13 @@ def test_a_run_that_died_early_is_no_run(several, tmp_path, cli):
 def test_an_unknown_wait_that_is_left_in_is_said(several, tmp_path, cli):
     known = [{**line, "processor_wait_ns": 0} for line in step_lines(99e6)]
     one, *others = [run(tmp_path / str(number), (), step_lines=[known]) for number in range(3)]
-    left_in = "Median, quiet: with the wait for a processor, which is unknown in at least one run."
+    left_in = (
+        "Mean, median, quiet: with the wait for a processor, which is unknown in at least one run."
+    )
     assert left_in in cli("diff", *several["base"], "--", one, *others).out
     assert (
-        "Median, quiet: without the wait for a processor. " in cli("diff", one, "--", *others).out
+        "Mean, median, quiet: without the wait for a processor. "
+        in cli("diff", one, "--", *others).out
     )
 
 

@@ -123,7 +123,7 @@ def runs_outcome(
     the waits differ: the program may cause them.
     """
     sides = baseline, experiment
-    change = runs_change(*([time.median_ns for time in side] for side in sides))
+    change = runs_change(*([time.mean_ns for time in side] for side in sides))
     too_few = "2 runs a side give one"
     outcome = interval_outcome(threshold, change.ratio, change.low, change.high, too_few)
     waits = wait_difference(baseline, experiment)

@@ -1,9 +1,9 @@
 """Whether one program is faster than another, by several runs of each.
 
 Steps of one run are alike; runs differ, by their placement in memory and by what else the machine does.
-So a run counts as one sample, its median step, and the noise is the spread between runs::
+So a run counts as one sample, its mean step, and the noise is the spread between runs::
 
-    baseline     .o..oo...........     o: the median step of a run
+    baseline     .o..oo...........     o: the mean step of a run
     experiment   ........o.o....o.
 """
 
@@ -35,11 +35,13 @@ class RunTime:
 
     num_steps: int
     wall_ns: float
-    """Median time of a step."""
-    median_ns: float
+    """Mean time of a step."""
+    mean_ns: float
     """The same of adjusted steps: without the time in which the thread that calls
     ``ProfilerSession.step`` waited for a processor; ``wall_ns`` where the wait is unknown, also of a run
     that it is compared with (`run_times`)."""
+    median_ns: float
+    """Median of adjusted steps; it hides what only some steps do."""
     quiet_ns: float
     """The 10% quantile of adjusted steps."""
     wait_ratio: float | None
@@ -127,8 +129,8 @@ def run_time(times: pl.DataFrame) -> RunTime | None:
     wall, own = (means[name].to_numpy() for name in ("wall_ns", "own_ns"))
     is_known = not steps["wait_ratio"].is_null().all()
     ratio = 1 - float(own.sum() / wall.sum()) if is_known and wall.sum() else None
-    quiet = float(np.quantile(own, _QUIET))
-    return RunTime(len(means), float(np.median(wall)), float(np.median(own)), quiet, ratio)
+    median, quiet = (float(np.quantile(own, share)) for share in (0.5, _QUIET))
+    return RunTime(len(means), float(wall.mean()), float(own.mean()), median, quiet, ratio)
 
 
 def runs_change(baseline: Sequence[float], experiment: Sequence[float]) -> RunsChange:
