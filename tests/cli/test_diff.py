@@ -291,6 +291,33 @@ def test_what_only_each_fifth_step_does_fails_a_limit(tmp_path, cli):
     assert "failed: step_time > 5%: +40." in err
 
 
+def test_runs_of_other_lengths_are_compared_by_the_steps_that_all_have(tmp_path, cli):
+    """Steps grow with their number: of all steps, the longer runs would be slower. Of 15, 1 is left out, of 60, 10."""
+    runs = []
+    for number, steps in enumerate((15, 16, 60, 60)):
+        lines = step_lines(1e8 + 1e5 * number, steps=steps, noise=0)
+        for line in lines:
+            line["batch_cost_ns"] += 10_000_000 * line["step"]
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    out, _ = cli("diff", *runs[:2], "--", *runs[2:])
+    assert re.search(r"Step time: .*: \+0\.1%", out)
+    assert "Note: compared are the 14 steps that all runs have; one has 45 other steps.\n" in out
+    document = json.loads(cli("diff", "--format", "json", *runs[:2], "--", *runs[2:]).out)
+    assert [row["num_steps"] for row in document["runs"]] == [14] * 4
+    assert [row["num_left_out"] for row in document["runs"]] == [0, 1, 45, 45]
+
+
+def test_runs_without_common_steps_are_not_compared(tmp_path, cli):
+    runs = []
+    for number in range(4):
+        lines = step_lines(1e8)
+        for line in lines:
+            line["window"] = 0 if (line["step"] < 20) == (number < 2) else None
+        runs.append(run(tmp_path / str(number), (), step_lines=[lines]))
+    err = cli("diff", *runs[:2], "--", *runs[2:], code=3).err
+    assert "the runs have 0 steps outside windows in common; expected at least 5" in err
+
+
 def test_one_run_against_several_is_inconclusive(several, cli):
     line = ("diff", "--fail-if", "step_time > 5%", several["base"][0], "--", *several["slow"])
     out, err = cli(*line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ppprof.analysis.diff.several_runs import RunsChange, RunTime
+from ppprof.messages import Counted
 
 _COLUMNS = 60
 _MARKS = ".o8#"
@@ -49,7 +50,13 @@ def several_runs_text(
     what = ("Step time", "Median step", "Quiet steps (10% quantile)")
     lines += ["", *(f"{name}: {change}" for name, change in zip(what, changes))]
     lines += [f"Note: {waits}"] if waits else []
-    is_known = all(time.wait_ratio is not None for side in sides.values() for time in side.values())
+    every = [time for side in sides.values() for time in side.values()]
+    if any(time.num_left_out for time in every):
+        lines.append(
+            f"Note: compared are the {Counted(every[0].num_steps):step|steps} that all runs have; "
+            f"one has {Counted(max(time.num_left_out for time in every)):other step|other steps}."
+        )
+    is_known = all(time.wait_ratio is not None for time in every)
     unknown = "with the wait for a processor, which is unknown in at least one run"
     wait = "without the wait for a processor" if is_known else unknown
     lines.append(f"Mean, median, quiet: {wait}. Times in ms.")
