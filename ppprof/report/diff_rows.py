@@ -201,6 +201,7 @@ def diff_document(
             "experiment_steps": change.experiment_steps,
             "is_separated": change.is_separated,
             "needed_steps": change.deciding_steps,
+            "growth_ns": list(change.growth_ns),
             "steps_are": [words for _, words in diff.samples],
         },
         "comparability": {

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.diff.changes import changes, module_changes, sure
 from ppprof.analysis.diff.naming import keys_of_lines
 from ppprof.analysis.diff.run_costs import PARTS_NS, VALUES, RunCosts, metric_of
-from ppprof.analysis.diff.significance import Change, step_change
+from ppprof.analysis.diff.significance import Change, equal_steps, step_change
 from ppprof.analysis.diff.thresholds import METRICS
 from ppprof.analysis.profile.machine_load import MachineLoad, machine_load
 from ppprof.analysis.profile.step_basis import RECORDED, StepSample, is_enough
@@ -100,8 +100,16 @@ class Diff:
         Steps that were not recorded are compared if both runs have enough of them for an interval,
         because no profiler slows these steps. They are also compared if both runs have any of them
         and a run has no recorded steps. Otherwise, each run has its recorded steps, or the others
-        if it has none.
+        if it has none. Of a run whose steps grow, only the steps that the other run has, too (`equal_steps`).
         """
+        samples = self._samples
+        tables = equal_steps(*(sample.times for sample in samples))
+        one, other = (StepSample(times, basis) for times, (_, basis) in zip(tables, samples))
+        return one, other
+
+    @property
+    def _samples(self) -> tuple[StepSample, StepSample]:
+        """The steps of each run that `samples` chooses from."""
         one, other = self._runs
         unrecorded = one.unrecorded_sample, other.unrecorded_sample
         if is_enough(one.unrecorded) and is_enough(other.unrecorded):

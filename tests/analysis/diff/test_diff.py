@@ -606,6 +606,24 @@ def test_steps_of_two_kinds_give_no_verdict(tmp_path):
     assert "steps without a window against steps recorded" in str(diff.change)
 
 
+def test_of_a_run_whose_steps_grow_equal_step_numbers_are_compared(tmp_path):
+    """Of 60 and 30 steps, 10 are left out; what the overview and the limits compare is the same."""
+    paths = []
+    for name, steps in (("long", 60), ("short", 30)):
+        lines = step_lines(100e6, steps=steps)
+        for line in lines:
+            line["batch_cost_ns"] += 5_000_000 * line["step"]
+        paths.append(run(tmp_path / name, (), step_lines=[lines]))
+    diff = ppprof.diff(*map(ppprof.open, paths))
+    assert str(diff.change).startswith("no difference seen: +0.0%")
+    assert str(diff.change).endswith(
+        "at equal step numbers, the baseline's steps grow by 5.01 ms a step and the experiment's steps grow "
+        "by 5.01 ms a step over 20 steps"
+    )
+    assert diff.overview.filter(metric="step_time")["delta"].item() == 0
+    assert outcome_of(Threshold.parse("step_time > 5%"), diff).status == "pass"
+
+
 def test_one_rank_against_one(tmp_path):
     path = run(tmp_path / "a", [training(gpt()), training(gpt(linear=6.0))])
     opened = ppprof.open(path)
