@@ -507,11 +507,12 @@ class WorkChange(NamedTuple):
     """What changed in the work of the operators."""
 
     flops_ratio: float | None
-    """Change of the FLOPs per step, over those of the baseline; None if unknown of a run, or if the
-    runs cannot be compared: frameworks differ, or gradients are known of one only."""
+    """Change of the FLOPs per step, over those of the baseline; None if unknown of a run, if the
+    runs cannot be compared (frameworks differ, or gradients are known of one only), or if steps differ as
+    much (`Diff.sure_from`), as with batches that are padded to their longest sample."""
     dims: tuple[int, int, int] | None
     """The size that became another one in most operators: baseline, experiment, and in how many
-    operators; None if no size did in two operators."""
+    operators; None if no size did in two operators, or if one of them also became another, or came from another."""
     slower: tuple[str, float] | None
     """The operator of equal work in both runs with the largest clear change of its time, at least 1%
     of a step: its name, and the change over the baseline's time; None without one."""
@@ -526,15 +527,26 @@ def work_change(diff: Diff) -> WorkChange:
         experiment  matmul [1152,64] [64,256]  gelu [1152,256]     1024 became 1152, in 2 operators
     """
     table = diff.operator_shapes
-    before, after = (float(table[f"{run}_flops"].sum()) for run in ("baseline", "experiment"))
     one, other = diff.baseline, diff.experiment
     # Otherwise formulas or gradients are known of one run only.
     is_comparable = (one.frameworks, one.has_forward_links) == (
         other.frameworks,
         other.has_forward_links,
     )
-    ratio = after / before - 1 if before and after and is_comparable else None
+    ratio = _flops_ratio(diff) if is_comparable else None
     return WorkChange(ratio, _dims(table), _slower(diff, table))
+
+
+def _flops_ratio(diff: Diff) -> float | None:
+    together = (
+        replace(run, operator_shapes=run.operator_shapes.with_columns(name=pl.lit("")))
+        for run in (diff.baseline, diff.experiment)
+    )
+    for row in Diff(*together).by_name("operator_shapes", "flops").iter_rows(named=True):
+        is_known = row["baseline_flops"] and row["experiment_flops"]
+        if is_known and (row["is_clear"] or not row["delta_flops"]):
+            return float(row["delta_ratio_flops"])
+    return None
 
 
 def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
@@ -555,7 +567,8 @@ def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
     if not found:
         return None
     (old, now), num = min(found.items(), key=lambda item: (-item[1], item[0]))
-    return (old, now, num) if num > 1 else None
+    is_only = sum(old in pair[:1] or now in pair[1:] for pair in found) == 1
+    return (old, now, num) if num > 1 and is_only else None
 
 
 def _pattern(name: str) -> tuple[str, list[int]]:
