@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff, work_change
-from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.gate import Outcome, rate_changes
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.choices import DIFF_VIEWS
 
@@ -28,7 +28,7 @@ MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 """Metrics of the overview of which an increase is an improvement."""
 
 _OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
-"""The metrics of the overview that change as the step time does."""
+"""The metrics of the overview that change as the step time does, but for rates of other batches."""
 
 SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
@@ -90,6 +90,9 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
 
 def is_clear_in_overview(diff: Diff, metric: str, delta: float | None) -> bool:
     """Return whether the change of a metric in the overview is significant; False if unknown."""
+    for rate in rate_changes(diff):
+        if rate.metric == metric:
+            return rate.verdict in ("higher", "lower")
     if metric in _OF_STEP_TIME:
         return diff.change.verdict in ("faster", "slower")
     noise = diff.noise_of(metric)
@@ -204,6 +207,7 @@ def diff_document(
             "growth_ns": list(change.growth_ns),
             "steps_are": [words for _, words in diff.samples],
         },
+        "rates": [rate._asdict() for rate in rate_changes(diff)],
         "comparability": {
             "score": comparability.score,
             "shares": dict(comparability.shares),

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import LEAST_CHANGE, Diff, work_change
-from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.gate import Outcome, RateChange, rate_changes
 from ppprof.analysis.diff.line_change import line_change
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.module_tree import UNKNOWN
@@ -181,6 +181,7 @@ def headline(diff: Diff) -> str:
             )
         )
         lines[-1] += f"; {baseline} against {experiment}"
+    lines += map(_rate_sentence, rate_changes(diff))
     if side := diff.unrecorded_side:
         lines.append(f"Only step times are compared: the {side} has recorded no step.")
     comparability = diff.comparability
@@ -193,6 +194,16 @@ def headline(diff: Diff) -> str:
     if hidden > 0:
         lines.append(f"  and {hidden} more")
     return "\n".join([*lines, "", ""])
+
+
+def _rate_sentence(rate: RateChange) -> str:
+    noun = {"ips": "samples", "tokens_per_s": "tokens"}[rate.metric]
+    more = "more" if rate.count_ratio > 0 else "fewer"
+    interval = ""
+    if rate.low is not None and rate.high is not None:
+        interval = f" (95% interval {rate.low:+.1%} to {rate.high:+.1%})"
+    than = f"a step has {abs(rate.count_ratio):.1%} {more} {noun}"
+    return f"{noun.capitalize()}/s: {rate.verdict}: {rate.ratio:+.1%}{interval}; {than}"
 
 
 def _line_sentence(diff: Diff) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import polars as pl
@@ -8,11 +9,12 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.gate import outcome_of
+from ppprof.analysis.diff.gate import outcome_of, rate_changes
 from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.analysis.profile.module_tree import MODULES, UNKNOWN
 from ppprof.errors import InputError, UsageError
+from ppprof.report.diff_rows import is_clear_in_overview
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
@@ -604,6 +606,28 @@ def test_steps_of_two_kinds_give_no_verdict(tmp_path):
     diff = ppprof.diff(ppprof.open(one), ppprof.open(write(tmp_path / "b.pb", training(gpt()))))
     assert diff.change.verdict == "inconclusive"
     assert "steps without a window against steps recorded" in str(diff.change)
+
+
+def test_of_larger_batches_the_rate_is_in_the_headline(tmp_path, cli):
+    """Twice the samples in 1.8 of the time: slower steps, and a faster training."""
+    paths = [
+        run(tmp_path / name, (), step_lines=[step_lines(time_ns, samples=samples)])
+        for name, time_ns, samples in (("a", 100e6, 8), ("b", 180e6, 16), ("c", 200e6, 16))
+    ]
+    out = cli("diff", *paths[:2]).out
+    assert "Step time: slower: +80." in out
+    for line in ("Samples/s: higher: +11.", "Tokens/s: higher: +11."):
+        assert line in out
+    assert "; a step has 100.0% more samples\n" in out
+    document = json.loads(cli("diff", *paths[:2], "--format", "json").out)
+    assert [rate["metric"] for rate in document["rates"]] == ["ips", "tokens_per_s"]
+    same_rate = ppprof.diff(*map(ppprof.open, (paths[0], paths[2])))
+    assert [rate.verdict for rate in rate_changes(same_rate)] == ["no difference seen"] * 2
+    assert not is_clear_in_overview(same_rate, "ips", 1.0)
+    assert is_clear_in_overview(same_rate, "step_time", 1.0)
+    same_batches = ppprof.diff(ppprof.open(paths[1]), ppprof.open(paths[2]))
+    assert rate_changes(same_batches) == []
+    assert is_clear_in_overview(same_batches, "ips", 1.0)
 
 
 def test_of_a_run_whose_steps_grow_equal_step_numbers_are_compared(tmp_path):
