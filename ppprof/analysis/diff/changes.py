@@ -254,7 +254,7 @@ def _align_trees(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `module_changes` for one stage; ``sides`` are its two trees."""
     until = [0.0, 0.0]
-    for one, other, depth in align_trees(sides[0].root, sides[1].root):
+    for one, other, depth in align_trees(sides[0].root, sides[1].root, with_renamed=True):
         values = [
             tree.values[node.key] if node is not None else None
             for tree, node in zip(sides, (one, other))
@@ -262,7 +262,7 @@ def _align_trees(
         for side, value in enumerate(values):
             if value is not None and depth:
                 until[side] += value["self_ns"]
-        name = (one or other or Node("")).name
+        name = " -> ".join(dict.fromkeys(node.name for node in (one, other) if node is not None))
         yield _module_row(stage, depth, name if depth else "step", values, until, sure_from)
 
 

@@ -349,7 +349,7 @@ class Diff:
         Returns:
             - stage: null unless both runs are pipelines;
             - depth: 0 for the step;
-            - name, and status (both, new or gone);
+            - name, ``GPT -> MyGPT`` of a renamed module, and status (both, new or gone);
             - baseline_, experiment_ and delta_ (experiment minus baseline) of each of
               `MODULE_VALUES`, float64, per rank and step. If a run lacks the module, its value is
               null, and counts as 0 in the delta;

@@ -241,10 +241,13 @@ def rate_changes(diff: Diff) -> list[RateChange]:
 
 
 def _module_change(threshold: Threshold, diff: Diff, name: str) -> _Interval:
-    rows = diff.modules.filter(pl.col("name") == name)
+    names = pl.col("name")
+    is_renamed = names.str.starts_with(f"{name} -> ") | names.str.ends_with(f" -> {name}")
+    is_named = diff.modules.select((names == name) | is_renamed).to_series()
+    rows = diff.modules.filter(is_named)
     if rows.is_empty():
         raise UsageError(f"{threshold.text!r}: neither run has a module {name!r}")
-    outermost = rows.filter(_is_outermost(diff.modules, name))
+    outermost = rows.filter(_is_outermost(diff.modules["depth"], is_named))
     before, after = (
         float(outermost[f"{side}_time_ns"].fill_null(0.0).to_numpy().sum())
         for side in ("baseline", "experiment")
@@ -273,13 +276,13 @@ def _interval(
 _KINDS = {"op": "an operator", "kernel": "a kernel"}
 
 
-def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
-    """Return, for each row with this name, whether it lies in no other module with this name."""
+def _is_outermost(depths: pl.Series, is_named: pl.Series) -> pl.Series:
+    """Return, for each named module in a tree in pre-order, whether it lies in no other named one."""
     is_outermost, enclosing_depth = [], None
-    for depth, module in modules.select("depth", "name").iter_rows():
+    for depth, is_module in zip(depths, is_named):
         if enclosing_depth is not None and depth <= enclosing_depth:
             enclosing_depth = None
-        if module == name:
+        if is_module:
             is_outermost.append(enclosing_depth is None)
             enclosing_depth = depth if enclosing_depth is None else enclosing_depth
     return pl.Series(is_outermost, dtype=pl.Boolean)

@@ -78,6 +78,31 @@ def test_an_added_layer_is_a_gap_in_the_other_tree(tmp_path):
     assert changed(diff.operators, "delta_calls") == [("matmul", 1), ("gelu", 1)]
 
 
+@pytest.mark.parametrize(
+    ("classes", "rows"),
+    [
+        (
+            ("GPT", "DataParallel"),
+            [("DataParallel", "new"), ("GPT", "both"), ("Embedding", "both"), ("Block", "both")],
+        ),
+        (("MyGPT",), [("GPT -> MyGPT", "both"), ("Embedding", "both"), ("Block", "both")]),
+    ],
+)
+def test_a_wrapped_or_renamed_model_is_the_same(tmp_path, classes, rows):
+    slow = gpt()
+    slow[2] = Layer("Block", {"matmul dygraph": 6.0, "gelu dygraph": 1.0})
+    diff = compared(
+        tmp_path, training(gpt(), jitter=1000), training(slow, jitter=1000, classes=classes)
+    )
+    tree = diff.modules.filter(pl.col("depth") > 0, ~pl.col("name").is_in(["Dataloader", UNKNOWN]))
+    assert tree.select("name", "status").rows()[: len(rows)] == rows
+    assert ("Block", 2 * MS) in modules(diff, "delta_self_ns")
+    outcome = outcome_of(Threshold.parse("module.GPT > 1ms"), diff)
+    assert (outcome.status, outcome.detail[:5]) == ("fail", "+2 ms")
+    if len(classes) == 1:
+        assert outcome_of(Threshold.parse("module.MyGPT > 1ms"), diff)[1:] == outcome[1:]
+
+
 def test_more_data_loading(tmp_path):
     diff = compared(tmp_path, training(gpt(), data=0.2), training(gpt(), data=9.2))
     assert changed(diff.operators) == []
