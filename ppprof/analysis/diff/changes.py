@@ -140,6 +140,7 @@ _MODULES_SCHEMA: dict[str, Any] = {
     "delta_ratio": pl.Float64,
     "noise_time_ns": pl.Float64,
     "noise_self_ns": pl.Float64,
+    "noise_calls": pl.Float64,
     "is_clear": pl.Boolean,
     "baseline_until_ns": pl.Float64,
     "experiment_until_ns": pl.Float64,
@@ -285,7 +286,7 @@ def _module_row(
     compared = "self_ns" if depth else "time_ns"
     sides = [value for value in values if value is not None]
     noises = {}
-    for value in ("time_ns", "self_ns"):
+    for value in ("time_ns", "self_ns", "calls"):
         variances = [side[f"{value}_var"] for side in sides]
         noises[value] = None if None in variances else sum(variances) ** 0.5
     noise = noises[compared]

@@ -354,8 +354,8 @@ class Diff:
               `MODULE_VALUES`, float64, per rank and step. If a run lacks the module, its value is
               null, and counts as 0 in the delta;
             - delta_ratio: delta_time_ns over baseline_time_ns, null if that is 0 or missing;
-            - noise_time_ns, noise_self_ns: the standard errors of delta_time_ns and delta_self_ns
-              (null with one step);
+            - noise_time_ns, noise_self_ns, noise_calls: the standard errors of delta_time_ns,
+              delta_self_ns and delta_calls (null with one step);
             - is_clear: whether the absolute delta_self_ns (for the step: delta_time_ns) is at least
               `sure_from` standard errors; null if these are unknown;
             - baseline_until_ns, experiment_until_ns: the accumulated trend, which is the sum of

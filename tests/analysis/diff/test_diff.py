@@ -14,7 +14,7 @@ from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.diff.thresholds import Threshold
 from ppprof.analysis.profile.module_tree import MODULES, UNKNOWN
 from ppprof.errors import InputError, UsageError
-from ppprof.report.diff_rows import is_clear_in_overview
+from ppprof.report.diff_rows import RowSelection, is_clear_in_overview, select_rows
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
@@ -101,6 +101,33 @@ def test_a_wrapped_or_renamed_model_is_the_same(tmp_path, classes, rows):
     assert (outcome.status, outcome.detail[:5]) == ("fail", "+2 ms")
     if len(classes) == 1:
         assert outcome_of(Threshold.parse("module.MyGPT > 1ms"), diff)[1:] == outcome[1:]
+
+
+def every_fourth(first: int, num: int = 6) -> Thread:
+    """Steps from a number on; in each fourth one, an Ema of 2 ms with an operator."""
+    spans = []
+    for number in range(first, first + num):
+        at = number * 10 * MS
+        inside = [span("Operator", "matmul dygraph", at, at + MS)]
+        if number % 4 == 0:
+            scale = span("Operator", "scale dygraph", at + 3 * MS, at + 4 * MS)
+            inside.append(span("Forward", "Ema", at + 2 * MS, at + 4 * MS, scale))
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 9 * MS, *inside))
+    return Thread(1, "main", tuple(spans))
+
+
+@pytest.mark.parametrize("steps", [(1, 6), (5, 3)], ids=["one call", "no call"])
+def test_where_a_window_cuts_a_period_changes_no_number_of_calls(tmp_path, steps):
+    """Steps 3 to 8 have two calls, and steps 1 to 6 have one."""
+    diff = compared(tmp_path, every_fourth(3), every_fourth(*steps))
+    assert diff.operators.filter(name="scale")["delta_calls"].item() < 0
+    tables = select_rows(diff, RowSelection(("op", "module")))
+    assert tables["op"].is_empty()
+    assert "Ema" not in tables["module"]["name"]
+    more = compared(tmp_path, training(gpt(3)), training(gpt(4)))
+    tables = select_rows(more, RowSelection(("op", "module")))
+    assert "matmul" in tables["op"]["name"]
+    assert "Block" in tables["module"]["name"]
 
 
 def test_more_data_loading(tmp_path):
