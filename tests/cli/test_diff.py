@@ -170,7 +170,10 @@ def test_data_for_scripts(traces, cli):
 
 def test_a_comment_for_a_pull_request(traces, cli, tmp_path):
     out, err = cli("diff", *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
-    assert out.startswith("**Step time: slower: +9.5%")
+    head = cli("diff", *traces).out.split("\n\n")[1].split("\n")
+    assert head[0].endswith("; 6 steps (recorded) against 6 steps (recorded)")
+    assert out.startswith(f"**{head[0]}**\n\n- failed: ")
+    assert [line for line in out.split("\n") if line.startswith("- Alike")] == [f"- {head[1]}"]
     assert "- failed: step_time > 5%: +9.5%" in out
     assert "| `matmul` " in out
     assert err.startswith("failed: step_time > 5%: +9.5%, 95% interval")

@@ -49,6 +49,9 @@ _MOVED = -1
 """Distance of lines of equal text: they come before edited ones, since a function that is put around a line
 leaves a call in its place."""
 
+_NEAR = 1
+"""Most lines between the places of an edited line: of two lines farther apart, a run may have sampled one by chance."""
+
 
 def keys_of_lines(
     baseline: Iterable[str], experiment: Iterable[str]
@@ -63,8 +66,8 @@ def keys_of_lines(
         train.py:7, log()            train.py:7, log(): save(x)   train.py:7, log()
 
     A line is that of equal text in the same function and file; where a run has kept no source, that of
-    equal number. Of the lines that only one run has, those between the same lines of one function are
-    one edited line, and those of equal text elsewhere are one moved line. The last mapping is from keys
+    equal number. Of the lines that only one run has, those at one place between the same lines of a
+    function are one edited line, and those of equal text elsewhere are one moved line. The last mapping is from keys
     to names, which are those on the right.
     """
     parsed = [
@@ -120,7 +123,7 @@ def _partners(baseline: _Side, experiment: _Side) -> dict[str, str]:
             distances.append((_MOVED, old, now))
         elif one[:2] == other[:2]:
             distance = _distance(one, other, in_both)
-            if distance is not None:
+            if distance is not None and distance <= _NEAR:
                 distances.append((distance, old, now))
     partners: dict[str, str] = {}
     taken: set[str] = set()

@@ -162,17 +162,27 @@ def _limits(selection: RowSelection) -> list[str]:
 def headline(diff: Diff) -> str:
     """Return the lines above the tables, as one text that ends in an empty line.
 
-    These are both runs' names, the verdict on step time, how much the runs have in common
-    (`Diff.comparability`), and at most `_MAX_DIFFERENCES` differences in their config, versions,
-    topology and framework.
+    These are both runs' names, the `sentences`, and at most `_MAX_DIFFERENCES` differences in their
+    config, versions, topology and framework.
     """
-    change = diff.change
+    differences = diff.comparability.differences
     lines = [
         f"baseline    {escape_cell(diff.baseline.what)}",
         f"experiment  {escape_cell(diff.experiment.what)}",
         "",
-        f"Step time: {change}",
+        *sentences(diff),
+        *(f"  {difference}" for difference in differences[:_MAX_DIFFERENCES]),
     ]
+    hidden = len(differences) - _MAX_DIFFERENCES
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    return "\n".join([*lines, "", ""])
+
+
+def sentences(diff: Diff) -> list[str]:
+    """Return what the comparison says above its tables; the first one is the verdict on step time."""
+    change = diff.change
+    lines = [f"Step time: {change}"]
     if change.ratio is not None:
         baseline, experiment = (
             f"{Counted(number):step|steps} ({words})"
@@ -188,12 +198,7 @@ def headline(diff: Diff) -> str:
     if comparability.shares:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())
         lines.append(f"Alike: {comparability.score:.0%} ({shares})")
-    lines += [*_line_sentence(diff), *work_sentences(diff)]
-    lines += [f"  {difference}" for difference in comparability.differences[:_MAX_DIFFERENCES]]
-    hidden = len(comparability.differences) - _MAX_DIFFERENCES
-    if hidden > 0:
-        lines.append(f"  and {hidden} more")
-    return "\n".join([*lines, "", ""])
+    return [*lines, *_line_sentence(diff), *work_sentences(diff)]
 
 
 def _rate_sentence(rate: RateChange) -> str:

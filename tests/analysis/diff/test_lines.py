@@ -196,6 +196,11 @@ def test_between_other_lines_of_the_function_nothing_was_edited() -> None:
     ]
 
 
+def test_lines_that_are_not_at_one_place_are_not_edited() -> None:
+    *_, names = keys_of_lines(["a.py:1: x", "a.py:9: y"], ["a.py:1: x", "a.py:5: z"])
+    assert sorted(names.values()) == ["a.py:1: x", "a.py:5: z", "a.py:9: y"]
+
+
 def test_of_several_edited_lines_the_nearest_are_one() -> None:
     before = ["a.py:1, f(): a", "a.py:3, f(): old", "a.py:9, f(): last", "a.py:12, f(): z"]
     after = ["a.py:11, f(): a", "a.py:13, f(): new", "a.py:19, f(): end", "a.py:22, f(): z"]

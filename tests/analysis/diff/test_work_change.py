@@ -83,6 +83,8 @@ def test_a_slower_operator_of_equal_work_is_named(tmp_path: Path, cli) -> None:
     out = cli("diff", *paths, "--views", "shape").out
     assert f"Efficiency: {name} is 30.8% slower at equal work\n" in out
     assert "Operator shapes" in out
+    out = cli("diff", *paths, "--views", "shape", "--format", "md").out
+    assert f"\n- Efficiency: {name} is 30.8% slower at equal work\n" in out
 
 
 def test_equal_runs_have_equal_work(tmp_path: Path) -> None:
