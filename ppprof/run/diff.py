@@ -18,7 +18,6 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming, normalized
 from ppprof.analysis.diff.run_costs import PARTS_NS, RunCosts
 from ppprof.analysis.profile.module_tree import MODULES
-from ppprof.analysis.profile.python_lines import LINES
 from ppprof.choices import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import steps_on_one_clock
@@ -35,6 +34,9 @@ Steps = Union[StepRange, str, int, None]
 
 _MOST_PARTS = 16
 """Most tables of one kind that are kept before they are summed; each comes from one window."""
+
+_LINES = {"name": pl.String, "step": pl.Int64, "rank": pl.Int64, "time_ns": pl.Int64}
+"""Columns of `RunCosts.lines`; those that are not summed come first, as in `_summed`."""
 
 _STEPS_OF_A_WINDOW = 2**32
 
@@ -306,7 +308,7 @@ class _Sums:
                 kind: [pl.DataFrame(schema={"window": pl.Int64, **schema})]
                 for kind, schema in BY_NAME.items()
             },
-            "lines": [pl.DataFrame(schema={"window": pl.Int64, **LINES, "rank": pl.Int64})],
+            "lines": [pl.DataFrame(schema={"window": pl.Int64, **_LINES})],
             "modules": [pl.DataFrame(schema=modules)],
             "unattributed_modules": [pl.DataFrame(schema=modules)],
         }
@@ -325,7 +327,7 @@ class _Sums:
         """Add the costs of one window, whose rank is in a pipeline stage, to the sums of the run."""
         parts = {
             **{kind: getattr(window_costs, kind) for kind in BY_NAME},
-            "lines": window_costs.lines.with_columns(rank=pl.lit(rank, pl.Int64)),
+            "lines": window_costs.lines.with_columns(rank=pl.lit(rank, pl.Int64)).select(*_LINES),
             "modules": _module_calls(window_costs.modules, stage),
             "unattributed_modules": _module_calls(window_costs.unattributed_modules, stage),
         }
