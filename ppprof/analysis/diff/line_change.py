@@ -32,11 +32,13 @@ def line_change(diff: Diff) -> LineChange | None:
     """Return the line with the largest change in the direction of the step, at least 1% of a step.
 
     None unless the changes of the line and of all lines together are clear: code that has moved from
-    one line to another makes no step longer. If the own time of ranks changed, only their lines count:
+    one line to another makes no step longer. Nor if the verdict on the step time is the opposite: other steps than
+    the sampled ones decide it. If the own time of ranks changed, only their lines count:
     the others wait for these ranks, in a line that did not change.
     """
     if diff.lines.is_empty():
         return None
+    verdict = diff.change.verdict
     diff, rank = _of_changed_ranks(diff)
     runs = diff.baseline, diff.experiment
     step_ns = [run.steps["step_ns"].cast(pl.Float64).mean() for run in runs]
@@ -46,6 +48,8 @@ def line_change(diff: Diff) -> LineChange | None:
         return None
     nets_ns = [whole["delta_time_ns"].item(), step_ns[1] - step_ns[0]]
     sign = 1 if nets_ns[0] > 0 else -1
+    if verdict == ("faster" if sign > 0 else "slower"):
+        return None
     lines = diff.lines.filter("is_clear").filter(pl.col("delta_time_ns") * sign > 0)
     for name, status, delta_ns in lines.select("name", "status", "delta_time_ns").head(1).rows():
         least_ns = min(sign * time_ns for time_ns in (*nets_ns, delta_ns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from tests.fixtures.findings import (
     thread,
     training,
 )
-from tests.fixtures.run_directories import run
+from tests.fixtures.run_directories import run, step_lines
 from tests.fixtures.timeline import EPOCH_NS, Span, span
 
 
@@ -90,7 +90,7 @@ STEP = (13, "<module>", "loss = net(batch)")
 WAIT = (14, "<module>", "loss.backward()")
 
 
-def trained(folder: Path, *ranks: Mapping[Place, int]) -> Path:
+def trained(folder: Path, *ranks: Mapping[Place, int], times: Sequence[object] = ()) -> Path:
     """Return a run of six steps; of each rank, the microseconds per step of each line. `WAIT` ends in an all_reduce."""
     threads, stacks = [], []
     for lines_us in ranks:
@@ -106,7 +106,7 @@ def trained(folder: Path, *ranks: Mapping[Place, int]) -> Path:
         each = [[row] for row in range(len(frames))]
         stacks.append(PythonStacks(50 * US, frames, each, np.array(samples, np.int64), source))
         threads.append(thread(partial(inside, length, lines_us.get(WAIT, 0)), lengths=[length] * 6))
-    return run(folder, threads, stacks=stacks)
+    return run(folder, threads, stacks=stacks, step_lines=times)
 
 
 def inside(length: int, waits: int, at: int) -> Iterator[Span]:
@@ -158,6 +158,17 @@ def test_code_that_moved_makes_no_step_longer(tmp_path: Path) -> None:
     before = dataclasses.replace(lines((700, FORWARD), (300, 6)), stacks=[*STACKS, [5]])
     diff = compared(tmp_path / "b", before, lines((700, FORWARD), (300, LOGS)))
     assert "Line:" not in headline(diff)
+
+
+@pytest.mark.parametrize(("length", "is_named"), [(90e6, False), (130e6, True)])
+def test_no_line_makes_a_faster_run_slower(tmp_path: Path, length: float, is_named: bool) -> None:
+    runs = [
+        trained(tmp_path / "a", {STEP: 1000}, times=[step_lines(100e6)]),
+        trained(tmp_path / "b", {STEP: 1100}, times=[step_lines(length)]),
+    ]
+    assert (
+        "Line: 100 us a step more" in headline(ppprof.diff(*map(ppprof.open, runs)))
+    ) == is_named
 
 
 def test_a_line_adds_no_more_than_all_lines_together(tmp_path: Path) -> None:
